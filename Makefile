@@ -1,0 +1,43 @@
+# `make demo` and `make test` do their own set-up: a virtual environment in .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint format tutorials bench clean help
+
+help:
+	@echo "make demo       learn a real velocity field; figure, map and table in demo/"
+	@echo "make test       the whole test suite"
+	@echo "make lint       ruff"
+	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
+	@echo "make bench      every benchmark (minutes)"
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gp_orff needs Python >= 3.10, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/python tutorials/01_wing_tip_vortex.py --output demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+tutorials: $(VENV)/.installed
+	set -e; for file in tutorials/[0-9]*.py; do echo "$$file"; \
+		$(BIN)/python $$file --output tutorials/output $(if $(SMOKE),--smoke); done
+
+bench: $(VENV)/.installed
+	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
+
+clean:
+	rm -rf $(VENV) demo tutorials/output

@@ -1,0 +1,83 @@
+"""Factors B(ω) of operator-valued spectral densities A(ω) = B(ω) B(ω)ᵀ.
+
+By the operator-valued Bochner theorem a shift-invariant matrix-valued kernel is
+K(x, z) = ∫ e^{−i⟨ω, x−z⟩} A(ω) dμ(ω) with A(ω) ⪰ 0 (Brault et al. 2016, Proposition 2.2;
+Minh 2016, Theorem 3). With μ the spectral law of a scalar kernel k, each class here is one choice
+of A. A factor with r columns gives r features for each trigonometric column.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Factor(Protocol):
+    """B(ω), homogeneous of degree `degree` in ω."""
+
+    num_outputs: int
+    degree: int
+
+    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b #D p r"]:
+        """B(ω) of every frequency; a factor that does not depend on ω may return one for all."""
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """B(ω) = L, the same for every frequency: the separable kernel k(x, z) L Lᵀ."""
+
+    matrix: Float[Tensor, "*b p r"]
+    degree = 0
+
+    @property
+    def num_outputs(self) -> int:
+        return self.matrix.shape[-2]
+
+    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b 1 p r"]:
+        return self.matrix.unsqueeze(-3)
+
+
+@dataclass(frozen=True)
+class _FieldFactor:
+    """B(ω) of a field on `num_outputs` dimensions, of whose potential's inputs only `dims` vary."""
+
+    num_outputs: int
+    dims: tuple[int, ...] | None = None
+    degree = 1
+
+    def _embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
+        if self.dims is None:
+            return omega
+        full = omega.new_zeros(*omega.shape[:-1], self.num_outputs)
+        return full.index_copy(-1, torch.tensor(self.dims, device=omega.device), omega)
+
+
+@dataclass(frozen=True)
+class Gradient(_FieldFactor):
+    """B(ω) = ω: the curl-free kernel −∇∇ᵀk, of gradients of a potential with kernel k."""
+
+    def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d 1"]:
+        return self._embedded(omega).unsqueeze(-1)  # B(ω) = ω
+
+
+@dataclass(frozen=True)
+class Solenoidal(_FieldFactor):
+    """B(ω) = ‖ω‖ · (orthonormal basis of ω^⊥): the divergence-free kernel (∇∇ᵀ − ΔI)k.
+
+    B Bᵀ = ‖ω‖² I − ωωᵀ has rank d − 1, so d − 1 features a column instead of the d of its
+    symmetric square root. The basis is columns 2…d of the Householder reflector of ω.
+    """
+
+    def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d r"]:
+        omega = self._embedded(omega)
+        tiny = torch.finfo(omega.dtype).tiny
+        norm = omega.square().sum(-1, keepdim=True).clamp_min(tiny).sqrt()  # (*b, D, 1)
+        first, rest = omega[..., :1], omega[..., 1:]
+        sign = torch.where(first >= 0, 1.0, -1.0).to(omega)
+        # reflector I − v vᵀ/β with v = ω + sign(ω₁)‖ω‖e₁, β = ‖ω‖(‖ω‖ + |ω₁|)
+        v = torch.cat([first + sign * norm, rest], dim=-1)
+        outer = v.unsqueeze(-1) * (rest / (norm + first.abs())).unsqueeze(-2)
+        identity = torch.eye(omega.shape[-1], dtype=omega.dtype, device=omega.device)[:, 1:]
+        return norm.unsqueeze(-1) * identity - outer  # ‖ω‖ · reflector[:, 1:]

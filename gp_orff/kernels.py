@@ -1,0 +1,300 @@
+"""Exact operator-valued kernels: curl-free, divergence-free and their Helmholtz sum.
+
+With a scalar stationary kernel k(x, z) = κ(s), s = ‖τ/ℓ‖², τ = x − z, Λ = diag ℓ⁻², u = Λτ,
+
+    −∇∇ᵀk = −2κ′(s) Λ − 4κ″(s) u uᵀ .
+
+The base kernel k is the kernel of the potential, used as it is, without hidden normalisation.
+Matrices are point-major: row n·p + i is output i of point n, as gpytorch's
+`MultitaskMultivariateNormal` expects.
+"""
+
+import math
+from copy import deepcopy
+from dataclasses import replace
+from functools import singledispatch
+
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    Matern52KernelGrad,
+    MaternKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    ScaleKernel,
+)
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.factors import Factor, Gradient, Solenoidal
+from gp_orff.spectra import spectrum
+from gp_orff.terms import Term, inner_terms, terms
+
+
+@singledispatch
+def radial_derivatives(
+    kernel: Kernel, s: Float[Tensor, "*m"]
+) -> tuple[Float[Tensor, "*m"], Float[Tensor, "*m"]]:
+    """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), s = ‖(x − z)/ℓ‖².
+
+    κ″ may diverge as s → 0 more slowly than 1/s; return anything finite at s = 0. Register your
+    own kernel, which needs a `lengthscale`, with `gp_orff.radial_derivatives.register(MyKernel)`.
+
+    Raises:
+        NotImplementedError: for a kernel that is not registered.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> gp_orff.radial_derivatives(gpytorch.kernels.RBFKernel(), torch.zeros(1))
+        (tensor([-0.5000]), tensor([0.2500]))
+    """
+    known = ", ".join(
+        sorted(cls.__name__ for cls in radial_derivatives.registry if cls not in _UNKNOWN)
+    )
+    raise NotImplementedError(
+        f"no radial derivatives are known for {type(kernel).__name__}; known are {known}. "
+        "Register yours with @gp_orff.radial_derivatives.register(YourKernel)."
+    )
+
+
+# gpytorch's derivative kernels inherit from RBFKernel and MaternKernel but are different kernels.
+_UNKNOWN = (object, RBFKernelGrad, Matern52KernelGrad)
+for _cls in _UNKNOWN[1:]:
+    radial_derivatives.register(_cls, radial_derivatives.dispatch(object))
+
+
+@radial_derivatives.register
+def _(kernel: RBFKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    k = torch.exp(-0.5 * s)  # κ(s)
+    return -0.5 * k, 0.25 * k
+
+
+@radial_derivatives.register
+def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    r = s.clamp_min(torch.finfo(s.dtype).tiny).sqrt()
+    decay = torch.exp(-math.sqrt(2 * kernel.nu) * r)
+    if kernel.nu == 1.5:  # κ = (1 + √3 r) exp(−√3 r)
+        return -1.5 * decay, 0.75 * math.sqrt(3) * decay / r
+    if kernel.nu == 2.5:  # κ = (1 + √5 r + 5/3 r²) exp(−√5 r)
+        return -5 / 6 * (1 + math.sqrt(5) * r) * decay, 25 / 12 * decay
+    raise NotImplementedError(
+        f"no radial derivatives are known for MaternKernel with nu={kernel.nu}; use nu=1.5 or 2.5"
+    )
+
+
+def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
+    """−∇∇ᵀ of one scalar term at the displacements τ."""
+    if term.active_dims is not None:
+        embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)
+        embed = embed[list(term.active_dims)]  # (d_active, d)
+        inner = _minus_hessian(replace(term, active_dims=None), tau[..., list(term.active_dims)])
+        return embed.mT @ inner @ embed
+    lengthscale = term.kernel.lengthscale.unsqueeze(-2).expand(
+        *term.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
+    )
+    scaled = tau / lengthscale
+    first, second = radial_derivatives(term.kernel, scaled.square().sum(-1))  # κ′, κ″: (*b, n, m)
+    u = scaled / lengthscale  # Λτ
+    outer = u.unsqueeze(-1) * u.unsqueeze(-2)
+    metric = torch.diag_embed(lengthscale.pow(-2))  # Λ
+    scale = term.outputscale[..., None, None, None, None]
+    return scale * (-2 * first[..., None, None] * metric - 4 * second[..., None, None] * outer)
+
+
+class _PotentialKernel(Kernel):
+    """A kernel of fields that derive from a potential with kernel `base_kernel`."""
+
+    is_stationary = True
+    minimum_dims = 1
+
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        *,
+        num_dims: int,
+        active_dims: tuple[int, ...] | None = None,
+    ):
+        name = type(self).__name__
+        if not isinstance(base_kernel, Kernel):
+            raise TypeError(
+                f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
+                f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), num_dims=2)"
+            )
+        if num_dims < self.minimum_dims:
+            raise ValueError(f"{name} needs num_dims >= {self.minimum_dims}, got {num_dims}")
+        if active_dims is not None and len(active_dims) != num_dims:
+            raise ValueError(
+                f"{name}(num_dims={num_dims}) expects {num_dims} active_dims, one for each "
+                f"component of the field, got {len(active_dims)}"
+            )
+        super().__init__(active_dims=active_dims)
+        self.num_dims = num_dims
+        self.base_kernel = base_kernel
+        for term in inner_terms(self):
+            self._check_leaf(term.kernel)
+
+    def factor(self, dims: tuple[int, ...] | None) -> Factor:
+        """B(ω) of the field, for the spectrum of a potential that varies along `dims`."""
+        raise NotImplementedError
+
+    def _check_leaf(self, leaf: Kernel) -> None:
+        name = type(self).__name__
+        unknown = radial_derivatives.dispatch(object)
+        if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
+            if radial_derivatives.dispatch(type(leaf)) is unknown:
+                unknown(leaf, None)  # raises, naming what is known
+        elif math.isinf(spectrum(leaf).moment(1, self.num_dims)):
+            nu = getattr(leaf, "nu", None)
+            raise ValueError(
+                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got nu={nu}; "
+                "use nu=1.5 or 2.5"
+            )
+        if leaf.ard_num_dims not in (None, self.num_dims) and leaf.active_dims is None:
+            raise ValueError(
+                f"{name}(num_dims={self.num_dims}) expects ard_num_dims={self.num_dims} in its "
+                f"base kernel, got {leaf.ard_num_dims}"
+            )
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        return self.num_dims
+
+    def _assemble(self, minus_hessian: Float[Tensor, "*b n d m d"]) -> Float[Tensor, "*b n d m d"]:
+        """The field's kernel from −∇∇ᵀk."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+    ) -> Float[Tensor, "*b n*d m*d"] | Float[Tensor, "*b n*d"]:
+        if last_dim_is_batch:
+            raise ValueError(
+                f"{type(self).__name__} ties the input dimensions together, so that "
+                "last_dim_is_batch=True has no meaning for it; use active_dims"
+            )
+        if x1.shape[-1] != self.num_dims:
+            raise ValueError(
+                f"{type(self).__name__}(num_dims={self.num_dims}) expects inputs with "
+                f"{self.num_dims} columns, got {x1.shape[-1]}; select columns with active_dims"
+            )
+        if not x1.is_floating_point():
+            raise TypeError(
+                f"{type(self).__name__} expects floating-point inputs, got {x1.dtype}; "
+                "pass x.double()"
+            )
+        tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
+        parts = [_minus_hessian(term, tau) for term in inner_terms(self)]
+        blocks = self._assemble(sum(parts[1:], parts[0]))  # (*b, n, m, d, d)
+        if diag:
+            return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
+        return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+
+
+class CurlFreeKernel(_PotentialKernel):
+    r"""Curl-free kernel K(x, z) = −∇∇ᵀ k(x − z): fields that are gradients of a potential.
+
+    `base_kernel` is the scalar kernel k of the potential (RBF, Matérn 3/2 and 5/2, and scaled sums
+    of them; ARD and batch shapes as in gpytorch). Rows of the covariance matrix are point-major,
+    n·p + i. The field's variance is outputscale · E‖z‖²/(d ℓ²), in units of potential² / length².
+
+    Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
+
+    Args:
+        base_kernel: an instance of a gpytorch kernel.
+        num_dims: d, the number of input columns and of outputs.
+        active_dims: the input columns that are space, if not all.
+
+    Raises:
+        ValueError: a base kernel that is not twice differentiable (Matérn ν ≤ 1) or not scalar.
+        NotImplementedError: a base kernel that is not registered.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2), num_dims=2)
+        >>> kernel(torch.zeros(5, 2)).shape
+        torch.Size([10, 10])
+    """
+
+    def factor(self, dims: tuple[int, ...] | None) -> Factor:
+        return Gradient(self.num_dims, dims)
+
+    def _assemble(self, minus_hessian: Tensor) -> Tensor:
+        return minus_hessian
+
+
+class DivergenceFreeKernel(_PotentialKernel):
+    r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − ΔI) k(x − z): incompressible fields.
+
+    In two dimensions these are the fields (∂₂ψ, −∂₁ψ) of a stream function ψ with kernel k, in
+    three the curls of a vector potential. Arguments and errors as for `CurlFreeKernel`; d ≥ 2.
+
+    Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> kernel = gp_orff.DivergenceFreeKernel(gpytorch.kernels.MaternKernel(nu=2.5), num_dims=3)
+        >>> kernel(torch.zeros(5, 3)).shape
+        torch.Size([15, 15])
+    """
+
+    minimum_dims = 2
+
+    def factor(self, dims: tuple[int, ...] | None) -> Factor:
+        return Solenoidal(self.num_dims, dims)
+
+    def _assemble(self, minus_hessian: Tensor) -> Tensor:
+        trace = minus_hessian.diagonal(dim1=-1, dim2=-2).sum(-1)[..., None, None]
+        identity = torch.eye(self.num_dims, dtype=minus_hessian.dtype, device=minus_hessian.device)
+        return trace * identity - minus_hessian
+
+
+class HelmholtzKernel(AdditiveKernel):
+    """The sum of a scaled curl-free and a scaled divergence-free kernel.
+
+    Every smooth field that vanishes at infinity is such a sum (Helmholtz). The two parts are
+    `ScaleKernel`s with their own copies of `base_kernel`, at `.curl_free` and `.divergence_free`
+    (Berlinghieri et al. 2023, Section 4).
+
+    Args:
+        base_kernel: the scalar kernel of both potentials, an `RBFKernel` if None.
+        num_dims: d ≥ 2.
+        active_dims: the input columns that are space, if not all.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
+        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3
+    """
+
+    def __init__(
+        self,
+        base_kernel: Kernel | None = None,
+        *,
+        num_dims: int,
+        active_dims: tuple[int, ...] | None = None,
+    ):
+        base_kernel = RBFKernel() if base_kernel is None else base_kernel
+        parts = [
+            ScaleKernel(
+                kind(deepcopy(base_kernel), num_dims=num_dims, active_dims=active_dims),
+                batch_shape=base_kernel.batch_shape,
+            )
+            for kind in (CurlFreeKernel, DivergenceFreeKernel)
+        ]
+        super().__init__(*parts)
+
+    @property
+    def curl_free(self) -> ScaleKernel:
+        return self.kernels[0]
+
+    @property
+    def divergence_free(self) -> ScaleKernel:
+        return self.kernels[1]
+
+
+@inner_terms.register
+def _(kernel: _PotentialKernel) -> list[Term]:
+    return [term.with_factor(kernel.factor(term.active_dims)) for term in terms(kernel.base_kernel)]

@@ -1,0 +1,61 @@
+"""The covariance that conditioning leaves."""
+
+import torch
+from jaxtyping import Float
+from linear_operator.operators import LinearOperator, to_linear_operator
+from torch import Tensor
+
+from gp_orff.operators.base import RootedOperator
+from gp_orff.posterior import WeightPosterior
+
+
+class PosteriorCovariance(RootedOperator):
+    """Cov[f(x) | y] from a weight posterior; evaluated only as far as it is asked for."""
+
+    def __init__(self, x: Float[Tensor, "*b n d"], posterior: WeightPosterior):
+        super().__init__(x, posterior=posterior)
+        self.x, self.posterior = x, posterior
+        self.num_outputs = posterior.expansion.num_outputs
+
+    def _size(self) -> torch.Size:
+        batch = torch.broadcast_shapes(self.x.shape[:-2], self.posterior.weights.shape[:-2])
+        n = self.x.shape[-2] * self.num_outputs
+        return torch.Size((*batch, n, n))
+
+    def _transpose_nonbatch(self) -> "PosteriorCovariance":
+        return self
+
+    def _points(self, rows: slice, cols: slice) -> "PosteriorCovariance | None":
+        if rows != cols:
+            return None
+        return PosteriorCovariance(self.x[..., rows, :], self.posterior)
+
+    def _getitem(self, row_index, col_index, *batch_indices):
+        if all(i == slice(None) for i in batch_indices) and row_index == col_index:
+            return super()._getitem(row_index, col_index, *batch_indices)
+        return self._dense()._getitem(row_index, col_index, *batch_indices)
+
+    def _expand_batch(self, batch_shape: torch.Size) -> LinearOperator:
+        return self._dense()._expand_batch(batch_shape)
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._dense()._unsqueeze_batch(dim)
+
+    def _dense(self) -> LinearOperator:
+        return to_linear_operator(self.to_dense())
+
+    def _root(self) -> Tensor:
+        return self.posterior.root(self.x)
+
+    def to_dense(self) -> Float[Tensor, "*b n*p n*p"]:
+        return self.posterior.covariance(self.x).to(self.dtype)
+
+    def _diagonal(self) -> Float[Tensor, "*b n*p"]:
+        return self.posterior.variance(self.x).flatten(-2).to(self.dtype)
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self.to_dense() @ rhs
+
+    def matmul(self, other: Tensor) -> Tensor:
+        """Plain autograd: gradients reach x and, where they are kept, the hyperparameters."""
+        return self._matmul(other)
