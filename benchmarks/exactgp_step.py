@@ -166,9 +166,7 @@ def main():
     print(f"{'':12} {'seconds':>9} {'time / orff':>12} {'extra MiB':>10} {'MiB / orff':>11}")
     memory = {name: peak_memory(name, arguments) for name in CONTESTANTS}
     for name in CONTESTANTS:
-        ratio = statistics.median(
-            a / b for a, b in zip(times[name], times["orff"], strict=True)
-        )
+        ratio = statistics.median(a / b for a, b in zip(times[name], times["orff"], strict=True))
         print(
             f"{name:12} {statistics.median(times[name]):9.4f} {ratio:12.2f} "
             f"{memory[name]:10.0f} {memory[name] / memory['orff']:11.1f}"

@@ -64,18 +64,18 @@ def evidence(
 ) -> Evidence:
     """Evidence of observations y at x, by the cheaper of the two algebras."""
     if prefers_dual(expansion, x.shape[-2]):
-        covariance = noisy_covariance(expansion.features(x.double()), noise)
+        covariance = noisy_covariance(expansion.features(x.double()), noise.covariance)
         return Evidence(*InvQuadLogdet.apply(covariance, y.double().flatten(-2)))
     return statistics_evidence(expansion, Statistics.of(x, y, expansion.omega), noise)
 
 
 def noisy_covariance(
-    features: Float[Tensor, "*b N*p F"], noise: Noise
+    features: Float[Tensor, "*b N*p F"], noise: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b N*p N*p"]:
     """ΦΦᵀ + I⊗Σ."""
-    num_points = features.shape[-2] // noise.covariance.shape[-1]
+    num_points = features.shape[-2] // noise.shape[-1]
     eye = torch.eye(num_points, dtype=features.dtype, device=features.device)
-    blocks = torch.einsum("nm,...ij->...nimj", eye, noise.covariance)
+    blocks = torch.einsum("nm,...ij->...nimj", eye, noise)
     return features @ features.mT + blocks.flatten(-4, -3).flatten(-2, -1)
 
 

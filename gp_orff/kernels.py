@@ -30,6 +30,7 @@ from torch import Tensor
 from gp_orff.factors import Factor, Gradient, Solenoidal
 from gp_orff.spectra import spectrum
 from gp_orff.terms import Term, inner_terms, terms
+from gp_orff.wrapper import WrapperKernel
 
 
 @singledispatch
@@ -102,7 +103,7 @@ def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, 
     return scale * (-2 * first[..., None, None] * metric - 4 * second[..., None, None] * outer)
 
 
-class _PotentialKernel(Kernel):
+class _PotentialKernel(WrapperKernel):
     """A kernel of fields that derive from a potential with kernel `base_kernel`."""
 
     is_stationary = True

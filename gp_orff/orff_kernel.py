@@ -1,13 +1,11 @@
 """`ORFFKernel` and its prediction strategy: all that knows gpytorch's ExactGP protocol."""
 
-import functools
-
 import torch
 from gpytorch import settings
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from gpytorch.utils.memoize import cached, clear_cache_hook
+from gpytorch.utils.memoize import cached
 from jaxtyping import Float
 from linear_operator.operators import LinearOperator, ZeroLinearOperator
 from torch import Tensor, nn
@@ -17,9 +15,10 @@ from gp_orff.frequencies import Rule
 from gp_orff.operators import FeatureCovariance, NoisyFeatureCovariance, PosteriorCovariance
 from gp_orff.posterior import WeightPosterior
 from gp_orff.terms import terms
+from gp_orff.wrapper import WrapperKernel
 
 
-class ORFFKernel(Kernel):
+class ORFFKernel(WrapperKernel):
     r"""Operator-valued Fourier features of a kernel, for any gpytorch `ExactGP`.
 
     K(x, z) ≈ Φ(x) Φ(z)ᵀ with the features Φ of the given kernel tree: curl-free, divergence-free,
@@ -156,14 +155,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         """p(θ | y), detached unless `settings.detach_test_caches` is off."""
         residuals = self.train_labels - self.train_prior_dist.loc
         posterior = self._noisy_covariance.posterior(residuals)
-        if settings.detach_test_caches.on():
-            return posterior.detached()
-        if posterior.weights.grad_fn is not None:  # a graph can be walked once: then start anew
-            hook = functools.update_wrapper(
-                functools.partial(clear_cache_hook, self), clear_cache_hook
-            )
-            posterior.weights.grad_fn.register_hook(hook)
-        return posterior
+        return posterior.detached() if settings.detach_test_caches.on() else posterior
 
     def exact_prediction(
         self,

@@ -167,13 +167,14 @@ def weight_posterior(
     """The posterior given observations y at x, by the cheaper of the two algebras."""
     expansion = expansion.double()
     if prefers_dual(expansion, x.shape[-2]):
-        return _dual(expansion, x.double(), y.double(), noise)
+        return dual_posterior(expansion, x.double(), y.double(), noise)
     return statistics_posterior(expansion, Statistics.of(x, y, expansion.omega), noise)
 
 
-def _dual(expansion: Expansion, x: Tensor, y: Tensor, noise: Noise) -> DualPosterior:
+def dual_posterior(expansion: Expansion, x: Tensor, y: Tensor, noise: Noise) -> DualPosterior:
+    """The posterior by way of K + I⊗Σ, all in float64."""
     features = expansion.features(x)
-    factor = psd_safe_cholesky(noisy_covariance(features, noise))
+    factor = psd_safe_cholesky(noisy_covariance(features, noise.covariance))
     alpha = torch.cholesky_solve(y.flatten(-2).unsqueeze(-1), factor)
     weights = expansion.column_weights(features.mT @ alpha)
     whitened = torch.linalg.solve_triangular(factor, features, upper=False)

@@ -3,11 +3,9 @@
 import torch
 from jaxtyping import Float
 from linear_operator.operators import (
-    CatLinearOperator,
     ConstantDiagLinearOperator,
     LinearOperator,
     RootLinearOperator,
-    ZeroLinearOperator,
     to_linear_operator,
 )
 from torch import Tensor
@@ -18,17 +16,25 @@ class PointwiseOperator(LinearOperator):
 
     num_outputs: int
 
-    def _points(self, rows: slice, cols: slice) -> LinearOperator | None:
-        """The covariance between some of the points, None where the structure would be lost."""
+    def _points(self, rows: slice, cols: slice) -> LinearOperator:
+        """The covariance between some of the points and some others."""
         raise NotImplementedError
 
     def _getitem(self, row_index, col_index, *batch_indices):
-        rows, cols = (_point_slice(i, self.num_outputs) for i in (row_index, col_index))
-        if rows is not None and cols is not None and all(i == slice(None) for i in batch_indices):
-            restricted = self._points(rows, cols)
-            if restricted is not None:
-                return restricted
-        return super()._getitem(row_index, col_index, *batch_indices)
+        simple = all(isinstance(i, slice) and i.step in (None, 1) for i in (row_index, col_index))
+        if not simple or any(i != slice(None) for i in batch_indices):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        sizes, p = self.shape[-2:], self.num_outputs
+        rows, cols = (i.indices(n)[:2] for i, n in zip((row_index, col_index), sizes, strict=True))
+        points = [slice(start // p, -(-stop // p)) for start, stop in (rows, cols)]
+        covariance = self._points(*points)
+        inner = [
+            slice(start - whole.start * p, stop - whole.start * p)
+            for (start, stop), whole in zip((rows, cols), points, strict=True)
+        ]
+        if all(i == slice(0, n) for i, n in zip(inner, covariance.shape[-2:], strict=True)):
+            return covariance
+        return to_linear_operator(covariance.to_dense()[..., inner[0], inner[1]])
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         if diag.dim() and diag.shape[-1] != 1:
@@ -51,10 +57,7 @@ class RootedOperator(PointwiseOperator):
             return RootLinearOperator(torch.linalg.qr(root.mT).R.mT)
         if columns == rows:
             return RootLinearOperator(root)
-        zero = ZeroLinearOperator(
-            *root.shape[:-1], rows - columns, dtype=root.dtype, device=root.device
-        )
-        return RootLinearOperator(CatLinearOperator(to_linear_operator(root), zero, dim=-1))
+        return RootLinearOperator(PaddedRoot(root))
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
         root = self._root()
@@ -63,11 +66,22 @@ class RootedOperator(PointwiseOperator):
         return samples.movedim(-1, 0).to(self.dtype)
 
 
-def _point_slice(index: slice | Tensor, p: int) -> slice | None:
-    """The points of a slice of rows, None unless it takes whole points in order."""
-    if not isinstance(index, slice) or index.step not in (None, 1):
-        return None
-    start, stop = index.start or 0, index.stop
-    if start % p or (stop or 0) % p:
-        return None
-    return slice(start // p, None if stop is None else stop // p)
+class PaddedRoot(LinearOperator):
+    """[R 0]: a tall root R with columns of zeros that make it square, never written out."""
+
+    def __init__(self, root: Float[Tensor, "*b n q"]):
+        super().__init__(root)
+        self.root = root
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self.root.shape[:-1], self.root.shape[-2]))
+
+    def _matmul(self, rhs: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
+        return self.root @ rhs[..., : self.root.shape[-1], :]
+
+    def _t_matmul(self, rhs: Float[Tensor, "*b n k"]) -> Float[Tensor, "*b n k"]:
+        top = self.root.mT @ rhs
+        return torch.nn.functional.pad(top, (0, 0, 0, rhs.shape[-2] - top.shape[-2]))
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return to_linear_operator(self.to_dense().mT)

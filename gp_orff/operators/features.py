@@ -10,6 +10,7 @@ from linear_operator.operators import (
     KroneckerProductDiagLinearOperator,
     KroneckerProductLinearOperator,
     LinearOperator,
+    to_linear_operator,
 )
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
@@ -112,10 +113,14 @@ class NoisyFeatureCovariance(PointwiseOperator):
     def _transpose_nonbatch(self) -> "NoisyFeatureCovariance":
         return self
 
-    def _points(self, rows: slice, cols: slice) -> "NoisyFeatureCovariance | None":
-        if rows != cols:
-            return None
-        return NoisyFeatureCovariance(self.latent._points(rows, cols), self.noise)
+    def _points(self, rows: slice, cols: slice) -> LinearOperator:
+        latent = self.latent._points(rows, cols)
+        if rows == cols:
+            return NoisyFeatureCovariance(latent, self.noise)
+        index = torch.arange(self.latent.x1.shape[-2], device=self.device)
+        same = (index[rows].unsqueeze(-1) == index[cols]).to(self.dtype)
+        white = torch.einsum("nm,...ij->...nimj", same, self.noise)
+        return to_linear_operator(latent.to_dense() + white.flatten(-4, -3).flatten(-2, -1))
 
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:

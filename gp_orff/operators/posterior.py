@@ -25,13 +25,15 @@ class PosteriorCovariance(RootedOperator):
     def _transpose_nonbatch(self) -> "PosteriorCovariance":
         return self
 
-    def _points(self, rows: slice, cols: slice) -> "PosteriorCovariance | None":
-        if rows != cols:
-            return None
-        return PosteriorCovariance(self.x[..., rows, :], self.posterior)
+    def _points(self, rows: slice, cols: slice) -> LinearOperator:
+        if rows == cols:
+            return PosteriorCovariance(self.x[..., rows, :], self.posterior)
+        p = self.num_outputs
+        blocks = [slice(points.start * p, points.stop * p) for points in (rows, cols)]
+        return to_linear_operator(self.to_dense()[..., blocks[0], blocks[1]])
 
     def _getitem(self, row_index, col_index, *batch_indices):
-        if all(i == slice(None) for i in batch_indices) and row_index == col_index:
+        if all(i == slice(None) for i in batch_indices):
             return super()._getitem(row_index, col_index, *batch_indices)
         return self._dense()._getitem(row_index, col_index, *batch_indices)
 

@@ -1,0 +1,191 @@
+"""Exact field kernels against automatic differentiation, and the laws their fields obey."""
+
+import unittest
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, RBFKernelGrad, ScaleKernel
+from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
+
+import gp_orff
+from tests import oracles
+from tests.models import vector_gp
+from tests.registry import FIELDS, SMOOTH, base
+
+
+def points(number, num_dims, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(number, num_dims, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("field", FIELDS)
+def test_matches_the_autodiff_hessian(field, name, num_dims):
+    cls, build, _ = FIELDS[field]
+    if num_dims < cls.minimum_dims:
+        return
+    kernel = cls(base(name, num_dims), num_dims=num_dims)
+    x, z = points(6, num_dims), points(5, num_dims, seed=1)
+    expected = oracles.exact(name, build, x, z, kernel.base_kernel.lengthscale.detach().squeeze(0))
+    assert (kernel(x, z).to_dense() - expected).abs().max() <= 1e-10
+    pairs = kernel(x[:5], z, diag=True)
+    torch.testing.assert_close(pairs, kernel(x[:5], z).to_dense().diagonal())
+
+
+@pytest.mark.parametrize("num_dims", [2, 3])
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("field", FIELDS)
+def test_lag_zero_is_the_limit(field, name, num_dims):
+    cls, build, _ = FIELDS[field]
+    kernel = cls(base(name, num_dims), num_dims=num_dims)
+    ell = kernel.base_kernel.lengthscale.detach().squeeze()
+    x = points(1, num_dims).requires_grad_()
+    at_zero = kernel(x).to_dense()
+    expected = build(-oracles.second_moment(name) * torch.diag(ell**-2))
+    assert (at_zero - expected).abs().max() <= 1e-10
+    torch.testing.assert_close(kernel(x, diag=True), expected.diagonal())
+    nearby = oracles.exact(name, build, x.detach() + 1e-6, x.detach(), ell)
+    assert (at_zero - nearby).abs().max() <= 1e-4  # Matérn 3/2 approaches it like ‖τ‖
+    gradients = torch.autograd.grad(at_zero.sum(), [x, kernel.base_kernel.raw_lengthscale])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_is_the_hessian_block_of_gpytorchs_gradient_kernel():
+    ours = gp_orff.CurlFreeKernel(base("rbf", 3), num_dims=3)
+    theirs = RBFKernelGrad(ard_num_dims=3).double()
+    theirs.lengthscale = ours.base_kernel.lengthscale.detach()
+    x, z = points(4, 3), points(5, 3, seed=1)
+    block = theirs(x, z).to_dense().reshape(4, 4, 5, 4)[:, 1:, :, 1:].reshape(12, 15)
+    torch.testing.assert_close(ours(x, z).to_dense(), block)
+
+
+def test_sums_scales_and_active_dims_of_the_potential():
+    smooth, rough = RBFKernel(active_dims=[0, 2]), MaternKernel(nu=2.5, ard_num_dims=3)
+    scaled = ScaleKernel(rough)
+    scaled.outputscale = 0.3
+    kernel = gp_orff.CurlFreeKernel(smooth + scaled, num_dims=3).double()
+    x, z = points(4, 3), points(3, 3, seed=1)
+    first = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2).double()
+    embedded = torch.zeros(4, 3, 3, 3, dtype=torch.float64)
+    block = first(x[:, [0, 2]], z[:, [0, 2]]).to_dense().reshape(4, 2, 3, 2)
+    embedded[:, [[0], [2]], :, [0, 2]] = block.permute(1, 3, 0, 2)
+    second = gp_orff.CurlFreeKernel(rough, num_dims=3)(x, z).to_dense()
+    expected = embedded.reshape(12, 9) + 0.3 * second
+    torch.testing.assert_close(kernel(x, z).to_dense(), expected)
+
+
+def test_active_dims_of_the_field_are_space():
+    kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2, active_dims=(0, 2)).double()
+    plain = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2).double()
+    x = points(5, 3)
+    torch.testing.assert_close(kernel(x).to_dense(), plain(x[:, [0, 2]]).to_dense())
+
+
+def test_helmholtz_is_the_scaled_sum_with_its_own_copies():
+    potential = RBFKernel()
+    kernel = gp_orff.HelmholtzKernel(potential, num_dims=2).double()
+    kernel.curl_free.outputscale, kernel.divergence_free.outputscale = 0.5, 2.0
+    kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3
+    x = points(4, 2)
+    parts = [
+        scale * cls(base_kernel, num_dims=2)(x).to_dense()
+        for scale, cls, base_kernel in [
+            (0.5, gp_orff.CurlFreeKernel, kernel.curl_free.base_kernel.base_kernel),
+            (2.0, gp_orff.DivergenceFreeKernel, kernel.divergence_free.base_kernel.base_kernel),
+        ]
+    ]
+    torch.testing.assert_close(kernel(x).to_dense(), sum(parts))
+    assert potential.lengthscale.item() == pytest.approx(0.6931, abs=1e-4)  # untouched
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_batch_equals_loop(field):
+    cls = FIELDS[field][0]
+    shape = torch.Size([3])
+    batch = ScaleKernel(cls(RBFKernel(batch_shape=shape), num_dims=2), batch_shape=shape).double()
+    batch.outputscale = torch.tensor([0.3, 1.0, 3.0])
+    batch.base_kernel.base_kernel.lengthscale = torch.tensor([0.5, 1.0, 2.0]).view(3, 1, 1)
+    x = points(5, 2)
+    assert batch(x).shape == (3, 10, 10)
+    for i in range(3):
+        single = cls(RBFKernel(), num_dims=2).double()
+        single.base_kernel.lengthscale = batch.base_kernel.base_kernel.lengthscale[i].detach()
+        expected = batch.outputscale[i] * single(x).to_dense()
+        torch.testing.assert_close(batch(x).to_dense()[i], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(batch(x, diag=True)[i], expected.diagonal())
+
+
+def stencil(center, step):
+    """Central-difference points: (2·d, d), pairs x ± h e_i."""
+    offsets = step * torch.eye(len(center), dtype=torch.float64)
+    return torch.cat([center + offsets, center - offsets])
+
+
+def central_jacobian(values, step):
+    """J_ij = ∂_j f_i from values on a stencil (2·d, p)."""
+    forward, backward = values.chunk(2)
+    return ((forward - backward) / (2 * step)).mT
+
+
+@pytest.mark.parametrize("num_dims", [2, 3])
+@pytest.mark.parametrize("field", FIELDS)
+def test_samples_obey_the_law_by_finite_differences(field, num_dims):
+    step = 1e-3
+    kernel = FIELDS[field][0](base("rbf", num_dims), num_dims=num_dims)
+    covariance = kernel(stencil(torch.zeros(num_dims, dtype=torch.float64), step)).to_dense()
+    values, vectors = torch.linalg.eigh(covariance)  # eigh: near-singular, but exact to rounding
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(len(values), 20, generator=generator, dtype=torch.float64)
+    samples = vectors @ (values.clamp_min(0).sqrt().unsqueeze(-1) * normal)
+    for sample in samples.mT:
+        jacobian = central_jacobian(sample.reshape(-1, num_dims), step)
+        residual = jacobian - jacobian.mT if field == "curl_free" else jacobian.diagonal().sum()
+        # truncation O(h²) of third derivatives, and eigenvalues lost to rounding: √ε/h
+        assert residual.abs().max() < 1e-4 * jacobian.abs().max()
+
+
+@pytest.mark.parametrize("num_dims", [2, 3])
+@pytest.mark.parametrize("name", ["rbf", "matern52"])
+@pytest.mark.parametrize("field", FIELDS)
+def test_posterior_means_obey_the_law_by_autograd(field, name, num_dims):
+    kernel = FIELDS[field][0](base(name, num_dims), num_dims=num_dims)
+    model = vector_gp(points(12, num_dims), points(12, num_dims, seed=1), kernel, noise=0.01)
+    model.eval()
+    for x in points(4, num_dims, seed=2):
+        jacobian = torch.autograd.functional.jacobian(
+            lambda t: model(t.unsqueeze(0)).mean.squeeze(0), x
+        )
+        residual = jacobian - jacobian.mT if field == "curl_free" else jacobian.trace()
+        assert residual.abs().max() <= 1e-11 * jacobian.abs().max()
+
+
+class CurlFreeConformance(BaseKernelTestCase, unittest.TestCase):
+    """gpytorch's own suite; the field's dimension follows the data that each test makes."""
+
+    cls = gp_orff.CurlFreeKernel
+    num_dims = 2
+
+    def create_kernel_no_ard(self, active_dims=None, **kwargs):
+        if active_dims is not None:  # the kernel it is compared with sees as many columns
+            self.num_dims = len(active_dims)
+        return self.cls(RBFKernel(**kwargs), num_dims=self.num_dims, active_dims=active_dims)
+
+    def create_kernel_ard(self, num_dims, **kwargs):
+        return self.cls(RBFKernel(ard_num_dims=num_dims, **kwargs), num_dims=num_dims)
+
+
+class DivergenceFreeConformance(CurlFreeConformance):
+    cls = gp_orff.DivergenceFreeKernel
+
+
+def test_large_sets_train_by_cholesky_when_asked():
+    """The exact kernel is an ordinary gpytorch kernel: nothing special to set up."""
+    x = points(30, 2)
+    model = vector_gp(x, points(30, 2, seed=1), gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2))
+    loss = -gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)(
+        model(x), model.train_targets
+    )
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

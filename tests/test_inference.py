@@ -1,0 +1,163 @@
+"""Evidence and weight posteriors against dense algebra on the same features."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from gp_orff import inference
+from gp_orff.expansion import FeatureExpansion, KroneckerExpansion, merge
+from gp_orff.inference import Noise, evidence, prefers_dual, statistics_evidence
+from gp_orff.posterior import dual_posterior, statistics_posterior, weight_posterior
+from gp_orff.statistics import Statistics
+from tests import oracles
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def spd(size, seed=0):
+    root = draw(size, size, seed=seed)
+    return root @ root.mT / size + 0.5 * torch.eye(size, dtype=torch.float64)
+
+
+def feature_expansion():
+    columns = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 2])  # some columns twice, out of order
+    return FeatureExpansion(draw(3, 2), 0.5 * draw(9, 2, seed=1), columns)
+
+
+def kronecker_expansion(rank=2):
+    return KroneckerExpansion(draw(3, 2), 0.2 + draw(6, 1, seed=1).abs(), draw(2, rank, seed=2))
+
+
+EXPANSIONS = {
+    "features": feature_expansion,
+    "kronecker": kronecker_expansion,
+    "kronecker_rank_one": lambda: kronecker_expansion(rank=1),
+    "merged": lambda: merge([feature_expansion(), kronecker_expansion()]),
+}
+
+
+def written_out(expansion, x):
+    """Φ(x) by loops over the definition f(x) = Σ_f θ_f trig_f(x) m_f."""
+    full = expansion.general()
+    frequencies = len(full.omega)
+    rows = []
+    for point in x:
+        for output in range(full.num_outputs):
+            row = []
+            for feature, column in enumerate(full.columns.tolist()):
+                phase = (full.omega[column % frequencies] * point).sum()
+                trig = phase.cos() if column < frequencies else phase.sin()
+                row.append(trig * full.directions[feature, output])
+            rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_evidence_and_posterior_equal_dense_algebra(name, points):
+    expansion, x, y = EXPANSIONS[name](), draw(points, 2, seed=3), draw(points, 2, seed=4)
+    covariance, xs = spd(2), draw(5, 2, seed=5)
+    noise = Noise.of(covariance)
+    features, test_features = written_out(expansion, x), written_out(expansion, xs)
+    torch.testing.assert_close(expansion.features(x), features)
+    noisy = features @ features.mT + torch.kron(torch.eye(points), covariance)
+
+    quad, logdet = evidence(expansion, x, y, noise)
+    log_density = -0.5 * (quad + logdet + y.numel() * math.log(2 * math.pi))
+    torch.testing.assert_close(log_density, oracles.log_density(noisy, y), rtol=1e-12, atol=0)
+
+    posterior = weight_posterior(expansion, x, y, noise)
+    assert (type(posterior).__name__ == "DualPosterior") == (points == 2)
+    mean, cov = oracles.condition(
+        test_features @ test_features.mT, test_features @ features.mT, noisy, y
+    )
+    torch.testing.assert_close(posterior.mean(xs).flatten(), mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(posterior.covariance(xs), cov, rtol=1e-10, atol=1e-12)
+    variance = posterior.variance(xs).flatten()
+    torch.testing.assert_close(variance, cov.diagonal(), rtol=1e-10, atol=1e-12)
+    root = posterior.root(xs)
+    torch.testing.assert_close(root @ root.mT, cov, rtol=1e-8, atol=1e-8)  # may carry jitter
+    theta = draw(expansion.num_features, 3, seed=6)
+    eye = torch.eye(len(features.mT), dtype=torch.float64)
+    inverse = torch.linalg.inv(
+        eye + features.mT @ torch.linalg.solve(torch.kron(torch.eye(points), covariance), features)
+    )
+    torch.testing.assert_close(posterior.weight_covariance(theta), inverse @ theta)
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_both_algebras_agree(name):
+    """The statistics and the dual on the same data, whichever is cheaper."""
+    expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
+    x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
+    statistics = Statistics.of(x, y, expansion.omega)
+    dual = inference.InvQuadLogdet.apply(
+        inference.noisy_covariance(expansion.features(x), noise.covariance), y.flatten()
+    )
+    torch.testing.assert_close(tuple(statistics_evidence(expansion, statistics, noise)), dual)
+    primal = statistics_posterior(expansion, statistics, noise)
+    torch.testing.assert_close(
+        primal.covariance(xs), dual_posterior(expansion, x, y, noise).covariance(xs)
+    )
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+@pytest.mark.parametrize("points", [3, 20], ids=["dual", "primal"])
+def test_evidence_gradients(name, points):
+    """In the data, the noise and every tensor of the expansion, against finite differences."""
+    expansion = EXPANSIONS[name]()
+
+    def function(x, y, root, *tensors):
+        noise = Noise.of(root @ root.mT + torch.eye(2, dtype=torch.float64))
+        return tuple(evidence(expansion.rebuild(*tensors), x, y, noise))
+
+    leaves = [draw(points, 2, seed=3), draw(points, 2, seed=4), draw(2, 2, seed=5)]
+    leaves += [t.clone() for t in expansion.tensors]
+    assert gradcheck(function, [t.requires_grad_() for t in leaves])
+
+
+def test_kronecker_gradients_survive_equal_eigenvalues():
+    """LᵀΣ⁻¹L = 1: eigh itself has no derivative there."""
+    x, y = draw(20, 2, seed=3), draw(20, 2, seed=4)
+    kronecker = KroneckerExpansion(
+        draw(3, 2), torch.ones(6, 1, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    )
+    mixing = kronecker.mixing.clone().requires_grad_()
+    noise = Noise.of(torch.eye(2, dtype=torch.float64))
+    gradients = []
+    for form in (lambda e: e, lambda e: e.general()):
+        expansion = form(KroneckerExpansion(kronecker.omega, kronecker.scales, mixing))
+        total = sum(statistics_evidence(expansion, Statistics.of(x, y, expansion.omega), noise))
+        gradients.append(torch.autograd.grad(total, mixing)[0])
+    assert gradients[0].isfinite().all()
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_the_cheaper_factorisation_is_chosen():
+    features, kronecker = feature_expansion(), kronecker_expansion()  # F = 9; 2D = 6, r = 2
+    assert prefers_dual(features, 4)  # 8³ < 9³
+    assert not prefers_dual(features, 5)
+    assert prefers_dual(kronecker, 3)  # 6³ < 2·6³
+    assert not prefers_dual(kronecker, 4)  # although N·p = 8 < F = 12
+
+
+@pytest.mark.parametrize("covariance", [[[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]]])
+def test_singular_noise_is_refused(covariance):
+    with pytest.raises(ValueError, match=r"positive definite noise.*singular.*global noise"):
+        Noise.of(torch.tensor(covariance, dtype=torch.float64))
+
+
+def test_detaching_cuts_every_tensor():
+    expansion = feature_expansion()
+    omega = expansion.omega.clone().requires_grad_()
+    live = FeatureExpansion(omega, expansion.directions, expansion.columns)
+    posterior = weight_posterior(live, draw(20, 2), draw(20, 2, seed=1), Noise.of(spd(2)))
+    assert posterior.weights.requires_grad
+    detached = posterior.detached()
+    assert not detached.variance(draw(3, 2)).requires_grad
+    assert not detached.mean(draw(3, 2)).requires_grad
