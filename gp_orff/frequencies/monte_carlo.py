@@ -21,8 +21,8 @@ class MonteCarlo:
 
     Frequencies are drawn once, in base units, when a kernel is built; hyperparameters act on them
     afterwards, so that gradients reach the lengthscales. The kernel they give is unbiased with
-    error O(D^{−1/2}); its *posterior* is overconfident for small D, by tens of per cent of the
-    standard deviation with a thousand features.
+    error O(D^{−1/2}); its *posterior* is overconfident, most of all under heavy-tailed spectra
+    and little noise: `benchmarks/random_feature_posterior.py` measures by how much.
 
     Args:
         num_frequencies: D, for each leaf of the kernel tree; a leaf has 2D trigonometric columns.

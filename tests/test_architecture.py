@@ -1,0 +1,106 @@
+"""The shape of the package: imports run one way, everything exported is tested and documented."""
+
+import ast
+import doctest
+import inspect
+import re
+from pathlib import Path
+
+import gpytorch
+import pytest
+
+import gp_orff
+from tests import registry
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "gp_orff"
+ORDER = [  # a module may import from those before it
+    "spectra",
+    "factors",
+    "terms",
+    "wrapper",
+    "frequencies",
+    "kernels",
+    "trig",
+    "expansion",
+    "statistics",
+    "inference",
+    "posterior",
+    "operators",
+    "orff_kernel",
+    "__init__",
+    "plotting",  # a leaf: nothing imports it
+]
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gp_orff"):
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+            yield from names
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("gp_orff."))
+
+
+def sources():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_module_has_its_place():
+    assert {module_of(path) for path in sources()} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path):
+    own = module_of(path)
+    for name in imported_modules(path):
+        assert name == own or ORDER.index(name) < ORDER.index(own)
+        assert name != "plotting"
+
+
+def exported(kind):
+    found = {name: getattr(gp_orff, name) for name in gp_orff.__all__}
+    return {n: value for n, value in found.items() if inspect.isclass(value) and kind(value)}
+
+
+def test_every_exported_kernel_is_in_the_registry():
+    kernels = exported(lambda cls: issubclass(cls, gpytorch.kernels.Kernel))
+    tested = {type(m) for case in registry.CASES.values() for m in case().kernel.modules()}
+    assert set(kernels.values()) - {gp_orff.ORFFKernel} <= tested  # which wraps every case
+
+
+def test_every_exported_rule_is_in_the_registry():
+    rules = exported(lambda cls: hasattr(cls, "draw"))
+    assert set(rules.values()) == {type(rule(8)) for rule in registry.RULES.values()}
+
+
+def test_every_known_spectrum_is_in_the_registry():
+    known = {
+        cls
+        for cls in gp_orff.spectrum.registry
+        if gp_orff.spectrum.registry[cls] is not gp_orff.spectrum.dispatch(object)
+    }
+    assert known == {type(build()) for build in registry.SPECTRA.values()}
+
+
+@pytest.mark.parametrize("name", gp_orff.__all__)
+def test_public_names_have_an_example(name):
+    documented = inspect.getdoc(getattr(gp_orff, name))
+    assert doctest.DocTestParser().get_examples(documented), name
+
+
+def readme_blocks():
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+
+
+def test_the_readme_runs():
+    namespace = {}
+    blocks = readme_blocks()
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)

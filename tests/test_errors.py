@@ -1,0 +1,214 @@
+"""Bad input: every message names what was expected, what came and the remedy."""
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    MaternKernel,
+    MultitaskKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RBFKernelGrad,
+)
+
+import gp_orff
+from tests.models import evidence, scalar_gp, vector_gp
+
+RULE = gp_orff.MonteCarlo(16)
+
+
+def curl_free(**kwargs):
+    return gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, **kwargs)
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+CONSTRUCTION = {
+    "rough_potential": (
+        lambda: gp_orff.CurlFreeKernel(MaternKernel(nu=0.5), num_dims=2),
+        ValueError,
+        r"CurlFreeKernel needs a twice-differentiable.*nu > 1, got nu=0.5; use nu=1.5 or 2.5",
+    ),
+    "rough_potential_inside_a_sum": (
+        lambda: gp_orff.DivergenceFreeKernel(RBFKernel() + MaternKernel(nu=0.5), num_dims=2),
+        ValueError,
+        r"DivergenceFreeKernel needs.*got nu=0.5",
+    ),
+    "unknown_potential": (
+        lambda: gp_orff.CurlFreeKernel(PeriodicKernel(), num_dims=2),
+        NotImplementedError,
+        r"PeriodicKernel; known are MaternKernel, RBFKernel\. Register",
+    ),
+    "derivative_kernel_in_disguise": (
+        lambda: gp_orff.CurlFreeKernel(RBFKernelGrad(), num_dims=2),
+        NotImplementedError,
+        r"RBFKernelGrad; known are MaternKernel, RBFKernel",
+    ),
+    "class_instead_of_instance": (
+        lambda: gp_orff.CurlFreeKernel(RBFKernel, num_dims=2),
+        TypeError,
+        r"expects an instance.*got <class.*RBFKernel.*for instance CurlFreeKernel\(",
+    ),
+    "vector_valued_potential": (
+        lambda: gp_orff.CurlFreeKernel(MultitaskKernel(RBFKernel(), num_tasks=2), num_dims=2),
+        ValueError,
+        r"needs a scalar base kernel, got one with 2 outputs",
+    ),
+    "divergence_free_on_a_line": (
+        lambda: gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=1),
+        ValueError,
+        r"DivergenceFreeKernel needs num_dims >= 2, got 1",
+    ),
+    "ard_of_another_dimension": (
+        lambda: gp_orff.CurlFreeKernel(RBFKernel(ard_num_dims=3), num_dims=2),
+        ValueError,
+        r"expects ard_num_dims=2 in its base kernel, got 3",
+    ),
+    "active_dims_of_another_number": (
+        lambda: curl_free(active_dims=(0, 1, 2)),
+        ValueError,
+        r"num_dims=2\) expects 2 active_dims.*got 3",
+    ),
+    "features_of_an_unknown_spectrum": (
+        lambda: gp_orff.ORFFKernel(PeriodicKernel(), RULE, num_dims=1),
+        NotImplementedError,
+        r"no spectral density is known for PeriodicKernel; known are.*register",
+    ),
+    "features_in_an_unknown_dimension": (
+        lambda: gp_orff.ORFFKernel(RBFKernel(), RULE),
+        ValueError,
+        r"number of inputs of RBFKernel is not known.*pass num_dims=",
+    ),
+    "terms_of_different_sizes": (
+        lambda: gp_orff.ORFFKernel(AdditiveKernel(curl_free(), RBFKernel()), RULE, num_dims=2),
+        ValueError,
+        r"one number of outputs, got \[1, 2\]; wrap scalar kernels in.*MultitaskKernel",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRUCTION)
+def test_kernels_that_do_not_exist_are_refused_at_construction(name):
+    build, error, message = CONSTRUCTION[name]
+    with pytest.raises(error, match=message):
+        build()
+
+
+INPUTS = {
+    "too_many_columns": (torch.zeros(3, 3), ValueError, r"with 2 columns, got 3; .*active_dims"),
+    "too_few_columns": (torch.zeros(3, 1), ValueError, r"with 2 columns, got 1; .*active_dims"),
+    "integers": (torch.zeros(3, 2, dtype=torch.int64), TypeError, r"int64; pass x.double\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("approximate", [False, True], ids=["exact", "orff"])
+def test_inputs_that_do_not_fit_are_refused(name, approximate):
+    x, error, message = INPUTS[name]
+    kernel = gp_orff.ORFFKernel(curl_free(), RULE) if approximate else curl_free()
+    with pytest.raises(error, match=message):
+        kernel(x).to_dense()
+
+
+def nan_at(tensor, *index):
+    tensor = tensor.clone()
+    tensor[index] = float("nan")
+    return tensor
+
+
+def test_features_refuse_inputs_that_are_not_numbers():
+    kernel = gp_orff.ORFFKernel(curl_free(), RULE).double()
+    x = nan_at(draw(5, 2), 3, 1)
+    x[0, 0] = float("inf")
+    with pytest.raises(ValueError, match=r"finite inputs, got 2 points with NaN or inf.*drop"):
+        kernel(x).to_dense()
+    with pytest.raises(ValueError, match="at least one point, got an empty set"):
+        kernel(draw(0, 2)).to_dense()
+
+
+def test_mixed_precisions_are_refused():
+    kernel = gp_orff.ORFFKernel(curl_free(), RULE)
+    with pytest.raises(TypeError, match=r"float32 hyper.*got torch.float64; convert.*double\(\)"):
+        kernel(draw(3, 2)).to_dense()
+
+
+@pytest.mark.parametrize("kernel", [curl_free(), gp_orff.ORFFKernel(curl_free(), RULE)])
+def test_last_dim_is_batch_is_refused(kernel):
+    with pytest.raises(ValueError, match=r"last_dim_is_batch=True.*use active_dims"):
+        kernel.forward(torch.zeros(3, 2), torch.zeros(3, 2), last_dim_is_batch=True)
+
+
+def orff_model(points=40, y=None, **likelihood_arguments):
+    kernel = gp_orff.ORFFKernel(curl_free(), RULE)
+    y = draw(points, 2, seed=1) if y is None else y
+    return vector_gp(draw(points, 2), y, kernel, noise=0.1, **likelihood_arguments)
+
+
+@pytest.mark.parametrize("points", [3, 40], ids=["dual", "primal"])
+def test_observations_that_are_not_numbers_are_counted(points):
+    model = orff_model(points, nan_at(draw(points, 2, seed=1), 1, slice(None)))
+    message = rf"got 2 NaN or infinite values among {2 * points}; drop those points"
+    with pytest.raises(ValueError, match=message):
+        evidence(model)
+    model.eval()
+    with pytest.raises(ValueError, match=message):
+        model(draw(2, 2)).mean  # noqa: B018
+    model.set_train_data(targets=draw(points, 2, seed=1))  # and nothing was broken by it
+    assert model(draw(2, 2)).mean.isfinite().all()
+
+
+@pytest.mark.parametrize("points", [3, 40], ids=["dual", "primal"])
+def test_singular_noise_names_the_remedy(points):
+    model = orff_model(points, rank=1, has_global_noise=False)
+    with pytest.raises(ValueError, match=r"positive definite noise.*has_global_noise=True"):
+        evidence(model)
+    model.eval()
+    with pytest.raises(ValueError, match=r"singular.*task noise of full rank"):
+        model(draw(2, 2)).mean  # noqa: B018
+
+
+def test_lengths_that_differ_are_refused_by_gpytorch():
+    model = vector_gp(draw(40, 2), draw(39, 2), gp_orff.ORFFKernel(curl_free(), RULE), noise=0.1)
+    with pytest.raises((RuntimeError, ValueError), match=r"39|78"):
+        evidence(model)
+
+
+def test_a_field_with_another_number_of_outputs_is_refused_by_gpytorch():
+    model = vector_gp(draw(40, 2), draw(40, 3), gp_orff.ORFFKernel(curl_free(), RULE), noise=0.1)
+    with pytest.raises(RuntimeError, match=r"\[40, 3\].*\[80, 80\]"):
+        evidence(model)
+
+
+DEGENERATE = {
+    "one_point": (draw(1, 2), draw(1, 2, seed=1)),
+    "all_points_equal": (torch.zeros(60, 2, dtype=torch.float64), draw(60, 2, seed=1)),
+    "constant_outputs": (draw(60, 2), torch.ones(60, 2, dtype=torch.float64)),
+    "far_from_the_origin": (1e6 + draw(60, 2), draw(60, 2, seed=1)),
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_degenerate_data_still_give_a_posterior(name):
+    x, y = DEGENERATE[name]
+    model = vector_gp(x, y, gp_orff.ORFFKernel(curl_free(), RULE), noise=0.1)
+    evidence(model).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    model.eval()
+    posterior = model(x[:1] + 0.1)
+    assert posterior.mean.isfinite().all()
+    assert (posterior.variance > 0).all()
+
+
+def test_missing_observations_by_gpytorchs_own_policy():
+    """settings.observation_nan_policy leaves the structure, and is right without it."""
+    kernel = gp_orff.ORFFKernel(RBFKernel(), RULE, num_dims=2).double()
+    x, y = draw(40, 2), draw(40, seed=1)
+    holes = nan_at(y, slice(3, 9))
+    model = scalar_gp(x, holes, kernel, noise=0.1).eval()
+    kept = scalar_gp(torch.cat([x[:3], x[9:]]), torch.cat([y[:3], y[9:]]), kernel, 0.1).eval()
+    with gpytorch.settings.observation_nan_policy("mask"):
+        torch.testing.assert_close(model(x + 0.1).mean, kept(x + 0.1).mean, rtol=1e-6, atol=1e-6)
