@@ -4,7 +4,9 @@ Curl-free, divergence-free, Helmholtz and separable kernels, exact and as operat
 Fourier features.
 """
 
-from gp_orff.frequencies import MonteCarlo
+import gp_orff.gpytorch_hooks  # noqa: F401  sums and products of our kernels inside gpytorch
+from gp_orff import settings, spectra
+from gp_orff.frequencies import MonteCarlo, Orthogonal, QuasiMonteCarlo
 from gp_orff.kernels import (
     CurlFreeKernel,
     DivergenceFreeKernel,
@@ -12,15 +14,25 @@ from gp_orff.kernels import (
     radial_derivatives,
 )
 from gp_orff.orff_kernel import ORFFKernel
+from gp_orff.products import FieldProductKernel
+from gp_orff.scalar_kernels import GeneralMaternKernel
 from gp_orff.spectra import spectrum
+from gp_orff.trust import FeatureWarning
 
 __all__ = [
     "CurlFreeKernel",
     "DivergenceFreeKernel",
+    "FeatureWarning",
+    "FieldProductKernel",
+    "GeneralMaternKernel",
     "HelmholtzKernel",
     "MonteCarlo",
     "ORFFKernel",
+    "Orthogonal",
+    "QuasiMonteCarlo",
     "radial_derivatives",
+    "settings",
+    "spectra",
     "spectrum",
 ]
 

@@ -1,6 +1,4 @@
-"""Kernel tree + frequency rule → features: the one place where rules are resolved.
-
-    f(x) = Σ_f θ_f · trig_f(x) · m_f ,      θ ~ N(0, I_F)
+"""Features as values: f(x) = Σ_f θ_f · trig_f(x) · m_f , θ ~ N(0, I_F).
 
 A feature is one trigonometric column times one direction m_f ∈ R^p, a column of √w_k B(ω_k).
 """
@@ -11,14 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff import trig
-from gp_orff.frequencies import Draw, Law, Rule
-from gp_orff.spectra import spectrum
-from gp_orff.terms import Term, terms
 
 
 class Expansion(ABC):
@@ -51,6 +45,10 @@ class Expansion(ABC):
     def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
         """The adjoint of `column_weights`: Φᵀv from z = φᵀv."""
 
+    @abstractmethod
+    def select(self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]) -> "Expansion":
+        """The features of some frequencies, each with its variance multiplied."""
+
     def double(self) -> "Expansion":
         return self.rebuild(*(t.double() for t in self.tensors))
 
@@ -64,11 +62,9 @@ class Expansion(ABC):
         """diag K(x, x)."""
         full = self.general()
         squares = full.scatter(full.directions.square())
-        parts = [
-            trig.trig(x[..., rows, :], full.omega).square() @ squares
-            for rows in trig.chunks(x, self.num_columns)
-        ]
-        return torch.cat(parts, dim=-2)
+        return trig.by_chunks(
+            lambda part: trig.trig(part, full.omega).square() @ squares, x, self.num_columns
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class FeatureExpansion(Expansion):
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
-        return partial(FeatureExpansion, columns=self.columns)
+        return partial(_with_columns, self.columns)
 
     @cached_property
     def one_to_one(self) -> bool:
@@ -109,6 +105,19 @@ class FeatureExpansion(Expansion):
 
     def general(self) -> "FeatureExpansion":
         return self
+
+    def select(
+        self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
+    ) -> "FeatureExpansion":
+        total, count = self.omega.shape[-2], len(frequencies)
+        position = torch.full((total,), -1, device=frequencies.device)
+        position[frequencies] = torch.arange(count, device=frequencies.device)
+        new = position[self.columns % total]
+        kept = new >= 0
+        new = new[kept]
+        columns = new + count * (self.columns[kept] >= total)
+        directions = self.directions[..., kept, :] * variance[new].sqrt().unsqueeze(-1)
+        return FeatureExpansion(self.omega[..., frequencies, :], directions, columns)
 
     def gather(self, values: Float[Tensor, "*b 2*D k"]) -> Float[Tensor, "*b F k"]:
         """Values of columns → values of the features that use them."""
@@ -127,6 +136,12 @@ class FeatureExpansion(Expansion):
     def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
         z = self.gather(z).unflatten(-1, (self.num_outputs, -1))
         return (self.directions.unsqueeze(-1) * z).sum(-2)
+
+
+def _with_columns(
+    columns: Int[Tensor, "F"], omega: Float[Tensor, "*b D d"], directions: Float[Tensor, "*b F p"]
+) -> FeatureExpansion:
+    return FeatureExpansion(omega, directions, columns.to(omega.device))
 
 
 @dataclass(frozen=True)
@@ -171,6 +186,13 @@ class KroneckerExpansion(Expansion):
         directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, 2D, r, p)
         return FeatureExpansion(self.omega, directions.flatten(-3, -2), columns)
 
+    def select(
+        self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
+    ) -> "KroneckerExpansion":
+        both = torch.cat([frequencies, frequencies + self.omega.shape[-2]])
+        scales = self.scales[..., both, :] * variance.sqrt().repeat(2).unsqueeze(-1)
+        return KroneckerExpansion(self.omega[..., frequencies, :], scales, self.mixing)
+
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
         theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, 2D, r, k)
         return self.scales * (self.mixing.unsqueeze(-3) @ theta).flatten(-2)
@@ -180,78 +202,33 @@ class KroneckerExpansion(Expansion):
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
 
 
-def merge(parts: Sequence[Expansion]) -> FeatureExpansion:
+def merge(parts: Sequence[Expansion]) -> Expansion:
     """The features of a sum of kernels, side by side over the joined frequencies."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
+        return _merge_kronecker(parts)
     full = [part.general() for part in parts]
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for part in full for t in part.tensors))
     counts = [part.omega.shape[-2] for part in full]
     total, offsets = sum(counts), [sum(counts[:i]) for i in range(len(counts))]
-
-    def stacked(select: Callable[[FeatureExpansion], Tensor]) -> Tensor:
-        return torch.cat([select(p).expand(*batch, *select(p).shape[-2:]) for p in full], dim=-2)
-
     directions, columns = [], []
     for sine in (False, True):  # cosine features of all parts first: columns stay in order
         for part, count, offset in zip(full, counts, offsets, strict=True):
             own = (part.columns >= count) == sine
-            directions.append(part.directions[..., own, :].expand(*batch, -1, -1))
+            directions.append(part.directions[..., own, :])
             columns.append(part.columns[own] + (offset + (total - count if sine else 0)))
-    return FeatureExpansion(
-        stacked(lambda part: part.omega), torch.cat(directions, dim=-2), torch.cat(columns)
-    )
+    omega = stacked([part.omega for part in full])
+    return FeatureExpansion(omega, stacked(directions), torch.cat(columns))
 
 
-def laws(kernel: Kernel, num_dims: int | None) -> list[Law]:
-    """What each leaf of a kernel tree asks of a frequency rule."""
-    return [
-        Law(spectrum(term.kernel), _leaf_dims(term, num_dims), term.factor.degree)
-        for term in terms(kernel)
-    ]
+def _merge_kronecker(parts: Sequence["KroneckerExpansion"]) -> "KroneckerExpansion":
+    halves = [part.scales.chunk(2, dim=-2) for part in parts]
+    scales = [half[sine] for sine in (0, 1) for half in halves]
+    omega = stacked([part.omega for part in parts])
+    return KroneckerExpansion(omega, stacked(scales), parts[0].mixing)
 
 
-def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
-    """Frequencies for every leaf of a kernel tree, in the order of its terms."""
-    return rule.draw(laws(kernel, num_dims))
-
-
-def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
-    """The features of a kernel tree at its present hyperparameters, on `num_inputs` columns."""
-    parts = [
-        _expand_term(term, frequencies, num_inputs)
-        for term, frequencies in zip(terms(kernel), draws, strict=True)
-    ]
-    return parts[0] if len(parts) == 1 else merge(parts)
-
-
-def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
-    omega = spectrum(term.kernel).frequencies(frequencies.z)  # (*b, D, k)
-    factor = term.factor(omega)  # (*b, D or 1, p, r)
-    scales = (term.outputscale.unsqueeze(-1) * frequencies.weights).sqrt()  # (*b, D)
-    if term.active_dims is not None:
-        dims = torch.tensor(term.active_dims, device=omega.device)
-        full = omega.new_zeros(*omega.shape[:-1], num_inputs)
-        omega = full.index_copy(-1, dims, omega)
-    if factor.shape[-3] == 1:  # the same directions for every frequency
-        both = torch.cat([scales, scales], dim=-1).unsqueeze(-1)
-        return KroneckerExpansion(omega, both, factor.squeeze(-3))
-    rank, count = factor.shape[-1], omega.shape[-2]
-    one_half = (scales[..., None, None] * factor).mT.flatten(-3, -2)  # (*b, D·r, p)
-    columns = torch.arange(2 * count, device=omega.device).repeat_interleave(rank)
-    return FeatureExpansion(omega, torch.cat([one_half, one_half], dim=-2), columns)
-
-
-def _leaf_dims(term: Term, num_dims: int | None) -> int:
-    """The number of input columns a leaf sees."""
-    if term.active_dims is not None:
-        return len(term.active_dims)
-    for known in (
-        term.kernel.ard_num_dims,
-        term.factor.num_outputs if term.factor.degree else None,
-        num_dims,
-    ):
-        if known is not None:
-            return known
-    raise ValueError(
-        f"the number of inputs of {type(term.kernel).__name__} is not known: expected num_dims=, "
-        "ard_num_dims= or active_dims=, got none of them; pass num_dims= to ORFFKernel"
-    )
+def stacked(rows: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
+    """Matrices on top of each other, their batches broadcast."""
+    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in rows))
+    return torch.cat([t.expand(*batch, *t.shape[-2:]) for t in rows], dim=-2)

@@ -20,8 +20,8 @@ class Factor(Protocol):
     num_outputs: int
     degree: int
 
-    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b #D p r"]:
-        """B(ω) of every frequency; a factor that does not depend on ω may return one for all."""
+    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
+        """B(ω) of every frequency."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Mixing:
     def num_outputs(self) -> int:
         return self.matrix.shape[-2]
 
-    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b 1 p r"]:
-        return self.matrix.unsqueeze(-3)
+    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
+        return self.matrix.unsqueeze(-3).expand(*omega.shape[:-1], *self.matrix.shape[-2:])
 
 
 @dataclass(frozen=True)

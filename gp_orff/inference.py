@@ -17,7 +17,6 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.statistics import Statistics
@@ -132,14 +131,16 @@ class InvQuadLogdet(Function):
     def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F"]):
         factor = psd_safe_cholesky(a)
         u = torch.cholesky_solve(b.unsqueeze(-1), factor)
-        ctx.save_for_backward(factor, u)
+        ctx.save_for_backward(a, b, factor, u)
         logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
         return (b * u.squeeze(-1)).sum(-1), logdet
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_quad, grad_logdet):
-        factor, u = ctx.saved_tensors
+        a, b, factor, u = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: with the graph of A and b
+            factor = psd_safe_cholesky(a)
+            u = torch.cholesky_solve(b.unsqueeze(-1), factor)
         grad_quad, grad_logdet = grad_quad[..., None, None], grad_logdet[..., None, None]
         grad_a = grad_logdet * torch.cholesky_inverse(factor) - grad_quad * u @ u.mT
         return grad_a, (2 * grad_quad * u).squeeze(-1)
@@ -156,14 +157,18 @@ class KroneckerInvQuadLogdet(Function):
         eigenvalues, u, factor, b_rotated = diagonalised(c, g, b)
         # T = A⁻¹ vec B, rotated: column j solves (I + λ_j C) t_j = (B U)_j
         t = torch.cholesky_solve(b_rotated, factor)  # (*b, r, 2D, 1)
-        ctx.save_for_backward(c, g, eigenvalues, u, factor, t)
+        ctx.save_for_backward(c, g, b, eigenvalues, u, factor, t)
         logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum((-1, -2))
         return (b_rotated * t).sum((-1, -2, -3)), logdet
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_quad, grad_logdet):
-        c, g, eigenvalues, u, factor, t = ctx.saved_tensors
+        c, g, b, eigenvalues, u, factor, t = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: by A written out
+            values = InvQuadLogdet.apply(*written_out(c, g, b))
+            return torch.autograd.grad(
+                values, (c, g, b), (grad_quad, grad_logdet), create_graph=True
+            )
         grad_quad, grad_logdet = grad_quad[..., None, None], grad_logdet[..., None, None]
         inverses = torch.cholesky_inverse(factor)  # P_j = (I + λ_j C)⁻¹
         solution = t.squeeze(-1).mT @ u.mT  # T: (*b, 2D, r)
@@ -173,6 +178,14 @@ class KroneckerInvQuadLogdet(Function):
         grad_g = grad_logdet * ((u * traces.unsqueeze(-2)) @ u.mT)
         grad_g = grad_g - grad_quad * (solution.mT @ c @ solution)
         return grad_c, grad_g, 2 * grad_quad * solution
+
+
+def written_out(
+    c: Float[Tensor, "*b 2*D 2*D"], g: Float[Tensor, "*b r r"], b: Float[Tensor, "*b 2*D r"]
+) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F"]]:
+    """I + C⊗G and vec B."""
+    a = torch.einsum("...cd,...ij->...cidj", c, g).flatten(-4, -3).flatten(-2)
+    return a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device), b.flatten(-2)
 
 
 def diagonalised(

@@ -11,25 +11,24 @@ Matrices are point-major: row n·p + i is output i of point n, as gpytorch's
 
 import math
 from copy import deepcopy
-from dataclasses import replace
 from functools import singledispatch
 
 import torch
 from gpytorch.kernels import (
     AdditiveKernel,
     Kernel,
-    Matern52KernelGrad,
     MaternKernel,
     RBFKernel,
-    RBFKernelGrad,
+    RQKernel,
     ScaleKernel,
 )
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.factors import Factor, Gradient, Solenoidal
+from gp_orff.scalar_kernels import require_covariance_of
 from gp_orff.spectra import spectrum
-from gp_orff.terms import Term, inner_terms, terms
+from gp_orff.terms import Leaf, Term, inner_terms, terms
 from gp_orff.wrapper import WrapperKernel
 
 
@@ -51,7 +50,7 @@ def radial_derivatives(
         (tensor([-0.5000]), tensor([0.2500]))
     """
     known = ", ".join(
-        sorted(cls.__name__ for cls in radial_derivatives.registry if cls not in _UNKNOWN)
+        sorted(cls.__name__ for cls in radial_derivatives.registry if cls is not object)
     )
     raise NotImplementedError(
         f"no radial derivatives are known for {type(kernel).__name__}; known are {known}. "
@@ -59,20 +58,16 @@ def radial_derivatives(
     )
 
 
-# gpytorch's derivative kernels inherit from RBFKernel and MaternKernel but are different kernels.
-_UNKNOWN = (object, RBFKernelGrad, Matern52KernelGrad)
-for _cls in _UNKNOWN[1:]:
-    radial_derivatives.register(_cls, radial_derivatives.dispatch(object))
-
-
 @radial_derivatives.register
 def _(kernel: RBFKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(RBFKernel, kernel)
     k = torch.exp(-0.5 * s)  # κ(s)
     return -0.5 * k, 0.25 * k
 
 
 @radial_derivatives.register
 def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(MaternKernel, kernel)
     r = s.clamp_min(torch.finfo(s.dtype).tiny).sqrt()
     decay = torch.exp(-math.sqrt(2 * kernel.nu) * r)
     if kernel.nu == 1.5:  # κ = (1 + √3 r) exp(−√3 r)
@@ -84,26 +79,32 @@ def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
-    """−∇∇ᵀ of one scalar term at the displacements τ."""
-    if term.active_dims is not None:
-        embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)
-        embed = embed[list(term.active_dims)]  # (d_active, d)
-        inner = _minus_hessian(replace(term, active_dims=None), tau[..., list(term.active_dims)])
-        return embed.mT @ inner @ embed
-    lengthscale = term.kernel.lengthscale.unsqueeze(-2).expand(
-        *term.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
+@radial_derivatives.register
+def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(RQKernel, kernel)
+    alpha = kernel.alpha.unsqueeze(-1)
+    base = 1 + s / (2 * alpha)  # κ = base^{−α}
+    return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
+
+
+def _minus_hessian(leaf: Leaf, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
+    """−∇∇ᵀk of one scalar kernel at the displacements τ."""
+    if leaf.active_dims is not None:
+        dims = list(leaf.active_dims)
+        embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)[dims]  # (d_active, d)
+        return embed.mT @ _minus_hessian(Leaf(leaf.kernel), tau[..., dims]) @ embed
+    lengthscale = leaf.kernel.lengthscale.unsqueeze(-2).expand(
+        *leaf.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
     )
     scaled = tau / lengthscale
-    first, second = radial_derivatives(term.kernel, scaled.square().sum(-1))  # κ′, κ″: (*b, n, m)
+    first, second = radial_derivatives(leaf.kernel, scaled.square().sum(-1))  # κ′, κ″: (*b, n, m)
     u = scaled / lengthscale  # Λτ
     outer = u.unsqueeze(-1) * u.unsqueeze(-2)
     metric = torch.diag_embed(lengthscale.pow(-2))  # Λ
-    scale = term.outputscale[..., None, None, None, None]
-    return scale * (-2 * first[..., None, None] * metric - 4 * second[..., None, None] * outer)
+    return -2 * first[..., None, None] * metric - 4 * second[..., None, None] * outer
 
 
-class _PotentialKernel(WrapperKernel):
+class PotentialKernel(WrapperKernel):
     """A kernel of fields that derive from a potential with kernel `base_kernel`."""
 
     is_stationary = True
@@ -122,6 +123,8 @@ class _PotentialKernel(WrapperKernel):
                 f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
                 f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), num_dims=2)"
             )
+        if isinstance(num_dims, bool) or not isinstance(num_dims, int):
+            raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
         if num_dims < self.minimum_dims:
             raise ValueError(f"{name} needs num_dims >= {self.minimum_dims}, got {num_dims}")
         if active_dims is not None and len(active_dims) != num_dims:
@@ -132,29 +135,48 @@ class _PotentialKernel(WrapperKernel):
         super().__init__(active_dims=active_dims)
         self.num_dims = num_dims
         self.base_kernel = base_kernel
-        for term in inner_terms(self):
-            self._check_leaf(term.kernel)
+        for term in terms(base_kernel):
+            self._check(term)
 
     def factor(self, dims: tuple[int, ...] | None) -> Factor:
         """B(ω) of the field, for the spectrum of a potential that varies along `dims`."""
         raise NotImplementedError
 
-    def _check_leaf(self, leaf: Kernel) -> None:
+    def _check(self, term: Term) -> None:
+        """Whether the field of this term of the potential exists."""
         name = type(self).__name__
-        unknown = radial_derivatives.dispatch(object)
-        if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
-            if radial_derivatives.dispatch(type(leaf)) is unknown:
-                unknown(leaf, None)  # raises, naming what is known
-        elif math.isinf(spectrum(leaf).moment(1, self.num_dims)):
-            nu = getattr(leaf, "nu", None)
+        if term.num_outputs != 1:
             raise ValueError(
-                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got nu={nu}; "
-                "use nu=1.5 or 2.5"
+                f"{name} needs a scalar base kernel, got one with {term.num_outputs} outputs; pass "
+                "the scalar kernel inside it"
             )
-        if leaf.ard_num_dims not in (None, self.num_dims) and leaf.active_dims is None:
+        if len(term.leaves) != 1:
             raise ValueError(
-                f"{name}(num_dims={self.num_dims}) expects ard_num_dims={self.num_dims} in its "
-                f"base kernel, got {leaf.ard_num_dims}"
+                f"{name} expects a potential made of scaled sums of stationary kernels, got a "
+                "constant or a product; a constant has no gradient, and products in space are "
+                f"not supported. For a product with time, multiply {name} itself"
+            )
+        leaf = term.leaves[0].kernel
+        if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
+            if radial_derivatives.dispatch(type(leaf)) is radial_derivatives.dispatch(object):
+                radial_derivatives(leaf, None)  # raises, naming what is known
+        elif math.isinf(spectrum(leaf).moment(1, self.num_dims)):
+            raise ValueError(
+                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got "
+                f"nu={leaf.nu}; use nu=1.5 or 2.5"
+            )
+        dims = term.leaves[0].active_dims
+        if dims is not None and not all(0 <= dim < self.num_dims for dim in dims):
+            raise ValueError(
+                f"{name}(num_dims={self.num_dims}) expects active_dims of its base kernel within "
+                f"its own {self.num_dims} inputs, got {dims}; to select the inputs that are space, "
+                f"give active_dims to {name}"
+            )
+        seen = self.num_dims if dims is None else len(dims)
+        if leaf.ard_num_dims not in (None, seen):
+            raise ValueError(
+                f"{name}(num_dims={self.num_dims}) expects ard_num_dims={seen} in its base "
+                f"kernel, got {leaf.ard_num_dims}"
             )
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
@@ -187,14 +209,17 @@ class _PotentialKernel(WrapperKernel):
                 "pass x.double()"
             )
         tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
-        parts = [_minus_hessian(term, tau) for term in inner_terms(self)]
+        parts = [
+            term.outputscale[..., None, None, None, None] * _minus_hessian(term.leaves[0], tau)
+            for term in inner_terms(self)
+        ]
         blocks = self._assemble(sum(parts[1:], parts[0]))  # (*b, n, m, d, d)
         if diag:
             return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
         return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
 
 
-class CurlFreeKernel(_PotentialKernel):
+class CurlFreeKernel(PotentialKernel):
     r"""Curl-free kernel K(x, z) = −∇∇ᵀ k(x − z): fields that are gradients of a potential.
 
     `base_kernel` is the scalar kernel k of the potential (RBF, Matérn 3/2 and 5/2, and scaled sums
@@ -226,7 +251,7 @@ class CurlFreeKernel(_PotentialKernel):
         return minus_hessian
 
 
-class DivergenceFreeKernel(_PotentialKernel):
+class DivergenceFreeKernel(PotentialKernel):
     r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − ΔI) k(x − z): incompressible fields.
 
     In two dimensions these are the fields (∂₂ψ, −∂₁ψ) of a stream function ψ with kernel k, in
@@ -297,5 +322,8 @@ class HelmholtzKernel(AdditiveKernel):
 
 
 @inner_terms.register
-def _(kernel: _PotentialKernel) -> list[Term]:
-    return [term.with_factor(kernel.factor(term.active_dims)) for term in terms(kernel.base_kernel)]
+def _(kernel: PotentialKernel) -> list[Term]:
+    return [
+        term.with_factor(kernel.factor(term.leaves[0].active_dims if term.leaves else None))
+        for term in terms(kernel.base_kernel)
+    ]

@@ -2,19 +2,23 @@
 
 import torch
 from gpytorch import settings
-from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
-from gpytorch.utils.memoize import cached
+from gpytorch.utils.memoize import add_to_cache, cached
 from jaxtyping import Float
-from linear_operator.operators import LinearOperator, ZeroLinearOperator
+from linear_operator.operators import LinearOperator, ZeroLinearOperator, to_linear_operator
 from torch import Tensor, nn
 
-from gp_orff.expansion import Expansion, draw, expand
+from gp_orff.expansion import Expansion
 from gp_orff.frequencies import Rule
 from gp_orff.operators import FeatureCovariance, NoisyFeatureCovariance, PosteriorCovariance
 from gp_orff.posterior import WeightPosterior
-from gp_orff.terms import terms
+from gp_orff.resolution import draw, expand, infer_num_dims, leaf_dims
+from gp_orff.settings import check_features
+from gp_orff.statistics import Statistics
+from gp_orff.terms import Term, terms
+from gp_orff.trust import disagreement, halves, warn_if_overconfident
 from gp_orff.wrapper import WrapperKernel
 
 
@@ -54,8 +58,20 @@ class ORFFKernel(WrapperKernel):
 
     def __init__(self, kernel: Kernel, frequencies: Rule, *, num_dims: int | None = None):
         super().__init__()
+        if not isinstance(kernel, Kernel):
+            raise TypeError(
+                f"ORFFKernel expects an instance of a gpytorch kernel first, got {kernel!r}; for "
+                "instance ORFFKernel(gpytorch.kernels.RBFKernel(), gp_orff.MonteCarlo(256), "
+                "num_dims=2)"
+            )
+        if isinstance(frequencies, type) or not hasattr(frequencies, "draw"):
+            raise TypeError(
+                f"ORFFKernel expects a frequency rule second, got {frequencies!r}; for instance "
+                "gp_orff.MonteCarlo(256)"
+            )
         parts = terms(kernel)
-        outputs = sorted({term.factor.num_outputs for term in parts})
+        num_dims = infer_num_dims(parts, num_dims)
+        outputs = sorted({term.num_outputs for term in parts})
         if len(outputs) != 1:
             raise ValueError(
                 f"ORFFKernel expects terms with one number of outputs, got {outputs}; wrap scalar "
@@ -64,12 +80,7 @@ class ORFFKernel(WrapperKernel):
         self.num_outputs = outputs[0]
         self.base_kernel = kernel
         self.frequencies = nn.ModuleList(draw(kernel, frequencies, num_dims))
-        columns = [
-            (max(part.active_dims) + 1) if part.active_dims is not None else drawn.z.shape[-1]
-            for part, drawn in zip(parts, self.frequencies, strict=True)
-        ]
-        self._num_inputs = max(columns)  # at least; exactly, where a term sees all columns
-        self._sees_all = any(part.active_dims is None for part in parts)
+        self._num_inputs, self._sees_all = _input_columns(parts, num_dims)
 
     @property
     def num_features(self) -> int:
@@ -101,6 +112,8 @@ class ORFFKernel(WrapperKernel):
         return covariance._diagonal() if diag else covariance
 
     def _check_inputs(self, x: Tensor) -> None:
+        if x.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(f"ORFFKernel expects float32 or float64, got {x.dtype}; pass x.float()")
         if not x.is_floating_point():
             raise TypeError(
                 f"ORFFKernel expects floating-point inputs, got {x.dtype}; pass x.double()"
@@ -113,8 +126,8 @@ class ORFFKernel(WrapperKernel):
         expected, found = self._num_inputs, x.shape[-1]
         if found < expected or (self._sees_all and found != expected):
             raise ValueError(
-                f"ORFFKernel expects inputs with {expected} columns, got {found}; pass num_dims= "
-                "or select columns with active_dims"
+                f"ORFFKernel expects inputs with {expected} columns, got {found}; select "
+                "columns with active_dims"
             )
         if x.shape[-2] == 0:
             raise ValueError("ORFFKernel expects at least one point, got an empty set")
@@ -150,12 +163,57 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         )
 
     @property
+    @cached(name="statistics")
+    def statistics(self) -> Statistics:
+        """C, Z, Y₂ and N of the training residuals."""
+        residuals = self.train_labels - self.train_prior_dist.loc
+        return self._noisy_covariance.statistics(residuals)
+
+    @property
     @cached(name="weight_posterior")
     def weight_posterior(self) -> WeightPosterior:
         """p(θ | y), detached unless `settings.detach_test_caches` is off."""
-        residuals = self.train_labels - self.train_prior_dist.loc
-        posterior = self._noisy_covariance.posterior(residuals)
+        expansion = self._noisy_covariance.latent.expansion
+        posterior = self._posterior_of(expansion, None)
+        if check_features.on() and expansion.omega.shape[-2] > 1:
+            self._check(posterior)
         return posterior.detached() if settings.detach_test_caches.on() else posterior
+
+    def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
+        """The posterior of the features or, given their columns, of some of them."""
+        covariance = self._noisy_covariance
+        if covariance.prefers_dual:
+            return covariance.posterior(
+                self.train_labels - self.train_prior_dist.loc, expansion.double()
+            )
+        statistics = self.statistics if columns is None else self.statistics.select(columns)
+        return covariance.posterior_from(statistics, expansion.double())
+
+    @torch.no_grad()
+    def _check(self, posterior: WeightPosterior) -> None:
+        latent = self._noisy_covariance.latent
+        parts = [self._posterior_of(*half) for half in halves(latent.expansion)]
+        ratio = disagreement(posterior, parts, latent.x1[..., :200, :])
+        warn_if_overconfident(ratio, latent.expansion.num_features)
+
+    def get_fantasy_strategy(
+        self, inputs, targets, full_inputs, full_targets, full_output, **kwargs
+    ) -> "ORFFPredictionStrategy":
+        """The strategy with more data: statistics add, so that only the new points are visited."""
+        likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        new = type(self)(full_inputs, full_output, full_targets, likelihood)
+        if self._structured and new._structured and not self._noisy_covariance.prefers_dual:
+            added = targets.flatten(-2) if full_output.event_shape[1:] else targets
+            residuals = added - full_output.loc[..., self.num_train :]
+            latent = new._noisy_covariance.latent
+            points = latent.x1[..., latent.x1.shape[-2] - inputs[0].shape[-2] :, :]
+            more = Statistics.of(
+                points,
+                residuals.unflatten(-1, (-1, latent.num_outputs)),
+                self._noisy_covariance.latent.expansion.omega,
+            )
+            add_to_cache(new, "statistics", self.statistics + more)
+        return new
 
     def exact_prediction(
         self,
@@ -169,24 +227,25 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         mean = test_mean + posterior.mean(x).flatten(-2).to(test_mean.dtype)
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*test_test_covar.shape)
+        if posterior.requires_grad:  # plain autograd reaches everything through a dense matrix
+            return mean, to_linear_operator(posterior.covariance(x).to(test_mean.dtype))
         return mean, PosteriorCovariance(x, posterior)
 
 
-def _is_features(kernel: Kernel) -> bool:
-    if isinstance(kernel, AdditiveKernel):
-        return all(_is_features(term) for term in kernel.kernels)
-    if isinstance(kernel, ScaleKernel):
-        return _is_features(kernel.base_kernel)
-    return isinstance(kernel, ORFFKernel)
+def _input_columns(parts: list[Term], num_dims: int | None) -> tuple[int, bool]:
+    """The number of input columns the terms need, and whether there may be no more.
 
-
-def _additive_prediction_strategy(
-    self: AdditiveKernel, train_inputs, train_prior_dist, train_labels, likelihood
-) -> DefaultPredictionStrategy:
-    strategy = ORFFPredictionStrategy if _is_features(self) else DefaultPredictionStrategy
-    return strategy(train_inputs, train_prior_dist, train_labels, likelihood)
-
-
-# gpytorch's ScaleKernel asks its base kernel for a prediction strategy, its AdditiveKernel asks
-# nobody. Sums made of ORFFKernels alone get theirs; every other sum keeps gpytorch's default.
-AdditiveKernel.prediction_strategy = _additive_prediction_strategy
+    Raises:
+        ValueError: terms that contradict each other or `num_dims`.
+    """
+    leaves = [(term, leaf) for term in parts for leaf in term.leaves]
+    whole = {leaf_dims(term, leaf, num_dims) for term, leaf in leaves if leaf.active_dims is None}
+    least = max((max(leaf.active_dims) + 1 for _, leaf in leaves if leaf.active_dims), default=1)
+    known = whole | ({num_dims} if num_dims is not None else set())
+    if len(known) > 1 or (known and least > min(known)):
+        raise ValueError(
+            f"ORFFKernel expects terms that see the same inputs, got {sorted(whole)} columns for "
+            f"those without active_dims, column {least - 1} among active_dims, and "
+            f"num_dims={num_dims}; give active_dims to kernels that see a part of the inputs"
+        )
+    return (known.pop(), True) if known else (least, False)

@@ -4,7 +4,6 @@ Three forms of the same law, one for each algebra of `inference`. All are immuta
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import singledispatch
 
@@ -37,9 +36,10 @@ class WeightPosterior(ABC):
         """E[f(x)]."""
         return trig.apply(x, self.expansion.omega, self.weights)
 
-    @abstractmethod
     def variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         """Var[f_j(x)], in chunks of points."""
+        width = self.expansion.num_features * self.expansion.num_outputs
+        return trig.by_chunks(self._variance, x.double(), width)
 
     @abstractmethod
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
@@ -53,6 +53,11 @@ class WeightPosterior(ABC):
     def weight_covariance(self, v: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b F k"]:
         """Cov[θ] v."""
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the posterior is still tied to the hyperparameters' graph."""
+        return self.weights.requires_grad
+
     def detached(self) -> "WeightPosterior":
         """The same numbers, cut from the hyperparameters' graph."""
         expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
@@ -63,10 +68,12 @@ class WeightPosterior(ABC):
         }
         return replace(self, expansion=expansion, **tensors)
 
-    def _chunks(self, x: Tensor) -> Iterator[Tensor]:
-        x = x.double()
-        width = self.expansion.num_features * self.expansion.num_outputs
-        return (x[..., rows, :] for rows in trig.chunks(x, width))
+    @abstractmethod
+    def _variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
+        """The variance at few points."""
+
+    def _per_point(self, values: Float[Tensor, "*b n*p"]) -> Float[Tensor, "*b n p"]:
+        return values.unflatten(-1, (-1, self.expansion.num_outputs))
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,8 @@ class PrimalPosterior(WeightPosterior):
         root = self.root(x)
         return root @ root.mT
 
-    def variance(self, x: Tensor) -> Tensor:
-        parts = [self.root(part).square().sum(-1) for part in self._chunks(x)]
-        return torch.cat(parts, dim=-1).unflatten(-1, (-1, self.expansion.num_outputs))
+    def _variance(self, x: Tensor) -> Tensor:
+        return self._per_point(self.root(x).square().sum(-1))
 
 
 @dataclass(frozen=True)
@@ -123,12 +129,8 @@ class KroneckerPosterior(WeightPosterior):
         outer = torch.einsum("...pr,...qr,...rnm->...npmq", self.rotated, self.rotated, blocks)
         return outer.flatten(-4, -3).flatten(-2)
 
-    def variance(self, x: Tensor) -> Tensor:
-        parts = [
-            self._block_roots(part).square().sum(-1).mT @ self.rotated.square().mT
-            for part in self._chunks(x)
-        ]
-        return torch.cat(parts, dim=-2)
+    def _variance(self, x: Tensor) -> Tensor:
+        return self._block_roots(x).square().sum(-1).mT @ self.rotated.square().mT
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,10 @@ class DualPosterior(WeightPosterior):
         eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
         return features @ psd_safe_cholesky(eye - self.whitened.mT @ self.whitened)
 
-    def variance(self, x: Tensor) -> Tensor:
-        parts = []
-        for part in self._chunks(x):
-            features = self.expansion.features(part)
-            explained = features @ self.whitened.mT
-            parts.append(features.square().sum(-1) - explained.square().sum(-1))
-        return torch.cat(parts, dim=-1).unflatten(-1, (-1, self.expansion.num_outputs))
+    def _variance(self, x: Tensor) -> Tensor:
+        features = self.expansion.features(x.double())
+        explained = features @ self.whitened.mT
+        return self._per_point(features.square().sum(-1) - explained.square().sum(-1))
 
 
 def weight_posterior(

@@ -2,10 +2,11 @@
 
 Bochner's theorem writes a stationary kernel as the Fourier transform of a probability law,
 
-    k(x, z) = E cos⟨ω, x − z⟩ ,      ω = z / ℓ ,
+    k(x, z) = E cos⟨ω, x − z⟩ .
 
-with `z` in *base units* (unit lengthscale) and ℓ the kernel's own lengthscales, one or one per
-input dimension (ARD). `spectrum(kernel)` gives that law for one kernel.
+A random ω is made in two steps. *Base variables* are drawn once and hold no hyperparameters; the
+live hyperparameters turn them into frequencies afterwards, so that gradients reach every one of
+them. `spectrum(kernel)` gives the law of one kernel.
 """
 
 import math
@@ -14,56 +15,71 @@ from functools import singledispatch
 from typing import Protocol
 
 import numpy as np
+import scipy.special
 import torch
-from gpytorch.kernels import Kernel, Matern52KernelGrad, MaternKernel, RBFKernel, RBFKernelGrad
+from gpytorch.kernels import (
+    Kernel,
+    MaternKernel,
+    RBFKernel,
+    RQKernel,
+    SpectralMixtureKernel,
+)
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import Function
+
+from gp_orff.scalar_kernels import GeneralMaternKernel, require_covariance_of
 
 
 class Spectrum(Protocol):
     """The law of the frequencies of a scalar kernel with k(0) = 1.
 
-    A *tilt* t stands for the law with density proportional to ‖z‖^{2t} p(z). Fields that are
-    derivatives of a potential put their variance at higher frequencies; t = 1 is the law of
-    that variance for curl-free and divergence-free kernels.
+    In base units (unit lengthscales) ω is z. A *tilt* t stands for the law with density
+    proportional to ‖z‖^{2t} p(z). Fields that are derivatives of a potential have their variance
+    at higher frequencies; t = 1 is the law of that variance for curl- and divergence-free kernels.
     """
 
-    def frequencies(self, z: Float[Tensor, "D d"]) -> Float[Tensor, "*b D d"]:
-        """ω = z / ℓ, differentiable with respect to the kernel's lengthscales."""
+    def num_coordinates(self, num_dims: int) -> int:
+        """How many uniform coordinates `base` needs beside a direction."""
 
-    def log_density(self, omega: Float[Tensor, "*m d"]) -> Float[Tensor, "*m"]:
-        """log S(ω) with ∫ S(ω) dω = k(0) = 1, at the kernel's present lengthscales."""
+    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+        """Base variables (D, c) of the tilted law from unit vectors (D, d) and u in (0, 1)."""
+
+    def frequencies(self, base: Float[Tensor, "D c"], tilt: int) -> Float[Tensor, "*b D d"]:
+        """ω at the kernel's present hyperparameters, differentiable in all of them."""
+
+    def importance(self, base: Float[Tensor, "D c"], tilt: int) -> Float[Tensor, "*b D"]:
+        """The density of the law over that of the tilted one: E‖z‖^{2t} / ‖z‖^{2t}."""
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        """log S(ω) with ∫ S(ω) dω = k(0) = 1."""
 
     def moment(self, tilt: int, num_dims: int) -> float:
         """E ‖z‖^{2·tilt}; infinite where the kernel is not smooth enough."""
 
-    def sample(self, num: int, num_dims: int, tilt: int, rng: np.random.Generator) -> np.ndarray:
-        """`num` independent draws of z (num, d) from the law tilted by ‖z‖^{2·tilt}."""
-
-
-def _isotropic(squared_radii: np.ndarray, num_dims: int, rng: np.random.Generator) -> np.ndarray:
-    """Points at the given squared radii in independent uniform directions."""
-    directions = rng.standard_normal((len(squared_radii), num_dims))
-    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
-    return np.sqrt(squared_radii)[:, None] * directions
-
 
 @dataclass(frozen=True)
 class _Elliptical:
-    """What isotropic spectra share: in base units z has a radius and a uniform direction."""
+    """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
 
     lengthscale: Float[Tensor, "*b 1 d"]
 
-    def frequencies(self, z: Float[Tensor, "D d"]) -> Float[Tensor, "*b D d"]:
-        return z / self.lengthscale
+    def num_coordinates(self, num_dims: int) -> int:
+        return 1
 
-    def _scaled(
-        self, omega: Float[Tensor, "*m d"]
-    ) -> tuple[Float[Tensor, "*m"], Float[Tensor, ""]]:
+    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+        return directions * np.sqrt(self._squared_radius(u[:, :1], directions.shape[-1], tilt))
+
+    def frequencies(self, base: Float[Tensor, "D d"], tilt: int) -> Float[Tensor, "*b D d"]:
+        return base / self.lengthscale
+
+    def importance(self, base: Float[Tensor, "D d"], tilt: int) -> Float[Tensor, "D"]:
+        return self.moment(tilt, base.shape[-1]) / base.square().sum(-1) ** tilt
+
+    def _scaled(self, omega: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
         """‖ℓω‖² and log det ℓ of the change of variables."""
-        lengthscale = self.lengthscale.squeeze(-2).expand(
-            *self.lengthscale.shape[:-2], omega.shape[-1]
-        )
+        d = omega.shape[-1]
+        lengthscale = self.lengthscale.expand(*self.lengthscale.shape[:-1], d)
         return (omega * lengthscale).square().sum(-1), lengthscale.log().sum(-1)
 
 
@@ -74,28 +90,27 @@ class Gaussian(_Elliptical):
     Tilted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the tilt).
     """
 
-    def log_density(self, omega: Float[Tensor, "*m d"]) -> Float[Tensor, "*m"]:
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
         return log_det - 0.5 * (radius2 + omega.shape[-1] * math.log(2 * math.pi))
 
     def moment(self, tilt: int, num_dims: int) -> float:
-        return 2.0**tilt * math.gamma(num_dims / 2 + tilt) / math.gamma(num_dims / 2)
+        return _chi2_moment(tilt, num_dims)
 
-    def sample(self, num: int, num_dims: int, tilt: int, rng: np.random.Generator) -> np.ndarray:
-        return _isotropic(2 * rng.standard_gamma(num_dims / 2 + tilt, num), num_dims, rng)
+    def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
+        return _chi2_quantile(u, num_dims + 2 * tilt)
 
 
 @dataclass(frozen=True)
 class StudentT(_Elliptical):
     """Spectrum of the Matérn kernel: multivariate Student t, 2ν degrees of freedom, scale 1/ℓ.
 
-    ‖z‖² = 2ν · Gamma(d/2) / Gamma(ν). Tilted by ‖z‖^{2t}: 2ν · Gamma(d/2 + t) / Gamma(ν − t),
-    which exists for ν > t only.
+    ‖z‖²/2ν ~ BetaPrime(d/2, ν). Tilted by ‖z‖^{2t}: BetaPrime(d/2 + t, ν − t), for ν > t only.
     """
 
     nu: float
 
-    def log_density(self, omega: Float[Tensor, "*m d"]) -> Float[Tensor, "*m"]:
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
         d, nu = omega.shape[-1], self.nu
         normaliser = (
@@ -106,50 +121,205 @@ class StudentT(_Elliptical):
     def moment(self, tilt: int, num_dims: int) -> float:
         if self.nu <= tilt:
             return math.inf
-        numerator = math.gamma(num_dims / 2 + tilt) * math.gamma(self.nu - tilt)
-        return (2 * self.nu) ** tilt * numerator / (math.gamma(num_dims / 2) * math.gamma(self.nu))
+        # E‖z‖^{2t} = ν^t · E[χ²_d^t] · Γ(ν − t)/Γ(ν)
+        ratio = math.gamma(self.nu - tilt) / math.gamma(self.nu)
+        return self.nu**tilt * _chi2_moment(tilt, num_dims) * ratio
 
-    def sample(self, num: int, num_dims: int, tilt: int, rng: np.random.Generator) -> np.ndarray:
-        radius2 = rng.standard_gamma(num_dims / 2 + tilt, num) / rng.standard_gamma(
-            self.nu - tilt, num
-        )
-        return _isotropic(2 * self.nu * radius2, num_dims, rng)
+    def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
+        a, b = num_dims / 2 + tilt, self.nu - tilt
+        # quantile x/(1 − x) of a beta variable x; 1 − x from its own quantile keeps the tail exact
+        x, rest = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
+        return 2 * self.nu * x / rest
+
+
+@dataclass(frozen=True)
+class GammaMixture(_Elliptical):
+    """Spectrum of the rational quadratic kernel (1 + ‖τ/ℓ‖²/2α)^{−α}.
+
+    A scale mixture of Gaussians: z = √s g, g ~ N(0, I), s ~ Gamma(α, rate α). Tilted by ‖z‖^{2t}:
+    s ~ Gamma(α + t, rate α), ‖g‖² ~ χ²_{d+2t}. Base variables: g and the quantile of s, so that α
+    is trained through the quantile function.
+    """
+
+    alpha: Float[Tensor, "*b 1"]
+
+    def num_coordinates(self, num_dims: int) -> int:
+        return 2
+
+    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+        radius2 = _chi2_quantile(u[:, :1], directions.shape[-1] + 2 * tilt)
+        return np.concatenate([directions * np.sqrt(radius2), u[:, 1:2]], axis=-1)
+
+    def _mixing(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D"]:
+        return GammaQuantile.apply(self.alpha + tilt, base[:, -1]) / self.alpha  # s
+
+    def frequencies(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D d"]:
+        return self._mixing(base, tilt).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
+
+    def importance(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D"]:
+        radius2 = self._mixing(base, tilt) * base[:, :-1].square().sum(-1)
+        return self.moment(tilt, base.shape[-1] - 1) / radius2**tilt
+
+    def moment(self, tilt: int, num_dims: int) -> float | Tensor:
+        if tilt <= 1:  # E s = 1
+            return _chi2_moment(tilt, num_dims)
+        rising = math.prod((self.alpha + i) / self.alpha for i in range(tilt))  # E s^t
+        return rising * _chi2_moment(tilt, num_dims)
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        """By the trapezoid rule in log s around its peak: 2e-8 relative, differentiable in α."""
+        radius2, log_det = self._scaled(omega)
+        half, alpha = omega.shape[-1] / 2, self.alpha
+        order = alpha - half
+        peak = (order + (order.square() + 2 * alpha * radius2).sqrt()) / (2 * alpha)
+        # ∫ Gamma(s; α, α) N(z; 0, s I) ds, integrand exp(h(log s)), concave; ±45 nats are enough
+        right = torch.log1p(60 / (alpha * peak)) + 1
+        left = torch.log1p(120 * peak / radius2.clamp_min(1e-30)) + 1
+        grid = torch.linspace(0, 1, 161, dtype=omega.dtype, device=omega.device)
+        width = (left + right).detach()
+        v = (peak.log() - left).detach().unsqueeze(-1) + width.unsqueeze(-1) * grid
+        order, scale = order.unsqueeze(-1), alpha.unsqueeze(-1)
+        log_integrand = order * v - scale * v.exp() - 0.5 * radius2.unsqueeze(-1) * (-v).exp()
+        integral = torch.logsumexp(log_integrand, dim=-1) + (width / 160).log()
+        normaliser = alpha * alpha.log() - torch.lgamma(alpha) - half * math.log(2 * math.pi)
+        return log_det + normaliser + integral
+
+
+@dataclass(frozen=True)
+class SpectralMixture:
+    """Spectrum of gpytorch's SpectralMixtureKernel Π_i Σ_q w_q exp(−2π²τ_i²σ_qi²) cos(2πτ_iμ_qi).
+
+    Coordinates are independent; each is N(±2πμ_q, (2πσ_q)²) with either sign and probability
+    w_q/Σw. Components are drawn evenly and weighted by Q w_q/Σw, so that w is trained too. There is
+    no isotropic base law and so no tilt.
+    """
+
+    weights: Float[Tensor, "*b Q"]
+    means: Float[Tensor, "*b Q 1 d"]
+    scales: Float[Tensor, "*b Q 1 d"]
+
+    def num_coordinates(self, num_dims: int) -> int:
+        return 1 + 2 * num_dims
+
+    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+        if tilt:
+            raise NotImplementedError(
+                'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
+            )
+        d, components = directions.shape[-1], self.weights.shape[-1]
+        z = directions * np.sqrt(_chi2_quantile(u[:, :1], d))
+        signs, component = np.sign(u[:, 1 : d + 1] - 0.5), np.floor(components * u[:, d + 1 :])
+        return np.concatenate([z, signs, component], axis=-1)
+
+    def frequencies(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D d"]:
+        z, signs, component = base.chunk(3, dim=-1)
+        index = component.long().unsqueeze(-2).expand(*self.means.shape[:-3], -1, 1, -1)
+        means = self.means.squeeze(-2).gather(-2, index.squeeze(-2))
+        scales = self.scales.squeeze(-2).gather(-2, index.squeeze(-2))
+        return 2 * math.pi * (signs * means + scales * z)
+
+    def importance(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D"]:
+        ratio = self.weights.shape[-1] * self.weights / self.weights.sum(-1, keepdim=True)
+        return ratio[..., base.chunk(3, dim=-1)[2].long()].prod(-1)
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        centre, sd = 2 * math.pi * self.means, 2 * math.pi * self.scales
+        share = (self.weights / self.weights.sum(-1, keepdim=True))[..., None, None]
+        sides = [
+            -0.5 * ((omega.unsqueeze(-3) - sign * centre) / sd).square() for sign in (1, -1)
+        ]  # (*b, Q, m, d)
+        density = torch.logaddexp(*sides) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
+        return torch.logsumexp(density + share.log(), dim=-3).sum(-1)
+
+    def moment(self, tilt: int, num_dims: int) -> float:
+        """Finite for every tilt; its value in base units is only defined for tilt 0."""
+        return 1.0
+
+
+def _chi2_quantile(u: np.ndarray, degrees: int) -> np.ndarray:
+    return 2 * scipy.special.gammaincinv(degrees / 2, u)
+
+
+def _chi2_moment(order: int, degrees: int) -> float:
+    """E[(χ²_d)^t]."""
+    return 2.0**order * math.gamma(degrees / 2 + order) / math.gamma(degrees / 2)
+
+
+class GammaQuantile(Function):
+    """s with P(Gamma(a, 1) ≤ s) = u; its derivative in a at fixed u is torch's own."""
+
+    @staticmethod
+    def forward(ctx, a: Float[Tensor, "*b 1"], u: Float[Tensor, "D"]) -> Float[Tensor, "*b D"]:
+        s = scipy.special.gammaincinv(a.double().cpu().numpy(), u.double().cpu().numpy())
+        s = torch.as_tensor(s, dtype=torch.float64, device=a.device)
+        ctx.save_for_backward(a, s)
+        return s.to(a.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, s = ctx.saved_tensors
+        slope = torch._standard_gamma_grad(a.double().expand_as(s).contiguous(), s)
+        return (grad * slope).sum(-1, keepdim=True).to(a.dtype), None
 
 
 @singledispatch
 def spectrum(kernel: Kernel) -> Spectrum:
     """The spectral law of a stationary scalar kernel, at its present hyperparameters.
 
-    Known: `RBFKernel`, `MaternKernel` (any ν it accepts), with one lengthscale or ARD.
+    Known: `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is trained
+    too) and `SpectralMixtureKernel`, with one lengthscale or ARD.
 
     Raises:
-        NotImplementedError: for every other kernel; register a `Spectrum` for your own with
-            `gp_orff.spectrum.register(MyKernel)`.
+        NotImplementedError: for every other kernel. Register a `Spectrum` for your own, and the
+            whole package knows it.
 
     Example:
         >>> import gpytorch, gp_orff
         >>> law = gp_orff.spectrum(gpytorch.kernels.MaternKernel(nu=2.5))
-        >>> law.moment(tilt=1, num_dims=2)          # E‖z‖² = d ν/(ν − 1)
-        3.333333333333333
+        >>> round(law.moment(tilt=1, num_dims=2), 6)          # E‖z‖² = d ν/(ν − 1)
+        3.333333
+
+        A kernel of your own, here a Matérn 5/2 kernel by another name:
+
+        >>> class MyKernel(gpytorch.kernels.Kernel):
+        ...     has_lengthscale = True
+        >>> @gp_orff.spectrum.register
+        ... def _(kernel: MyKernel):
+        ...     return gp_orff.spectra.StudentT(kernel.lengthscale, nu=2.5)
+        >>> gp_orff.ORFFKernel(MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)).num_features
+        128
     """
-    known = ", ".join(sorted(cls.__name__ for cls in spectrum.registry if cls not in _UNKNOWN))
+    known = ", ".join(sorted(cls.__name__ for cls in spectrum.registry if cls is not object))
     raise NotImplementedError(
         f"no spectral density is known for {type(kernel).__name__}; known are {known}. "
-        "Register yours with @gp_orff.spectrum.register(YourKernel)."
+        "Register yours with @gp_orff.spectrum.register (see its docstring)."
     )
-
-
-# gpytorch's derivative kernels inherit from RBFKernel and MaternKernel but are different kernels.
-_UNKNOWN = (object, RBFKernelGrad, Matern52KernelGrad)
-for _cls in _UNKNOWN[1:]:
-    spectrum.register(_cls, spectrum.dispatch(object))
 
 
 @spectrum.register
 def _(kernel: RBFKernel) -> Spectrum:
+    require_covariance_of(RBFKernel, kernel)
     return Gaussian(kernel.lengthscale)
 
 
 @spectrum.register
 def _(kernel: MaternKernel) -> Spectrum:
+    require_covariance_of(MaternKernel, kernel)
     return StudentT(kernel.lengthscale, kernel.nu)
+
+
+@spectrum.register
+def _(kernel: GeneralMaternKernel) -> Spectrum:
+    return StudentT(kernel.lengthscale, kernel.nu)
+
+
+@spectrum.register
+def _(kernel: RQKernel) -> Spectrum:
+    require_covariance_of(RQKernel, kernel)
+    return GammaMixture(kernel.lengthscale, kernel.alpha)
+
+
+@spectrum.register
+def _(kernel: SpectralMixtureKernel) -> Spectrum:
+    require_covariance_of(SpectralMixtureKernel, kernel)
+    return SpectralMixture(kernel.mixture_weights, kernel.mixture_means, kernel.mixture_scales)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff import trig
@@ -37,6 +37,11 @@ class Statistics:
         y = y.double()
         gram, cross = trig.moments(x, omega, y)
         return cls(gram, cross, y.mT @ y, x.shape[-2])
+
+    def select(self, columns: Int[Tensor, "k"]) -> "Statistics":
+        """The statistics of some columns."""
+        gram = self.gram[..., columns, :][..., columns]
+        return Statistics(gram, self.cross[..., columns, :], self.second_moment, self.count)
 
     def __add__(self, other: "Statistics") -> "Statistics":
         return Statistics(

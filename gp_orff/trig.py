@@ -1,18 +1,19 @@
 """Products with trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩], never held whole.
 
 φ is N×2D. Each product here walks over chunks of points, and its backward pass computes the
-columns anew, so that memory does not grow with N·D. Everything is computed in float64.
+columns anew, so that memory does not grow with N·D. Everything is computed in float64. Backward
+passes are made of differentiable operations: second derivatives exist.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-_CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}  # of φ; cache size, and kernel-launch cost
+# of φ: few enough parallel regions that a busy core does not stall them, far below the data's size
+_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
 
 
 def trig(x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b N 2*D"]:
@@ -49,6 +50,21 @@ def chunks(x: Float[Tensor, "*b N d"], width: int) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, x.shape[-2], rows))
 
 
+def by_chunks(
+    function: Callable[[Float[Tensor, "*b m d"]], Float[Tensor, "*b m k"]],
+    x: Float[Tensor, "*b N d"],
+    width: int,
+) -> Float[Tensor, "*b N k"]:
+    """function(x), chunk by chunk into one array: a list of pieces would fragment the heap."""
+    out = None
+    for rows in chunks(x, width):
+        part = function(x[..., rows, :])
+        if out is None:
+            out = part.new_empty(*part.shape[:-2], x.shape[-2], part.shape[-1])
+        out[..., rows, :] = part
+    return out
+
+
 def _same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
     return tuple(t.double().expand(*batch, *t.shape[-2:]) for t in tensors)
@@ -76,7 +92,6 @@ class _Moments(Function):
         return c, z
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_c, grad_z):
         x, omega, y = ctx.saved_tensors
         needs_x, needs_omega, needs_y, _ = ctx.needs_input_grad
@@ -110,7 +125,6 @@ class _Apply(Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         x, omega, w = ctx.saved_tensors
         needs_x, needs_omega, needs_w = ctx.needs_input_grad

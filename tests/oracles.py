@@ -15,15 +15,21 @@ def matern(tau, lengthscale, nu):
     return polynomial * torch.exp(-r)
 
 
+def rational_quadratic(tau, lengthscale, alpha=1.4):
+    return (1 + (tau / lengthscale).square().sum(-1) / (2 * alpha)) ** (-alpha)
+
+
 def scalar(name):
     """k(τ, ℓ) by name."""
+    if name in ("rbf", "rq"):
+        return {"rbf": rbf, "rq": rational_quadratic}[name]
     nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
-    return rbf if name == "rbf" else lambda tau, ell: matern(tau, ell, nu[name])
+    return lambda tau, ell: matern(tau, ell, nu[name])
 
 
 def second_moment(name):
     """−k″ along one axis at lag 0 with unit lengthscale, by the kernel's Taylor series."""
-    return {"rbf": 1.0, "matern32": 3.0, "matern52": 5 / 3}[name]
+    return {"rbf": 1.0, "rq": 1.0, "matern32": 3.0, "matern52": 5 / 3}[name]
 
 
 def curl_free(hessian):

@@ -16,6 +16,7 @@ import gp_orff
 from tests.models import evidence, scalar_gp, vector_gp
 
 RULE = gp_orff.MonteCarlo(16)
+pytestmark = pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")
 
 
 def curl_free(**kwargs):
@@ -41,12 +42,12 @@ CONSTRUCTION = {
     "unknown_potential": (
         lambda: gp_orff.CurlFreeKernel(PeriodicKernel(), num_dims=2),
         NotImplementedError,
-        r"PeriodicKernel; known are MaternKernel, RBFKernel\. Register",
+        r"PeriodicKernel; known are MaternKernel, RBFKernel, RQKernel\. Register",
     ),
     "derivative_kernel_in_disguise": (
         lambda: gp_orff.CurlFreeKernel(RBFKernelGrad(), num_dims=2),
         NotImplementedError,
-        r"RBFKernelGrad; known are MaternKernel, RBFKernel",
+        r"RBFKernelGrad inherits from RBFKernel but has a covariance of its own",
     ),
     "class_instead_of_instance": (
         lambda: gp_orff.CurlFreeKernel(RBFKernel, num_dims=2),

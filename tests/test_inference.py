@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from gp_orff import inference
 from gp_orff.expansion import FeatureExpansion, KroneckerExpansion, merge
@@ -37,6 +37,7 @@ EXPANSIONS = {
     "features": feature_expansion,
     "kronecker": kronecker_expansion,
     "kronecker_rank_one": lambda: kronecker_expansion(rank=1),
+    "kronecker_rank_three": lambda: kronecker_expansion(rank=3),
     "merged": lambda: merge([feature_expansion(), kronecker_expansion()]),
 }
 
@@ -146,7 +147,31 @@ def test_the_cheaper_factorisation_is_chosen():
     assert not prefers_dual(kronecker, 4)  # although N·p = 8 < F = 12
 
 
-@pytest.mark.parametrize("covariance", [[[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]]])
+@pytest.mark.parametrize("name", EXPANSIONS)
+@pytest.mark.parametrize("points", [2, 20], ids=["dual", "primal"])
+def test_second_derivatives(name, points):
+    """Laplace approximations and gradient penalties differentiate the gradient."""
+    expansion = EXPANSIONS[name]()
+
+    def function(x, root, *tensors):
+        noise = Noise.of(root @ root.mT + torch.eye(2, dtype=torch.float64))
+        return sum(evidence(expansion.rebuild(*tensors), x, draw(points, 2, seed=4), noise))
+
+    leaves = [draw(points, 2, seed=3), draw(2, 2, seed=5), *expansion.tensors]
+    assert gradgradcheck(function, [t.clone().requires_grad_() for t in leaves])
+
+
+def test_second_derivatives_of_predictions():
+    expansion = feature_expansion()
+    posterior = weight_posterior(expansion, draw(20, 2), draw(20, 2, seed=1), Noise.of(spd(2)))
+    xs = draw(3, 2, seed=5).requires_grad_()
+    assert gradgradcheck(lambda x: (posterior.mean(x), posterior.variance(x)), xs)
+
+
+@pytest.mark.parametrize(
+    "covariance",
+    [[[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0 + 1e-15]]],
+)
 def test_singular_noise_is_refused(covariance):
     with pytest.raises(ValueError, match=r"positive definite noise.*singular.*global noise"):
         Noise.of(torch.tensor(covariance, dtype=torch.float64))

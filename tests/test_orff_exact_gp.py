@@ -22,6 +22,9 @@ from tests import oracles
 from tests.models import ScalarGP, VectorGP, evidence, scalar_gp, vector_gp
 from tests.registry import CASES
 
+# few features keep the dense reference small; that their error bars are off is no matter here
+pytestmark = pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")
+
 NOISES = {
     "global": {"has_task_noise": False},
     "rank_0": {"has_global_noise": False},
@@ -248,7 +251,7 @@ def test_state_dict_into_a_fresh_model_and_pickling(regime):
     xs = draw(4, 2, seed=2)
     expected = model(xs)
     fresh_kernel = gp_orff.ORFFKernel(
-        gp_orff.HelmholtzKernel(CASES["helmholtz"]().parts[0][0], num_dims=2),
+        gp_orff.HelmholtzKernel(CASES["helmholtz"]().parts[0].leaves[0][0], num_dims=2),
         gp_orff.MonteCarlo(24, seed=99),  # other frequencies, to be overwritten
     )
     fresh = model_for(case, POINTS[regime], {}, fresh_kernel)

@@ -6,72 +6,151 @@ import math
 import gpytorch
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import torch
+from torch.autograd import gradcheck
 
 import gp_orff
+from gp_orff.spectra import GammaQuantile, spectrum
+from gp_orff.terms import terms
 from tests import oracles
 from tests.registry import SMOOTH, SPECTRA, base
 
+ELLIPTICAL = [name for name in SPECTRA if name != "spectral_mixture"]
+CLOSED_FORM = [name for name in SPECTRA if name != "matern_general"]
 
-@pytest.mark.parametrize("name", SPECTRA)
+
+def density(kernel, omega):
+    """Σ outputscale · S(ω) over the terms of a scalar kernel."""
+    return sum(
+        term.outputscale * spectrum(term.leaves[0].kernel).log_density(omega).exp()
+        for term in terms(kernel)
+    )
+
+
+@pytest.mark.parametrize("name", CLOSED_FORM)
 @pytest.mark.parametrize("num_dims", [1, 2])
 def test_density_is_the_fourier_transform_of_the_kernel(name, num_dims):
     kernel = base(name, num_dims)
     # trapezoid sums over ω with spacing h alias k at lags 2π/h, and miss the tail beyond W
-    cutoff, spacing = {1: (4000.0, 0.2), 2: (80.0, 0.25)}[num_dims]
+    spacing = 0.05 if name == "rq" else 0.2  # whose kernel decays like |τ|^{−2α} only
+    cutoff = {1: 4000.0, 2: 80.0}[num_dims] if name != "rq" else {1: 60.0, 2: 10.0}[num_dims]
     axis = torch.arange(-cutoff, cutoff + spacing / 2, spacing, dtype=torch.float64)
     omega = torch.cartesian_prod(*[axis] * num_dims).reshape(-1, num_dims)
-    weights = gp_orff.spectrum(kernel).log_density(omega).exp() * spacing**num_dims
-    tail = 1 - weights.sum().item()
-    assert abs(tail) < {"matern12": 0.02, "matern32": 1e-3}.get(name, 1e-5)
-    tau = torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64)[:, :num_dims]
-    transform = (omega @ tau.mT).cos().mT @ weights
-    expected = oracles.scalar(name)(tau, kernel.lengthscale)
-    torch.testing.assert_close(transform, expected, atol=max(1e-6, 2 * abs(tail)), rtol=0)
+    omega = omega[omega.abs().sum(-1) > 0] if name == "rq" else omega
+    with torch.no_grad():
+        weights = density(kernel, omega) * spacing**num_dims
+        tau = torch.tensor([[0.3, -0.2], [1.0, 0.5]], dtype=torch.float64)[:, :num_dims]
+        zero = torch.zeros(1, num_dims, dtype=torch.float64)
+        exact = kernel(tau, zero).to_dense().squeeze(-1)
+        tail = (kernel(zero).to_dense() - weights.sum()).item()
+        transform = (omega @ tau.mT).cos().mT @ weights
+    expected_tail = {"matern12": 0.02, "matern32": 1e-3, "rq": 2e-3}.get(name, 1e-5)
+    assert abs(tail) < expected_tail
+    torch.testing.assert_close(transform, exact, atol=max(1e-6, 3 * abs(tail)), rtol=0)
+
+
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+@pytest.mark.parametrize("alpha", [0.4, 1.0, 5.0])
+def test_rational_quadratic_density_is_a_bessel_function(alpha, num_dims):
+    """S(z) = 2 α^α/(Γ(α)(2π)^{d/2}) (q/2α)^{(α−d/2)/2} K_{α−d/2}(√(2αq)), q = ‖z‖²."""
+    kernel = base("rq", num_dims)
+    kernel.lengthscale = torch.ones(1, num_dims)
+    kernel.alpha = torch.tensor(alpha, dtype=torch.float64)
+    radius = torch.logspace(-2, 1, 40, dtype=torch.float64)
+    omega = torch.zeros(40, num_dims, dtype=torch.float64)
+    omega[:, 0] = radius
+    q, order = radius.numpy() ** 2, alpha - num_dims / 2
+    expected = 2 * alpha**alpha / (math.gamma(alpha) * (2 * math.pi) ** (num_dims / 2))
+    expected = expected * (q / (2 * alpha)) ** (order / 2)
+    expected = expected * scipy.special.kv(order, np.sqrt(2 * alpha * q))
+    found = spectrum(kernel).log_density(omega)
+    torch.testing.assert_close(found.exp(), torch.from_numpy(expected), rtol=2e-8, atol=0)
+    alphas = torch.tensor([alpha], dtype=torch.float64, requires_grad=True)
+    law = spectrum(kernel)
+    assert gradcheck(lambda a: type(law)(law.lengthscale.detach(), a).log_density(omega), alphas)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("num_dims", [1, 2, 3, 5])
 def test_second_moment_is_minus_the_laplacian_at_lag_zero(name, num_dims):
-    law = gp_orff.spectrum(SPECTRA[name]())
+    law = spectrum(SPECTRA[name]())
     assert law.moment(0, num_dims) == pytest.approx(1)
     assert law.moment(1, num_dims) == pytest.approx(num_dims * oracles.second_moment(name))
 
 
 def test_moments_that_do_not_exist_are_infinite():
-    assert math.isinf(gp_orff.spectrum(SPECTRA["matern12"]()).moment(1, 2))
-    assert math.isinf(gp_orff.spectrum(SPECTRA["matern32"]()).moment(2, 2))
+    assert math.isinf(spectrum(SPECTRA["matern12"]()).moment(1, 2))
+    assert math.isinf(spectrum(SPECTRA["matern32"]()).moment(2, 2))
+    assert spectrum(SPECTRA["matern_general"]()).moment(1, 2) == pytest.approx(2 * 1.8 / 0.8)
 
 
 def radius_law(name, num_dims, tilt):
     """The law of ‖z‖² tilted by ‖z‖^{2t}, from the mathematics of χ² and beta-prime variables."""
     if name == "rbf":
         return scipy.stats.chi2(num_dims + 2 * tilt)
-    nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}[name]
+    nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5, "matern_general": 1.8}[name]
     return scipy.stats.betaprime(num_dims / 2 + tilt, nu - tilt, scale=2 * nu)
 
 
+def rational_quadratic_sample(num_dims, tilt, alpha=1.4):
+    """‖z‖² = s χ²_{d+2t}, s ~ Gamma(α + t, rate α), by plain sampling."""
+    rng = np.random.default_rng(5)
+    s = rng.gamma(alpha + tilt, 1 / alpha, 20_000)
+    return s * rng.chisquare(num_dims + 2 * tilt, 20_000)
+
+
+def base_sample(law, number, num_dims, tilt):
+    rng = np.random.default_rng(0)
+    directions = rng.standard_normal((number, num_dims))
+    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
+    u = rng.random((number, law.num_coordinates(num_dims)))
+    return torch.from_numpy(law.base(directions, u, tilt))
+
+
 @pytest.mark.parametrize("num_dims", [1, 2, 3, 5])
-@pytest.mark.parametrize(("name", "tilt"), [(n, 0) for n in SPECTRA] + [(n, 1) for n in SMOOTH])
+@pytest.mark.parametrize(
+    ("name", "tilt"), [(n, t) for n in ELLIPTICAL for t in (0, 1) if (n, t) != ("matern12", 1)]
+)
 def test_samples_follow_the_tilted_law(name, tilt, num_dims):
-    law = gp_orff.spectrum(SPECTRA[name]())
-    z = law.sample(4000, num_dims, tilt, np.random.default_rng(0))
+    kernel = base(name, num_dims, ard=False)
+    kernel.lengthscale = 1.0
+    law = spectrum(kernel)
+    with torch.no_grad():
+        z = law.frequencies(base_sample(law, 4000, num_dims, tilt), tilt).numpy()
     squared_radius = (z**2).sum(-1)
-    test = scipy.stats.kstest(squared_radius, radius_law(name, num_dims, tilt).cdf)
+    if name == "rq":
+        test = scipy.stats.ks_2samp(squared_radius, rational_quadratic_sample(num_dims, tilt))
+    else:
+        test = scipy.stats.kstest(squared_radius, radius_law(name, num_dims, tilt).cdf)
     assert test.pvalue > 1e-3
     direction = z / np.sqrt(squared_radius)[:, None]
     covariance = direction.T @ direction / len(z)  # I/d, entries with standard error < 1/√n
     assert np.abs(covariance - np.eye(num_dims) / num_dims).max() < 5 / math.sqrt(len(z))
 
 
+def test_spectral_mixtures_have_every_pattern_of_signs():
+    kernel = base("spectral_mixture", 2)
+    law = spectrum(kernel)
+    with torch.no_grad():
+        variables = base_sample(law, 20_000, 2, 0)
+        omega, weights = law.frequencies(variables, 0), law.importance(variables, 0)
+        share = (law.weights / law.weights.sum()).unsqueeze(-1)
+        means, sd = 2 * math.pi * law.means.squeeze(-2), 2 * math.pi * law.scales.squeeze(-2)
+    for signs in itertools.product((-1.0, 1.0), repeat=2):
+        own = (omega.sign() == torch.tensor(signs, dtype=torch.float64)).all(-1)
+        assert (weights * own).mean().item() == pytest.approx(0.25, abs=0.02)
+    second = (weights.unsqueeze(-1) * omega.square()).mean(0)
+    torch.testing.assert_close(second, (share * (means**2 + sd**2)).sum(0), rtol=0.05, atol=0)
+
+
 def test_tilted_density_is_the_density_times_the_squared_radius():
     """∫ over radii of ‖z‖² p(z)/E‖z‖² gives the law that the tilted samples follow."""
-    law = gp_orff.spectrum(SPECTRA["matern52"]())
-    with torch.no_grad():
-        law = type(law)(torch.ones(1, 1, dtype=torch.float64), 2.5)
-    edges = np.array([0.5, 1.0, 2.0, 4.0])
-    for low, high in itertools.pairwise(edges):
+    kernel = SPECTRA["matern52"]().double()
+    kernel.lengthscale = 1.0
+    law = spectrum(kernel)
+    for low, high in itertools.pairwise([0.5, 1.0, 2.0, 4.0]):
         r = torch.linspace(low, high, 2001, dtype=torch.float64)
         z = torch.stack([r, torch.zeros_like(r)], dim=-1)
         ring = 2 * math.pi * r * r**2 * law.log_density(z).exp() / law.moment(1, 2)
@@ -80,29 +159,57 @@ def test_tilted_density_is_the_density_times_the_squared_radius():
         assert torch.trapezoid(ring, r).item() == pytest.approx(probability, rel=1e-6)
 
 
-def test_gradients_reach_the_lengthscales():
-    kernel = base("matern52", 2)
-    omega = gp_orff.spectrum(kernel).frequencies(torch.ones(1, 2, dtype=torch.float64))
-    torch.testing.assert_close(omega, 1 / kernel.lengthscale)
-    omega.sum().backward()
-    assert kernel.raw_lengthscale.grad.abs().min() > 0
+def test_gradients_reach_every_hyperparameter():
+    for name in SPECTRA:
+        kernel = base(name, 2)
+        for term in terms(kernel):
+            law = spectrum(term.leaves[0].kernel)
+            omega = law.frequencies(base_sample(law, 20, 2, 0), 0)
+            (omega.square().sum() * term.outputscale).backward()
+        for parameter_name, parameter in kernel.named_parameters():
+            assert parameter.grad.abs().min() > 0, (name, parameter_name)
+
+
+def test_gamma_quantiles_and_their_derivative():
+    a = torch.tensor([[0.3], [1.7], [6.0]], dtype=torch.float64, requires_grad=True)
+    u = torch.tensor([0.01, 0.2, 0.5, 0.9, 0.999], dtype=torch.float64)
+    expected = scipy.stats.gamma(a.detach().numpy()).ppf(u.numpy())
+    torch.testing.assert_close(GammaQuantile.apply(a, u), torch.from_numpy(expected))
+    assert gradcheck(lambda t: GammaQuantile.apply(t, u), a)
 
 
 @pytest.mark.parametrize(
-    "kernel", [gpytorch.kernels.PeriodicKernel(), gpytorch.kernels.RBFKernelGrad()]
+    "kernel",
+    [
+        gpytorch.kernels.PeriodicKernel(),
+        gpytorch.kernels.CosineKernel(),
+        gpytorch.kernels.LinearKernel(),
+    ],
 )
 def test_unknown_kernels_are_refused_by_name(kernel):
     with pytest.raises(NotImplementedError, match=rf"{type(kernel).__name__}.*MaternKernel.*regis"):
+        gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(8), num_dims=1)
+
+
+@pytest.mark.parametrize(
+    "kernel", [gpytorch.kernels.RBFKernelGrad(), gpytorch.kernels.RBFKernelGradGrad()]
+)
+def test_subclasses_with_another_covariance_are_refused(kernel):
+    name = type(kernel).__name__
+    with pytest.raises(NotImplementedError, match=f"{name} inherits from RBFKernel but has a cov"):
         gp_orff.spectrum(kernel)
+    with pytest.raises(NotImplementedError, match=f"{name} inherits from RBFKernel but has a cov"):
+        gp_orff.CurlFreeKernel(kernel, num_dims=2)
 
 
-def test_a_spectrum_can_be_registered():
-    class MyKernel(gpytorch.kernels.RBFKernel):
-        pass
+def test_the_general_matern_kernel_has_no_closed_form():
+    with pytest.raises(NotImplementedError, match=r"nu=1.8\) has a spectral density.*ORFFKernel"):
+        gp_orff.GeneralMaternKernel(1.8)(torch.zeros(2, 1)).to_dense()
+    with pytest.raises(ValueError, match="expects nu > 0, got -1"):
+        gp_orff.GeneralMaternKernel(-1)
 
-    law = gp_orff.spectrum(SPECTRA["matern52"]())
-    try:
-        gp_orff.spectrum.register(MyKernel, lambda kernel: law)
-        assert gp_orff.spectrum(MyKernel()) is law
-    finally:
-        gp_orff.spectrum.register(MyKernel, gp_orff.spectrum.dispatch(gpytorch.kernels.RBFKernel))
+
+def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():
+    ours, theirs = gp_orff.GeneralMaternKernel(2.5), gpytorch.kernels.MaternKernel(nu=2.5)
+    omega = torch.linspace(-3, 3, 20).unsqueeze(-1)
+    assert torch.equal(spectrum(ours).log_density(omega), spectrum(theirs).log_density(omega))

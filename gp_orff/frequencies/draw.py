@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -11,28 +12,55 @@ from gp_orff.spectra import Spectrum
 
 
 @dataclass(frozen=True)
-class Law:
-    """What one leaf of a kernel tree asks of a rule: frequencies for E[B(ω) … B(ω)ᵀ]."""
+class LeafLaw:
+    """One scalar kernel of a term: its frequencies enter B(ω) with this degree."""
 
     spectrum: Spectrum
     num_dims: int
-    degree: int  # of B(ω): ‖B(ω)‖² grows like ‖ω‖^{2·degree}
+    degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}
+
+
+@dataclass(frozen=True)
+class TermLaw:
+    """What one term of a kernel tree asks of a rule: independent frequencies for each leaf."""
+
+    leaves: tuple[LeafLaw, ...]
+    share: int = 1  # of how many terms that will share their frequencies this is one
 
 
 class Draw(nn.Module):
-    """Frequencies of one leaf, drawn once in base units: ω = z / ℓ, E[g] ≈ Σ_k weights_k g(ω_k)."""
+    """Frequencies of one term, drawn once as base variables without hyperparameters."""
 
-    def __init__(self, z: Float[Tensor, "D d"], weights: Float[Tensor, "D"]):
+    def __init__(self, bases: Sequence[Float[Tensor, "D c"]], tilts: Sequence[int]):
         super().__init__()
-        self.register_buffer("z", z)
-        self.register_buffer("weights", weights)
+        self.tilts = tuple(tilts)
+        for index, base in enumerate(bases):
+            self.register_buffer(f"base_{index}", base)
+
+    @property
+    def bases(self) -> list[Float[Tensor, "D c"]]:
+        return [getattr(self, f"base_{index}") for index in range(len(self.tilts))]
+
+    @property
+    def num_frequencies(self) -> int:
+        return self.bases[0].shape[0] if self.tilts else 1
+
+    def nodes(
+        self, spectra: Sequence[Spectrum]
+    ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
+        """ω of each leaf and the weights w with E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …)."""
+        parts = list(zip(spectra, self.bases, self.tilts, strict=True))
+        weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+        for law, base, tilt in parts:
+            weights = weights * law.importance(base, tilt)
+        return [law.frequencies(base, tilt) for law, base, tilt in parts], weights
 
     def extra_repr(self) -> str:
-        return f"num_frequencies={self.z.shape[0]}, num_dims={self.z.shape[1]}"
+        return f"num_frequencies={self.num_frequencies}"
 
 
 class Rule(Protocol):
     """A frequency rule; it holds no tensors and never changes."""
 
-    def draw(self, laws: Sequence[Law]) -> list[Draw]:
-        """Frequencies for every leaf of a kernel tree, in the order of its terms."""
+    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
+        """Frequencies for every term of a kernel tree, in order."""

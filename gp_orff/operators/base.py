@@ -4,10 +4,13 @@ import torch
 from jaxtyping import Float
 from linear_operator.operators import (
     ConstantDiagLinearOperator,
+    KroneckerProductDiagLinearOperator,
+    KroneckerProductLinearOperator,
     LinearOperator,
     RootLinearOperator,
     to_linear_operator,
 )
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 
@@ -60,10 +63,94 @@ class RootedOperator(PointwiseOperator):
         return RootLinearOperator(PaddedRoot(root))
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
+        """R ε with ε ~ N(0, I)."""
         root = self._root()
         shape = (*root.shape[:-2], root.shape[-1], num_samples)
         samples = root @ torch.randn(shape, dtype=root.dtype, device=root.device)
         return samples.movedim(-1, 0).to(self.dtype)
+
+
+class WithWhiteNoise(PointwiseOperator):
+    """A covariance of that kind plus I⊗Σ, sampled as a sum of independent parts."""
+
+    latent: RootedOperator
+    noise: Float[Tensor, "*b p p"]
+
+    def _size(self) -> torch.Size:
+        return self.latent.shape
+
+    def _transpose_nonbatch(self) -> LinearOperator:
+        return self
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        if rhs.dim() == 1:
+            return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
+        blocks = rhs.unflatten(-2, (-1, self.num_outputs))
+        white = (self.noise.unsqueeze(-3) @ blocks).flatten(-3, -2)
+        return self.latent._matmul(rhs) + white
+
+    def _diagonal(self) -> Float[Tensor, "*b n*p"]:
+        white = self.noise.diagonal(dim1=-1, dim2=-2).unsqueeze(-2)
+        return (self.latent._diagonal().unflatten(-1, (-1, self.num_outputs)) + white).flatten(-2)
+
+    def to_dense(self) -> Float[Tensor, "*b n*p n*p"]:
+        eye = torch.eye(self.shape[-1] // self.num_outputs, dtype=self.dtype, device=self.device)
+        return self.latent.to_dense() + white_blocks(eye, self.noise)
+
+    def _points(self, rows: slice, cols: slice) -> LinearOperator:
+        latent = self.latent._points(rows, cols)
+        if rows == cols:
+            return self.of(latent, self.noise)
+        index = torch.arange(self.shape[-1] // self.num_outputs, device=self.device)
+        same = (index[rows].unsqueeze(-1) == index[cols]).to(self.dtype)
+        return to_linear_operator(latent.to_dense() + white_blocks(same, self.noise))
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        if (other < 0).any():
+            return super()._mul_constant(other)
+        return self.of(self.latent * other, self.noise * other[..., None, None])
+
+    def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
+        """By Cholesky at any size: gpytorch's rank-limited root would narrow the samples."""
+        return RootLinearOperator(psd_safe_cholesky(self.to_dense()))
+
+    def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
+        latent = self.latent.zero_mean_mvn_samples(num_samples)
+        white = torch.randn_like(latent).unflatten(-1, (-1, self.num_outputs))
+        return latent + (white @ psd_safe_cholesky(self.noise).mT).flatten(-2)
+
+
+def white_blocks(
+    same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b n*p m*p"]:
+    """Σ wherever a row and a column are the same point."""
+    blocks = torch.einsum("nm,...ij->...nimj", same, noise)
+    return blocks.flatten(-4, -3).flatten(-2, -1)
+
+
+def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | None:
+    """Σ where `other` is I⊗Σ, as gpytorch's likelihoods and jitter write it; None elsewhere.
+
+    Raises:
+        ValueError: noise for another number of points or outputs.
+    """
+    p = covariance.num_outputs
+    if isinstance(other, ConstantDiagLinearOperator):
+        noise = other.diag_values.unsqueeze(-1) * torch.eye(p).to(other.diag_values)
+    elif isinstance(other, KroneckerProductLinearOperator | KroneckerProductDiagLinearOperator):
+        points, *outputs = other.linear_ops
+        if not isinstance(points, ConstantDiagLinearOperator) or len(outputs) != 1:
+            return None
+        noise = points.diag_values.unsqueeze(-1) * outputs[0].to_dense()
+    else:
+        return None
+    if noise.shape[-1] != p or other.shape[-1] != covariance.shape[-1]:
+        raise ValueError(
+            f"the kernel has {p} outputs and {covariance.shape[-1]} values to add noise to, the "
+            f"likelihood's noise is for {other.shape[-1]} values; expected num_tasks={p} in "
+            "MultitaskGaussianLikelihood"
+        )
+    return noise.expand(*covariance.batch_shape, p, p)
 
 
 class PaddedRoot(LinearOperator):

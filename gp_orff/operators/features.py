@@ -6,9 +6,6 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from linear_operator.operators import (
-    ConstantDiagLinearOperator,
-    KroneckerProductDiagLinearOperator,
-    KroneckerProductLinearOperator,
     LinearOperator,
     to_linear_operator,
 )
@@ -18,8 +15,9 @@ from torch import Tensor
 from gp_orff import trig
 from gp_orff.expansion import Expansion, merge
 from gp_orff.inference import Evidence, Noise, evidence, noisy_covariance, prefers_dual
-from gp_orff.operators.base import PointwiseOperator, RootedOperator
-from gp_orff.posterior import WeightPosterior, weight_posterior
+from gp_orff.operators.base import RootedOperator, WithWhiteNoise, noise_covariance
+from gp_orff.posterior import WeightPosterior, statistics_posterior, weight_posterior
+from gp_orff.statistics import Statistics
 
 
 class FeatureCovariance(RootedOperator):
@@ -39,7 +37,8 @@ class FeatureCovariance(RootedOperator):
         batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
         if batch:
             parts = tuple(t.expand(*batch, *t.shape[-2:]) for t in parts)
-        return cls(*parts, rebuild=expansion.rebuild)
+        first, second, *tensors = parts
+        return cls(first, first if x1 is x2 else second, *tensors, rebuild=expansion.rebuild)
 
     @property
     def symmetric(self) -> bool:
@@ -50,7 +49,9 @@ class FeatureCovariance(RootedOperator):
         return torch.Size((*self.x1.shape[:-2], self.x1.shape[-2] * p, self.x2.shape[-2] * p))
 
     def _points(self, rows: slice, cols: slice) -> "FeatureCovariance":
-        x1, x2 = self.x1[..., rows, :], self.x2[..., cols, :]
+        x1 = self.x1[..., rows, :]
+        same = rows == cols and self.x1 is self.x2
+        x2 = x1 if same else self.x2[..., cols, :]
         return FeatureCovariance(x1, x2, *self.expansion.tensors, rebuild=self.expansion.rebuild)
 
     def _transpose_nonbatch(self) -> "FeatureCovariance":
@@ -86,77 +87,70 @@ class FeatureCovariance(RootedOperator):
             return super()._mul_constant(other)
         return FeatureCovariance.of(self.x1, self.x2, self.expansion.scaled(other))
 
+    def _mul_matrix(self, other: LinearOperator) -> LinearOperator:
+        _warn_lost_structure(f"FeatureCovariance times {type(other).__name__} elementwise")
+        return to_linear_operator(self.to_dense() * other.to_dense())
+
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
         if isinstance(other, FeatureCovariance):
             if _same(self.x1, other.x1) and _same(self.x2, other.x2):
                 merged = merge([self.expansion, other.expansion])
                 return FeatureCovariance.of(self.x1, self.x2, merged)
-        elif isinstance(other, NoisyFeatureCovariance):
-            return other + self
-        noise = _noise_covariance(other, self.num_outputs)
-        if noise is not None and self.symmetric:
-            return NoisyFeatureCovariance(self, noise.expand(*self.batch_shape, *noise.shape[-2:]))
+        elif self.symmetric:
+            noise = noise_covariance(self, other)
+            if noise is not None:
+                return NoisyFeatureCovariance.of(self, noise)
         return _unstructured_sum(self, other, super().__add__)
 
 
-class NoisyFeatureCovariance(PointwiseOperator):
+class NoisyFeatureCovariance(WithWhiteNoise):
     """K(x, x) + I⊗Σ, with the algebra of `inference`: no N·p × N·p matrix unless it is small."""
 
-    def __init__(self, latent: FeatureCovariance, noise: Float[Tensor, "*b p p"]):
-        super().__init__(latent, noise)
-        self.latent, self.noise = latent, noise
-        self.num_outputs = latent.num_outputs
+    def __init__(
+        self,
+        x: Float[Tensor, "*b N d"],
+        noise: Float[Tensor, "*b p p"],
+        *tensors: Tensor,
+        rebuild: Callable[..., Expansion],
+    ):
+        super().__init__(x, noise, *tensors, rebuild=rebuild)
+        self.latent = FeatureCovariance(x, x, *tensors, rebuild=rebuild)
+        self.noise = 0.5 * (noise + noise.mT)  # so that every use has the same gradient
+        self.num_outputs = self.latent.num_outputs
 
-    def _size(self) -> torch.Size:
-        return self.latent.shape
-
-    def _transpose_nonbatch(self) -> "NoisyFeatureCovariance":
-        return self
-
-    def _points(self, rows: slice, cols: slice) -> LinearOperator:
-        latent = self.latent._points(rows, cols)
-        if rows == cols:
-            return NoisyFeatureCovariance(latent, self.noise)
-        index = torch.arange(self.latent.x1.shape[-2], device=self.device)
-        same = (index[rows].unsqueeze(-1) == index[cols]).to(self.dtype)
-        white = torch.einsum("nm,...ij->...nimj", same, self.noise)
-        return to_linear_operator(latent.to_dense() + white.flatten(-4, -3).flatten(-2, -1))
-
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        if rhs.dim() == 1:
-            return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
-        blocks = rhs.unflatten(-2, (-1, self.num_outputs))
-        white = (self.noise.unsqueeze(-3) @ blocks).flatten(-3, -2)
-        return self.latent._matmul(rhs) + white
-
-    def to_dense(self) -> Float[Tensor, "*b N*p N*p"]:
-        features = self.latent.expansion.double().features(self.latent.x1.double())
-        return noisy_covariance(features, self.noise.double()).to(self.dtype)
-
-    def _diagonal(self) -> Float[Tensor, "*b N*p"]:
-        white = self.noise.diagonal(dim1=-1, dim2=-2).unsqueeze(-2)
-        return (self.latent._diagonal().unflatten(-1, (-1, self.num_outputs)) + white).flatten(-2)
-
-    def _mul_constant(self, other: Tensor) -> LinearOperator:
-        if (other < 0).any():
-            return super()._mul_constant(other)
-        return NoisyFeatureCovariance(self.latent * other, self.noise * other[..., None, None])
+    @classmethod
+    def of(
+        cls, latent: FeatureCovariance, noise: Float[Tensor, "*b p p"]
+    ) -> "NoisyFeatureCovariance":
+        expansion = latent.expansion
+        return cls(latent.x1, noise, *expansion.tensors, rebuild=expansion.rebuild)
 
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
-        if isinstance(other, FeatureCovariance):
-            latent = self.latent + other
-            if isinstance(latent, FeatureCovariance):
-                return NoisyFeatureCovariance(latent, self.noise)
-        noise = _noise_covariance(other, self.num_outputs)
+        noise = noise_covariance(self, other)
         if noise is not None:
-            return NoisyFeatureCovariance(self.latent, self.noise + noise)
+            return NoisyFeatureCovariance.of(self.latent, self.noise + noise)
         return _unstructured_sum(self, other, super().__add__)
 
-    def posterior(self, y: Float[Tensor, "*b N*p"]) -> WeightPosterior:
-        """The posterior of the feature weights given the residuals y."""
-        return weight_posterior(
-            self.latent.expansion, self.latent.x1, self._per_point(y), Noise.of(self.noise)
-        )
+    @property
+    def prefers_dual(self) -> bool:
+        """Whether K + I⊗Σ itself is the cheaper matrix to factorise."""
+        return prefers_dual(self.latent.expansion, self.latent.x1.shape[-2])
+
+    def posterior(
+        self, y: Float[Tensor, "*b N*p"], expansion: Expansion | None = None
+    ) -> WeightPosterior:
+        """The posterior of the feature weights, or those of another expansion, given y."""
+        expansion = self.latent.expansion if expansion is None else expansion
+        return weight_posterior(expansion, self.latent.x1, self._per_point(y), Noise.of(self.noise))
+
+    def statistics(self, y: Float[Tensor, "*b N*p"]) -> Statistics:
+        """The sufficient statistics of the residuals y."""
+        expansion = self.latent.expansion.double()
+        return Statistics.of(self.latent.x1, self._per_point(y), expansion.omega)
+
+    def posterior_from(self, statistics: Statistics, expansion: Expansion) -> WeightPosterior:
+        """The posterior of an expansion's feature weights from the statistics of its columns."""
+        return statistics_posterior(expansion, statistics, Noise.of(self.noise))
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
         invalid = int((~torch.isfinite(y)).sum())
@@ -184,9 +178,9 @@ class NoisyFeatureCovariance(PointwiseOperator):
         logdet: bool | None = False,
         reduce_inv_quad: bool | None = True,
     ) -> tuple[Tensor, Tensor]:
-        zero = torch.zeros(self.batch_shape, dtype=self.dtype, device=self.device)
+        zero = torch.zeros([], dtype=self.dtype, device=self.device)
         if inv_quad_rhs is None:
-            return zero, self.logdet() if logdet else zero
+            return zero.new_empty(0), self.logdet() if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
         if rhs.shape[-1] == 1 and logdet:  # the evidence: both from one pass
             quad, log_determinant = self._evidence(rhs.squeeze(-1))
@@ -213,7 +207,7 @@ class NoisyFeatureCovariance(PointwiseOperator):
             return super()._solve(rhs, preconditioner, num_tridiag)
         rhs, noise = rhs.double(), Noise.of(self.noise)
         latent, p = self.latent, self.num_outputs
-        if prefers_dual(latent.expansion, latent.x1.shape[-2]):
+        if self.prefers_dual:
             features = latent.expansion.double().features(latent.x1.double())
             return torch.linalg.solve(noisy_covariance(features, noise.covariance), rhs)
         posterior = self.posterior(self._zeros())
@@ -231,20 +225,11 @@ class NoisyFeatureCovariance(PointwiseOperator):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.shape == b.shape and torch.equal(a, b))
-
-
-def _noise_covariance(other: object, p: int) -> Float[Tensor, "*b p p"] | None:
-    """Σ where `other` is I⊗Σ, as gpytorch's likelihoods and jitter write it; None elsewhere."""
-    if isinstance(other, ConstantDiagLinearOperator):
-        eye = torch.eye(p, dtype=other.dtype, device=other.device)
-        return other.diag_values.unsqueeze(-1) * eye
-    if isinstance(other, (KroneckerProductLinearOperator, KroneckerProductDiagLinearOperator)):
-        points, *outputs = other.linear_ops
-        per_point = isinstance(points, ConstantDiagLinearOperator) and len(outputs) == 1
-        if per_point and outputs[0].shape[-1] == p:
-            return points.diag_values.unsqueeze(-1) * outputs[0].to_dense()
-    return None
+    """Equal, and one leaf of autograd where gradients are wanted."""
+    if a is b:
+        return True
+    differentiable = a.requires_grad or b.requires_grad
+    return not differentiable and a.shape == b.shape and torch.equal(a, b)
 
 
 def _unstructured_sum(
@@ -252,12 +237,15 @@ def _unstructured_sum(
 ) -> LinearOperator:
     result = add(other)
     if result is not covariance and covariance.is_square:
-        warnings.warn(
-            f"{type(covariance).__name__} + {type(other).__name__} is not features plus noise of "
-            "the form I⊗Σ: gpytorch's general algebra, cubic in the number of points, takes over. "
-            "Use MultitaskGaussianLikelihood or GaussianLikelihood, and put sums of kernels "
-            "inside one ORFFKernel.",
-            PerformanceWarning,
-            stacklevel=3,
-        )
+        _warn_lost_structure(f"{type(covariance).__name__} + {type(other).__name__}")
     return result
+
+
+def _warn_lost_structure(what: str) -> None:
+    warnings.warn(
+        f"{what} is not features plus noise of the form I⊗Σ: gpytorch's general algebra, cubic in "
+        "the number of points, takes over. Use MultitaskGaussianLikelihood or GaussianLikelihood, "
+        "and put sums and products of kernels inside one ORFFKernel.",
+        PerformanceWarning,
+        stacklevel=4,
+    )

@@ -1,11 +1,12 @@
 """The covariance that conditioning leaves."""
 
+import linear_operator.settings
 import torch
 from jaxtyping import Float
 from linear_operator.operators import LinearOperator, to_linear_operator
 from torch import Tensor
 
-from gp_orff.operators.base import RootedOperator
+from gp_orff.operators.base import RootedOperator, WithWhiteNoise, noise_covariance
 from gp_orff.posterior import WeightPosterior
 
 
@@ -49,6 +50,10 @@ class PosteriorCovariance(RootedOperator):
     def _root(self) -> Tensor:
         return self.posterior.root(self.x)
 
+    def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
+        noise = noise_covariance(self, other)
+        return super().__add__(other) if noise is None else NoisyPosteriorCovariance.of(self, noise)
+
     def to_dense(self) -> Float[Tensor, "*b n*p n*p"]:
         return self.posterior.covariance(self.x).to(self.dtype)
 
@@ -61,3 +66,28 @@ class PosteriorCovariance(RootedOperator):
     def matmul(self, other: Tensor) -> Tensor:
         """Plain autograd: gradients reach x and, where they are kept, the hyperparameters."""
         return self._matmul(other)
+
+
+class NoisyPosteriorCovariance(WithWhiteNoise):
+    """Cov[y | data] of new observations; by Cholesky where a density is asked for."""
+
+    def __init__(self, latent: PosteriorCovariance, noise: Float[Tensor, "*b p p"]):
+        super().__init__(latent, noise)
+        self.latent, self.noise = latent, noise
+        self.num_outputs = latent.num_outputs
+
+    @classmethod
+    def of(
+        cls, latent: PosteriorCovariance, noise: Float[Tensor, "*b p p"]
+    ) -> "NoisyPosteriorCovariance":
+        return cls(latent, noise)
+
+    def inv_quad_logdet(
+        self,
+        inv_quad_rhs: Tensor | None = None,
+        logdet: bool | None = False,
+        reduce_inv_quad: bool | None = True,
+    ) -> tuple[Tensor, Tensor]:
+        dense = to_linear_operator(self.to_dense())
+        with linear_operator.settings.max_cholesky_size(dense.shape[-1]):
+            return dense.inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)

@@ -1,0 +1,152 @@
+"""Kernel tree + frequency rule → features: the one place where rules are resolved."""
+
+from collections.abc import Sequence
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion, merge, stacked
+from gp_orff.factors import Mixing
+from gp_orff.frequencies import Draw, LeafLaw, Rule, TermLaw
+from gp_orff.spectra import spectrum
+from gp_orff.terms import Leaf, Term, terms
+
+
+def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
+    """Frequencies for every term of a kernel tree, in order."""
+    found = terms(kernel)
+    num_dims = infer_num_dims(found, num_dims)
+    return rule.draw([_law(term, found, num_dims) for term in found])
+
+
+def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
+    share = len(_sharing(term, every)) or 1
+    leaves = [
+        LeafLaw(
+            spectrum(leaf.kernel),
+            leaf_dims(term, leaf, num_dims),
+            term.factor.degree if index == 0 else 0,
+        )
+        for index, leaf in enumerate(term.leaves)
+    ]
+    return TermLaw(tuple(leaves), share)
+
+
+def _sharing(term: Term, every: Sequence[Term]) -> list[int]:
+    """The indices of the terms that share their frequencies with this one, itself included.
+
+    Terms of a linear model of coregionalisation do, where each is one kernel on the same inputs.
+    """
+    if term.group is None or len(term.leaves) != 1:
+        return []
+    return [
+        index
+        for index, other in enumerate(every)
+        if other.group is term.group
+        and len(other.leaves) == 1
+        and other.leaves[0].active_dims == term.leaves[0].active_dims
+    ]
+
+
+def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
+    """The features of a kernel tree at its present hyperparameters, on `num_inputs` columns."""
+    found, parts = terms(kernel), []
+    for index, (term, frequencies) in enumerate(zip(found, draws, strict=True)):
+        sharing = _sharing(term, found)
+        if len(sharing) < 2:
+            parts.append(_expand_term(term, frequencies, num_inputs))
+        elif sharing[0] == index:
+            members = [(found[i], draws[i]) for i in sharing]
+            parts.append(_expand_shared(members, num_inputs))
+    return merge(parts)
+
+
+def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
+    if not term.leaves:  # a constant: ω = 0, one cosine
+        omega = term.factor.matrix.new_zeros(1, num_inputs)
+        scale = term.outputscale.sqrt()[..., None, None]
+        scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
+        return KroneckerExpansion(omega, scales, term.factor.matrix)
+    omegas, weights = frequencies.nodes([spectrum(leaf.kernel) for leaf in term.leaves])
+    scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
+    omega = sum(
+        _embedded(omega, leaf, num_inputs) for omega, leaf in zip(omegas, term.leaves, strict=True)
+    )
+    if isinstance(term.factor, Mixing):  # the same directions for every frequency
+        both = torch.cat([scales, scales], dim=-1).unsqueeze(-1)
+        return KroneckerExpansion(omega, both, term.factor.matrix)
+    return _features(omega, scales[..., None, None] * term.factor(omegas[0]))
+
+
+def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> FeatureExpansion:
+    """Σ_q A_q k_q on the frequencies of all its kernels: B_k = chol(Σ_q w_qk A_q).
+
+    Stratified sampling of the mixture of the spectral densities S_q, D_q frequencies from each:
+    w_qk = S_q(ω_k) / Σ_q′ D_q′ S_q′(ω_k), the balance heuristic.
+    """
+    laws = [spectrum(term.leaves[0].kernel) for term, _ in members]
+    own = [drawn.nodes([law])[0][0] for law, (_, drawn) in zip(laws, members, strict=True)]
+    omega = stacked(own)  # (*b, D, d)
+    log_density = torch.stack([law.log_density(omega) for law in laws])  # (q, *b, D)
+    counts = omega.new_tensor([drawn.num_frequencies for _, drawn in members])
+    mixture = torch.logsumexp(
+        log_density + counts.log().reshape(-1, *[1] * (log_density.dim() - 1)), dim=0
+    )
+    spectral_matrix = sum(
+        (term.outputscale.unsqueeze(-1) * (density - mixture).exp())[..., None, None]
+        * (term.factor.matrix @ term.factor.matrix.mT).unsqueeze(-3)
+        for (term, _), density in zip(members, log_density, strict=True)
+    )
+    factor = psd_safe_cholesky(spectral_matrix)  # (*b, D, p, p)
+    return _features(_embedded(omega, members[0][0].leaves[0], num_inputs), factor)
+
+
+def _embedded(
+    omega: Float[Tensor, "*b D k"], leaf: Leaf, num_inputs: int
+) -> Float[Tensor, "*b D d"]:
+    """Frequencies of a leaf as frequencies of all input columns."""
+    if leaf.active_dims is None:
+        return omega
+    dims = torch.tensor(leaf.active_dims, device=omega.device)
+    return omega.new_zeros(*omega.shape[:-1], num_inputs).index_copy(-1, dims, omega)
+
+
+def _features(
+    omega: Float[Tensor, "*b D d"], factor: Float[Tensor, "*b D p r"]
+) -> FeatureExpansion:
+    """A cosine and a sine feature for each column of each frequency's factor."""
+    rank, count = factor.shape[-1], omega.shape[-2]
+    half = factor.mT.flatten(-3, -2)  # (*b, D·r, p)
+    columns = torch.arange(2 * count, device=omega.device).repeat_interleave(rank)
+    return FeatureExpansion(omega, torch.cat([half, half], dim=-2), columns)
+
+
+def infer_num_dims(found: Sequence[Term], num_dims: int | None) -> int | None:
+    """The number of input columns, from the terms that know it where it is not given."""
+    for term in found:
+        for leaf in term.leaves:
+            if num_dims is None and leaf.active_dims is None:
+                num_dims = _own_dims(term, leaf)
+    return num_dims
+
+
+def _own_dims(term: Term, leaf: Leaf) -> int | None:
+    field = term.factor.num_outputs if term.factor.degree and leaf is term.leaves[0] else None
+    return leaf.kernel.ard_num_dims or field
+
+
+def leaf_dims(term: Term, leaf: Leaf, num_dims: int | None) -> int:
+    """The number of input columns a leaf sees."""
+    if leaf.active_dims is not None:
+        return len(leaf.active_dims)
+    known = _own_dims(term, leaf) or num_dims
+    if known is None:
+        raise ValueError(
+            f"the number of inputs of {type(leaf.kernel).__name__} is not known: expected "
+            "num_dims=, ard_num_dims= or active_dims=, got none of them; pass num_dims= to "
+            "ORFFKernel"
+        )
+    return known
