@@ -57,10 +57,11 @@ class WrittenOut(gpytorch.kernels.Kernel):
         return 2
 
     def forward(self, x1, x2, diag=False, **params):
-        omega = self.draw.z / self.base_kernel.base_kernel.lengthscale
+        law = gp_orff.spectrum(self.base_kernel.base_kernel)
+        (omega,), weights = self.draw.nodes([law])
         phase = x1 @ omega.mT
         phi = torch.cat([phase.cos(), phase.sin()], dim=-1)
-        directions = omega * self.draw.weights.sqrt().unsqueeze(-1)
+        directions = omega * weights.sqrt().unsqueeze(-1)
         directions = torch.cat([directions, directions])  # (F, 2)
         features = (phi.unsqueeze(-2) * directions.mT).reshape(-1, phi.shape[-1])
         return LowRankRootLinearOperator(features)
