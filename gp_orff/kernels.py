@@ -29,7 +29,7 @@ from gp_orff.factors import Factor, Gradient, Solenoidal
 from gp_orff.scalar_kernels import require_covariance_of
 from gp_orff.spectra import spectrum
 from gp_orff.terms import Leaf, Term, inner_terms, terms
-from gp_orff.wrapper import WrapperKernel
+from gp_orff.wrapper import WrapperKernel, check_inputs
 
 
 @singledispatch
@@ -203,11 +203,9 @@ class PotentialKernel(WrapperKernel):
                 f"{type(self).__name__}(num_dims={self.num_dims}) expects inputs with "
                 f"{self.num_dims} columns, got {x1.shape[-1]}; select columns with active_dims"
             )
-        if not x1.is_floating_point():
-            raise TypeError(
-                f"{type(self).__name__} expects floating-point inputs, got {x1.dtype}; "
-                "pass x.double()"
-            )
+        check_inputs(self, x1)
+        if x2 is not x1:
+            check_inputs(self, x2)
         tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
         parts = [
             term.outputscale[..., None, None, None, None] * _minus_hessian(term.leaves[0], tau)

@@ -121,20 +121,72 @@ def nan_at(tensor, *index):
     return tensor
 
 
-def test_features_refuse_inputs_that_are_not_numbers():
-    kernel = gp_orff.ORFFKernel(curl_free(), RULE).double()
+KERNELS = {
+    "CurlFreeKernel": lambda: curl_free(),
+    "ORFFKernel": lambda: gp_orff.ORFFKernel(curl_free(), RULE),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_inputs_that_are_not_numbers_are_refused(name):
+    kernel = KERNELS[name]().double()
     x = nan_at(draw(5, 2), 3, 1)
     x[0, 0] = float("inf")
-    with pytest.raises(ValueError, match=r"finite inputs, got 2 points with NaN or inf.*drop"):
+    with pytest.raises(ValueError, match=rf"{name} .*finite inputs, got 2 points with NaN.*drop"):
         kernel(x).to_dense()
-    with pytest.raises(ValueError, match="at least one point, got an empty set"):
+    with pytest.raises(ValueError, match=f"{name} expects at least one point, got an empty set"):
         kernel(draw(0, 2)).to_dense()
 
 
-def test_mixed_precisions_are_refused():
-    kernel = gp_orff.ORFFKernel(curl_free(), RULE)
-    with pytest.raises(TypeError, match=r"float32 hyper.*got torch.float64; convert.*double\(\)"):
+@pytest.mark.parametrize("name", KERNELS)
+def test_mixed_and_half_precisions_are_refused(name):
+    kernel = KERNELS[name]()
+    message = rf"{name} has torch.float32 hyper.*got torch.float64; convert.*double\(\)"
+    with pytest.raises(TypeError, match=message):
         kernel(draw(3, 2)).to_dense()
+    with pytest.raises(TypeError, match=rf"{name} expects float32 or.*float16; pass x.float\(\)"):
+        kernel.half()(draw(3, 2).half()).to_dense()
+
+
+ORFF_ARGUMENTS = {
+    "class_instead_of_kernel": ((RBFKernel, RULE), TypeError, r"instance of a gpytorch kernel f"),
+    "number_instead_of_rule": ((RBFKernel(), 100), TypeError, r"frequency rule second, got 100"),
+    "class_instead_of_rule": ((RBFKernel(), gp_orff.MonteCarlo), TypeError, r"rule second, got <c"),
+    "swapped": ((RULE, RBFKernel()), TypeError, r"kernel first, got MonteCarlo"),
+}
+
+
+@pytest.mark.parametrize("name", ORFF_ARGUMENTS)
+def test_arguments_of_orff_kernel(name):
+    arguments, error, message = ORFF_ARGUMENTS[name]
+    with pytest.raises(error, match=message):
+        gp_orff.ORFFKernel(*arguments, num_dims=2)
+
+
+def test_the_number_of_inputs_follows_from_the_other_terms_and_may_not_contradict_them():
+    separable = MultitaskKernel(RBFKernel(), num_tasks=2)
+    orff = gp_orff.ORFFKernel(curl_free() + separable, RULE)
+    assert orff(torch.zeros(3, 2)).shape == (6, 6)
+    with pytest.raises(ValueError, match=r"see the same inputs, got \[2\] columns.*num_dims=3"):
+        gp_orff.ORFFKernel(curl_free(), RULE, num_dims=3)
+    with pytest.raises(ValueError, match=r"column 4 among active_dims, and num_dims=2"):
+        gp_orff.ORFFKernel(curl_free() + curl_free(active_dims=(0, 4)), RULE)
+
+
+def test_dimensions_of_a_field_and_its_potential():
+    with pytest.raises(TypeError, match=r"integer num_dims, got 2.0"):
+        gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2.0)
+    with pytest.raises(
+        ValueError, match=r"within its own 2 inputs, got \(1, 3\); .*CurlFreeKernel"
+    ):
+        gp_orff.CurlFreeKernel(RBFKernel(active_dims=(1, 3)), num_dims=2)
+    with pytest.raises(ValueError, match=r"expects ard_num_dims=1 in its base kernel, got 2"):
+        gp_orff.CurlFreeKernel(RBFKernel(ard_num_dims=2, active_dims=(0,)), num_dims=2)
+    with pytest.raises(ValueError, match=r"a constant or a product; a constant has no gradient"):
+        gp_orff.CurlFreeKernel(RBFKernel() * RBFKernel(), num_dims=2)
+    for seed in (-1, "a", None, 1.5):
+        with pytest.raises(ValueError, match="seed to be a non-negative integer, got"):
+            gp_orff.MonteCarlo(8, seed=seed)
 
 
 @pytest.mark.parametrize("kernel", [curl_free(), gp_orff.ORFFKernel(curl_free(), RULE)])

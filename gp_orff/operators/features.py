@@ -157,7 +157,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         if invalid:
             raise ValueError(
                 f"expected finite observations, got {invalid} NaN or infinite values among "
-                f"{y.numel()}; drop those points, or use gpytorch.settings.observation_nan_policy"
+                f"{y.numel()}; drop those points, or predict under gpytorch.settings."
+                'observation_nan_policy("mask"), at a cost cubic in the number of points'
             )
         return y.unflatten(-1, (-1, self.num_outputs))
 
