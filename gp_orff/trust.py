@@ -64,13 +64,18 @@ def disagreement(
 
 
 def warn_if_overconfident(ratio: float, num_features: int) -> None:
-    """Say so where the features' error is larger than the error bars they give."""
+    """Say so where the features' error is larger than the error bars they give.
+
+    The message names a round number, so that Python shows it once and not for every posterior.
+    """
     if ratio > 1:
+        at_least = max(bound for bound in (1, 2, 5, 10) if ratio >= bound)
         warnings.warn(
             f"the posterior of these {num_features} random features is overconfident: the error "
-            f"that comes from the features alone is about {ratio:.1f} times the posterior standard "
-            "deviation. Use more frequencies or a smoother base kernel, and compare with the exact "
-            "kernel on a subset; gp_orff.settings.check_features(False) silences this check.",
+            f"that comes from the features alone is more than {at_least} times the posterior "
+            "standard deviation. Use more frequencies, QuasiMonteCarlo or a smoother base kernel, "
+            "and compare with the exact kernel on a subset; "
+            "gp_orff.settings.check_features(False) silences this check.",
             FeatureWarning,
             stacklevel=2,
         )

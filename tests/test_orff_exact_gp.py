@@ -20,7 +20,7 @@ from gp_orff.operators import FeatureCovariance, NoisyFeatureCovariance, Posteri
 from gp_orff.orff_kernel import ORFFPredictionStrategy
 from tests import oracles
 from tests.models import ScalarGP, VectorGP, evidence, scalar_gp, vector_gp
-from tests.registry import CASES
+from tests.registry import CASES, MEASURES, RULES
 
 # few features keep the dense reference small; that their error bars are off is no matter here
 pytestmark = pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")
@@ -121,10 +121,14 @@ def test_equals_dense_algebra(name, regime, noise):
     assert (posterior.covariance_matrix - covariance).abs().max() <= 1e-9 * scale
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", CASES)
-def test_prior_covariance_is_the_definition(name):
+def test_prior_covariance_is_the_definition(name, measure, rule):
     case = CASES[name]()
-    orff = orff_of(case)
+    orff = gp_orff.ORFFKernel(
+        case.kernel, RULES[rule](24, measure=measure, seed=1), num_dims=case.num_dims
+    ).double()
     x, z = draw(6, case.num_dims), draw(4, case.num_dims, seed=1)
     expected = case.covariance(orff.frequencies, x, z)
     torch.testing.assert_close(orff(x, z).to_dense(), expected)
