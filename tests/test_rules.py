@@ -112,6 +112,17 @@ def test_products_with_time_are_unbiased():
         assert is_unbiased(samples, kernel(*pair(3)).to_dense())
 
 
+def test_time_keeps_its_own_law():
+    """Only the field's frequencies are tilted: time may be as rough as Matérn 1/2."""
+    space = gp_orff.CurlFreeKernel(base("rbf", 2), num_dims=2, active_dims=(0, 1))
+    time = base("matern12", 1)
+    time.active_dims = torch.tensor([2])
+    (draw,) = gp_orff.ORFFKernel(space * time, gp_orff.MonteCarlo(8)).frequencies
+    assert draw.tilts == (1, 0)
+    samples = estimates(space * time, "monte_carlo", "trace", 3, 100, 256)
+    assert is_unbiased(samples, (space * time)(*pair(3)).to_dense())
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("spectrum", "measure"), CELLS)
 def test_error_falls_as_the_root_of_the_number_of_frequencies(spectrum, measure, rule):
