@@ -38,8 +38,7 @@ def radial_derivatives(
 ) -> tuple[Float[Tensor, "*m"], Float[Tensor, "*m"]]:
     """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), s = ‖(x − z)/ℓ‖².
 
-    κ″ may diverge as s → 0 more slowly than 1/s; return anything finite at s = 0. Register your
-    own kernel, which needs a `lengthscale`, with `gp_orff.radial_derivatives.register(MyKernel)`.
+    κ″ may diverge as s → 0 more slowly than 1/s; return anything finite at s = 0.
 
     Raises:
         NotImplementedError: for a kernel that is not registered.
@@ -48,6 +47,16 @@ def radial_derivatives(
         >>> import gpytorch, gp_orff, torch
         >>> gp_orff.radial_derivatives(gpytorch.kernels.RBFKernel(), torch.zeros(1))
         (tensor([-0.5000]), tensor([0.2500]))
+
+        A kernel of your own, with a `lengthscale`, here k = (1 + s)⁻¹:
+
+        >>> class Cauchy(gpytorch.kernels.Kernel):
+        ...     has_lengthscale = True
+        >>> @gp_orff.radial_derivatives.register
+        ... def _(kernel: Cauchy, s):
+        ...     return -(1 + s).pow(-2), 2 * (1 + s).pow(-3)
+        >>> gp_orff.CurlFreeKernel(Cauchy(), num_dims=2)(torch.zeros(4, 2)).shape
+        torch.Size([8, 8])
     """
     known = ", ".join(
         sorted(cls.__name__ for cls in radial_derivatives.registry if cls is not object)

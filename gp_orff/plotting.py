@@ -29,7 +29,7 @@ def plot_field(
     Args:
         ax: matplotlib axes; their limits, labels and titles stay the caller's.
         x: positions (n, 2), scattered or on a grid, in the units of the axes.
-        vectors: the field (n, 2); none gives a shaded map without arrows.
+        vectors: the field (n, 2); the longest arrows span about a cell. None gives a shaded map.
         shade: a quantity (n,) to shade, such as a speed or a standard deviation.
         label: what `shade` is, with its unit, for the colour bar.
         norm: a matplotlib normalisation of the shade; share one between panels of one unit.
@@ -51,9 +51,7 @@ def plot_field(
         >>> shaded = plot_field(ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)")
         >>> plt.close(fig)
     """
-    x = np.asarray(x)
-    vectors = None if vectors is None else np.asarray(vectors)
-    shade = None if shade is None else np.asarray(shade)
+    x, vectors, shade = (_array(values) for values in (x, vectors, shade))
     if x.ndim != 2 or x.shape[1] != 2:
         raise ValueError(f"plot_field expects positions of shape (n, 2), got {x.shape}")
     for name, values, expected in (
@@ -86,8 +84,17 @@ def plot_field(
 
 
 def _thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
-    """One point for each cell of a lattice with `arrows` cells along the longer side."""
+    """The most central point of each cell of a lattice with `arrows` cells on the longer side."""
     extent = x.max(0) - x.min(0)
     cell = max(extent.max(), np.finfo(float).tiny) / arrows
-    lattice = np.floor((x - x.min(0)) / cell).astype(np.int64)
-    return np.unique(lattice, axis=0, return_index=True)[1], cell
+    scaled = (x - x.min(0)) / cell
+    lattice = np.floor(scaled).astype(np.int64)
+    central = np.argsort(np.abs(scaled - lattice - 0.5).max(-1), kind="stable")
+    return central[np.unique(lattice[central], axis=0, return_index=True)[1]], cell
+
+
+def _array(values: ArrayLike | None) -> np.ndarray | None:
+    """A NumPy array of an array, a list, or a tensor that may require gradients."""
+    if values is None:
+        return None
+    return np.asarray(values.detach() if hasattr(values, "detach") else values)

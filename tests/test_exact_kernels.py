@@ -76,6 +76,27 @@ def test_sums_scales_and_active_dims_of_the_potential():
     torch.testing.assert_close(kernel(x, z).to_dense(), expected)
 
 
+def test_a_third_party_kernel_needs_only_its_radial_derivatives():
+    class Cauchy(gpytorch.kernels.Kernel):
+        has_lengthscale = True
+
+    kernel = Cauchy(ard_num_dims=2).double()
+    kernel.lengthscale = torch.tensor([0.6, 1.2], dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match=r"no radial derivatives are known for Cauchy"):
+        gp_orff.CurlFreeKernel(kernel, num_dims=2)
+    gp_orff.radial_derivatives.register(Cauchy, lambda k, s: (-((1 + s) ** -2), 2 * (1 + s) ** -3))
+    field = gp_orff.DivergenceFreeKernel(ScaleKernel(kernel), num_dims=2).double()
+
+    def k(tau):
+        return field.base_kernel.outputscale / (1 + (tau / kernel.lengthscale).square().sum())
+
+    x, z = points(1, 2), points(1, 2, seed=1)
+    hessian = torch.autograd.functional.hessian(k, (x - z).squeeze(0))
+    torch.testing.assert_close(field(x, z).to_dense(), oracles.divergence_free(hessian))
+    with pytest.raises(NotImplementedError, match="no spectral density is known for Cauchy"):
+        gp_orff.ORFFKernel(field, gp_orff.MonteCarlo(8))
+
+
 def test_active_dims_of_the_field_are_space():
     kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2, active_dims=(0, 2)).double()
     plain = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2).double()

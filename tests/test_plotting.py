@@ -6,6 +6,7 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
@@ -45,6 +46,12 @@ def test_shade_and_its_scale_are_the_callers(ax):
     np.testing.assert_allclose(shaded.get_array(), x[:, 0])
     assert shaded.norm is norm
     assert any(other.get_ylabel() == "speed (m/s)" for other in ax.figure.axes)
+
+
+def test_tensors_that_require_gradients_are_drawn(ax):
+    x = torch.from_numpy(grid(5)).requires_grad_()
+    plot_field(ax, x, 2 * x, shade=x.sum(-1))
+    assert len(ax.collections) == 2
 
 
 @pytest.mark.parametrize(
