@@ -4,8 +4,11 @@ Models without a kernel of this package are not affected: each hook first asks w
 there, and otherwise does what gpytorch does.
 """
 
+import warnings
+
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.utils.warnings import PerformanceWarning
 
 from gp_orff.kernels import PotentialKernel
 from gp_orff.orff_kernel import ORFFKernel, ORFFPredictionStrategy
@@ -44,11 +47,16 @@ _gpytorch_product = Kernel.__mul__
 
 def _product(self: Kernel, other: Kernel) -> Kernel:
     """A field times a scalar kernel, in either order."""
-    if _is_field(self):
-        return FieldProductKernel(self, other)
-    if _is_field(other):
-        return FieldProductKernel(other, self)
-    return _gpytorch_product(self, other)
+    if not (_is_field(self) or _is_field(other)):
+        return _gpytorch_product(self, other)
+    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+        warnings.warn(
+            "a product with ORFFKernel has no features: its matrices are written out, at a cost "
+            "cubic in the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
+            PerformanceWarning,
+            stacklevel=2,
+        )
+    return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
 AdditiveKernel.prediction_strategy = _additive_prediction_strategy

@@ -34,7 +34,11 @@ class FieldProductKernel(WrapperKernel):
     """
 
     def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):
-        outputs = [terms(kernel)[0].num_outputs for kernel in (field_kernel, scalar_kernel)]
+        any_input = torch.zeros(1, 1)
+        outputs = [
+            kernel.num_outputs_per_input(any_input, any_input)
+            for kernel in (field_kernel, scalar_kernel)
+        ]
         if outputs[0] == 1 or outputs[1] != 1:
             raise ValueError(
                 "FieldProductKernel expects a kernel with several outputs and one with a single "

@@ -207,6 +207,17 @@ def test_products_outside_the_features_are_correct_and_say_so():
     torch.testing.assert_close(value, oracles.log_density(noisy, y - model.mean_module(x)))
 
 
+@pytest.mark.parametrize("order", ["field_first", "scalar_first"])
+def test_products_of_field_features_are_correct_and_say_so(order):
+    orff, time = orff_of(CASES["curl_free"]()), RBFKernel(active_dims=(0,)).double()
+    scaled = ScaleKernel(orff).double()
+    with pytest.warns(PerformanceWarning, match=r"Multiply inside: ORFFKernel\(field \* scalar"):
+        kernel = scaled * time if order == "field_first" else time * scaled
+    x = draw(4, 2)
+    expected = torch.kron(time(x).to_dense(), torch.ones(2, 2).double()) * scaled(x).to_dense()
+    torch.testing.assert_close(kernel(x).to_dense(), expected)
+
+
 def test_learned_features_are_trained_through_the_inputs():
     """Deep kernels: the inputs of the kernel are a network's outputs."""
 
