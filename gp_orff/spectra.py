@@ -151,7 +151,8 @@ class GammaMixture(_Elliptical):
         return np.concatenate([directions * np.sqrt(radius2), u[:, 1:2]], axis=-1)
 
     def _mixing(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D"]:
-        return GammaQuantile.apply(self.alpha + tilt, base[:, -1]) / self.alpha  # s
+        s = GammaQuantile.apply(self.alpha + tilt, base[:, -1]) / self.alpha
+        return s.clamp_min(torch.finfo(s.dtype).tiny)  # whose root has a derivative
 
     def frequencies(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D d"]:
         return self._mixing(base, tilt).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale

@@ -283,3 +283,34 @@ def test_a_likelihood_for_another_number_of_outputs_is_refused(num_tasks, task_n
     model.likelihood = likelihood
     with pytest.raises(ValueError, match=r"kernel has 2 outputs.*expected num_tasks=2"):
         evidence(model)
+
+
+@pytest.mark.parametrize("regime", POINTS)
+def test_predictive_distributions_are_scaled_expanded_and_indexed(regime):
+    model = model_for(CASES["helmholtz"](), POINTS[regime], {}).eval()
+    with torch.no_grad():
+        for distribution in (
+            model(draw(6, 2, seed=2)),
+            model.likelihood(model(draw(6, 2, seed=2))),
+        ):
+            dense = distribution.covariance_matrix
+            torch.testing.assert_close((distribution * 2.0).covariance_matrix, 4 * dense)
+            expanded = distribution.expand(torch.Size([3]))
+            torch.testing.assert_close(expanded.covariance_matrix, dense.expand(3, 12, 12))
+            few = distribution[:2, :].covariance_matrix
+            torch.testing.assert_close(few, dense[:4, :4])
+            first = distribution[:, 0].covariance_matrix
+            torch.testing.assert_close(first, dense[::2, ::2])
+
+
+def test_a_batch_of_likelihoods_over_one_kernel():
+    x, y = draw(60, 2), draw(2, 60, 2, seed=1)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, batch_shape=torch.Size([2]))
+    likelihood.double().noise = torch.tensor([[0.1], [0.4]])
+    orff = orff_of(CASES["curl_free"]())
+    prior = gpytorch.distributions.MultitaskMultivariateNormal(torch.zeros_like(y), orff(x))
+    values = likelihood(prior).log_prob(y)
+    for i in range(2):
+        sd2 = (likelihood.noise[i] + likelihood.task_noises[i]).detach()
+        noisy = orff(x).to_dense() + torch.diag(sd2.repeat(60))
+        torch.testing.assert_close(values[i], oracles.log_density(noisy, y[i]))

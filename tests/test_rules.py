@@ -112,6 +112,17 @@ def test_products_with_time_are_unbiased():
         assert is_unbiased(samples, kernel(*pair(3)).to_dense())
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_products_of_kernels_on_lines_are_unbiased(rule):
+    """Their signs are independent: cos(ω₁τ₁ + ω₂τ₂) keeps −sin·sin otherwise."""
+    first, second = base("rbf", 1), base("matern52", 1)
+    first.active_dims, second.active_dims = torch.tensor([0]), torch.tensor([1])
+    for kernel in (first * second, base("rbf", 1) * base("matern52", 1)):
+        num_dims = 2 if kernel.kernels[0].active_dims is not None else 1
+        samples = estimates(kernel, rule, "trace", num_dims, 100, 256)
+        assert is_unbiased(samples, kernel(*pair(num_dims)).to_dense())
+
+
 def test_time_keeps_its_own_law():
     """Only the field's frequencies are tilted: time may be as rough as Matérn 1/2."""
     space = gp_orff.CurlFreeKernel(base("rbf", 2), num_dims=2, active_dims=(0, 1))

@@ -178,6 +178,16 @@ def test_gamma_quantiles_and_their_derivative():
     assert gradcheck(lambda t: GammaQuantile.apply(t, u), a)
 
 
+@pytest.mark.parametrize("alpha", [0.005, 0.05, 0.3])
+def test_gradients_stay_finite_where_the_scale_underflows(alpha):
+    kernel = SPECTRA["rq"]()
+    kernel.alpha = alpha
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(256), num_dims=2)
+    orff(torch.rand(5, 2, generator=torch.Generator().manual_seed(0))).to_dense().sum().backward()
+    assert kernel.raw_alpha.grad.isfinite().all()
+    assert kernel.raw_lengthscale.grad.isfinite().all()
+
+
 @pytest.mark.parametrize(
     "kernel",
     [

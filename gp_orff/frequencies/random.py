@@ -161,14 +161,17 @@ def _rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarr
 
 
 def _direction_coordinates(num_dims: int) -> int:
-    """How many uniform coordinates `_directions` uses; ω and −ω are one frequency."""
-    return num_dims - 1 if num_dims <= 3 else num_dims
+    """How many uniform coordinates `_directions` uses.
+
+    On a line, a sign: ω and −ω are one frequency, but in a product the leaves' signs matter.
+    """
+    return {1: 1, 2: 1, 3: 2}.get(num_dims, num_dims)
 
 
 def _directions(u: np.ndarray, num_dims: int) -> np.ndarray:
     """Unit vectors, uniform on the sphere where u is uniform in the cube."""
     if num_dims == 1:
-        return np.ones((len(u), 1))
+        return np.where(u < 0.5, -1.0, 1.0)
     if num_dims == 2:
         angle = 2 * np.pi * u[:, 0]
         return np.stack([np.cos(angle), np.sin(angle)], axis=-1)

@@ -70,6 +70,28 @@ class RootedOperator(PointwiseOperator):
         return samples.movedim(-1, 0).to(self.dtype)
 
 
+class DenseOutsidePoints(PointwiseOperator):
+    """An operator written out for everything but whole points: scaling, batches, odd indices."""
+
+    def _dense(self) -> LinearOperator:
+        return to_linear_operator(self.to_dense())
+
+    def _getitem(self, row_index, col_index, *batch_indices):
+        slices = all(isinstance(i, slice) and i.step in (None, 1) for i in (row_index, col_index))
+        if slices and all(i == slice(None) for i in batch_indices):
+            return super()._getitem(row_index, col_index, *batch_indices)
+        return self._dense()._getitem(row_index, col_index, *batch_indices)
+
+    def _expand_batch(self, batch_shape: torch.Size) -> LinearOperator:
+        return self._dense()._expand_batch(batch_shape)
+
+    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
+        return self._dense()._unsqueeze_batch(dim)
+
+    def _mul_constant(self, other: Tensor) -> LinearOperator:
+        return self._dense()._mul_constant(other)
+
+
 class WithWhiteNoise(PointwiseOperator):
     """A covariance of that kind plus I⊗Σ, sampled as a sum of independent parts."""
 
@@ -150,7 +172,8 @@ def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | N
             f"likelihood's noise is for {other.shape[-1]} values; expected num_tasks={p} in "
             "MultitaskGaussianLikelihood"
         )
-    return noise.expand(*covariance.batch_shape, p, p)
+    batch = torch.broadcast_shapes(covariance.batch_shape, noise.shape[:-2])
+    return noise.expand(*batch, p, p)
 
 
 class PaddedRoot(LinearOperator):

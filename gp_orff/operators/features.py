@@ -122,8 +122,10 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     def of(
         cls, latent: FeatureCovariance, noise: Float[Tensor, "*b p p"]
     ) -> "NoisyFeatureCovariance":
-        expansion = latent.expansion
-        return cls(latent.x1, noise, *expansion.tensors, rebuild=expansion.rebuild)
+        parts = (latent.x1, noise, *latent.expansion.tensors)
+        batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
+        parts = tuple(t.expand(*batch, *t.shape[-2:]) for t in parts)
+        return cls(*parts, rebuild=latent.expansion.rebuild)
 
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
         noise = noise_covariance(self, other)

@@ -6,11 +6,16 @@ from jaxtyping import Float
 from linear_operator.operators import LinearOperator, to_linear_operator
 from torch import Tensor
 
-from gp_orff.operators.base import RootedOperator, WithWhiteNoise, noise_covariance
+from gp_orff.operators.base import (
+    DenseOutsidePoints,
+    RootedOperator,
+    WithWhiteNoise,
+    noise_covariance,
+)
 from gp_orff.posterior import WeightPosterior
 
 
-class PosteriorCovariance(RootedOperator):
+class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
     """Cov[f(x) | y] from a weight posterior; evaluated only as far as it is asked for."""
 
     def __init__(self, x: Float[Tensor, "*b n d"], posterior: WeightPosterior):
@@ -33,20 +38,6 @@ class PosteriorCovariance(RootedOperator):
         blocks = [slice(points.start * p, points.stop * p) for points in (rows, cols)]
         return to_linear_operator(self.to_dense()[..., blocks[0], blocks[1]])
 
-    def _getitem(self, row_index, col_index, *batch_indices):
-        if all(i == slice(None) for i in batch_indices):
-            return super()._getitem(row_index, col_index, *batch_indices)
-        return self._dense()._getitem(row_index, col_index, *batch_indices)
-
-    def _expand_batch(self, batch_shape: torch.Size) -> LinearOperator:
-        return self._dense()._expand_batch(batch_shape)
-
-    def _unsqueeze_batch(self, dim: int) -> LinearOperator:
-        return self._dense()._unsqueeze_batch(dim)
-
-    def _dense(self) -> LinearOperator:
-        return to_linear_operator(self.to_dense())
-
     def _root(self) -> Tensor:
         return self.posterior.root(self.x)
 
@@ -68,7 +59,7 @@ class PosteriorCovariance(RootedOperator):
         return self._matmul(other)
 
 
-class NoisyPosteriorCovariance(WithWhiteNoise):
+class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
     """Cov[y | data] of new observations; by Cholesky where a density is asked for."""
 
     def __init__(self, latent: PosteriorCovariance, noise: Float[Tensor, "*b p p"]):
