@@ -74,8 +74,15 @@ def noisy_covariance(
     """ΦΦᵀ + I⊗Σ."""
     num_points = features.shape[-2] // noise.shape[-1]
     eye = torch.eye(num_points, dtype=features.dtype, device=features.device)
-    blocks = torch.einsum("nm,...ij->...nimj", eye, noise)
-    return features @ features.mT + blocks.flatten(-4, -3).flatten(-2, -1)
+    return features @ features.mT + white_blocks(eye, noise)
+
+
+def white_blocks(
+    same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b n*p m*p"]:
+    """Σ wherever a row and a column are the same point."""
+    blocks = torch.einsum("nm,...ij->...nimj", same, noise)
+    return blocks.flatten(-4, -3).flatten(-2, -1)
 
 
 def statistics_evidence(expansion: Expansion, statistics: Statistics, noise: Noise) -> Evidence:

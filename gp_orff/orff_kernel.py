@@ -147,11 +147,14 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         )
 
     @property
+    def _residuals(self) -> Float[Tensor, "*b N*p"]:
+        return self.train_labels - self.train_prior_dist.loc
+
+    @property
     @cached(name="statistics")
     def statistics(self) -> Statistics:
         """C, Z, Y₂ and N of the training residuals."""
-        residuals = self.train_labels - self.train_prior_dist.loc
-        return self._noisy_covariance.statistics(residuals)
+        return self._noisy_covariance.statistics(self._residuals)
 
     @property
     @cached(name="weight_posterior")
@@ -167,9 +170,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         """The posterior of the features or, given their columns, of some of them."""
         covariance = self._noisy_covariance
         if covariance.prefers_dual:
-            return covariance.posterior(
-                self.train_labels - self.train_prior_dist.loc, expansion.double()
-            )
+            return covariance.posterior(self._residuals, expansion.double())
         statistics = self.statistics if columns is None else self.statistics.select(columns)
         return covariance.posterior_from(statistics, expansion.double())
 

@@ -18,7 +18,6 @@ from gp_orff.terms import Leaf, Term, terms
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
     """Frequencies for every term of a kernel tree, in order."""
     found = terms(kernel)
-    num_dims = infer_num_dims(found, num_dims)
     return rule.draw([_law(term, found, num_dims) for term in found])
 
 

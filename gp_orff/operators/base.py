@@ -13,6 +13,8 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.inference import white_blocks
+
 
 class PointwiseOperator(LinearOperator):
     """A covariance between the p outputs of points; slices of whole points keep the structure."""
@@ -26,7 +28,7 @@ class PointwiseOperator(LinearOperator):
     def _getitem(self, row_index, col_index, *batch_indices):
         simple = all(isinstance(i, slice) and i.step in (None, 1) for i in (row_index, col_index))
         if not simple or any(i != slice(None) for i in batch_indices):
-            return super()._getitem(row_index, col_index, *batch_indices)
+            return self._elsewhere(row_index, col_index, *batch_indices)
         sizes, p = self.shape[-2:], self.num_outputs
         rows, cols = (i.indices(n)[:2] for i, n in zip((row_index, col_index), sizes, strict=True))
         points = [slice(start // p, -(-stop // p)) for start, stop in (rows, cols)]
@@ -38,6 +40,10 @@ class PointwiseOperator(LinearOperator):
         if all(i == slice(0, n) for i, n in zip(inner, covariance.shape[-2:], strict=True)):
             return covariance
         return to_linear_operator(covariance.to_dense()[..., inner[0], inner[1]])
+
+    def _elsewhere(self, row_index, col_index, *batch_indices) -> LinearOperator:
+        """What is neither a slice of rows and columns nor of whole batches: gpytorch's way."""
+        return super()._getitem(row_index, col_index, *batch_indices)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
         if diag.dim() and diag.shape[-1] != 1:
@@ -76,10 +82,7 @@ class DenseOutsidePoints(PointwiseOperator):
     def _dense(self) -> LinearOperator:
         return to_linear_operator(self.to_dense())
 
-    def _getitem(self, row_index, col_index, *batch_indices):
-        slices = all(isinstance(i, slice) and i.step in (None, 1) for i in (row_index, col_index))
-        if slices and all(i == slice(None) for i in batch_indices):
-            return super()._getitem(row_index, col_index, *batch_indices)
+    def _elsewhere(self, row_index, col_index, *batch_indices) -> LinearOperator:
         return self._dense()._getitem(row_index, col_index, *batch_indices)
 
     def _expand_batch(self, batch_shape: torch.Size) -> LinearOperator:
@@ -140,14 +143,6 @@ class WithWhiteNoise(PointwiseOperator):
         latent = self.latent.zero_mean_mvn_samples(num_samples)
         white = torch.randn_like(latent).unflatten(-1, (-1, self.num_outputs))
         return latent + (white @ psd_safe_cholesky(self.noise).mT).flatten(-2)
-
-
-def white_blocks(
-    same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
-) -> Float[Tensor, "*b n*p m*p"]:
-    """Σ wherever a row and a column are the same point."""
-    blocks = torch.einsum("nm,...ij->...nimj", same, noise)
-    return blocks.flatten(-4, -3).flatten(-2, -1)
 
 
 def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | None:
