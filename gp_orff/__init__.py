@@ -6,13 +6,23 @@ Fourier features.
 
 import gp_orff.gpytorch_hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import settings, spectra
-from gp_orff.frequencies import MonteCarlo, Orthogonal, QuasiMonteCarlo
+from gp_orff.field import FieldPosterior
+from gp_orff.frequencies import (
+    Auto,
+    GaussHermite,
+    Grid,
+    GridWarning,
+    MonteCarlo,
+    Orthogonal,
+    QuasiMonteCarlo,
+)
 from gp_orff.kernels import (
     CurlFreeKernel,
     DivergenceFreeKernel,
     HelmholtzKernel,
     radial_derivatives,
 )
+from gp_orff.models import VectorFieldGP
 from gp_orff.orff_kernel import ORFFKernel
 from gp_orff.products import FieldProductKernel
 from gp_orff.scalar_kernels import GeneralMaternKernel
@@ -20,16 +30,22 @@ from gp_orff.spectra import spectrum
 from gp_orff.trust import FeatureWarning
 
 __all__ = [
+    "Auto",
     "CurlFreeKernel",
     "DivergenceFreeKernel",
     "FeatureWarning",
+    "FieldPosterior",
     "FieldProductKernel",
+    "GaussHermite",
     "GeneralMaternKernel",
+    "Grid",
+    "GridWarning",
     "HelmholtzKernel",
     "MonteCarlo",
     "ORFFKernel",
     "Orthogonal",
     "QuasiMonteCarlo",
+    "VectorFieldGP",
     "radial_derivatives",
     "settings",
     "spectra",

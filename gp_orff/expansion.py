@@ -13,12 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff import trig
+from gp_orff.columns import TrigColumns, side_by_side
 
 
 class Expansion(ABC):
     """F features over the 2D columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩]; an immutable value."""
 
-    omega: Float[Tensor, "*b D d"]
+    phi: TrigColumns
     num_features: int
     num_outputs: int
     cholesky_cost: int  # of the weight-space factorisation, in units of which F×F costs F³
@@ -26,8 +27,12 @@ class Expansion(ABC):
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) is the expansion again
 
     @property
+    def omega(self) -> Float[Tensor, "*b D d"]:
+        return self.phi.omega
+
+    @property
     def num_columns(self) -> int:
-        return 2 * self.omega.shape[-2]
+        return self.phi.num_columns
 
     @abstractmethod
     def scaled(self, variance: Float[Tensor, "*b"]) -> "Expansion":
@@ -55,15 +60,21 @@ class Expansion(ABC):
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
         """Φ(x) itself, for few points."""
         full = self.general()
-        phi = full.gather(trig.trig(x, full.omega).mT).mT
+        phi = full.gather(self.phi.values(x).mT).mT
         return (phi.unsqueeze(-2) * full.directions.mT.unsqueeze(-3)).flatten(-3, -2)
+
+    def mean_variance(self) -> Float[Tensor, "*b p p"]:
+        """K(x, x) where every frequency has a cosine and a sine of the same direction."""
+        full = self.general()
+        cosines = full.directions[..., full.columns < full.num_columns // 2, :]
+        return cosines.mT @ cosines
 
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         """diag K(x, x)."""
         full = self.general()
         squares = full.scatter(full.directions.square())
         return trig.by_chunks(
-            lambda part: trig.trig(part, full.omega).square() @ squares, x, self.num_columns
+            lambda part: self.phi.values(part).square() @ squares, x, self.num_columns
         )
 
 
@@ -71,7 +82,7 @@ class Expansion(ABC):
 class FeatureExpansion(Expansion):
     """Features given one by one: which column each uses, and its direction."""
 
-    omega: Float[Tensor, "*b D d"]
+    phi: TrigColumns
     directions: Float[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
 
@@ -93,7 +104,7 @@ class FeatureExpansion(Expansion):
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
-        return partial(_with_columns, self.columns)
+        return partial(_with_columns, self.phi, self.columns)
 
     @cached_property
     def one_to_one(self) -> bool:
@@ -117,7 +128,7 @@ class FeatureExpansion(Expansion):
         new = new[kept]
         columns = new + count * (self.columns[kept] >= total)
         directions = self.directions[..., kept, :] * variance[new].sqrt().unsqueeze(-1)
-        return FeatureExpansion(self.omega[..., frequencies, :], directions, columns)
+        return FeatureExpansion(self.phi.select(frequencies), directions, columns)
 
     def gather(self, values: Float[Tensor, "*b 2*D k"]) -> Float[Tensor, "*b F k"]:
         """Values of columns → values of the features that use them."""
@@ -139,9 +150,9 @@ class FeatureExpansion(Expansion):
 
 
 def _with_columns(
-    columns: Int[Tensor, "F"], omega: Float[Tensor, "*b D d"], directions: Float[Tensor, "*b F p"]
+    phi: TrigColumns, columns: Int[Tensor, "F"], omega: Tensor, directions: Tensor
 ) -> FeatureExpansion:
-    return FeatureExpansion(omega, directions, columns.to(omega.device))
+    return FeatureExpansion(phi.with_omega(omega), directions, columns.to(omega.device))
 
 
 @dataclass(frozen=True)
@@ -151,7 +162,7 @@ class KroneckerExpansion(Expansion):
     Feature (c, j), at c·r + j, is column c times column j of scales_c L.
     """
 
-    omega: Float[Tensor, "*b D d"]
+    phi: TrigColumns
     scales: Float[Tensor, "*b 2*D 1"]
     mixing: Float[Tensor, "*b p r"]  # L
 
@@ -173,25 +184,24 @@ class KroneckerExpansion(Expansion):
 
     @property
     def rebuild(self) -> Callable[..., "KroneckerExpansion"]:
-        return KroneckerExpansion
+        return partial(_with_omega, self.phi)
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "KroneckerExpansion":
-        return KroneckerExpansion(
-            self.omega, self.scales * variance[..., None, None].sqrt(), self.mixing
-        )
+        scales = self.scales * variance[..., None, None].sqrt()
+        return KroneckerExpansion(self.phi, scales, self.mixing)
 
     def general(self) -> FeatureExpansion:
         rank = self.mixing.shape[-1]
         columns = torch.arange(self.num_columns, device=self.omega.device).repeat_interleave(rank)
         directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, 2D, r, p)
-        return FeatureExpansion(self.omega, directions.flatten(-3, -2), columns)
+        return FeatureExpansion(self.phi, directions.flatten(-3, -2), columns)
 
     def select(
         self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
     ) -> "KroneckerExpansion":
         both = torch.cat([frequencies, frequencies + self.omega.shape[-2]])
         scales = self.scales[..., both, :] * variance.sqrt().repeat(2).unsqueeze(-1)
-        return KroneckerExpansion(self.omega[..., frequencies, :], scales, self.mixing)
+        return KroneckerExpansion(self.phi.select(frequencies), scales, self.mixing)
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
         theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, 2D, r, k)
@@ -200,6 +210,12 @@ class KroneckerExpansion(Expansion):
     def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
         z = (self.scales * z).unflatten(-1, (self.num_outputs, -1))  # (*b, 2D, p, k)
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
+
+
+def _with_omega(
+    phi: TrigColumns, omega: Tensor, scales: Tensor, mixing: Tensor
+) -> KroneckerExpansion:
+    return KroneckerExpansion(phi.with_omega(omega), scales, mixing)
 
 
 def merge(parts: Sequence[Expansion]) -> Expansion:
@@ -217,15 +233,15 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
             own = (part.columns >= count) == sine
             directions.append(part.directions[..., own, :])
             columns.append(part.columns[own] + (offset + (total - count if sine else 0)))
-    omega = stacked([part.omega for part in full])
-    return FeatureExpansion(omega, stacked(directions), torch.cat(columns))
+    phi = side_by_side([part.phi for part in full])
+    return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
 
 
 def _merge_kronecker(parts: Sequence["KroneckerExpansion"]) -> "KroneckerExpansion":
     halves = [part.scales.chunk(2, dim=-2) for part in parts]
     scales = [half[sine] for sine in (0, 1) for half in halves]
-    omega = stacked([part.omega for part in parts])
-    return KroneckerExpansion(omega, stacked(scales), parts[0].mixing)
+    phi = side_by_side([part.phi for part in parts])
+    return KroneckerExpansion(phi, stacked(scales), parts[0].mixing)
 
 
 def stacked(rows: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:

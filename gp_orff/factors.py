@@ -19,6 +19,7 @@ class Factor(Protocol):
 
     num_outputs: int
     degree: int
+    rank: int  # columns of B
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
         """B(ω) of every frequency."""
@@ -34,6 +35,10 @@ class Mixing:
     @property
     def num_outputs(self) -> int:
         return self.matrix.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        return self.matrix.shape[-1]
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
         return self.matrix.unsqueeze(-3).expand(*omega.shape[:-1], *self.matrix.shape[-2:])
@@ -53,10 +58,20 @@ class _FieldFactor:
         full = omega.new_zeros(*omega.shape[:-1], self.num_outputs)
         return full.index_copy(-1, torch.tensor(self.dims, device=omega.device), omega)
 
+    def embedded_outer(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
+        """Matrices over the inputs of the potential as matrices over those of the field."""
+        return self._embedded(self._embedded(outer).mT).mT
+
 
 @dataclass(frozen=True)
 class Gradient(_FieldFactor):
     """B(ω) = ω: the curl-free kernel −∇∇ᵀk, of gradients of a potential with kernel k."""
+
+    rank = 1
+
+    def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
+        """E[B Bᵀ …] from E[ωωᵀ …]: the field's kernel from −∇∇ᵀk."""
+        return outer
 
     def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d 1"]:
         return self._embedded(omega).unsqueeze(-1)  # B(ω) = ω
@@ -69,6 +84,15 @@ class Solenoidal(_FieldFactor):
     B Bᵀ = ‖ω‖² I − ωωᵀ has rank d − 1, so d − 1 features a column instead of the d of its
     symmetric square root. The basis is columns 2…d of the Householder reflector of ω.
     """
+
+    @property
+    def rank(self) -> int:
+        return self.num_outputs - 1
+
+    def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
+        """E[B Bᵀ …] from E[ωωᵀ …]: the field's kernel from −∇∇ᵀk."""
+        trace = outer.diagonal(dim1=-1, dim2=-2).sum(-1)[..., None, None]
+        return trace * torch.eye(outer.shape[-1], dtype=outer.dtype, device=outer.device) - outer
 
     def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d r"]:
         omega = self._embedded(omega)

@@ -96,12 +96,12 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
 
 
-def _minus_hessian(leaf: Leaf, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
+def minus_hessian(leaf: Leaf, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
     """−∇∇ᵀk of one scalar kernel at the displacements τ."""
     if leaf.active_dims is not None:
         dims = list(leaf.active_dims)
         embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)[dims]  # (d_active, d)
-        return embed.mT @ _minus_hessian(Leaf(leaf.kernel), tau[..., dims]) @ embed
+        return embed.mT @ minus_hessian(Leaf(leaf.kernel), tau[..., dims]) @ embed
     lengthscale = leaf.kernel.lengthscale.unsqueeze(-2).expand(
         *leaf.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
     )
@@ -191,10 +191,6 @@ class PotentialKernel(WrapperKernel):
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         return self.num_dims
 
-    def _assemble(self, minus_hessian: Float[Tensor, "*b n d m d"]) -> Float[Tensor, "*b n d m d"]:
-        """The field's kernel from −∇∇ᵀk."""
-        raise NotImplementedError
-
     def forward(
         self,
         x1: Float[Tensor, "*b n d"],
@@ -217,10 +213,10 @@ class PotentialKernel(WrapperKernel):
             check_inputs(self, x2)
         tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
         parts = [
-            term.outputscale[..., None, None, None, None] * _minus_hessian(term.leaves[0], tau)
+            term.outputscale[..., None, None, None, None] * minus_hessian(term.leaves[0], tau)
             for term in inner_terms(self)
         ]
-        blocks = self._assemble(sum(parts[1:], parts[0]))  # (*b, n, m, d, d)
+        blocks = self.factor(None).assemble(sum(parts[1:], parts[0]))  # (*b, n, m, d, d)
         if diag:
             return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
         return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
@@ -254,9 +250,6 @@ class CurlFreeKernel(PotentialKernel):
     def factor(self, dims: tuple[int, ...] | None) -> Factor:
         return Gradient(self.num_dims, dims)
 
-    def _assemble(self, minus_hessian: Tensor) -> Tensor:
-        return minus_hessian
-
 
 class DivergenceFreeKernel(PotentialKernel):
     r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − ΔI) k(x − z): incompressible fields.
@@ -277,11 +270,6 @@ class DivergenceFreeKernel(PotentialKernel):
 
     def factor(self, dims: tuple[int, ...] | None) -> Factor:
         return Solenoidal(self.num_dims, dims)
-
-    def _assemble(self, minus_hessian: Tensor) -> Tensor:
-        trace = minus_hessian.diagonal(dim1=-1, dim2=-2).sum(-1)[..., None, None]
-        identity = torch.eye(self.num_dims, dtype=minus_hessian.dtype, device=minus_hessian.device)
-        return trace * identity - minus_hessian
 
 
 class HelmholtzKernel(AdditiveKernel):

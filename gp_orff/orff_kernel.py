@@ -12,12 +12,19 @@ from torch import Tensor, nn
 
 from gp_orff.expansion import Expansion
 from gp_orff.frequencies import Rule
-from gp_orff.operators import FeatureCovariance, NoisyFeatureCovariance, PosteriorCovariance
+from gp_orff.inference import white_blocks
+from gp_orff.operators import (
+    FeatureCovariance,
+    NoisyFeatureCovariance,
+    NoisyPosteriorCovariance,
+    PosteriorCovariance,
+)
 from gp_orff.posterior import WeightPosterior
-from gp_orff.resolution import draw, expand, infer_num_dims, leaf_dims
+from gp_orff.resolution import check_domain, draw, expand, infer_num_dims, leaf_dims
 from gp_orff.settings import check_features
 from gp_orff.statistics import Statistics
 from gp_orff.terms import Term, terms
+from gp_orff.truncation import GridAccuracy, accuracy, truncated_variance
 from gp_orff.trust import disagreement, halves, warn_if_overconfident
 from gp_orff.wrapper import WrapperKernel, check_inputs
 
@@ -81,6 +88,7 @@ class ORFFKernel(WrapperKernel):
             )
         self.num_outputs = outputs[0]
         self.base_kernel = kernel
+        self.rule, self._num_dims = frequencies, num_dims
         self.frequencies = nn.ModuleList(draw(kernel, frequencies, num_dims))
         self._num_inputs, self._sees_all = _input_columns(parts, num_dims)
 
@@ -110,8 +118,24 @@ class ORFFKernel(WrapperKernel):
         self._check_inputs(x1)
         if x2 is not x1:
             self._check_inputs(x2)
-        covariance = FeatureCovariance.of(x1, x2, self._expansion(x1.shape[-1]))
+        check_domain(self.base_kernel, self.frequencies, x1, x2)
+        expansion = self._expansion(x1.shape[-1])
+        covariance = FeatureCovariance.of(x1, x2, expansion)
+        white = truncated_variance(self.base_kernel, self.frequencies, expansion)
+        if white is not None and covariance.symmetric:
+            covariance = NoisyFeatureCovariance.of(covariance, white.to(x1.dtype))
         return covariance._diagonal() if diag else covariance
+
+    def accuracy(self) -> list[GridAccuracy]:
+        """What a `Grid` achieves for each term of the kernel, at its present hyperparameters."""
+        return accuracy(self.base_kernel, self.frequencies)
+
+    def redraw(self) -> "ORFFKernel":
+        """The rule resolved anew, at the kernel's present hyperparameters; returns the kernel."""
+        device = next(self.frequencies.buffers()).device
+        self.frequencies = nn.ModuleList(draw(self.base_kernel, self.rule, self._num_dims))
+        self.frequencies.to(device=device, dtype=self.dtype)
+        return self
 
     def _check_inputs(self, x: Tensor) -> None:
         check_inputs(self, x)
@@ -162,7 +186,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         """p(θ | y), detached unless `settings.detach_test_caches` is off."""
         expansion = self._noisy_covariance.latent.expansion
         posterior = self._posterior_of(expansion, None)
-        if check_features.on() and expansion.omega.shape[-2] > 1:
+        if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
             self._check(posterior)
         return posterior.detached() if settings.detach_test_caches.on() else posterior
 
@@ -195,7 +219,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
             more = Statistics.of(
                 points,
                 residuals.unflatten(-1, (-1, latent.num_outputs)),
-                self._noisy_covariance.latent.expansion.omega,
+                self._noisy_covariance.latent.expansion.phi,
             )
             add_to_cache(new, "statistics", self.statistics + more)
         return new
@@ -206,15 +230,25 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         test_test_covar: LinearOperator,
         test_train_covar: LinearOperator,
     ) -> tuple[Tensor, LinearOperator]:
-        if not (self._structured and isinstance(test_test_covar, FeatureCovariance)):
+        latent, white = test_test_covar, None
+        if isinstance(latent, NoisyFeatureCovariance):  # with the variance that a grid truncates
+            latent, white = latent.latent, latent.noise
+        if not (self._structured and isinstance(latent, FeatureCovariance)):
             return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
-        x, posterior = test_test_covar.x1, self.weight_posterior
+        x, posterior = latent.x1, self.weight_posterior
         mean = test_mean + posterior.mean(x).flatten(-2).to(test_mean.dtype)
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*test_test_covar.shape)
         if posterior.requires_grad:  # plain autograd reaches everything through a dense matrix
-            return mean, to_linear_operator(posterior.covariance(x).to(test_mean.dtype))
-        return mean, PosteriorCovariance(x, posterior)
+            covariance = posterior.covariance(x).to(test_mean.dtype)
+            if white is not None:
+                eye = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
+                covariance = covariance + white_blocks(eye, white)
+            return mean, to_linear_operator(covariance)
+        covariance = PosteriorCovariance(x, posterior)
+        if white is None:
+            return mean, covariance
+        return mean, NoisyPosteriorCovariance.of(covariance, white.detach())
 
 
 def _input_columns(parts: list[Term], num_dims: int | None) -> tuple[int, bool]:

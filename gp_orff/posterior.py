@@ -16,30 +16,28 @@ from gp_orff import trig
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.inference import (
     Noise,
-    diagonalised,
     kronecker_equations,
     noisy_covariance,
     normal_equations,
     prefers_dual,
 )
+from gp_orff.quadratic import diagonalised, masked, unrotated
 from gp_orff.statistics import Statistics
 
 
-@dataclass(frozen=True)
-class WeightPosterior(ABC):
-    """θ | y ~ N(mean, Cov)."""
+class FieldLaw(ABC):
+    """The Gaussian law of a field f, evaluated anywhere."""
 
-    expansion: Expansion
-    weights: Float[Tensor, "*b 2*D p"]  # of the columns: E[f(x)] = φ(x) weights
+    num_outputs: int
+    batch_shape = torch.Size()
 
+    @abstractmethod
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         """E[f(x)]."""
-        return trig.apply(x, self.expansion.omega, self.weights)
 
     def variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         """Var[f_j(x)], in chunks of points."""
-        width = self.expansion.num_features * self.expansion.num_outputs
-        return trig.by_chunks(self._variance, x.double(), width)
+        return trig.by_chunks(self._variance, x.double(), self._width)
 
     @abstractmethod
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
@@ -48,6 +46,38 @@ class WeightPosterior(ABC):
     @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+
+    @property
+    @abstractmethod
+    def _width(self) -> int:
+        """How many numbers the variance at one point takes."""
+
+    @abstractmethod
+    def _variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
+        """The variance at few points."""
+
+
+@dataclass(frozen=True)
+class WeightPosterior(FieldLaw):
+    """θ | y ~ N(mean, Cov)."""
+
+    expansion: Expansion
+    weights: Float[Tensor, "*b 2*D p"]  # of the columns: E[f(x)] = φ(x) weights
+
+    def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
+        return self.expansion.phi.apply(x, self.weights)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.expansion.num_outputs
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.weights.shape[:-2]
+
+    @property
+    def _width(self) -> int:
+        return self.expansion.num_features * self.expansion.num_outputs
 
     @abstractmethod
     def weight_covariance(self, v: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b F k"]:
@@ -67,10 +97,6 @@ class WeightPosterior(ABC):
             if isinstance(getattr(self, f.name), Tensor)
         }
         return replace(self, expansion=expansion, **tensors)
-
-    @abstractmethod
-    def _variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
-        """The variance at few points."""
 
     def _per_point(self, values: Float[Tensor, "*b n*p"]) -> Float[Tensor, "*b n p"]:
         return values.unflatten(-1, (-1, self.expansion.num_outputs))
@@ -115,7 +141,7 @@ class KroneckerPosterior(WeightPosterior):
         return torch.einsum("...rj,...jck->...crk", self.u, solved).flatten(-3, -2)
 
     def _block_roots(self, x: Tensor) -> Float[Tensor, "*b r n 2*D"]:
-        phi = trig.trig(x.double(), self.expansion.omega) * self.expansion.scales.mT
+        phi = self.expansion.phi.values(x.double()) * self.expansion.scales.mT
         phi = phi.unsqueeze(-3).expand(*self.factor.shape[:-2], *phi.shape[-2:])
         return torch.linalg.solve_triangular(self.factor.mT, phi, upper=True, left=False)
 
@@ -167,7 +193,7 @@ def weight_posterior(
     expansion = expansion.double()
     if prefers_dual(expansion, x.shape[-2]):
         return dual_posterior(expansion, x.double(), y.double(), noise)
-    return statistics_posterior(expansion, Statistics.of(x, y, expansion.omega), noise)
+    return statistics_posterior(expansion, Statistics.of(x, y, expansion.phi), noise)
 
 
 def dual_posterior(expansion: Expansion, x: Tensor, y: Tensor, noise: Noise) -> DualPosterior:
@@ -190,9 +216,9 @@ def statistics_posterior(
 
 @statistics_posterior.register
 def _(expansion: FeatureExpansion, statistics: Statistics, noise: Noise) -> PrimalPosterior:
-    a, b = normal_equations(expansion, statistics, noise)
-    factor = psd_safe_cholesky(a)
-    theta = torch.cholesky_solve(b.unsqueeze(-1), factor)
+    c, m, precision, b = normal_equations(expansion, statistics, noise)
+    factor = psd_safe_cholesky(masked(c, m, precision))
+    theta = torch.cholesky_solve(b[..., :1], factor)
     return PrimalPosterior(expansion, expansion.column_weights(theta), factor)
 
 
@@ -201,7 +227,7 @@ def _(expansion: KroneckerExpansion, statistics: Statistics, noise: Noise) -> We
     c, g, b = kronecker_equations(expansion, statistics, noise)
     if g.requires_grad:  # eigenvectors of equal eigenvalues have no derivative
         return statistics_posterior(expansion.general(), statistics, noise)
-    _, u, factor, rotated = diagonalised(c, g, b)
-    theta = torch.cholesky_solve(rotated, factor).squeeze(-1).mT @ u.mT  # (*b, 2D, r)
-    weights = expansion.column_weights(theta.flatten(-2).unsqueeze(-1))
+    _, u, factor, rotated = diagonalised(c, g, b[..., :1, :, :])
+    theta = unrotated(torch.cholesky_solve(rotated, factor), u).flatten(-2)  # (*b, 1, 2D·r)
+    weights = expansion.column_weights(theta.mT)
     return KroneckerPosterior(expansion, weights, u, factor)

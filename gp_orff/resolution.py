@@ -8,6 +8,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.columns import TrigColumns
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion, merge, stacked
 from gp_orff.factors import Mixing
 from gp_orff.frequencies import Draw, LeafLaw, Rule, TermLaw
@@ -17,8 +18,13 @@ from gp_orff.terms import Leaf, Term, terms
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
     """Frequencies for every term of a kernel tree, in order."""
+    return rule.draw(laws(kernel, num_dims))
+
+
+def laws(kernel: Kernel, num_dims: int | None = None) -> list[TermLaw]:
+    """What every term of a kernel tree asks of a rule, at its present hyperparameters."""
     found = terms(kernel)
-    return rule.draw([_law(term, found, num_dims) for term in found])
+    return [_law(term, found, num_dims) for term in found]
 
 
 def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
@@ -26,12 +32,12 @@ def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
     leaves = [
         LeafLaw(
             spectrum(leaf.kernel),
-            leaf_dims(term, leaf, num_dims),
+            leaf.active_dims or tuple(range(leaf_dims(term, leaf, num_dims))),
             term.factor.degree if index == 0 else 0,
         )
         for index, leaf in enumerate(term.leaves)
     ]
-    return TermLaw(tuple(leaves), share)
+    return TermLaw(tuple(leaves), term.factor.rank, share)
 
 
 def _sharing(term: Term, every: Sequence[Term]) -> list[int]:
@@ -53,6 +59,9 @@ def _sharing(term: Term, every: Sequence[Term]) -> list[int]:
 def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
     """The features of a kernel tree at its present hyperparameters, on `num_inputs` columns."""
     found, parts = terms(kernel), []
+    shared = draws[0].shared_columns()
+    if shared is not None:
+        return _expand_on_lattice(shared, found, draws)
     for index, (term, frequencies) in enumerate(zip(found, draws, strict=True)):
         sharing = _sharing(term, found)
         if len(sharing) < 2:
@@ -68,16 +77,57 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         omega = term.factor.matrix.new_zeros(1, num_inputs)
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
-        return KroneckerExpansion(omega, scales, term.factor.matrix)
+        return KroneckerExpansion(TrigColumns(omega), scales, term.factor.matrix)
     omegas, weights = frequencies.nodes([spectrum(leaf.kernel) for leaf in term.leaves])
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
     omega = sum(
         _embedded(omega, leaf, num_inputs) for omega, leaf in zip(omegas, term.leaves, strict=True)
     )
+    phi = TrigColumns(omega, frequencies.sampled)
     if isinstance(term.factor, Mixing):  # the same directions for every frequency
         both = torch.cat([scales, scales], dim=-1).unsqueeze(-1)
-        return KroneckerExpansion(omega, both, term.factor.matrix)
-    return _features(omega, scales[..., None, None] * term.factor(omegas[0]))
+        return KroneckerExpansion(phi, both, term.factor.matrix)
+    return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
+
+
+def _expand_on_lattice(phi: TrigColumns, found: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
+    """The features of every term on one lattice, each with the columns it needs."""
+    first, scales = found[0].factor, []
+    for term, own in zip(found, draws, strict=True):
+        omegas, weights = own.nodes([spectrum(leaf.kernel) for leaf in term.leaves])
+        variances = term.outputscale.unsqueeze(-1) * weights
+        scales.append((omegas, variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()))
+    if all(isinstance(t.factor, Mixing) and t.factor.matrix is first.matrix for t in found):
+        return _kronecker_on_lattice(phi, first, draws, [scale for _, scale in scales])
+    halves = [
+        (scale[..., None, None] * term.factor(omegas[0] if omegas else scale.unsqueeze(-1)))
+        for term, (omegas, scale) in zip(found, scales, strict=True)
+    ]  # (*b, D, p, r) each
+    directions, columns = [], []
+    for sine in (False, True):
+        for own, half in zip(draws, halves, strict=True):
+            kept = own.nonzero if sine else slice(None)
+            rows = half[..., kept, :, :]
+            directions.append(rows.mT.flatten(-3, -2))
+            position = own.position[kept] + sine * phi.omega.shape[-2]
+            columns.append(position.repeat_interleave(half.shape[-1]))
+    return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
+
+
+def _kronecker_on_lattice(
+    phi: TrigColumns, factor: Mixing, draws: Sequence[Draw], scales: Sequence[Tensor]
+) -> KroneckerExpansion:
+    """Separable kernels with one task matrix: their variances add on shared frequencies."""
+    batch = torch.broadcast_shapes(*(scale.shape[:-1] for scale in scales))
+    total = scales[0].new_zeros(*batch, phi.num_columns)
+    for own, scale in zip(draws, scales, strict=True):
+        variance = scale.square().expand(*batch, -1)
+        sines = own.position[own.nonzero] + phi.num_columns // 2
+        total = total.index_add(-1, own.position, variance)
+        total = total.index_add(-1, sines, variance[..., own.nonzero])
+    used = total > 0  # the square root has no slope at zero
+    root = torch.where(used, total, 1.0).sqrt() * used
+    return KroneckerExpansion(phi, root.unsqueeze(-1), factor.matrix)
 
 
 def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> FeatureExpansion:
@@ -100,7 +150,8 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
         for (term, _), density in zip(members, log_density, strict=True)
     )
     factor = psd_safe_cholesky(spectral_matrix)  # (*b, D, p, p)
-    return _features(_embedded(omega, members[0][0].leaves[0], num_inputs), factor)
+    phi = TrigColumns(_embedded(omega, members[0][0].leaves[0], num_inputs), members[0][1].sampled)
+    return _features(phi, factor)
 
 
 def _embedded(
@@ -113,14 +164,18 @@ def _embedded(
     return omega.new_zeros(*omega.shape[:-1], num_inputs).index_copy(-1, dims, omega)
 
 
-def _features(
-    omega: Float[Tensor, "*b D d"], factor: Float[Tensor, "*b D p r"]
-) -> FeatureExpansion:
+def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:
     """A cosine and a sine feature for each column of each frequency's factor."""
-    rank, count = factor.shape[-1], omega.shape[-2]
     half = factor.mT.flatten(-3, -2)  # (*b, D·r, p)
-    columns = torch.arange(2 * count, device=omega.device).repeat_interleave(rank)
-    return FeatureExpansion(omega, torch.cat([half, half], dim=-2), columns)
+    columns = torch.arange(phi.num_columns, device=half.device)
+    columns = columns.repeat_interleave(factor.shape[-1])
+    return FeatureExpansion(phi, torch.cat([half, half], dim=-2), columns)
+
+
+def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "*b n d"]) -> None:
+    """Raise ValueError for points where the frequencies do not give the kernel."""
+    for term, drawn in zip(terms(kernel), draws, strict=True):
+        drawn.check_domain([spectrum(leaf.kernel) for leaf in term.leaves], *points)
 
 
 def infer_num_dims(found: Sequence[Term], num_dims: int | None) -> int | None:

@@ -10,12 +10,14 @@ them. `spectrum(kernel)` gives the law of one kernel.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Protocol
 
 import numpy as np
 import scipy.special
+import scipy.stats
 import torch
 from gpytorch.kernels import (
     Kernel,
@@ -58,11 +60,46 @@ class Spectrum(Protocol):
         """E ‖z‖^{2·tilt}; infinite where the kernel is not smooth enough."""
 
 
+class GridSpectrum(Spectrum, Protocol):
+    """What a frequency grid asks of a law besides: where it ends, and where its kernel ends."""
+
+    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+        """A norm of ω, even in every coordinate; grids end at one of its level sets.
+
+        Over a batch of kernels, the smallest.
+        """
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        """The share of the tilted law beyond a reach."""
+
+    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+        """A bound of |K(r)| / |K(0)| for the kernel of the tilted law, r ≥ lag along one axis."""
+
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        """E ω_i², coordinates being uncorrelated."""
+
+
 @dataclass(frozen=True)
 class _Elliptical:
     """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
 
     lengthscale: Float[Tensor, "*b 1 d"]
+
+    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+        """‖ℓω‖."""
+        return np.linalg.norm(omega * self._lengthscales(np.min, omega.shape[-1]), axis=-1)
+
+    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+        return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], tilt)
+
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        variance = self.moment(1, num_dims) / num_dims / self.lengthscale.square()
+        return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
+
+    def _lengthscales(self, over_batch: Callable, num_dims: int) -> Float[np.ndarray, "d"]:
+        own = self.lengthscale.detach().double().cpu().numpy()
+        own = over_batch(own.reshape(-1, own.shape[-1]), axis=0)
+        return np.broadcast_to(own, (num_dims,)) if len(own) == 1 else own
 
     def num_coordinates(self, num_dims: int) -> int:
         return 1
@@ -97,6 +134,12 @@ class Gaussian(_Elliptical):
     def moment(self, tilt: int, num_dims: int) -> float:
         return _chi2_moment(tilt, num_dims)
 
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        return _chi2_tail(reach**2, num_dims + 2 * tilt)
+
+    def _radial_correlation(self, r: float, tilt: int) -> float:
+        return max(1.0, r * r) ** tilt * math.exp(-0.5 * r * r)
+
     def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
         return _chi2_quantile(u, num_dims + 2 * tilt)
 
@@ -124,6 +167,21 @@ class StudentT(_Elliptical):
         # E‖z‖^{2t} = ν^t · E[χ²_d^t] · Γ(ν − t)/Γ(ν)
         ratio = math.gamma(self.nu - tilt) / math.gamma(self.nu)
         return self.nu**tilt * _chi2_moment(tilt, num_dims) * ratio
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        x = reach**2 / (2 * self.nu)
+        # a beta variable is above x/(1 + x) where its complement is below 1/(1 + x)
+        return float(scipy.special.betainc(self.nu - tilt, num_dims / 2 + tilt, 1 / (1 + x)))
+
+    def _radial_correlation(self, r: float, tilt: int) -> float:
+        """M_{ν−t}(z) and, for t = 1, its radial part z M_{ν−1}′(z), at z = √(2ν) r."""
+        nu, z = self.nu - tilt, math.sqrt(2 * self.nu) * r
+        if z < 1e-3:
+            return 1.0
+        scale = 2 ** (1 - nu) / scipy.special.gamma(nu) * z**nu
+        across = scale * scipy.special.kv(nu, z)
+        along = tilt * scale * z * scipy.special.kv(nu - 1, z) - across
+        return float(max(abs(across), abs(along)))
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
         a, b = num_dims / 2 + tilt, self.nu - tilt
@@ -166,6 +224,24 @@ class GammaMixture(_Elliptical):
             return _chi2_moment(tilt, num_dims)
         rising = math.prod((self.alpha + i) / self.alpha for i in range(tilt))  # E s^t
         return rising * _chi2_moment(tilt, num_dims)
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        """E[P(s χ²_{d+2t} > W²)] over s ~ Gamma(α + t, rate α), by the trapezoid rule in log s."""
+        alpha = self._alphas().min()
+        v = np.linspace(-40 / (alpha + tilt), np.log(60 + 60 / alpha), 2001)
+        log_density = (alpha + tilt) * v - alpha * np.exp(v)
+        density = np.exp(log_density - log_density.max())
+        beyond = _chi2_tail(reach**2 * np.exp(-v), num_dims + 2 * tilt)
+        return float((density * beyond).sum() / density.sum())
+
+    def _radial_correlation(self, r: float, tilt: int) -> float:
+        alpha = self._alphas().min()
+        base = 1 + r * r / (2 * alpha)
+        along = (alpha + 1) / alpha * r * r / base - 1
+        return max(1.0, along) ** tilt * base ** (-alpha - tilt)
+
+    def _alphas(self) -> np.ndarray:
+        return self.alpha.detach().double().cpu().numpy()
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         """By the trapezoid rule in log s around its peak: 2e-8 relative, differentiable in α."""
@@ -236,9 +312,66 @@ class SpectralMixture:
         """Finite for every tilt; its value in base units is only defined for tilt 0."""
         return 1.0
 
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        squares = (2 * math.pi) ** 2 * (self.means.square() + self.scales.square()).squeeze(-2)
+        share = self.weights / self.weights.sum(-1, keepdim=True)
+        return (share.unsqueeze(-1) * squares).sum(-2)
+
+    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+        """max_i |ω_i| / (largest mean + standard deviation along axis i): a box."""
+        _, means, scales = self._components()
+        return np.max(np.abs(omega) / (means + scales).max(axis=(0, 1)), axis=-1)
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        """One minus the share inside the box; for tilt 1, of E‖ω‖², coordinates independent."""
+        share, means, scales = self._components()
+        edge = reach * (means + scales).max(axis=(0, 1))  # (d,)
+        low, high = (-edge - means) / scales, (edge - means) / scales
+        normal = scipy.stats.norm
+        mass = normal.cdf(high) - normal.cdf(low)
+        outside = normal.sf(high) + normal.cdf(low)
+        lost = (share[..., None] * outside).sum(-2)  # (batch, d)
+        if not tilt:
+            return float((1 - np.prod(1 - lost, axis=-1)).max())
+        # E[ω²; |ω| ≤ edge] of one Gaussian by its truncated moments
+        second = (means**2 + scales**2) * mass - scales * (
+            (edge + means) * normal.pdf(high) + (edge - means) * normal.pdf(low)
+        )
+        second = (share[..., None] * second).sum(-2)
+        whole = (share[..., None] * (means**2 + scales**2)).sum(-2).sum(-1)
+        rest = np.prod(1 - lost, axis=-1, keepdims=True) / (1 - lost)
+        return float((1 - (second * rest).sum(-1) / whole).max())
+
+    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+        """Without the cosine: the envelope of the component that decays most slowly."""
+        share, means, scales = self._components()
+        mean, sd = means[..., axis], scales[..., axis]  # (batch, Q)
+        envelope = np.exp(-0.5 * (sd * lag) ** 2)
+        if not tilt:
+            return float((share * envelope).sum(-1).max())
+        polynomial = sd**2 * np.maximum(1, (sd * lag) ** 2) + 2 * mean * sd**2 * lag + mean**2
+        whole = (share * (mean**2 + sd**2)).sum(-1)
+        return float(((share * envelope * polynomial).sum(-1) / whole).max())
+
+    def _components(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Shares (batch, Q), means and standard deviations (batch, Q, d) of ω."""
+        share = self.weights / self.weights.sum(-1, keepdim=True)
+        parts = share, 2 * math.pi * self.means.squeeze(-2), 2 * math.pi * self.scales.squeeze(-2)
+        share, means, scales = (t.detach().double().cpu().numpy() for t in parts)
+        components, d = means.shape[-2:]
+        return (
+            share.reshape(-1, components),
+            means.reshape(-1, components, d),
+            scales.reshape(-1, components, d),
+        )
+
 
 def _chi2_quantile(u: np.ndarray, degrees: int) -> np.ndarray:
     return 2 * scipy.special.gammaincinv(degrees / 2, u)
+
+
+def _chi2_tail(x: np.ndarray | float, degrees: int) -> np.ndarray | float:
+    return scipy.special.gammaincc(degrees / 2, x / 2)
 
 
 def _chi2_moment(order: int, degrees: int) -> float:

@@ -56,6 +56,11 @@ RULES = {
     "orthogonal": gp_orff.Orthogonal,
     "quasi_monte_carlo": gp_orff.QuasiMonteCarlo,
 }
+DETERMINISTIC_RULES = {  # their errors are not random: test_grid and test_hermite hold them
+    "grid": lambda number: gp_orff.Grid(domain=((-3.0, 3.0),) * 2, max_features=2 * number),
+    "gauss_hermite": lambda number: gp_orff.GaussHermite(number),
+    "auto": lambda number: gp_orff.Auto(max_features=2 * number),
+}
 MEASURES = ("trace", "base")
 
 # (spectrum, measure) of field kernels that raise, and those whose features have infinite variance

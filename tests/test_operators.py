@@ -90,11 +90,15 @@ class NoisyFeaturesBatch(NoisyFeatures):
 class NoisyFeaturesPrimal(NoisyFeatures):
     """More numbers than features.
 
-    Two tests do not apply: K has rank F < N·p, so that the smallest eigenvalues are equal, their
-    eigenvectors, which `test_eigh` compares, are any basis, and Lanczos stops early.
+    Three tests do not apply: K has rank F < N·p, so that the smallest eigenvalues are equal, their
+    eigenvectors, which `test_eigh` and `test_svd` compare, are any basis (which one depends on the
+    processor), and Lanczos stops early.
     """
 
     def test_eigh(self):
+        self.skipTest("equal eigenvalues")
+
+    def test_svd(self):
         self.skipTest("equal eigenvalues")
 
     def test_diagonalization(self, symeig=False):

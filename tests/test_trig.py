@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 from gp_orff import trig
+from gp_orff.columns import TrigColumns
 from gp_orff.statistics import Statistics
 
 
@@ -62,8 +63,10 @@ def test_chunks_cover_every_point_once():
 
 def test_statistics_add_over_points():
     x, omega, y, _ = (t.detach() for t in inputs(points=40))
-    whole = Statistics.of(x, y, omega)
-    parts = [Statistics.of(x[rows], y[rows], omega) for rows in torch.randperm(40).split(13)]
+    whole = Statistics.of(x, y, TrigColumns(omega))
+    parts = [
+        Statistics.of(x[rows], y[rows], TrigColumns(omega)) for rows in torch.randperm(40).split(13)
+    ]
     merged = parts[2] + parts[0] + parts[3] + parts[1]
     assert merged.count == whole.count == 40
     for name in ("gram", "cross", "second_moment"):
@@ -75,7 +78,7 @@ def test_statistics_add_over_points():
 
 def test_float32_data_is_accumulated_in_float64():
     x, omega, y, _ = (t.detach().float() for t in inputs(points=2000))
-    statistics = Statistics.of(x, y, omega)
+    statistics = Statistics.of(x, y, TrigColumns(omega))
     assert statistics.gram.dtype == statistics.cross.dtype == torch.float64
-    expected = Statistics.of(x.double(), y.double(), omega.double())
+    expected = Statistics.of(x.double(), y.double(), TrigColumns(omega.double()))
     torch.testing.assert_close(statistics.gram, expected.gram, rtol=1e-14, atol=1e-12)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gp_orff.columns import TrigColumns
 from gp_orff.spectra import Spectrum
 
 
@@ -16,8 +17,12 @@ class LeafLaw:
     """One scalar kernel of a term: its frequencies enter B(ω) with this degree."""
 
     spectrum: Spectrum
-    num_dims: int
+    dims: tuple[int, ...]  # the input columns it sees
     degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}
+
+    @property
+    def num_dims(self) -> int:
+        return len(self.dims)
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,14 @@ class TermLaw:
     """What one term of a kernel tree asks of a rule: independent frequencies for each leaf."""
 
     leaves: tuple[LeafLaw, ...]
+    rank: int = 1  # features of a trigonometric column
     share: int = 1  # of how many terms that will share their frequencies this is one
 
 
 class Draw(nn.Module):
     """Frequencies of one term, drawn once as base variables without hyperparameters."""
+
+    sampled = True  # a random sample, which halves of it can check
 
     def __init__(self, bases: Sequence[Float[Tensor, "D c"]], tilts: Sequence[int]):
         super().__init__()
@@ -54,6 +62,17 @@ class Draw(nn.Module):
         for law, base, tilt in parts:
             weights = weights * law.importance(base, tilt)
         return [law.frequencies(base, tilt) for law, base, tilt in parts], weights
+
+    def shared_columns(self) -> TrigColumns | None:
+        """The columns of every term of the tree, where frequencies are shared."""
+        return None
+
+    def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
+        """A lengthscale these frequencies do not serve, relative to that they were made for."""
+        return None
+
+    def check_domain(self, spectra: Sequence[Spectrum], *points: Float[Tensor, "*b n d"]) -> None:
+        """Raise ValueError for points where these frequencies do not give the kernel."""
 
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"

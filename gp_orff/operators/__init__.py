@@ -5,6 +5,11 @@
 """
 
 from gp_orff.operators.features import FeatureCovariance, NoisyFeatureCovariance
-from gp_orff.operators.posterior import PosteriorCovariance
+from gp_orff.operators.posterior import NoisyPosteriorCovariance, PosteriorCovariance
 
-__all__ = ["FeatureCovariance", "NoisyFeatureCovariance", "PosteriorCovariance"]
+__all__ = [
+    "FeatureCovariance",
+    "NoisyFeatureCovariance",
+    "NoisyPosteriorCovariance",
+    "PosteriorCovariance",
+]

@@ -12,7 +12,6 @@ from linear_operator.operators import (
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
-from gp_orff import trig
 from gp_orff.expansion import Expansion, merge
 from gp_orff.inference import Evidence, Noise, evidence, noisy_covariance, prefers_dual
 from gp_orff.operators.base import RootedOperator, WithWhiteNoise, noise_covariance
@@ -62,8 +61,8 @@ class FeatureCovariance(RootedOperator):
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         expansion, p = self.expansion.double(), self.num_outputs
         values = rhs.double().unflatten(-2, (-1, p)).flatten(-2)  # (*b, m, p·k)
-        theta = expansion.feature_values(trig.adjoint(self.x2, expansion.omega, values))
-        out = trig.apply(self.x1, expansion.omega, expansion.column_weights(theta))
+        theta = expansion.feature_values(expansion.phi.adjoint(self.x2, values))
+        out = expansion.phi.apply(self.x1, expansion.column_weights(theta))
         return out.unflatten(-1, (p, -1)).flatten(-3, -2).to(self.dtype)
 
     def to_dense(self) -> Float[Tensor, "*b n*p m*p"]:
@@ -96,6 +95,8 @@ class FeatureCovariance(RootedOperator):
             if _same(self.x1, other.x1) and _same(self.x2, other.x2):
                 merged = merge([self.expansion, other.expansion])
                 return FeatureCovariance.of(self.x1, self.x2, merged)
+        elif isinstance(other, NoisyFeatureCovariance):
+            return other + self
         elif self.symmetric:
             noise = noise_covariance(self, other)
             if noise is not None:
@@ -128,6 +129,12 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         return cls(*parts, rebuild=latent.expansion.rebuild)
 
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
+        if isinstance(other, FeatureCovariance | NoisyFeatureCovariance):
+            noisy = isinstance(other, NoisyFeatureCovariance)
+            latent = self.latent + (other.latent if noisy else other)
+            if isinstance(latent, FeatureCovariance):
+                noise = self.noise + other.noise if noisy else self.noise
+                return NoisyFeatureCovariance.of(latent, noise)
         noise = noise_covariance(self, other)
         if noise is not None:
             return NoisyFeatureCovariance.of(self.latent, self.noise + noise)
@@ -148,7 +155,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     def statistics(self, y: Float[Tensor, "*b N*p"]) -> Statistics:
         """The sufficient statistics of the residuals y."""
         expansion = self.latent.expansion.double()
-        return Statistics.of(self.latent.x1, self._per_point(y), expansion.omega)
+        return Statistics.of(self.latent.x1, self._per_point(y), expansion.phi)
 
     def posterior_from(self, statistics: Statistics, expansion: Expansion) -> WeightPosterior:
         """The posterior of an expansion's feature weights from the statistics of its columns."""
@@ -186,7 +193,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
             return zero.new_empty(0), self.logdet() if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
         if rhs.shape[-1] == 1 and logdet:  # the evidence: both from one pass
-            quad, log_determinant = self._evidence(rhs.squeeze(-1))
+            evidence = self._evidence(rhs.squeeze(-1))
+            quad, log_determinant = evidence.inv_quad, evidence.logdet
             quad = quad if reduce_inv_quad else quad.unsqueeze(-1)
             return quad.to(self.dtype), log_determinant.to(self.dtype)
         quad = (rhs * self.solve(rhs)).sum(-2)
@@ -221,9 +229,9 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
         white = whiten(rhs)
         per_point = white.unflatten(-2, (-1, p)).flatten(-2)
-        values = expansion.feature_values(trig.adjoint(latent.x1, expansion.omega, per_point))
+        values = expansion.feature_values(expansion.phi.adjoint(latent.x1, per_point))
         weights = expansion.column_weights(posterior.weight_covariance(values))
-        fitted = trig.apply(latent.x1, expansion.omega, weights)
+        fitted = expansion.phi.apply(latent.x1, weights)
         return white - whiten(fitted.unflatten(-1, (p, -1)).flatten(-3, -2))
 
 

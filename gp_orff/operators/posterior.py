@@ -12,19 +12,19 @@ from gp_orff.operators.base import (
     WithWhiteNoise,
     noise_covariance,
 )
-from gp_orff.posterior import WeightPosterior
+from gp_orff.posterior import FieldLaw
 
 
 class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
     """Cov[f(x) | y] from a weight posterior; evaluated only as far as it is asked for."""
 
-    def __init__(self, x: Float[Tensor, "*b n d"], posterior: WeightPosterior):
+    def __init__(self, x: Float[Tensor, "*b n d"], posterior: FieldLaw):
         super().__init__(x, posterior=posterior)
         self.x, self.posterior = x, posterior
-        self.num_outputs = posterior.expansion.num_outputs
+        self.num_outputs = posterior.num_outputs
 
     def _size(self) -> torch.Size:
-        batch = torch.broadcast_shapes(self.x.shape[:-2], self.posterior.weights.shape[:-2])
+        batch = torch.broadcast_shapes(self.x.shape[:-2], self.posterior.batch_shape)
         n = self.x.shape[-2] * self.num_outputs
         return torch.Size((*batch, n, n))
 

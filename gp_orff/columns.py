@@ -1,0 +1,58 @@
+"""The trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] that features are made of."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff import trig
+
+
+@dataclass(frozen=True)
+class TrigColumns:
+    """Columns of any frequencies, by products over chunks of points."""
+
+    omega: Float[Tensor, "*b D d"]
+    sampled: bool = True  # whether ω is a random sample, which halves of it can check
+
+    @property
+    def num_columns(self) -> int:
+        return 2 * self.omega.shape[-2]
+
+    def with_omega(self, omega: Float[Tensor, "*b D d"]) -> "TrigColumns":
+        """The same columns with ω on another device, in another type or expanded to a batch."""
+        return replace(self, omega=omega)
+
+    def select(self, frequencies: Int[Tensor, "k"]) -> "TrigColumns":
+        """The columns of some frequencies."""
+        return TrigColumns(self.omega[..., frequencies, :], self.sampled)
+
+    def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
+        """φ(x), for few points."""
+        return trig.trig(x, self.omega)
+
+    def moments(
+        self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
+    ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"]]:
+        """C = φᵀφ and Z = φᵀy."""
+        return trig.moments(x, self.omega, y)
+
+    def adjoint(
+        self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
+    ) -> Float[Tensor, "*b 2*D k"]:
+        """φᵀy."""
+        return trig.adjoint(x, self.omega, y)
+
+    def apply(
+        self, x: Float[Tensor, "*b N d"], w: Float[Tensor, "*b 2*D k"]
+    ) -> Float[Tensor, "*b N k"]:
+        """φ w."""
+        return trig.apply(x, self.omega, w)
+
+
+def side_by_side(parts: list[TrigColumns]) -> TrigColumns:
+    """The columns of all frequencies; cosines of every part first."""
+    batch = torch.broadcast_shapes(*(part.omega.shape[:-2] for part in parts))
+    omegas = [part.omega.expand(*batch, *part.omega.shape[-2:]) for part in parts]
+    return TrigColumns(torch.cat(omegas, dim=-2), all(part.sampled for part in parts))

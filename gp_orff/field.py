@@ -1,0 +1,128 @@
+"""The posterior of a vector field, as a scientist asks for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.operators import NoisyPosteriorCovariance, PosteriorCovariance
+from gp_orff.posterior import FieldLaw
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """What conditioning leaves: the law without its mean, and the variance it does not hold."""
+
+    law: FieldLaw
+    white: Float[Tensor, "p p"] | None  # truncated by a grid
+    covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
+
+
+class FieldPosterior:
+    """The latent field given the data, its mean included; an immutable snapshot of a model.
+
+    All results are computed in float64 and returned in the type of the points. Points outside the
+    frequency grid's domain are served by a wider grid, made from the data when they come.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(100, 2, dtype=torch.float64)
+        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> field = model.fit(x, y, progress=False).posterior()
+        >>> field.mean(x).shape, field.variance(x).shape
+        (torch.Size([100, 2]), torch.Size([100, 2]))
+        >>> (field.mean(x) - y).abs().max() < 0.01
+        tensor(True)
+    """
+
+    def __init__(
+        self,
+        conditioned: Conditioned,
+        mean: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]],
+        widen: Callable[[Float[Tensor, "n d"]], Conditioned],
+        num_inputs: int,
+    ):
+        self._conditioned = conditioned
+        self._mean = mean
+        self._widen = widen
+        self._num_inputs = num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        return self._conditioned.law.num_outputs
+
+    def __call__(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal | MultivariateNormal:
+        """The joint distribution of the field at n points; (n,) where it has one output."""
+        points, conditioned = self._at(x)
+        covariance = PosteriorCovariance(points, conditioned.law)
+        if conditioned.white is not None:
+            covariance = NoisyPosteriorCovariance.of(covariance, conditioned.white)
+        covariance = covariance.to(points.dtype) if points.dtype == torch.float64 else covariance
+        mean = self.mean(x)
+        if self.num_outputs == 1:
+            return MultivariateNormal(mean.squeeze(-1), covariance)
+        return MultitaskMultivariateNormal(mean, covariance)
+
+    def mean(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        """E[f(x)]."""
+        points, conditioned = self._at(x)
+        return (conditioned.law.mean(points) + self._mean(points)).to(_dtype(x))
+
+    def variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        """Var[f_j(x)], nothing n×n."""
+        points, conditioned = self._at(x)
+        variance = conditioned.law.variance(points)
+        if conditioned.white is not None:
+            variance = variance + conditioned.white.diagonal()
+        return variance.to(_dtype(x))
+
+    def _at(self, x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Conditioned]:
+        points = as_points(x, self._num_inputs)
+        if not self._conditioned.covers(points):
+            self._conditioned = self._widen(points)
+        return points, self._conditioned
+
+
+def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
+    """Points as a float64 matrix.
+
+    Raises:
+        TypeError: values that are not real numbers.
+        ValueError: no matrix, no points, another number of columns, NaN or infinite coordinates.
+    """
+    points = as_matrix(x, "points x (N, d)")
+    if num_inputs is not None and points.shape[-1] != num_inputs:
+        raise ValueError(f"expected points with {num_inputs} columns, got {points.shape[-1]}")
+    invalid = int((~torch.isfinite(points)).any(-1).sum())
+    if invalid:
+        raise ValueError(
+            f"expected finite points, got {invalid} of {len(points)} with NaN or infinite "
+            "coordinates; drop them"
+        )
+    return points
+
+
+def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
+    """Tensors and arrays as float64, (N,) as a column."""
+    try:
+        matrix = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"expected {name} as a tensor or array, got {type(values).__name__}") from (
+            error
+        )
+    if matrix.dtype == torch.bool or matrix.is_complex():
+        raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
+    matrix = matrix.double()
+    matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
+    if matrix.dim() != 2 or len(matrix) == 0:
+        raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def _dtype(x: object) -> torch.dtype:
+    known = isinstance(x, Tensor) and x.is_floating_point()
+    return x.dtype if known else torch.float64

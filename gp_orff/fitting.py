@@ -1,0 +1,227 @@
+"""How a model is fitted: starting values, then searches on better and better representations."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.coordinates import Coordinates
+from gp_orff.frequencies import Auto, Draw, Grid, QuasiMonteCarlo, Rule
+from gp_orff.frequencies.grid import box_of
+from gp_orff.noise import noise_of
+from gp_orff.observations import ExactObservations, FeatureObservations, Observations
+from gp_orff.resolution import draw, laws
+from gp_orff.starting import LENGTHSCALES, start, subset
+from gp_orff.terms import terms
+from gp_orff.training import Search, log_marginal_likelihood
+from gp_orff.truncation import accuracy, at_zero
+
+_SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
+_ROUNDS = 8  # grids at one level, at most
+_COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
+_FINE_REACH = 1.2
+_SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
+_FARTHEST = 5.0  # the noise ends at e^−5 of what the cut and itself were, at least
+_MUCH = 0.1  # of the noise's variance, that a grid has cut
+_SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
+
+
+@dataclass
+class Fit:
+    """One fit of a kernel and a likelihood to residuals y at x."""
+
+    kernel: Kernel
+    likelihood: Likelihood
+    mean: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
+    rule: Rule
+    x: Float[Tensor, "N d"]
+    y: Float[Tensor, "N p"]
+    progress: Callable[..., None] = lambda **facts: None
+    notes: list[str] = field(default_factory=list)
+    _coordinates: Coordinates | None = None
+
+    def run(self, warm_start: bool) -> None:
+        """Set the hyperparameters to those of largest evidence."""
+        if self._exact:
+            self._multistart(ExactObservations(self.x, self.y), "exact kernel", warm_start)
+            return
+        if not warm_start:
+            self._start_on_a_subset()
+        rule = self._rule()
+        if isinstance(rule, Grid):
+            self._on_grids(rule)
+        else:
+            observations = FeatureObservations(self.x, self.y, self._draw(rule))
+            self._search(self._new_search(), observations, repr(rule))
+
+    def observations(self, domain: tuple | None = None) -> Observations:
+        """The data under the hyperparameters as they are, for evidence and predictions."""
+        if self._exact:
+            return ExactObservations(self.x, self.y)
+        rule = self._rule()
+        if isinstance(rule, Grid) and rule.spacing is None:
+            rule = replace(
+                rule,
+                data=box_of(self.x),
+                domain=domain or rule.domain or box_of(self.x),
+                tolerance=self._tolerance(rule),
+                lengthscale_range=(1.0, 1.0),
+            )
+        return FeatureObservations(self.x, self.y, self._draw(rule))
+
+    @property
+    def _exact(self) -> bool:
+        small = isinstance(self.rule, Auto) and self.y.numel() <= self.rule.exact_values
+        return small and has_covariance(self.kernel, self.x)
+
+    def _rule(self) -> Rule:
+        if not isinstance(self.rule, Auto):
+            return self.rule
+        rule, reason = self.rule.for_data(self.x).choose(laws(self.kernel, self.x.shape[-1]))
+        if not isinstance(rule, Grid):
+            self._note(reason)
+        return rule
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _new_search(self) -> Search:
+        """In the coordinates of the starting values, if there were any."""
+        if self._coordinates is None:
+            self._coordinates = Coordinates(self.kernel, self.likelihood)
+        return Search(self._coordinates)
+
+    def _search(self, search: Search, observations: Observations, name: str, **options) -> Search:
+        def objective() -> Float[Tensor, ""]:
+            value = log_marginal_likelihood(observations, self.kernel, self.likelihood, self.mean)
+            return value + search.coordinates.log_prior()
+
+        before = search.evaluations
+        search.run(
+            objective,
+            observations.num_values,
+            report=lambda value: self.progress(stage=name, nats=value),
+            **options,
+        )
+        evaluations = search.evaluations - before
+        self._note(f"{name}: {evaluations} evaluations, {search.value:.5f} nats per number")
+        return search
+
+    def _multistart(
+        self, observations: Observations, name: str, warm_start: bool, **options
+    ) -> None:
+        """The best of searches from several lengthscales."""
+        found = []
+        for share in (None,) if warm_start else LENGTHSCALES:
+            label = name
+            if share is not None:
+                start(self.kernel, self.likelihood, observations.x, observations.y, share)
+                label = f"{name} from {share:g} of the extent"
+            self._coordinates = None
+            search = self._search(self._new_search(), observations, label, **options)
+            found.append((search, search.coordinates.get()))
+        search, place = max(found, key=lambda pair: pair[0].value)
+        self._coordinates = search.coordinates
+        self._coordinates.set(place)
+
+    def _start_on_a_subset(self) -> None:
+        chosen = subset(self.x, max(2, _SUBSET_VALUES // self.y.shape[-1]))
+        x, y = self.x[chosen], self.y[chosen]
+        if has_covariance(self.kernel, x):
+            observations: Observations = ExactObservations(x, y)
+        else:
+            draws = draw(self.kernel, QuasiMonteCarlo(1024), x.shape[-1])
+            observations = FeatureObservations(x, y, draws)
+        self._multistart(observations, f"start, {len(x)} points", warm_start=False, nats=0.1)
+
+    def _on_grids(self, rule: Grid) -> None:
+        """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""
+        search = self._new_search()
+        if rule.spacing is not None:  # by hand: it is what it is
+            observations = FeatureObservations(self.x, self.y, self._draw(rule))
+            self._search(search, observations, "grid by hand")
+            return
+        for name, reach, level in self._levels(rule):
+            for _ in range(_ROUNDS):
+                observations = FeatureObservations(self.x, self.y, self._draw(level()))
+                features = self._num_features(observations.draws)
+                self._search(search, observations, f"{name} grid, F = {features}", reach=reach)
+                if search.settled:
+                    break
+        self._return_what_was_cut()
+
+    def _return_what_was_cut(self) -> None:
+        """The noise learned has taken up what the grid cut; where that is much, learn it again."""
+        observations = self.observations()
+        self._note("grid: " + "; ".join(map(str, accuracy(self.kernel, observations.draws))))
+        cut = observations.truncated(self.kernel)
+        with torch.no_grad():
+            noise = noise_of(self.likelihood, self.y.shape[-1])
+        if cut is not None and cut.trace() > _MUCH * noise.diagonal(dim1=-1, dim2=-2).sum():
+            search = Search(Coordinates(self.likelihood))
+            self._search(search, observations, "noise, what was cut returned", farthest=_FARTHEST)
+
+    def _levels(self, rule: Grid) -> Iterator[tuple[str, float, Callable[[], Grid]]]:
+        box = box_of(self.x)
+        budget = rule.max_features
+
+        # what is cut, the noise takes up while the lengthscales are sought
+        narrow = replace(rule, domain=box, data=box, diagonal_correction=False)
+        most = _COARSE_FEATURES if budget is None else min(budget, _COARSE_FEATURES)
+        coarse = replace(
+            narrow,
+            tolerance=_COARSE_TOLERANCE,
+            lengthscale_range=(1 / _COARSE_REACH, _COARSE_REACH),
+            max_features=most,
+        )
+        fine = replace(narrow, lengthscale_range=(1 / _FINE_REACH, _FINE_REACH))
+        yield "coarse", _COARSE_REACH, lambda: coarse
+        yield "fine", _FINE_REACH, lambda: replace(fine, tolerance=self._tolerance(rule))
+
+    @torch.no_grad()
+    def _tolerance(self, rule: Grid) -> float:
+        """The rule's tolerance where the noise is a thousandth of the signal's variance, tighter
+        where there is less. Also less than what the data could tell of the features left out,
+        and than the posterior variance, which is about F/(N·p) of the noise's."""
+        noise = noise_of(self.likelihood, self.y.shape[-1]).diagonal(dim1=-1, dim2=-2).mean()
+        signal = sum(
+            at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
+            for term in terms(self.kernel)
+            if term.leaves
+        )
+        if not signal > 0:
+            return rule.tolerance
+        ratio = (noise / signal).item()
+        coarse = replace(
+            rule,
+            domain=box_of(self.x),
+            data=None,
+            tolerance=_COARSE_TOLERANCE,
+            lengthscale_range=(1.0, 1.0),
+            max_features=_COARSE_FEATURES,
+        )
+        informed = self._num_features(self._draw(coarse)) / self.y.numel()
+        wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 1e2)
+        return max(min(wanted, _SHARE_OF_POSTERIOR * ratio * informed), 1e-10)
+
+    def _draw(self, rule: Rule) -> list[Draw]:
+        return draw(self.kernel, rule, self.x.shape[-1])
+
+    def _num_features(self, draws: list[Draw]) -> int:
+        found = zip(draws, terms(self.kernel), strict=True)
+        return sum(2 * own.num_frequencies * term.factor.rank for own, term in found)
+
+
+def has_covariance(kernel: Kernel, x: Float[Tensor, "N d"]) -> bool:
+    """Whether the kernel has a covariance of its own, beside its spectral density."""
+    try:
+        with torch.no_grad():
+            kernel(x[:1], x[:1]).to_dense()
+    except NotImplementedError:
+        return False
+    return True

@@ -1,0 +1,91 @@
+"""The rule that chooses the rule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.frequencies.draw import Draw, Rule, TermLaw
+from gp_orff.frequencies.grid import Box, Grid, box_of
+from gp_orff.frequencies.random import QuasiMonteCarlo
+
+_GRID_INPUTS = 4  # three of space, and time
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A grid where one is affordable, quasi-random frequencies elsewhere; the reason can be read.
+
+    - up to 4 inputs (three of space, and time): `Grid`, to the tolerance if the budget allows;
+    - more inputs, kernels a grid cannot hold, or no data to choose a domain from:
+      `QuasiMonteCarlo` with as many frequencies as the budget allows;
+    - in `VectorFieldGP`, where N·p is at most `exact_values`: the exact kernel, no features.
+
+    Args:
+        tolerance: of the grid, as a share of the variance.
+        max_features: a budget that wins over the tolerance.
+        exact_values: the largest N·p for which `VectorFieldGP` uses the exact kernel.
+        domain, data: boxes, as for `Grid`; `Auto.for_data(x)` sets `data`.
+        lengthscale_range: as for `Grid`.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Auto().for_data(torch.rand(50, 2)))
+        >>> print(kernel.frequencies[0].reason)
+        grid: 2 inputs, tolerance 1e-05 within 4096 features
+    """
+
+    tolerance: float = 1e-5
+    max_features: int = 4096
+    exact_values: int = 1000
+    domain: Box | None = None
+    data: Box | None = None
+    lengthscale_range: tuple[float, float] = (0.7, 1.4)
+
+    def __post_init__(self):
+        if not 0 < self.tolerance < 1 or self.max_features < 1 or self.exact_values < 0:
+            raise ValueError(
+                "Auto expects a tolerance in (0, 1), a positive max_features and exact_values >= "
+                f"0, got {self.tolerance}, {self.max_features}, {self.exact_values}"
+            )
+
+    def for_data(self, x: Float[Tensor, "N d"]) -> "Auto":
+        """The same, for inputs x."""
+        return replace(self, data=box_of(x))
+
+    def choose(self, laws: Sequence[TermLaw]) -> tuple[Rule, str]:
+        """The rule for these laws, and why."""
+        box = self.domain or self.data
+        if box is None:
+            return self._random(laws), "no data to choose a domain from: use Auto().for_data(x)"
+        if len(box) > _GRID_INPUTS:
+            return self._random(laws), f"{len(box)} inputs are more than {_GRID_INPUTS}"
+        grid = Grid(
+            domain=self.domain,
+            data=self.data,
+            tolerance=self.tolerance,
+            lengthscale_range=self.lengthscale_range,
+            max_features=self.max_features,
+        )
+        try:
+            tolerance = grid.draw(laws)[0].lattice.tolerance.item()
+        except (ValueError, NotImplementedError) as refused:
+            return self._random(laws), f"no grid: {refused}"
+        achieved = f"tolerance {tolerance:.0e} within {self.max_features} features"
+        if tolerance > 1.01 * self.tolerance:
+            achieved += f", which do not suffice for {self.tolerance:.0e}"
+        return grid, f"grid: {len(box)} inputs, {achieved}"
+
+    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
+        rule, reason = self.choose(laws)
+        draws = rule.draw(laws)
+        for own in draws:
+            own.reason = reason
+        return draws
+
+    def _random(self, laws: Sequence[TermLaw]) -> QuasiMonteCarlo:
+        ranks = sum(law.rank for law in laws if law.leaves) or 1
+        number = max(1, self.max_features // (2 * ranks))
+        return QuasiMonteCarlo(2 ** (number.bit_length() - 1))

@@ -1,0 +1,362 @@
+"""Equispaced frequencies: the quadrature of the spectral density on a lattice."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.frequencies.draw import Draw, LeafLaw, TermLaw
+from gp_orff.frequencies.lattice_draw import Lattice, LatticeDraw, unit_reaches
+
+_MOST_FEATURES = 40_000  # A alone would need 13 GB
+Box = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    r"""Equispaced frequencies ω_k = h∘k with weights 2 S(ω_k) ∏h: for 1 to 3 inputs, and time.
+
+    The sum over all k is the kernel periodised with period 2π/h; the grid ends where what is left
+    of the variance is small. Frequencies do not move with the hyperparameters, only their weights
+    do, so that the statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
+
+    `Grid.for_data(x)` chooses spacing and cut-off from the data's extent, a tolerance and the
+    kernel's present lengthscales when the kernel is built:
+
+    - along axis i, h = 2π/(L + r): L the longest lag between a datum and a point of the domain, r
+      the lag where the correlation has fallen below the tolerance, for the longest lengthscale
+      of the range;
+    - frequencies with ‖ℓω‖ ≤ W (an ellipsoid, for every term of a sum its own, on one shared
+      lattice; for products a product of regions), the share of the variance beyond W, for the
+      shortest lengthscale of the range, being the tolerance.
+
+    What a grid leaves out is known exactly and, with `diagonal_correction`, returned as white
+    variance δ in the noise and in the predictive variance, so that the posterior is not
+    overconfident.
+
+    Args:
+        domain: (low, high) of every input column; points outside raise. None: the data's box,
+            widened on each side by a lengthscale and at least a quarter of its extent. For a grid
+            by hand None means everywhere.
+        data: the box of the data, where it is known.
+        tolerance: of aliasing and of truncation, as shares of the variance.
+        lengthscale_range: shortest and longest lengthscale the grid serves, relative to those the
+            kernel has when the grid is built.
+        max_features: a budget that wins over the tolerance; `ORFFKernel.accuracy()` tells what
+            was achieved.
+        spacing: h by hand, one for all axes or one for each.
+        cutoff: the largest ‖ω‖ by hand, for the frequencies of each leaf of the kernel tree.
+        diagonal_correction: whether to return the truncated variance as white variance.
+
+    Raises:
+        ValueError: neither data, domain nor spacing; a tolerance outside (0, 1); a range that does
+            not contain 1; when it is built, more than 40 000 features without a budget.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> x = torch.rand(100, 2)
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel.base_kernel.lengthscale = 0.2
+        >>> grid = gp_orff.Grid.for_data(x, tolerance=1e-4)
+        >>> kernel = gp_orff.ORFFKernel(kernel, grid)
+        >>> kernel.num_features < 700
+        True
+        >>> print(kernel.accuracy()[0])
+        0.00% of the variance truncated, aliasing 1e-09 (tolerance 1e-04)
+    """
+
+    domain: Box | None = None
+    data: Box | None = None
+    tolerance: float = 1e-5
+    lengthscale_range: tuple[float, float] = (0.7, 1.4)
+    max_features: int | None = None
+    spacing: float | tuple[float, ...] | None = None
+    cutoff: float | None = None
+    diagonal_correction: bool = True
+
+    def __post_init__(self):
+        if self.domain is None and self.data is None and self.spacing is None:
+            raise ValueError(
+                "Grid expects the extent of the data, got neither data, domain nor spacing; use "
+                "Grid.for_data(x), Grid(domain=((0, 1), (0, 1))) or Grid(spacing=0.5, cutoff=20)"
+            )
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"Grid expects a tolerance in (0, 1), got {self.tolerance}")
+        low, high = self.lengthscale_range
+        if not 0 < low <= 1 <= high < math.inf:
+            raise ValueError(
+                "Grid expects a lengthscale_range (low, high) with 0 < low <= 1 <= high, relative "
+                f"to the present lengthscales, got {self.lengthscale_range}"
+            )
+        for name in ("domain", "data"):
+            box = getattr(self, name)
+            if box is not None:
+                object.__setattr__(self, name, _box(box, name))
+        if self.max_features is not None and self.max_features < 1:
+            raise ValueError(f"Grid expects a positive max_features, got {self.max_features}")
+        for name in ("spacing", "cutoff"):
+            value = getattr(self, name)
+            if value is not None and not np.all(np.isfinite(value) & (np.asarray(value) > 0)):
+                raise ValueError(f"Grid expects a positive {name}, got {value}")
+
+    @classmethod
+    def for_data(
+        cls,
+        x: Float[Tensor, "N d"],
+        *,
+        tolerance: float = 1e-5,
+        lengthscale_range: tuple[float, float] = (0.7, 1.4),
+        domain: Box | None = None,
+        max_features: int | None = None,
+        diagonal_correction: bool = True,
+    ) -> "Grid":
+        """A grid for inputs x (N, d); the arguments are those of the class."""
+        return cls(
+            domain=domain,
+            data=box_of(x),
+            tolerance=tolerance,
+            lengthscale_range=lengthscale_range,
+            max_features=max_features,
+            diagonal_correction=diagonal_correction,
+        )
+
+    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
+        for law in laws:
+            _require_separate_inputs(law)
+            _require_finite_density(law)
+        num_inputs = self._num_inputs(laws)
+        domain = self._domain(laws, num_inputs)
+        tolerance, design = self._affordable(laws, num_inputs, domain)
+        spacing, members = design
+        every = np.concatenate(members)
+        indices, position = np.unique(every, axis=0, return_inverse=True)
+        lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance)
+        owns = np.split(position.reshape(-1), np.cumsum([len(m) for m in members])[:-1])
+        return [
+            LatticeDraw(lattice, own, law, self.lengthscale_range, self.diagonal_correction)
+            for own, law in zip(owns, laws, strict=True)
+        ]
+
+    def _num_inputs(self, laws: Sequence[TermLaw]) -> int:
+        least = 1 + max(
+            (dim for law in laws for leaf in law.leaves for dim in leaf.dims), default=0
+        )
+        box = self.domain or self.data
+        known = len(box) if box is not None else np.size(self.spacing)
+        if box is None and np.ndim(self.spacing) == 0:
+            known = least
+        if known < least or (self.domain and self.data and len(self.domain) != len(self.data)):
+            raise ValueError(
+                f"Grid expects the extent of each of the kernel's {least} input columns, got "
+                f"{known} (domain {self.domain}, data {self.data}, spacing {self.spacing})"
+            )
+        return known
+
+    def _domain(self, laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, "2 d"]:
+        if self.domain is not None:
+            return np.array(self.domain).T
+        if self.data is None:
+            return np.array([[-np.inf], [np.inf]]).repeat(num_inputs, axis=1)
+        low, high = np.array(self.data).T
+        margin = np.maximum(_lengthscales(laws, num_inputs), 0.25 * (high - low))
+        return np.stack([low - margin, high + margin])
+
+    def _affordable(self, laws, num_inputs, domain):
+        """The smallest tolerance from `tolerance` on whose grid stays within the budget."""
+        budget = self.max_features or _MOST_FEATURES
+
+        def attempt(tolerance: float):
+            return self._design(laws, num_inputs, domain, tolerance, budget)
+
+        found = attempt(self.tolerance)
+        if found is not None:
+            return self.tolerance, found
+        if self.max_features is None:
+            raise ValueError(
+                f"Grid needs more than {_MOST_FEATURES} features for tolerance {self.tolerance:g} "
+                "on this domain with these lengthscales; give max_features= (what it truncates is "
+                "returned as white variance), a larger tolerance, or use gp_orff.QuasiMonteCarlo"
+            )
+        low, high = math.log(self.tolerance), math.log(0.95)
+        best = attempt(math.exp(high))
+        if best is None:
+            raise ValueError(
+                f"Grid(max_features={self.max_features}) has not one frequency for each axis on "
+                "this domain with these lengthscales; raise max_features"
+            )
+        while high - low > 0.02:
+            middle = 0.5 * (low + high)
+            found = attempt(math.exp(middle))
+            if found is None:
+                low = middle
+            else:
+                high, best = middle, found
+        return math.exp(high), best
+
+    def _design(self, laws, num_inputs, domain, tolerance, budget):
+        """Spacing and the lattice points of each term; None if there are too many."""
+        spacing = self._spacing(laws, num_inputs, domain, tolerance)
+        members, features = [], 0
+        for law in laws:
+            own = self._members(law, spacing, tolerance, (budget - features) / law.rank)
+            if own is None:
+                return None
+            members.append(own)
+            features += law.rank * (2 * len(own) - (not own.any(-1).all()))
+        return (spacing, members) if features <= budget else None
+
+    def _spacing(self, laws, num_inputs, domain, tolerance) -> Float[np.ndarray, "d"]:
+        if self.spacing is not None:
+            return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
+        lag = self._lag(domain)
+        reach = np.zeros(num_inputs)
+        longest = self.lengthscale_range[1]
+        for leaf, axis, dim in _axes(laws):
+            own = longest * correlation_lag(leaf, axis, min(tolerance, _ALIASING))
+            reach[dim] = max(reach[dim], own)
+        return 2 * np.pi / np.where(lag + reach > 0, lag + reach, 1.0)
+
+    def _lag(self, domain) -> Float[np.ndarray, "d"]:
+        """The longest lag between a datum and a point of the domain."""
+        data = domain if self.data is None else np.array(self.data).T
+        return np.maximum(domain[1] - data[0], data[1] - domain[0])
+
+    def _members(self, law: TermLaw, spacing, tolerance, most) -> Int[np.ndarray, "D d"] | None:
+        """The half-space of lattice points that a term needs; None if they are more than `most`."""
+        edges = [self._edge(leaf, tolerance) for leaf in law.leaves]
+        counts = np.zeros(len(spacing), dtype=int)
+        for leaf, edge in zip(law.leaves, edges, strict=True):
+            for axis, dim in enumerate(leaf.dims):
+                unit = edge.reach(spacing[dim] * np.eye(leaf.num_dims)[axis : axis + 1])[0]
+                counts[dim] = int(edge.level / unit)
+        if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # a box around the region, both halves
+            return None
+        ranges = [np.arange(-m, m + 1) for m in counts]
+        ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
+        points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
+        kept = _first_nonzero(points) >= 0
+        for leaf, edge in zip(law.leaves, edges, strict=True):
+            own = points[:, leaf.dims]
+            kept &= edge.reach(own * spacing[list(leaf.dims)]) <= edge.level
+            if leaf.degree:  # B(0) = 0
+                kept &= own.any(-1)
+        return points[kept]
+
+    def _edge(self, leaf: LeafLaw, tolerance: float) -> "_Edge":
+        if self.cutoff is not None:
+            return _Edge(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
+        level = tail_reach(leaf, tolerance) / self.lengthscale_range[0]
+        return _Edge(leaf.spectrum.reach, level)
+
+
+_ALIASING = 3e-2  # under a budget, aliasing at the longest lag may grow to this, and no further
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """The region {reach(ω) ≤ level}."""
+
+    reach: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
+    level: float
+
+
+def box_of(x: Float[Tensor, "N d"]) -> Box:
+    """The box of a set of points.
+
+    Raises:
+        ValueError: an empty set, or points that are not finite.
+    """
+    x = torch.as_tensor(x)
+    if x.dim() < 2 or x.shape[-2] == 0:
+        raise ValueError(f"expected points (N, d), at least one, got shape {tuple(x.shape)}")
+    flat = x.detach().reshape(-1, x.shape[-1])
+    low, high = flat.amin(0).double(), flat.amax(0).double()
+    if not torch.isfinite(low + high).all():
+        raise ValueError("expected finite points, got NaN or infinite coordinates; drop them")
+    return tuple(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def tail_reach(leaf: LeafLaw, share: float) -> float:
+    """W beyond which that share of the variance lies."""
+    return _last_crossing(
+        lambda w: leaf.spectrum.tail(w, leaf.degree, leaf.num_dims), share, start=1e-2
+    )
+
+
+def correlation_lag(leaf: LeafLaw, axis: int, share: float) -> float:
+    """The lag along an axis from which on the correlation stays below that share."""
+    spectrum = leaf.spectrum
+    scale = unit_reaches(spectrum, leaf.num_dims)[axis]
+    return scale * _last_crossing(
+        lambda r: spectrum.correlation(r * scale, axis, leaf.degree), share, start=1e-2
+    )
+
+
+def _last_crossing(decreasing: Callable[[float], float], level: float, start: float) -> float:
+    """Where a function that falls to zero passes a level for the last time."""
+    points = start * 2.0 ** np.arange(0, 40)
+    above = [p for p in points if decreasing(p) > level]
+    if not above:
+        return start
+    low = above[-1]
+    if low == points[-1]:
+        return math.inf
+    return scipy.optimize.brentq(lambda p: decreasing(p) - level, low, 2 * low, rtol=1e-6)
+
+
+def _axes(laws: Sequence[TermLaw]):
+    for law in laws:
+        for leaf in law.leaves:
+            for axis, dim in enumerate(leaf.dims):
+                yield leaf, axis, dim
+
+
+def _lengthscales(laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, "d"]:
+    found = np.zeros(num_inputs)
+    for leaf, axis, dim in _axes(laws):
+        found[dim] = max(found[dim], unit_reaches(leaf.spectrum, leaf.num_dims)[axis])
+    return found
+
+
+def _first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
+    """The sign of the first coordinate that is not zero."""
+    sign = np.zeros(len(points), dtype=int)
+    for column in points.T:
+        sign = np.where(sign == 0, np.sign(column), sign)
+    return sign
+
+
+def _box(box: Box, name: str) -> Box:
+    pairs = tuple((float(low), float(high)) for low, high in box)
+    if not all(low <= high and math.isfinite(high - low) for low, high in pairs):
+        raise ValueError(f"Grid expects {name}=((low, high), ...) for each input, got {box}")
+    return pairs
+
+
+def _require_separate_inputs(law: TermLaw) -> None:
+    seen = [dim for leaf in law.leaves for dim in leaf.dims]
+    if len(set(seen)) != len(seen):
+        raise NotImplementedError(
+            "Grid expects the kernels of a product to see different inputs, got columns "
+            f"{seen}; use a random rule such as gp_orff.QuasiMonteCarlo"
+        )
+
+
+def _require_finite_density(law: TermLaw) -> None:
+    for leaf in law.leaves:
+        if leaf.degree:
+            continue  # B(0) = 0
+        near = np.zeros((2, leaf.num_dims))
+        near[1, 0] = 1e-5 / unit_reaches(leaf.spectrum, leaf.num_dims)[0]
+        at, beside = leaf.spectrum.log_density(torch.from_numpy(near)).detach().unbind(-1)
+        if not torch.isfinite(at).all() or ((at - beside) > 0.1).any():
+            raise ValueError(
+                "Grid expects a finite spectral density at zero, got one that diverges (an "
+                f"RQKernel with alpha <= {leaf.num_dims / 2:g}: its correlations have no finite range); use "
+                "a random rule, or constrain alpha"
+            )

@@ -1,0 +1,157 @@
+"""Frequencies of a kernel tree on one lattice."""
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from gp_orff.frequencies.draw import Draw, TermLaw
+from gp_orff.lattice import GramCache, LatticeColumns
+from gp_orff.spectra import Spectrum
+
+
+class GridWarning(UserWarning):
+    """A lengthscale that has left the range its frequency grid was built for."""
+
+
+class _Fixed(nn.Module):
+    """Buffers that move between devices and keep their types; loaded whatever their length."""
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        for name, own in self._buffers.items():
+            incoming = state_dict.get(prefix + name)
+            if incoming is not None and incoming.shape != own.shape:
+                self._buffers[name] = torch.empty_like(incoming, device=own.device)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+class Lattice(_Fixed):
+    """Integer points, their spacing and the domain they serve; shared by the terms of a tree."""
+
+    def __init__(
+        self,
+        indices: Int[np.ndarray, "D d"],
+        spacing: Float[np.ndarray, "d"],
+        domain: Float[np.ndarray, "2 d"],
+        lag: Float[np.ndarray, "d"],
+        tolerance: float,
+    ):
+        super().__init__()
+        finite = np.isfinite(domain).all()
+        self.register_buffer("indices", torch.from_numpy(indices))
+        self.register_buffer("spacing", torch.from_numpy(spacing))
+        self.register_buffer("domain", torch.from_numpy(domain))
+        origin = domain.mean(axis=0) if finite else np.zeros(len(spacing))
+        self.register_buffer("origin", torch.from_numpy(origin))
+        self.register_buffer("lag", torch.from_numpy(lag))
+        self.register_buffer("tolerance", torch.tensor(tolerance, dtype=torch.float64))
+        self.cache = GramCache()
+
+    def columns(self) -> LatticeColumns:
+        """cos and sin of every frequency; C of the last points is kept."""
+        return LatticeColumns.of(self.indices, self.spacing, self.origin, self.cache)
+
+    @property
+    def period(self) -> Float[Tensor, "d"]:
+        return 2 * math.pi / self.spacing
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Which points are outside the domain."""
+        low, high = self.domain
+        slack = 1e-6 * (high - low)  # the rounding of float32 inputs
+        x = x.detach()[..., : len(low)]
+        return ((x < low - slack) | (x > high + slack)).any(-1)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Raise ValueError for points outside the domain."""
+        outside = self.outside(x)
+        if outside.any():
+            worst = x[outside][0].tolist()
+            box = [tuple(pair) for pair in self.domain.mT.tolist()]
+            raise ValueError(
+                f"expected points inside the grid's domain {box}, got {int(outside.sum())} outside "
+                f"it, such as {worst}; give the region of interest as "
+                "Grid.for_data(x, domain=...)"
+            )
+
+
+class LatticeDraw(_Fixed, Draw):
+    """The points of a lattice that one term uses, with the quadrature's weights."""
+
+    sampled = False
+
+    def __init__(self, lattice: Lattice, position, law: TermLaw, served, correct: bool):
+        super().__init__([], [])
+        self.lattice = lattice
+        self.dims = tuple(leaf.dims for leaf in law.leaves)
+        self.served, self.correct = served, correct
+        self.warned = False
+        self.register_buffer("position", torch.from_numpy(position))
+        built = [unit_reaches(leaf.spectrum, leaf.num_dims) for leaf in law.leaves]
+        self.register_buffer("built", torch.from_numpy(np.concatenate([[], *built])))
+
+    @property
+    def num_frequencies(self) -> int:
+        return len(self.position)
+
+    @property
+    def nonzero(self) -> Tensor:
+        """Which frequencies have a sine."""
+        return self.lattice.indices[self.position].any(-1)
+
+    def shared_columns(self) -> LatticeColumns:
+        return self.lattice.columns()
+
+    def nodes(self, spectra):
+        self._check_range(spectra)
+        omega = self.lattice.indices[self.position] * self.lattice.spacing
+        omegas = [omega[:, list(dims)] for dims in self.dims]
+        weights = 1.0 + self.nonzero.to(omega)  # −k is the same feature
+        for law, own, dims in zip(spectra, omegas, self.dims, strict=True):
+            cell = self.lattice.spacing[list(dims)].prod()
+            weights = weights * cell * law.log_density(own).exp()
+        return omegas, weights
+
+    def check_domain(self, spectra, *points):
+        for x in points:
+            self.lattice.check(x)
+
+    def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
+        now = [unit_reaches(s, len(dims)) for s, dims in zip(spectra, self.dims, strict=True)]
+        ratio = np.concatenate([[], *now]) / self.built.cpu().numpy()
+        low, high = self.served
+        outside = ratio[(ratio < 0.999 * low) | (ratio > 1.001 * high)]
+        return float(outside[0]) if len(outside) else None
+
+    def _check_range(self, spectra: Sequence[Spectrum]) -> None:
+        ratio = None if self.warned else self.left_range(spectra)
+        if ratio is not None:
+            self.warned = True
+            low, high = self.served
+            warnings.warn(
+                f"a lengthscale is {ratio:.2g} times what the frequency grid was built for, "
+                f"outside its range {low:g} to {high:g}: call redraw() of the ORFFKernel and go "
+                "on, constrain the lengthscale, or give Grid a wider lengthscale_range",
+                GridWarning,
+                stacklevel=2,
+            )
+
+    def extra_repr(self) -> str:
+        return f"num_frequencies={self.num_frequencies}"
+
+
+def unit_reaches(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
+    """The reach of a unit frequency along each axis: the lengthscales."""
+    if not hasattr(spectrum, "reach"):
+        raise NotImplementedError(
+            f"{type(spectrum).__name__} tells no reach, tail and correlation, which a frequency "
+            "grid needs (gp_orff.spectra.GridSpectrum); use a random rule"
+        )
+    return spectrum.reach(np.eye(num_dims))

@@ -1,0 +1,187 @@
+"""Columns whose frequencies lie on a lattice, ω_k = h ∘ k with integer k.
+
+C = φᵀφ is then Toeplitz plus Hankel. With T(q) = Σ_n exp(i⟨h∘q, x_n − x₀⟩), one non-uniform Fourier
+transform of the points,
+
+    cos·cos = ½ Re(T(k−l) + T(k+l)) ,   sin·sin = ½ Re(T(k−l) − T(k+l)) ,
+    cos·sin = ½ Im(T(k+l) − T(k−l)) ,
+
+and φᵀy, φw are two more (Greengard, Rachh & Barnett 2022, for scalar kernels).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd import Function
+
+from gp_orff import nufft, trig
+from gp_orff.columns import TrigColumns
+
+_FEW = 2**21  # entries of φ(x) up to which it is quicker to write them out
+
+
+class GramCache:
+    """C of the points last asked for; copies and pickles start empty."""
+
+    def __init__(self):
+        self.x: Tensor | None = None
+        self.gram: Tensor | None = None
+
+    def of(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.x is None or self.x.shape != x.shape or not torch.equal(self.x, x):
+            self.gram, self.x = compute(x), x.detach().clone()
+        return self.gram
+
+    def __reduce__(self):
+        return GramCache, ()
+
+
+@dataclass(frozen=True)
+class LatticeColumns(TrigColumns):
+    """Columns cos and sin of ⟨h∘k, x − x₀⟩."""
+
+    indices: Int[Tensor, "D d"] = None  # k
+    spacing: Float[Tensor, "d"] = None  # h
+    origin: Float[Tensor, "d"] = None  # x₀
+    cache: GramCache = field(default_factory=GramCache, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        indices: Int[Tensor, "D d"],
+        spacing: Float[Tensor, "d"],
+        origin: Float[Tensor, "d"],
+        cache: GramCache | None = None,
+    ) -> "LatticeColumns":
+        omega = indices.to(spacing) * spacing
+        return cls(omega, False, indices, spacing, origin, cache or GramCache())
+
+    def select(self, frequencies: Int[Tensor, "k"]) -> "LatticeColumns":
+        indices = self.indices[frequencies]
+        return LatticeColumns.of(indices, self.spacing, self.origin)
+
+    def values(self, x: Tensor) -> Tensor:
+        return trig.trig(self._centred(x), self.omega)
+
+    def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if x.requires_grad:
+            return trig.moments(self._centred(x), self.omega, y)
+        batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        gram = self.cache.of(x, self._grams)
+        return gram.expand(*batch, *gram.shape[-2:]), self.adjoint(x, y)
+
+    def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.requires_grad or self._few(x):
+            return trig.adjoint(self._centred(x), self.omega, y)
+        return _Adjoint.apply(self, x, y.double())
+
+    def apply(self, x: Tensor, w: Tensor) -> Tensor:
+        if x.requires_grad or self._few(x):
+            return trig.apply(self._centred(x), self.omega, w)
+        return _Apply.apply(self, x, w.double())
+
+    def exponential_sums(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "*q"]:
+        """T(q) for all differences and sums of the lattice's indices, in one flat array."""
+        modes = tuple(2 * m for m in self._modes)
+        ones = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
+        return nufft.type1(self._phases(x), ones, modes).flatten()
+
+    def gram(self, sums: Float[Tensor, "*q"]) -> Float[Tensor, "2*D 2*D"]:
+        """C from T."""
+        flat, centre = self._positions(2)
+        d = len(flat)
+        real, imag = sums.real.contiguous(), sums.imag.contiguous()
+        c = torch.empty(2 * d, 2 * d, dtype=torch.float64, device=sums.device)
+        for rows in trig.chunks(self.indices, d):
+            below = (centre + flat[rows, None]) - flat
+            above = (centre + flat[rows, None]) + flat
+            a, s = real[below], real[above]
+            c[:d][rows, :d] = 0.5 * (a + s)
+            c[d:][rows, d:] = 0.5 * (a - s)
+            c[:d][rows, d:] = 0.5 * (imag[above] - imag[below])
+        c[d:, :d] = c[:d, d:].mT
+        return c
+
+    @property
+    def _modes(self) -> tuple[int, ...]:
+        return tuple(self.indices.abs().amax(0).tolist())
+
+    def _positions(self, multiple: int) -> tuple[Int[Tensor, "D"], int]:
+        """Of the indices in a flat array over |q_i| ≤ multiple · m_i, from its centre."""
+        sizes = [2 * multiple * m + 1 for m in self._modes]
+        stride, strides = 1, []
+        for size in reversed(sizes):
+            strides.insert(0, stride)
+            stride *= size
+        flat = (self.indices * torch.tensor(strides, device=self.indices.device)).sum(-1)
+        return flat, stride // 2
+
+    def _centred(self, x: Tensor) -> Tensor:
+        return x.double() - self.origin
+
+    def _phases(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N d"]:
+        return self._centred(x.detach()) * self.spacing
+
+    def _few(self, x: Tensor) -> bool:
+        return x.shape[:-1].numel() * self.num_columns <= _FEW
+
+    def _grams(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b 2*D 2*D"]:
+        if self._few(x):
+            phi = self.values(x.detach())
+            return phi.mT @ phi
+        return _over_batch(lambda points: self.gram(self.exponential_sums(points)), x)
+
+    def _type1(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N k"]) -> Float[Tensor, "2*D k"]:
+        flat, centre = self._positions(1)
+        sums = nufft.type1(self._phases(x), y, self._modes).flatten(1)[:, centre + flat]
+        return torch.cat([sums.real, sums.imag], dim=-1).mT
+
+    def _type2(self, x: Float[Tensor, "N d"], w: Float[Tensor, "2*D k"]) -> Float[Tensor, "N k"]:
+        flat, centre = self._positions(1)
+        sizes = [2 * m + 1 for m in self._modes]
+        cos, sin = w.chunk(2, dim=0)
+        grid = torch.zeros(w.shape[-1], 2 * centre + 1, dtype=torch.complex128, device=w.device)
+        grid[:, centre + flat] = torch.complex(cos, -sin).mT
+        return nufft.type2(self._phases(x), grid.unflatten(1, sizes))
+
+
+def _over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """A function of matrices, on every matrix of a batch."""
+    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
+    if not batch:
+        return function(*tensors)
+    flat = [t.expand(*batch, *t.shape[-2:]).flatten(0, -3) for t in tensors]
+    return torch.stack([function(*parts) for parts in zip(*flat, strict=True)]).unflatten(0, batch)
+
+
+class _Adjoint(Function):
+    """φᵀy by a transform of type 1; its derivative is one of type 2."""
+
+    @staticmethod
+    def forward(ctx, columns: LatticeColumns, x: Tensor, y: Tensor) -> Tensor:
+        ctx.columns, ctx.shape = columns, y.shape
+        ctx.save_for_backward(x)
+        return _over_batch(columns._type1, x, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return None, None, _Apply.apply(ctx.columns, x, grad).sum_to_size(ctx.shape)
+
+
+class _Apply(Function):
+    """φw by a transform of type 2; its derivative is one of type 1."""
+
+    @staticmethod
+    def forward(ctx, columns: LatticeColumns, x: Tensor, w: Tensor) -> Tensor:
+        ctx.columns, ctx.shape = columns, w.shape
+        ctx.save_for_backward(x)
+        return _over_batch(columns._type2, x, w)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return None, None, _Adjoint.apply(ctx.columns, x, grad).sum_to_size(ctx.shape)

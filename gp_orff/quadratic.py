@@ -1,0 +1,164 @@
+"""BᵀA⁻¹B and log|A| with closed-form derivatives, for the forms A takes in this package.
+
+With U = A⁻¹B,
+
+    ∂ log|A| = tr(A⁻¹ ∂A) ,    ∂ BᵀA⁻¹B = ∂Bᵀ U + Uᵀ ∂B − Uᵀ ∂A U :
+
+one Cholesky factorisation and one inverse, instead of differentiating through the factorisation.
+Where a second derivative is asked for, plain differentiable operations take over.
+"""
+
+import torch
+from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+from torch.autograd import Function
+
+
+def _logdet(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:
+    return 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
+
+
+class InvQuadLogdet(Function):
+    """BᵀA⁻¹B and log|A| of any positive definite A."""
+
+    @staticmethod
+    def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]):
+        factor = psd_safe_cholesky(a)
+        u = torch.cholesky_solve(b, factor)
+        ctx.save_for_backward(a, b, factor, u)
+        return b.mT @ u, _logdet(factor)
+
+    @staticmethod
+    def backward(ctx, grad_quad, grad_logdet):
+        a, b, factor, u = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with the graph of A and B
+            factor = psd_safe_cholesky(a)
+            u = torch.cholesky_solve(b, factor)
+        inverse = torch.cholesky_inverse(factor)
+        grad_a = grad_logdet[..., None, None] * inverse - u @ grad_quad @ u.mT
+        return grad_a, u @ (grad_quad + grad_quad.mT)
+
+
+class MaskedInvQuadLogdet(Function):
+    """The same for A = I + C ∘ (M P Mᵀ), C and P symmetric: few passes over F×F numbers."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        c: Float[Tensor, "*b F F"],
+        m: Float[Tensor, "*b F p"],
+        precision: Float[Tensor, "*b p p"],
+        b: Float[Tensor, "*b F k"],
+    ):
+        factor = psd_safe_cholesky(_masked(c, m, precision))
+        u = torch.cholesky_solve(b, factor)
+        ctx.save_for_backward(c, m, precision, b, factor, u)
+        return b.mT @ u, _logdet(factor)
+
+    @staticmethod
+    def backward(ctx, grad_quad, grad_logdet):
+        c, m, precision, b, factor, u = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            values = InvQuadLogdet.apply(masked(c, m, precision), b)
+            wanted = [t for t in (c, m, precision, b) if t.requires_grad]
+            found = iter(
+                torch.autograd.grad(values, wanted, (grad_quad, grad_logdet), create_graph=True)
+            )
+            return tuple(next(found) if t.requires_grad else None for t in (c, m, precision, b))
+        both = 0.5 * (grad_quad + grad_quad.mT)
+        inverse = torch.cholesky_inverse(factor)
+        scale = grad_logdet[..., None, None]
+        grad_c = None
+        if ctx.needs_input_grad[0]:
+            grad_c = (scale * inverse - u @ both @ u.mT) * (m @ precision @ m.mT)
+        # W m with W = ∂/∂A ∘ C; u uᵀ ∘ C is C between two diagonal matrices
+        products = scale * (inverse.mul_(c) @ m)
+        weighted = (u.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)  # (*b, F, k·p)
+        explained = (c @ weighted).unflatten(-1, (u.shape[-1], m.shape[-1]))
+        products = products - ((u @ both).unsqueeze(-1) * explained).sum(-2)
+        return grad_c, 2 * products @ precision, m.mT @ products, 2 * u @ both
+
+
+def masked(
+    c: Float[Tensor, "*b F F"], m: Float[Tensor, "*b F p"], precision: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b F F"]:
+    """I + C ∘ (M P Mᵀ), differentiable."""
+    a = c * (m @ precision @ m.mT)
+    return a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def _masked(c: Tensor, m: Tensor, precision: Tensor) -> Tensor:
+    """The same in place."""
+    a = (m @ precision) @ m.mT
+    a = a.mul_(c) if a.shape == torch.broadcast_shapes(a.shape, c.shape) else a * c
+    a.diagonal(dim1=-1, dim2=-2).add_(1)
+    return a
+
+
+class KroneckerInvQuadLogdet(Function):
+    """The same for A = I + C⊗G and columns vec B_i (rows c, columns j), by the eigenvectors of G.
+
+    The eigenvectors themselves are never differentiated: equal eigenvalues do no harm.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        c: Float[Tensor, "*b n n"],
+        g: Float[Tensor, "*b r r"],
+        b: Float[Tensor, "*b k n r"],
+    ):
+        eigenvalues, u, factor, rotated = diagonalised(c, g, b)
+        # T_i = A⁻¹ vec B_i: in the eigenvectors' basis, column j solves (I + λ_j C) t_j
+        solution = torch.cholesky_solve(rotated, factor)  # (*b, r, n, k)
+        t = unrotated(solution, u)
+        ctx.save_for_backward(c, g, b, eigenvalues, u, factor, t)
+        logdet = _logdet(factor).sum(-1)
+        return b.flatten(-2) @ t.flatten(-2).mT, logdet
+
+    @staticmethod
+    def backward(ctx, grad_quad, grad_logdet):
+        c, g, b, eigenvalues, u, factor, t = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            values = InvQuadLogdet.apply(*written_out(c, g, b))
+            return torch.autograd.grad(
+                values, (c, g, b), (grad_quad, grad_logdet), create_graph=True
+            )
+        both = 0.5 * (grad_quad + grad_quad.mT)
+        grad_logdet = grad_logdet[..., None, None]
+        inverses = torch.cholesky_inverse(factor)  # P_j = (I + λ_j C)⁻¹
+        mixed = torch.einsum("...ik,...knr->...inr", both, t)
+        traces = (inverses * c.unsqueeze(-3)).sum((-1, -2))  # tr(P_j C)
+        grad_c = grad_logdet * (eigenvalues[..., None, None] * inverses).sum(-3)
+        grad_c = grad_c - (mixed @ g.unsqueeze(-3) @ t.mT).sum(-3)
+        grad_g = grad_logdet * ((u * traces.unsqueeze(-2)) @ u.mT)
+        grad_g = grad_g - (mixed.mT @ c.unsqueeze(-3) @ t).sum(-3)
+        return grad_c, grad_g, 2 * mixed
+
+
+def unrotated(
+    solution: Float[Tensor, "*b r n k"], u: Float[Tensor, "*b r r"]
+) -> Float[Tensor, "*b k n r"]:
+    """From columns in the basis of the eigenvectors to the matrices T_i."""
+    return torch.einsum("...jnk,...rj->...knr", solution, u)
+
+
+def written_out(
+    c: Float[Tensor, "*b n n"], g: Float[Tensor, "*b r r"], b: Float[Tensor, "*b k n r"]
+) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F k"]]:
+    """I + C⊗G and the columns vec B_i."""
+    a = torch.einsum("...cd,...ij->...cidj", c, g).flatten(-4, -3).flatten(-2)
+    a = a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    return a, b.flatten(-2).mT
+
+
+def diagonalised(
+    c: Float[Tensor, "*b n n"], g: Float[Tensor, "*b r r"], b: Float[Tensor, "*b k n r"]
+) -> tuple[Tensor, Tensor, Float[Tensor, "*b r n n"], Float[Tensor, "*b r n k"]]:
+    """G = U diag(λ) Uᵀ, the Cholesky factors of I + λ_j C, and the columns of the B_i U."""
+    eigenvalues, u = torch.linalg.eigh(g)
+    eigenvalues = eigenvalues.clamp_min(0)
+    identity = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
+    factor = psd_safe_cholesky(identity + eigenvalues[..., None, None] * c.unsqueeze(-3))
+    return eigenvalues, u, factor, torch.einsum("...knr,...rj->...jnk", b, u)
