@@ -45,18 +45,17 @@ class Search:
         """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
 
         With `reach`, a coordinate that moves frequencies stays within a factor of it:
-        u = u₀ + log(reach) tanh(t / log(reach)), t free. The search ends when one comes to the edge.
+        u = u₀ + log(reach) tanh(t / log(reach)), t free. The search ends when one comes to the
+        edge.
         """
         center, moves = self.coordinates.get(), self.coordinates.moves_frequencies
-        width = np.log(reach) if reach else 1.0
+        origin, width = self.coordinates.origin, np.log(reach) if reach else 1.0
         bounded = moves if reach else np.zeros_like(moves)
         best = [-np.inf, center]
 
         def place(t: np.ndarray) -> np.ndarray:
             u = center + np.where(bounded, width * np.tanh(t / width), t)
-            return np.clip(
-                u, self.coordinates.origin - farthest, self.coordinates.origin + farthest
-            )
+            return np.clip(u, origin - farthest, origin + farthest)
 
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
             u = place(t)

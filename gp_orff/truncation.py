@@ -1,7 +1,7 @@
 """What a frequency grid leaves out of a kernel, and what it returns.
 
-The lattice of spacing h gives the periodised kernel Σ_j K(τ + jP), P = 2π/h, once all its points are
-taken. A grid that ends misses the share of the points beyond,
+The lattice of spacing h, all its points taken, gives the periodised kernel Σ_j K(τ + jP), P = 2π/h.
+A grid that ends misses the share of the points beyond,
 
     δ = Σ_j K(jP) − Σ_k w_k B(ω_k)B(ω_k)ᵀ ⪰ 0 ,
 

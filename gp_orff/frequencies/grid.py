@@ -357,6 +357,6 @@ def _require_finite_density(law: TermLaw) -> None:
         if not torch.isfinite(at).all() or ((at - beside) > 0.1).any():
             raise ValueError(
                 "Grid expects a finite spectral density at zero, got one that diverges (an "
-                f"RQKernel with alpha <= {leaf.num_dims / 2:g}: its correlations have no finite range); use "
-                "a random rule, or constrain alpha"
+                f"RQKernel with alpha <= {leaf.num_dims / 2:g}: its correlations have no finite "
+                "range); use a random rule, or constrain alpha"
             )
