@@ -73,6 +73,19 @@ class Coordinate:
         return self.constraint.lower_bound.item(), self.constraint.upper_bound.item()
 
 
+def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
+    """The nearest value that a constraint allows, not on its edge."""
+    if constraint is None:
+        return value
+    low, high = constraint.lower_bound.item(), constraint.upper_bound.item()
+    if math.isfinite(low) and math.isfinite(high):
+        inside = 1e-2 * (high - low)
+        return value.clamp(low + inside, high - inside)
+    if math.isfinite(high):
+        return value.clamp_max(high - 1e-2 * abs(high))
+    return value.clamp_min(low + 1e-2 * abs(low))
+
+
 class Coordinates:
     """The trainable hyperparameters of some modules as one vector."""
 

@@ -206,7 +206,7 @@ class Fit:
             max_features=_COARSE_FEATURES,
         )
         informed = self._num_features(self._draw(coarse)) / self.y.numel()
-        wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 1e2)
+        wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         return max(min(wanted, _SHARE_OF_POSTERIOR * ratio * informed), 1e-10)
 
     def _draw(self, rule: Rule) -> list[Draw]:

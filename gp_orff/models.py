@@ -151,8 +151,8 @@ class VectorFieldGP(torch.nn.Module):
     def posterior(self) -> FieldPosterior:
         """The field given the data."""
         fit, observations = self._conditioned()
-        kernel, likelihood = deepcopy(self.kernel), deepcopy(self.likelihood)
-        frozen = deepcopy(self.mean)
+        parts = (self.kernel, self.likelihood, self.mean)
+        kernel, likelihood, frozen = (deepcopy(m).requires_grad_(False) for m in parts)
         fit = Fit(kernel, likelihood, fit.mean, fit.rule, fit.x, fit.y)
         constant = self._constant(fit, observations)
 

@@ -7,6 +7,8 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussi
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.coordinates import admissible
+
 
 @singledispatch
 def noise_of(likelihood: Likelihood, num_outputs: int) -> Float[Tensor, "*b p p"]:
@@ -51,18 +53,21 @@ def start_noise(likelihood: Likelihood, variance: float) -> None:
 @start_noise.register
 def _(likelihood: GaussianLikelihood, variance: float) -> None:
     if likelihood.raw_noise.requires_grad:
-        likelihood.noise = torch.full_like(likelihood.noise, variance)
+        wanted = torch.full_like(likelihood.noise, variance)
+        likelihood.noise = admissible(likelihood.noise_covar.raw_noise_constraint, wanted)
 
 
 @start_noise.register
 def _(likelihood: MultitaskGaussianLikelihood, variance: float) -> None:
     parts = likelihood.has_global_noise + likelihood.has_task_noise
     if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
-        likelihood.noise = torch.full_like(likelihood.noise, variance / parts)
+        wanted = torch.full_like(likelihood.noise, variance / parts)
+        likelihood.noise = admissible(likelihood.raw_noise_constraint, wanted)
     if not likelihood.has_task_noise:
         return
     if not likelihood.rank and likelihood.raw_task_noises.requires_grad:
-        likelihood.task_noises = torch.full_like(likelihood.task_noises, variance / parts)
+        wanted = torch.full_like(likelihood.task_noises, variance / parts)
+        likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, wanted)
     if likelihood.rank and likelihood.task_noise_covar_factor.requires_grad:
         factor = likelihood.task_noise_covar_factor.data
         size = factor.square().sum(-1).mean()

@@ -128,8 +128,9 @@ class FeatureObservations(Observations):
         expansion, noise, white = self._model(kernel, noise)
         if self._prefers_dual(expansion):
             return dual_posterior(expansion, self.x, self.y - mean, noise), white
-        statistics = self.statistics
-        if not self._constant:
+        if self._constant:
+            statistics = self.statistics
+        else:
             statistics = Statistics.of(self.x, self.y, expansion.phi)
         return statistics_posterior(expansion, statistics.centred(mean), noise), white
 

@@ -22,6 +22,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gp_orff.coordinates import admissible
 from gp_orff.noise import start_noise
 from gp_orff.terms import Term, terms
 from gp_orff.truncation import at_zero
@@ -50,7 +51,9 @@ def start(
             seen = extent if leaf.active_dims is None else extent[list(leaf.active_dims)]
             size = seen.max().item() or 1.0
             if leaf.kernel.has_lengthscale and leaf.kernel.raw_lengthscale.requires_grad:
-                leaf.kernel.lengthscale = share * size
+                wanted = torch.full_like(leaf.kernel.lengthscale, share * size)
+                constraint = leaf.kernel.raw_lengthscale_constraint
+                leaf.kernel.lengthscale = admissible(constraint, wanted)
     parts = _summands(kernel)
     varying = sum(any(term.leaves for term in terms(part)) for part in parts) or 1
     for part in parts:
@@ -84,14 +87,16 @@ def rescale(kernel: Kernel, factor: float) -> bool:
 def _(kernel: ScaleKernel, factor: float) -> bool:
     if not kernel.raw_outputscale.requires_grad:
         return rescale(kernel.base_kernel, factor)
-    kernel.outputscale = kernel.outputscale * factor
+    wanted = kernel.outputscale * factor
+    kernel.outputscale = admissible(kernel.raw_outputscale_constraint, wanted)
     return True
 
 
 @rescale.register
 def _(kernel: ConstantKernel, factor: float) -> bool:
     if kernel.raw_constant.requires_grad:
-        kernel.constant = kernel.constant * factor
+        wanted = kernel.constant * factor
+        kernel.constant = admissible(kernel.raw_constant_constraint, wanted)
     return kernel.raw_constant.requires_grad
 
 

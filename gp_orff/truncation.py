@@ -20,8 +20,11 @@ from torch import Tensor
 from gp_orff.expansion import Expansion
 from gp_orff.frequencies import Draw, LatticeDraw
 from gp_orff.kernels import minus_hessian
-from gp_orff.spectra import spectrum
+from gp_orff.spectra import Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
+
+
+_SHELLS = 20  # of images, whose aliasing is added up
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class GridAccuracy:
     """How well one term of a kernel tree is represented, at its present hyperparameters."""
 
     truncated: float  # the share of the variance beyond the grid
-    aliasing: float  # |K(P − L)| / |K(0)|, the worst axis; L the longest lag from a datum
+    aliasing: float  # a bound of |Σ_j K(τ + jP)| / |K(0)|, j ≠ 0, for every lag τ from a datum
     tolerance: float  # the one the grid was built for, after its budget
 
     def __str__(self) -> str:
@@ -48,9 +51,11 @@ def truncated_variance(
     whole = sum(_periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
     missing = whole - expansion.mean_variance()
     # rounding, and images that are not known in closed form, may leave a little less than zero
-    lowest = torch.linalg.eigvalsh(missing.detach())[..., :1, None]
-    eye = torch.eye(missing.shape[-1], dtype=missing.dtype, device=missing.device)
-    return 0.5 * (missing + missing.mT) + (1e-15 * whole.detach() - lowest).clamp_min(0) * eye
+    missing = 0.5 * (missing + missing.mT)
+    eigenvalues = torch.linalg.eigvalsh(missing.detach())
+    size = eigenvalues.abs().amax(-1) + whole.detach().abs().amax((-1, -2))
+    lift = (1e-14 * size - eigenvalues[..., 0]).clamp_min(0)[..., None, None]
+    return missing + lift * torch.eye(missing.shape[-1], dtype=lift.dtype, device=lift.device)
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:
@@ -71,14 +76,23 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
     factor = term.factor(omegas[0])
     kept = (weights * factor.square().sum((-1, -2))).sum(-1)
     whole = at_zero(term).diagonal(dim1=-1, dim2=-2).sum(-1) / term.outputscale
-    gaps = (lattice.period - lattice.lag).tolist()
-    aliasing = max(
-        law.correlation(gaps[dim], axis, term.factor.degree if index == 0 else 0)
-        for index, (law, dims) in enumerate(zip(found, own.dims, strict=True))
-        for axis, dim in enumerate(dims)
-    )
     share = (1 - kept / whole).clamp_min(0).max().item()
-    return GridAccuracy(share, aliasing, lattice.tolerance.item())
+    return GridAccuracy(share, _aliasing(term, own, found), lattice.tolerance.item())
+
+
+def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
+    """Images in shells: each is at least jP − L away along one axis."""
+    period, lag = own.lattice.period.tolist(), own.lattice.lag.tolist()
+    total = 0.0
+    for index, (law, dims) in enumerate(zip(found, own.dims, strict=True)):
+        tilt, d = term.factor.degree if index == 0 else 0, len(dims)
+        for j in range(1, _SHELLS + 1):
+            images = (2 * j + 1) ** d - (2 * j - 1) ** d
+            total += images * max(
+                law.correlation(max(j * period[dim] - lag[dim], 0.0), axis, tilt)
+                for axis, dim in enumerate(dims)
+            )
+    return total
 
 
 def _periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:

@@ -67,7 +67,7 @@ class Grid:
         >>> kernel.num_features < 700
         True
         >>> print(kernel.accuracy()[0])
-        0.00% of the variance truncated, aliasing 1e-09 (tolerance 1e-04)
+        0.00% of the variance truncated, aliasing 1e-08 (tolerance 1e-04)
     """
 
     domain: Box | None = None
@@ -184,18 +184,18 @@ class Grid:
             )
         low, high = math.log(self.tolerance), math.log(0.95)
         best = attempt(math.exp(high))
-        if best is None:
-            raise ValueError(
-                f"Grid(max_features={self.max_features}) has not one frequency for each axis on "
-                "this domain with these lengthscales; raise max_features"
-            )
-        while high - low > 0.02:
+        while best is not None and high - low > 0.02:
             middle = 0.5 * (low + high)
             found = attempt(math.exp(middle))
             if found is None:
                 low = middle
             else:
                 high, best = middle, found
+        if best is None or not all(map(len, best[1])):
+            raise ValueError(
+                f"Grid(max_features={self.max_features}) has not one frequency for each term on "
+                "this domain with these lengthscales; raise max_features"
+            )
         return math.exp(high), best
 
     def _design(self, laws, num_inputs, domain, tolerance, budget):

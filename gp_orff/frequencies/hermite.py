@@ -21,9 +21,9 @@ class GaussHermite:
 
     E g(ω) ≈ Σ_k w_k g(z_k/ℓ) with Hermite nodes z and weights w, exact for polynomials up to
     degree 2n − 1 in each coordinate (Mutný & Krause 2018, quadrature Fourier features). A node and
-    its opposite are one frequency. Frequencies move with the lengthscales. Nodes resolve lags up
-    to about √(2n) lengthscales: beyond, the kernel would be silently wrong, so that points
-    farther apart raise. `Grid` needs no more features and has no such limit.
+    its opposite are one frequency. Frequencies move with the lengthscales. For fields, 16 nodes
+    resolve lags up to 4 lengthscales, 32 up to 7 and 100 up to 15 (kernel error 1e-3): beyond, the
+    kernel would be silently wrong, so that points farther apart raise. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, at least 2.

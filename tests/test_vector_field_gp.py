@@ -1,0 +1,452 @@
+"""VectorFieldGP against ExactGP, the exact kernel, and itself in other units."""
+
+import copy
+import math
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import ConstantKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
+
+import gp_orff
+from gp_orff.coordinates import Coordinates
+from gp_orff.observations import ExactObservations, FeatureObservations
+from gp_orff.starting import subset
+from tests import oracles
+from tests.models import evidence, scalar_gp, vector_gp
+from tests.test_orff_exact_gp import draw
+
+WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
+
+
+def curl_free(lengthscale=None, kernel=RBFKernel, num_dims=2):
+    potential = kernel().double()
+    field = ScaleKernel(gp_orff.CurlFreeKernel(potential, num_dims=num_dims)).double()
+    if lengthscale is not None:
+        potential.lengthscale = lengthscale
+        field.outputscale = lengthscale**2
+    return field
+
+
+def flow(points, noise=0.1, seed=0, extent=1.0):
+    """A curl-free field, sums of waves about 0.3 long, with a constant background."""
+    generator = torch.Generator().manual_seed(seed)
+    wave = torch.randn(40, 2, generator=generator).double() / 0.3
+    phase = 2 * math.pi * torch.rand(40, generator=generator).double()
+    size = 0.3 * torch.randn(40, generator=generator).double() * math.sqrt(2 / 40)
+    background = torch.tensor([1.0, -2.0]).double()
+
+    def field(x):
+        return torch.cos(x @ wave.mT + phase) * size @ wave + background
+
+    generator = torch.Generator().manual_seed(seed + 1)
+    x = extent * (2 * torch.rand(points, 2, generator=generator).double() - 1)
+    return x, field(x) + noise * torch.randn(points, 2, generator=generator).double(), field
+
+
+def conditioned(kernel, x, y, rule, noise=0.3, mean=None):
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule, mean=mean)
+    model.likelihood.noise = torch.full_like(model.likelihood.noise, noise)
+    return model.condition(x, y)
+
+
+RULES = {
+    "grid": lambda x: gp_orff.Grid.for_data(x, tolerance=1e-3),
+    "grid_budget": lambda x: gp_orff.Grid.for_data(x, max_features=80),
+    "monte_carlo": lambda x: gp_orff.MonteCarlo(40),
+    "exact": lambda x: gp_orff.Auto(),
+}
+
+
+@pytest.mark.parametrize("points", [20, 200], ids=["few", "many"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", ["field", "helmholtz", "separable", "sum", "scalar"])
+def test_it_is_orff_kernel_in_an_exact_gp(kind, rule, points):
+    """Same expansion: evidence, its gradient, mean, variance and covariance to 1e-9."""
+    x, y, _ = flow(points)
+    xs = 1.6 * torch.rand(7, 2, generator=torch.Generator().manual_seed(5)).double() - 0.8
+    kernel = {
+        "field": lambda: curl_free(0.5),
+        "helmholtz": lambda: gp_orff.HelmholtzKernel(num_dims=2).double(),
+        "separable": lambda: MultitaskKernel(RBFKernel(), num_tasks=2, rank=1).double(),
+        "sum": lambda: curl_free(0.5) + MultitaskKernel(ConstantKernel(), num_tasks=2).double(),
+        "scalar": lambda: ScaleKernel(RBFKernel()).double(),
+    }[kind]()
+    if kind == "scalar":
+        y = y[:, 0]
+    if rule == "exact" and points > 20:
+        return
+    mean = gpytorch.means.ZeroMean()
+    model = conditioned(kernel, x, y, RULES[rule](x), mean=mean)
+    inner = model.kernel
+    if rule != "exact":
+        inner = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(2), num_dims=2)
+        inner.frequencies = torch.nn.ModuleList(model._observations.draws)
+    reference = scalar_gp(x, y, inner, 0.3) if kind == "scalar" else None
+    if reference is None:
+        reference = vector_gp(x, y, inner, 0.3, has_task_noise=False)
+    reference.mean_module = mean if kind == "scalar" else gpytorch.means.MultitaskMean(mean, 2)
+    reference.likelihood.noise = model.likelihood.noise.detach()
+    parameters = list(kernel.parameters())
+    with gpytorch.settings.max_cholesky_size(10_000):
+        expected, found = evidence(reference), model.log_marginal_likelihood()
+        gradients = [
+            torch.autograd.grad(value, parameters, allow_unused=True) for value in (expected, found)
+        ]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        norm = torch.cat([g.flatten() for g in gradients[0] if g is not None]).norm()
+        for theirs, mine in zip(*gradients, strict=True):
+            if theirs is not None:
+                assert (mine - theirs).abs().max() <= 1e-9 * norm
+        with torch.no_grad(), gp_orff.settings.check_features(False):
+            posterior = reference.eval()(xs)
+            expected = posterior.mean, posterior.variance, posterior.covariance_matrix
+    field = model.posterior()
+    joint = field(xs)
+    assert type(joint) is type(posterior)
+    torch.testing.assert_close(joint.mean, expected[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(joint.variance, expected[1], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(joint.covariance_matrix, expected[2], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(field.mean(xs).reshape(expected[0].shape), expected[0])
+    torch.testing.assert_close(field.variance(xs).reshape(expected[1].shape), expected[1])
+    assert joint.rsample(torch.Size([3])).shape == (3, *expected[0].shape)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_constant_mean_is_the_best_one(rule):
+    """Generalised least squares by dense algebra; no other constant has a larger evidence."""
+    x, y, _ = flow(100)
+    model = conditioned(curl_free(0.5), x, y, RULES[rule](x))
+    found = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
+    if rule == "exact":
+        covariance = model.kernel(x).to_dense()
+    else:
+        reference = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
+        reference.frequencies = torch.nn.ModuleList(model._observations.draws)
+        covariance = reference(x).to_dense()
+    noisy = covariance.detach() + 0.3 * torch.eye(200).double()
+    ones = torch.eye(2).double().repeat(100, 1)
+    white = torch.linalg.solve(noisy, torch.cat([ones, y.reshape(-1, 1)], dim=-1))
+    expected = torch.linalg.solve(ones.mT @ white[:, :2], ones.mT @ white[:, 2])
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        model.log_marginal_likelihood(), oracles.log_density(noisy, y - expected)
+    )
+    far = torch.tensor([[0.9, 0.9]]).double()
+    assert (model.posterior().mean(far) - expected).abs().max() < 10
+
+
+def fitted(x, y, rule, kernel=None):
+    model = gp_orff.VectorFieldGP(curl_free() if kernel is None else kernel, frequencies=rule)
+    return model.fit(x, y, progress=False)
+
+
+def numbers(model):
+    potential = model.kernel.base_kernel.base_kernel
+    return [
+        value.item()
+        for value in (potential.lengthscale, model.kernel.outputscale, model.likelihood.noise)
+    ]
+
+
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT, gp_orff.QuasiMonteCarlo(128)])
+def test_a_fit_finds_the_field(rule):
+    """Against the truth: error bars that cover it, and the noise that was added."""
+    x, y, field = flow(400)
+    model = fitted(x, y, rule)
+    xs, _, _ = flow(300, seed=7)
+    posterior = model.posterior()
+    error = posterior.mean(xs) - field(xs)
+    sd = posterior.variance(xs).sqrt()
+    assert 0.9 < (error.abs() < 1.96 * sd).double().mean() <= 1.0
+    assert error.square().mean().sqrt() < 0.08
+    sampled = isinstance(rule, gp_orff.QuasiMonteCarlo)  # whose noise takes up what they miss
+    assert numbers(model)[2] == pytest.approx(0.01, rel=0.3 if sampled else 0.15)  # √(2/800) = 0.05
+    assert "fitted in" in model.report
+    assert "evaluations" in model.report
+    assert "lengthscale" in model.report
+
+
+def test_a_grid_finds_what_the_exact_kernel_finds():
+    x, y, _ = flow(450)
+    exact, grid = fitted(x, y, gp_orff.Auto(exact_values=1000)), fitted(x, y, WITHOUT_EXACT)
+    assert isinstance(exact._observations, ExactObservations)
+    assert isinstance(grid._observations, FeatureObservations)
+    assert numbers(grid) == pytest.approx(numbers(exact), rel=5e-3)  # a hundredth of a nat
+    nats = [model.log_marginal_likelihood().item() for model in (exact, grid)]
+    assert nats[0] == pytest.approx(nats[1], abs=0.05)
+
+
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT, gp_orff.MonteCarlo(64)])
+def test_units_do_not_matter(rule):
+    """x·10⁵ and y·10⁻⁶: the same fit to 1e-6 (the same steps, but for rounding)."""
+    x, y, _ = flow(300)
+    here, there = fitted(x, y, rule), fitted(1e5 * x, 1e-6 * y, rule)
+    ell, scale, noise = numbers(here)
+    expected = [1e5 * ell, 1e-12 * 1e10 * scale, 1e-12 * noise]
+    assert numbers(there) == pytest.approx(expected, rel=1e-6)
+    xs = x[:20] * 0.9
+    one, two = here.posterior(), there.posterior()
+    torch.testing.assert_close(1e6 * two.mean(1e5 * xs), one.mean(xs), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(1e12 * two.variance(1e5 * xs), one.variance(xs), rtol=1e-5, atol=0)
+
+
+def test_far_from_zero_is_as_good_as_near():
+    """Map coordinates."""
+    x, y, _ = flow(300)
+    away = torch.tensor([5e5, 6e6]).double()
+    here, there = fitted(x, y, WITHOUT_EXACT), fitted(1e3 * x + away, y, WITHOUT_EXACT)
+    expected = [1e3 * numbers(here)[0], 1e6 * numbers(here)[1], numbers(here)[2]]
+    assert numbers(there) == pytest.approx(expected, rel=1e-4)
+
+
+def test_predictions_outside_the_data_are_those_of_the_exact_kernel():
+    """The grid is made for the data; a wider one comes where it is asked for."""
+    x, y, _ = flow(300)
+    kernel = curl_free(0.3)
+    exact = conditioned(kernel, x, y, gp_orff.Auto(), noise=0.01).posterior()
+    field = conditioned(kernel, x, y, WITHOUT_EXACT, noise=0.01).posterior()
+    for far in (0.5, 1.2, 2.5):
+        xs = far * torch.tensor([[1.0, 0.3], [-0.7, 1.0]]).double()
+        sd = exact.variance(xs).sqrt()
+        assert ((field.mean(xs) - exact.mean(xs)) / sd).abs().max() < 3e-2
+        torch.testing.assert_close(field.variance(xs).sqrt(), sd, rtol=1e-2, atol=0)
+
+
+def test_a_posterior_is_a_snapshot():
+    x, y, _ = flow(200)
+    model = conditioned(curl_free(0.3), x, y, WITHOUT_EXACT)
+    field, xs = model.posterior(), x[:10]
+    before = field.mean(xs), field.variance(xs)
+    model.kernel.base_kernel.base_kernel.lengthscale = 0.6
+    model.likelihood.noise = torch.tensor([1.0])
+    assert torch.equal(field.mean(xs), before[0])
+    outside = 3 * xs  # a wider grid, still of the old hyperparameters
+    assert torch.isfinite(field.mean(outside)).all()
+    assert not torch.allclose(model.posterior().mean(xs), before[0])
+    assert "conditioned" in model.report
+
+
+def test_new_hyperparameters_get_a_new_grid():
+    x, y, _ = flow(200)
+    kernel = curl_free(0.3)
+    model = conditioned(kernel, x, y, WITHOUT_EXACT, mean=gpytorch.means.ZeroMean())
+    kernel.base_kernel.base_kernel.lengthscale = 0.6
+    exact = conditioned(copy.deepcopy(kernel), x, y, gp_orff.Auto(), mean=gpytorch.means.ZeroMean())
+    torch.testing.assert_close(
+        model.log_marginal_likelihood(), exact.log_marginal_likelihood(), rtol=0, atol=0.2
+    )
+
+
+def test_what_a_budget_cuts_is_returned():
+    """A Matérn field under a small budget: the error bars still cover the truth."""
+    generator = torch.Generator().manual_seed(3)
+    x = 2 * torch.rand(900, 2, generator=generator).double()
+    kernel = curl_free(0.2, lambda: MaternKernel(nu=2.5))
+    with torch.no_grad():
+        root = torch.linalg.cholesky(kernel(x).to_dense() + 1e-8 * torch.eye(1800).double())
+    field = (root @ draw(1800, seed=4)).reshape(-1, 2)
+    y = field + 0.05 * draw(900, 2, seed=5)
+    rule = gp_orff.Auto(exact_values=0, max_features=700)
+    trained = curl_free(kernel=lambda: MaternKernel(nu=2.5))
+    model = fitted(x[:700], y[:700], rule, trained)
+    assert "of the variance truncated" in model.report
+    posterior = model.posterior()
+    error = posterior.mean(x[700:]) - field[700:]
+    z = error / posterior.variance(x[700:]).sqrt()
+    assert 0.8 < z.square().mean().sqrt() < 1.25
+
+
+def test_frozen_parameters_priors_and_warm_starts():
+    x, y, _ = flow(200)
+    kernel = curl_free(0.37)
+    kernel.base_kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    model = fitted(x, y, gp_orff.Auto(), kernel)
+    assert numbers(model)[0] == pytest.approx(0.37)
+    free = fitted(x, y, gp_orff.Auto())
+    with_prior = curl_free()
+    strict = gpytorch.priors.LogNormalPrior(math.log(0.8), 0.01)
+    with_prior.base_kernel.base_kernel.register_prior(
+        "lengthscale_prior", strict, lambda m: m.lengthscale, lambda m, v: m._set_lengthscale(v)
+    )
+    drawn = fitted(x, y, gp_orff.Auto(), with_prior)
+    assert abs(numbers(drawn)[0] - 0.8) < abs(numbers(free)[0] - 0.8) / 3
+    again = copy.deepcopy(free).fit(x, y, progress=False, warm_start=True)
+    assert numbers(again) == pytest.approx(numbers(free), rel=1e-2)
+    evaluations = [int(m.report.split(" evaluations")[0].split()[-1]) for m in (again, free)]
+    assert evaluations[0] < evaluations[1]
+
+
+def test_constraints_hold_during_a_fit():
+    x, y, _ = flow(200)
+    kernel = curl_free()
+    bounded = gpytorch.constraints.Interval(0.5, 0.9)
+    kernel.base_kernel.base_kernel.register_constraint("raw_lengthscale", bounded)
+    model = fitted(x, y, WITHOUT_EXACT, kernel)
+    assert 0.5 <= numbers(model)[0] <= 0.9
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_likelihoods_of_tasks(rank):
+    options = {"has_task_noise": rank is not None, "rank": rank or 0}
+    x, y, _ = flow(300)
+    y = y + torch.tensor([0.5, 0.0]) * draw(300, 2, seed=9)
+    likelihood = MultitaskGaussianLikelihood(2, **options)
+    model = gp_orff.VectorFieldGP(curl_free(), likelihood=likelihood, frequencies=WITHOUT_EXACT)
+    model.fit(x, y, progress=False)
+    noise = model._noise(likelihood).detach()
+    if rank is None:
+        assert noise[0, 0] == noise[1, 1]
+    else:
+        assert noise[0, 0] == pytest.approx(0.26, rel=0.25)
+        assert noise[1, 1] < 0.05
+
+
+def test_other_means_are_taken_as_they_are():
+    x, y, _ = flow(150)
+    slope = torch.tensor([2.0, -1.0]).double()
+
+    class Trend(gpytorch.means.Mean):
+        def forward(self, x):
+            return (x @ slope).unsqueeze(-1).expand(-1, 2)
+
+    plain = conditioned(curl_free(0.4), x, y, gp_orff.Auto(), mean=gpytorch.means.ZeroMean())
+    trend = conditioned(curl_free(0.4), x, y + Trend()(x), gp_orff.Auto(), mean=Trend())
+    xs = x[:9] + 0.1
+    torch.testing.assert_close(
+        trend.posterior().mean(xs) - Trend()(xs), plain.posterior().mean(xs), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_one_output_and_arrays():
+    x, y, _ = flow(120)
+    model = gp_orff.VectorFieldGP(ScaleKernel(RBFKernel(ard_num_dims=2)))
+    assert isinstance(model.likelihood, GaussianLikelihood)
+    model.fit(x.numpy(), y[:, 0].numpy().astype(np.float32), progress=False)
+    field = model.posterior()
+    assert isinstance(field(x[:4]), gpytorch.distributions.MultivariateNormal)
+    assert field.mean(x[:4].float()).dtype == torch.float32
+    assert field.mean(x[:4].numpy()).dtype == torch.float64
+    assert field(x[:4].float()).mean.dtype == torch.float32
+
+
+BAD = {
+    "nan in x": (lambda x, y: (torch.where(x > 0.9, math.nan, x), y), r"finite points, got \d+ of"),
+    "nan in y": (lambda x, y: (x, torch.where(y > 0, math.inf, y)), "finite observations, got"),
+    "lengths": (lambda x, y: (x, y[:-1]), "equal length, got 60 and 59"),
+    "outputs": (lambda x, y: (x, y[:, :1]), "2 columns, one for each output"),
+    "inputs": (lambda x, y: (torch.cat([x, x], -1), y), "points with 2 columns, got 4"),
+    "empty": (lambda x, y: (x[:0], y[:0]), "at least one row"),
+    "shape": (lambda x, y: (x[None], y), "shape"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_is_refused_and_nothing_is_lost(name):
+    x, y, _ = flow(60)
+    model = fitted(x, y, gp_orff.Auto())
+    before, report = numbers(model), model.report
+    change, message = BAD[name]
+    for method in (model.fit, model.condition):
+        with pytest.raises(ValueError, match=message):
+            method(*change(x, y))
+    assert numbers(model) == before
+    assert model.report == report
+    assert torch.isfinite(model.posterior().mean(x)).all()
+
+
+def test_a_fit_that_fails_leaves_the_model_as_it_was(monkeypatch):
+    x, y, _ = flow(60)
+    model = fitted(x, y, gp_orff.Auto())
+    before = numbers(model)
+    monkeypatch.setattr(
+        ExactObservations, "evidence", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(2 * x, y, progress=False)
+    assert numbers(model) == before
+
+
+def test_what_is_no_model():
+    with pytest.raises(TypeError, match="instance of a gpytorch kernel"):
+        gp_orff.VectorFieldGP(RBFKernel)
+    with pytest.raises(TypeError, match="frequency rule"):
+        gp_orff.VectorFieldGP(curl_free(), frequencies=gp_orff.MonteCarlo)
+    with pytest.raises(ValueError, match="one number of outputs"):
+        gp_orff.VectorFieldGP(curl_free() + RBFKernel())
+    with pytest.raises(NotImplementedError, match="no noise covariance is known"):
+        gp_orff.VectorFieldGP(curl_free(), likelihood=gpytorch.likelihoods.BernoulliLikelihood())
+    with pytest.raises(ValueError, match="num_tasks=3"):
+        gp_orff.VectorFieldGP(curl_free(), likelihood=MultitaskGaussianLikelihood(3))
+    fresh = gp_orff.VectorFieldGP(curl_free())
+    assert "not fitted" in fresh.report
+    for ask in (fresh.posterior, fresh.log_marginal_likelihood):
+        with pytest.raises(RuntimeError, match=r"no data yet: call fit"):
+            ask()
+    x, y, _ = flow(60)
+    field = fitted(x, y, gp_orff.Auto()).posterior()
+    with pytest.raises(ValueError, match="points with 2 columns, got 3"):
+        field.mean(torch.zeros(2, 3))
+    with pytest.raises(TypeError, match="real numbers"):
+        field.mean(torch.zeros(2, 2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (torch.zeros(1, 2), torch.ones(1, 2)),
+        (torch.zeros(5, 2), torch.arange(10.0).reshape(5, 2)),
+        (torch.rand(20, 2), torch.zeros(20, 2)),
+        (torch.rand(20, 2), torch.full((20, 2), 3.0)),
+        (torch.arange(40).reshape(20, 2), torch.arange(40).reshape(20, 2)),
+    ],
+    ids=["one point", "one place", "zeros", "constant", "integers"],
+)
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT], ids=["exact", "grid"])
+def test_poor_data_give_a_field_all_the_same(data, rule):
+    x, y = data
+    field = fitted(x, y, rule).posterior()
+    assert torch.isfinite(field.mean(x.double())).all()
+    assert (field.variance(x.double()) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        gpytorch.constraints.Positive(),
+        gpytorch.constraints.GreaterThan(0.2),
+        gpytorch.constraints.Interval(0.1, 3.0),
+        gpytorch.constraints.LessThan(3.0),
+    ],
+)
+def test_coordinates_give_the_gradient_of_the_chain(constraint):
+    kernel = RBFKernel(lengthscale_constraint=constraint).double()
+    kernel.lengthscale = 0.7
+    task = MultitaskKernel(kernel, num_tasks=2, rank=1).double()
+    coordinates = Coordinates(task)
+
+    def objective():
+        tasks = task.task_covar_module.covar_matrix.to_dense()
+        return kernel.lengthscale.log().sum() ** 2 + (tasks * tasks).sum()
+
+    u = coordinates.get()
+    coordinates.set(u)
+    assert coordinates.get() == pytest.approx(u)
+    _, gradient = coordinates.value_and_gradient(objective)
+    for i in range(len(u)):
+        ends = []
+        for sign in (1, -1):
+            coordinates.set(u + sign * 1e-6 * np.eye(len(u))[i])
+            ends.append(objective().item())
+        assert gradient[i] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8)
+
+
+def test_a_subset_shows_every_scale():
+    x = torch.rand(5000, 2, generator=torch.Generator().manual_seed(0)).double()
+    chosen = subset(x, 200)
+    assert len(chosen) == len(set(chosen.tolist())) == 200
+    distance = torch.cdist(x[chosen], x[chosen]).fill_diagonal_(math.inf).amin(-1)
+    assert distance.quantile(0.2) < 0.02  # near neighbours
+    assert torch.cdist(x[chosen], x[chosen]).max() > 1.0  # and far ones
