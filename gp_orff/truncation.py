@@ -23,7 +23,6 @@ from gp_orff.kernels import minus_hessian
 from gp_orff.spectra import Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
-
 _SHELLS = 20  # of images, whose aliasing is added up
 
 
