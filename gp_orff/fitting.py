@@ -12,21 +12,20 @@ from torch import Tensor
 from gp_orff.coordinates import Coordinates
 from gp_orff.frequencies import Auto, Draw, Grid, QuasiMonteCarlo, Rule
 from gp_orff.frequencies.grid import box_of
-from gp_orff.noise import noise_of
+from gp_orff.noise import noise_of, scale_noise
 from gp_orff.observations import ExactObservations, FeatureObservations, Observations
 from gp_orff.resolution import draw, laws
 from gp_orff.starting import LENGTHSCALES, start, subset
 from gp_orff.terms import terms
 from gp_orff.training import Search, log_marginal_likelihood
-from gp_orff.truncation import accuracy, at_zero
+from gp_orff.truncation import at_zero
 
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
 _ROUNDS = 8  # grids at one level, at most
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
 _FINE_REACH = 1.2
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
-_FARTHEST = 5.0  # the noise ends at e^−5 of what the cut and itself were, at least
-_MUCH = 0.1  # of the noise's variance, that a grid has cut
+_LITTLE, _MUCH = 0.01, 0.3  # of the noise's variance, that a grid has cut
 _SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
 
 
@@ -156,15 +155,21 @@ class Fit:
         self._return_what_was_cut()
 
     def _return_what_was_cut(self) -> None:
-        """The noise learned has taken up what the grid cut; where that is much, learn it again."""
-        observations = self.observations()
-        self._note("grid: " + "; ".join(map(str, accuracy(self.kernel, observations.draws))))
-        cut = observations.truncated(self.kernel)
+        """The noise learned has taken up what the grid cut, which from now on is known: give it
+        back, but for half of the noise at least, since the data may be smoother than the prior."""
+        cut = self.observations().truncated(self.kernel)
+        if cut is None:
+            return
         with torch.no_grad():
             noise = noise_of(self.likelihood, self.y.shape[-1])
-        if cut is not None and cut.trace() > _MUCH * noise.diagonal(dim1=-1, dim2=-2).sum():
-            search = Search(Coordinates(self.likelihood))
-            self._search(search, observations, "noise, what was cut returned", farthest=_FARTHEST)
+        share = (cut.trace() / noise.diagonal(dim1=-1, dim2=-2).sum()).item()
+        if share > _LITTLE:
+            scale_noise(self.likelihood, max(1 - share, 0.5))
+        if share > _MUCH:
+            self._note(
+                f"what the grid cuts is {share:.2g} of the noise: error bars are too wide; a "
+                "larger max_features would narrow them"
+            )
 
     def _levels(self, rule: Grid) -> Iterator[tuple[str, float, Callable[[], Grid]]]:
         box = box_of(self.x)

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import numpy as np
 import torch
-from gpytorch.constraints import Positive
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
@@ -44,7 +44,10 @@ class VectorFieldGP(torch.nn.Module):
         mean: a constant for each output if None, of which the best one is found in closed form;
             `gpytorch.means.ZeroMean()`; or any other mean, taken as it is. Trends to be learned
             are terms of the kernel.
-        frequencies: a rule; `Auto(tolerance=1e-5, max_features=4096)` if None.
+        frequencies: a rule; `Auto(tolerance=1e-5, max_features=4096)` if None. Of a `Grid` or
+            `Auto`, the tolerance is used as it is where the noise has a thousandth of the signal's
+            variance, and made to follow the noise and the posterior variance elsewhere; ranges of
+            lengthscales are chosen while they are sought, and the domain grows where it is asked.
 
     Raises:
         TypeError: something that is no kernel, likelihood or rule.
@@ -123,7 +126,7 @@ class VectorFieldGP(torch.nn.Module):
         with tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar:
 
             def show(stage: str, nats: float) -> None:
-                bar.set_description(stage, refresh=False)
+                bar.set_description_str(f"{stage} ", refresh=False)
                 bar.set_postfix({"nats per number": f"{nats:.4f}"}, refresh=False)
                 bar.update()
 
@@ -201,6 +204,7 @@ class VectorFieldGP(torch.nn.Module):
         if fit.mean is None:
             _set_constants(self.mean, self._constant(fit, observations))
         lines = [f"{what}: {len(fit.x)} points, {fit.y.numel()} numbers", *fit.notes]
+        lines.append(observations.describe(self.kernel))
         self._report = "\n".join([*lines, *_hyperparameters(self)])
 
     def _conditioned(self) -> tuple[Fit, Observations]:
@@ -230,9 +234,9 @@ class VectorFieldGP(torch.nn.Module):
 def _default_likelihood(num_outputs: int) -> Likelihood:
     """One global noise, positive: a lower bound would have units."""
     if num_outputs == 1:
-        return GaussianLikelihood(noise_constraint=Positive())
+        return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     return MultitaskGaussianLikelihood(
-        num_outputs, has_task_noise=False, noise_constraint=Positive()
+        num_outputs, has_task_noise=False, noise_constraint=GreaterThan(0.0)
     )
 
 

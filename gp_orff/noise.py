@@ -46,6 +46,30 @@ def _(likelihood: MultitaskGaussianLikelihood, num_outputs: int) -> Tensor:
 
 
 @singledispatch
+def scale_noise(likelihood: Likelihood, factor: float) -> None:
+    """Multiply the noise; likelihoods that are not known keep theirs."""
+
+
+@scale_noise.register
+def _(likelihood: GaussianLikelihood, factor: float) -> None:
+    start_noise(likelihood, factor * likelihood.noise.mean().item())
+
+
+@scale_noise.register
+def _(likelihood: MultitaskGaussianLikelihood, factor: float) -> None:
+    with torch.no_grad():
+        if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
+            wanted = factor * likelihood.noise
+            likelihood.noise = admissible(likelihood.raw_noise_constraint, wanted)
+        if likelihood.has_task_noise and likelihood.rank:
+            if likelihood.task_noise_covar_factor.requires_grad:
+                likelihood.task_noise_covar_factor.mul_(factor**0.5)
+        elif likelihood.has_task_noise and likelihood.raw_task_noises.requires_grad:
+            wanted = factor * likelihood.task_noises
+            likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, wanted)
+
+
+@singledispatch
 def start_noise(likelihood: Likelihood, variance: float) -> None:
     """Set the noise variance before training; likelihoods that are not known keep theirs."""
 

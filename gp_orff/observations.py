@@ -21,7 +21,8 @@ from gp_orff.resolution import check_domain, expand
 from gp_orff.spectra import spectrum
 from gp_orff.statistics import Statistics
 from gp_orff.terms import terms
-from gp_orff.truncation import truncated_variance
+from gp_orff.truncation import accuracy, truncated_variance
+from gp_orff.trust import check
 
 
 class Observations(ABC):
@@ -44,6 +45,10 @@ class Observations(ABC):
         """Whether predictions at x are right."""
         return True
 
+    @abstractmethod
+    def describe(self, kernel: Kernel) -> str:
+        """How the kernel is represented, in words."""
+
     @property
     def num_values(self) -> int:
         return self.y.numel()
@@ -58,6 +63,9 @@ class ExactObservations(Observations):
 
     def evidence(self, kernel: Kernel, noise: Float[Tensor, "p p"]) -> Evidence:
         return dense_evidence(self._noisy(kernel, noise), self.y)
+
+    def describe(self, kernel: Kernel) -> str:
+        return f"exact kernel, {self.num_values} numbers"
 
     @torch.no_grad()
     def posterior(self, kernel, noise, mean):
@@ -126,13 +134,30 @@ class FeatureObservations(Observations):
     @torch.no_grad()
     def posterior(self, kernel, noise, mean):
         expansion, noise, white = self._model(kernel, noise)
-        if self._prefers_dual(expansion):
-            return dual_posterior(expansion, self.x, self.y - mean, noise), white
-        if self._constant:
-            statistics = self.statistics
-        else:
-            statistics = Statistics.of(self.x, self.y, expansion.phi)
-        return statistics_posterior(expansion, statistics.centred(mean), noise), white
+        dual = self._prefers_dual(expansion)
+        statistics = None
+        if not dual:
+            own = (
+                self.statistics if self._constant else Statistics.of(self.x, self.y, expansion.phi)
+            )
+            statistics = own.centred(mean)
+
+        def law(part: Expansion, columns: Tensor | None = None) -> FieldLaw:
+            """Of the expansion, or of a part of it with some of its columns."""
+            if dual:
+                return dual_posterior(part, self.x, self.y - mean, noise)
+            chosen = statistics if columns is None else statistics.select(columns)
+            return statistics_posterior(part, chosen, noise)
+
+        whole = law(expansion)
+        check(whole, expansion, law, self.x)
+        return whole, white
+
+    @torch.no_grad()
+    def describe(self, kernel: Kernel) -> str:
+        features = expand(kernel, self.draws, self.x.shape[-1]).num_features
+        achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
+        return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
 
     def covers(self, x: Float[Tensor, "n d"]) -> bool:
         return not self._constant or not self.draws[0].lattice.outside(x).any()

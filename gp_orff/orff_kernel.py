@@ -21,11 +21,10 @@ from gp_orff.operators import (
 )
 from gp_orff.posterior import WeightPosterior
 from gp_orff.resolution import check_domain, draw, expand, infer_num_dims, leaf_dims
-from gp_orff.settings import check_features
 from gp_orff.statistics import Statistics
 from gp_orff.terms import Term, terms
 from gp_orff.truncation import GridAccuracy, accuracy, truncated_variance
-from gp_orff.trust import disagreement, halves, warn_if_overconfident
+from gp_orff.trust import check
 from gp_orff.wrapper import WrapperKernel, check_inputs
 
 
@@ -186,8 +185,8 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         """p(θ | y), detached unless `settings.detach_test_caches` is off."""
         expansion = self._noisy_covariance.latent.expansion
         posterior = self._posterior_of(expansion, None)
-        if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
-            self._check(posterior)
+        latent = self._noisy_covariance.latent
+        check(posterior, expansion, self._posterior_of, latent.x1)
         return posterior.detached() if settings.detach_test_caches.on() else posterior
 
     def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
@@ -197,13 +196,6 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
             return covariance.posterior(self._residuals, expansion.double())
         statistics = self.statistics if columns is None else self.statistics.select(columns)
         return covariance.posterior_from(statistics, expansion.double())
-
-    @torch.no_grad()
-    def _check(self, posterior: WeightPosterior) -> None:
-        latent = self._noisy_covariance.latent
-        parts = [self._posterior_of(*half) for half in halves(latent.expansion)]
-        ratio = disagreement(posterior, parts, latent.x1[..., :200, :])
-        warn_if_overconfident(ratio, latent.expansion.num_features)
 
     def get_fantasy_strategy(
         self, inputs, targets, full_inputs, full_targets, full_output, **kwargs

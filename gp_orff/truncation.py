@@ -31,13 +31,13 @@ class GridAccuracy:
     """How well one term of a kernel tree is represented, at its present hyperparameters."""
 
     truncated: float  # the share of the variance beyond the grid
-    aliasing: float  # a bound of |Σ_j K(τ + jP)| / |K(0)|, j ≠ 0, for every lag τ from a datum
+    aliasing: float  # about |Σ_j K(τ + jP)| / |K(0)|, j ≠ 0, at the longest lag τ from a datum
     tolerance: float  # the one the grid was built for, after its budget
 
     def __str__(self) -> str:
         return (
-            f"{self.truncated:.2%} of the variance truncated, aliasing {self.aliasing:.0e} "
-            f"(tolerance {self.tolerance:.0e})"
+            f"{self.truncated:.1e} of the variance truncated, aliasing {self.aliasing:.0e}, "
+            f"tolerance {self.tolerance:.0e}"
         )
 
 
@@ -80,17 +80,20 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
 
 
 def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
-    """Images in shells: each is at least jP − L away along one axis."""
+    """The image at P − L along every axis, and shells of images at jP."""
     period, lag = own.lattice.period.tolist(), own.lattice.lag.tolist()
     total = 0.0
     for index, (law, dims) in enumerate(zip(found, own.dims, strict=True)):
         tilt, d = term.factor.degree if index == 0 else 0, len(dims)
+
+        def correlation(j: int, share: float, law=law, dims=dims, tilt=tilt) -> float:
+            """The largest over the axes at j P − share · L."""
+            lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
+            return max(float(law.correlation(r, axis, tilt)) for axis, r in enumerate(lags))
+
+        total += d * correlation(1, 1.0)
         for j in range(1, _SHELLS + 1):
-            images = (2 * j + 1) ** d - (2 * j - 1) ** d
-            total += images * max(
-                law.correlation(max(j * period[dim] - lag[dim], 0.0), axis, tilt)
-                for axis, dim in enumerate(dims)
-            )
+            total += ((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0)
     return total
 
 

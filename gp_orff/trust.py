@@ -6,6 +6,7 @@ against the posterior standard deviation, the error bars do not cover what the f
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gp_orff.expansion import Expansion
 from gp_orff.posterior import WeightPosterior
+from gp_orff.settings import check_features
 
 
 class FeatureWarning(UserWarning):
@@ -61,6 +63,20 @@ def disagreement(
     first, second = (part.mean(x) for part in parts)
     error = (first - second).square().mean() / 4
     return (error / whole.variance(x).mean()).sqrt().item()
+
+
+@torch.no_grad()
+def check(
+    whole: WeightPosterior,
+    expansion: Expansion,
+    posterior_of: Callable[[Expansion, Int[Tensor, "k"]], WeightPosterior],
+    x: Float[Tensor, "*b n d"],
+) -> None:
+    """Warn where a posterior of random features is overconfident at the first of these points."""
+    if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
+        parts = [posterior_of(*half) for half in halves(expansion)]
+        ratio = disagreement(whole, parts, x[..., :200, :])
+        warn_if_overconfident(ratio, expansion.num_features)
 
 
 def warn_if_overconfident(ratio: float, num_features: int) -> None:

@@ -59,9 +59,9 @@ class Auto:
         """The rule for these laws, and why."""
         box = self.domain or self.data
         if box is None:
-            return self._random(laws), "no data to choose a domain from: use Auto().for_data(x)"
+            return self._random(laws, "no data to choose a domain from, see Auto.for_data(x)")
         if len(box) > _GRID_INPUTS:
-            return self._random(laws), f"{len(box)} inputs are more than {_GRID_INPUTS}"
+            return self._random(laws, f"{len(box)} inputs are more than {_GRID_INPUTS}")
         grid = Grid(
             domain=self.domain,
             data=self.data,
@@ -72,7 +72,7 @@ class Auto:
         try:
             tolerance = grid.draw(laws)[0].lattice.tolerance.item()
         except (ValueError, NotImplementedError) as refused:
-            return self._random(laws), f"no grid: {refused}"
+            return self._random(laws, f"no grid: {refused}")
         achieved = f"tolerance {tolerance:.0e} within {self.max_features} features"
         if tolerance > 1.01 * self.tolerance:
             achieved += f", which do not suffice for {self.tolerance:.0e}"
@@ -85,7 +85,8 @@ class Auto:
             own.reason = reason
         return draws
 
-    def _random(self, laws: Sequence[TermLaw]) -> QuasiMonteCarlo:
+    def _random(self, laws: Sequence[TermLaw], why: str) -> tuple[QuasiMonteCarlo, str]:
         ranks = sum(law.rank for law in laws if law.leaves) or 1
         number = max(1, self.max_features // (2 * ranks))
-        return QuasiMonteCarlo(2 ** (number.bit_length() - 1))
+        number = 2 ** (number.bit_length() - 1)
+        return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {why}"

@@ -50,7 +50,7 @@ class Lattice(_Fixed):
         self.register_buffer("domain", torch.from_numpy(domain))
         origin = domain.mean(axis=0) if finite else np.zeros(len(spacing))
         self.register_buffer("origin", torch.from_numpy(origin))
-        self.register_buffer("lag", torch.from_numpy(lag))
+        self.register_buffer("lag", torch.from_numpy(lag if finite else np.zeros_like(lag)))
         self.register_buffer("tolerance", torch.tensor(tolerance, dtype=torch.float64))
         self.cache = GramCache()
 
@@ -73,11 +73,11 @@ class Lattice(_Fixed):
         """Raise ValueError for points outside the domain."""
         outside = self.outside(x)
         if outside.any():
-            worst = x[outside][0].tolist()
-            box = [tuple(pair) for pair in self.domain.mT.tolist()]
+            worst = ", ".join(f"{value:.6g}" for value in x[outside][0].tolist())
+            box = ", ".join(f"({low:.6g}, {high:.6g})" for low, high in self.domain.mT.tolist())
             raise ValueError(
-                f"expected points inside the grid's domain {box}, got {int(outside.sum())} outside "
-                f"it, such as {worst}; give the region of interest as "
+                f"expected points inside the grid's domain ({box}), got {int(outside.sum())} "
+                f"outside it, such as ({worst}); give the region of interest as "
                 "Grid.for_data(x, domain=...)"
             )
 
