@@ -5,7 +5,6 @@ unconstrained one in units of its starting size. A change of units then shifts t
 leaves every step the same.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -34,9 +33,9 @@ class Coordinate:
             return raw / self.scale
         value = self.constraint.transform(self.parameter.detach()).double().flatten()
         low, high = self._bounds()
-        if math.isfinite(low) and math.isfinite(high):
+        if _finite(low) and _finite(high):
             return torch.logit((value - low) / (high - low), eps=1e-12)
-        distance = value - low if math.isfinite(low) else high - value
+        distance = value - low if _finite(low) else high - value
         return distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
 
     def set(self, u: Float[Tensor, "k"]) -> None:
@@ -65,25 +64,31 @@ class Coordinate:
 
     def _value(self, u: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
         low, high = self._bounds()
-        if math.isfinite(low) and math.isfinite(high):
+        if _finite(low) and _finite(high):
             return low + (high - low) * torch.sigmoid(u)
-        return low + u.exp() if math.isfinite(low) else high - u.exp()
+        return low + u.exp() if _finite(low) else high - u.exp()
 
-    def _bounds(self) -> tuple[float, float]:
-        return self.constraint.lower_bound.item(), self.constraint.upper_bound.item()
+    def _bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+        bounds = self.constraint.lower_bound, self.constraint.upper_bound
+        shape = self.parameter.shape
+        return tuple(b.to(self.parameter).double().expand(shape).flatten() for b in bounds)
 
 
 def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
     """The nearest value that a constraint allows, not on its edge."""
     if constraint is None:
         return value
-    low, high = constraint.lower_bound.item(), constraint.upper_bound.item()
-    if math.isfinite(low) and math.isfinite(high):
+    low, high = constraint.lower_bound.to(value), constraint.upper_bound.to(value)
+    if _finite(low) and _finite(high):
         inside = 1e-2 * (high - low)
         return value.clamp(low + inside, high - inside)
-    if math.isfinite(high):
-        return value.clamp_max(high - 1e-2 * abs(high))
-    return value.clamp_min(low + 1e-2 * abs(low))
+    if _finite(high):
+        return value.minimum(high - 1e-2 * high.abs())
+    return value.maximum(low + 1e-2 * low.abs())
+
+
+def _finite(bound: Tensor) -> bool:
+    return bool(torch.isfinite(bound).all())
 
 
 class Coordinates:

@@ -41,7 +41,8 @@ class Mixing:
         return self.matrix.shape[-1]
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
-        return self.matrix.unsqueeze(-3).expand(*omega.shape[:-1], *self.matrix.shape[-2:])
+        batch = torch.broadcast_shapes(omega.shape[:-2], self.matrix.shape[:-2])
+        return self.matrix.unsqueeze(-3).expand(*batch, omega.shape[-2], *self.matrix.shape[-2:])
 
 
 @dataclass(frozen=True)

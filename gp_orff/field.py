@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -19,6 +20,16 @@ class Conditioned:
     law: FieldLaw
     white: Float[Tensor, "p p"] | None  # truncated by a grid
     covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
+
+
+class Snapshot(Protocol):
+    """A model's data and hyperparameters as they were."""
+
+    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
+        """For the data's own domain, or one that holds these points too."""
+
+    def mean(self, points: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        """The prior mean."""
 
 
 class FieldPosterior:
@@ -39,29 +50,24 @@ class FieldPosterior:
         tensor(True)
     """
 
-    def __init__(
-        self,
-        conditioned: Conditioned,
-        mean: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]],
-        widen: Callable[[Float[Tensor, "n d"]], Conditioned],
-        num_inputs: int,
-    ):
-        self._conditioned = conditioned
-        self._mean = mean
-        self._widen = widen
+    def __init__(self, snapshot: Snapshot, num_inputs: int):
+        self._snapshot = snapshot
         self._num_inputs = num_inputs
+        self._own = snapshot.conditioned()
+        self._wide: Conditioned | None = None  # of the points outside that came last
 
     @property
     def num_outputs(self) -> int:
-        return self._conditioned.law.num_outputs
+        return self._own.law.num_outputs
 
     def __call__(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal | MultivariateNormal:
         """The joint distribution of the field at n points; (n,) where it has one output."""
         points, conditioned = self._at(x)
+        points = points.to(_dtype(x))
         covariance = PosteriorCovariance(points, conditioned.law)
         if conditioned.white is not None:
-            covariance = NoisyPosteriorCovariance.of(covariance, conditioned.white)
-        covariance = covariance.to(points.dtype) if points.dtype == torch.float64 else covariance
+            white = conditioned.white.to(points.dtype)
+            covariance = NoisyPosteriorCovariance.of(covariance, white)
         mean = self.mean(x)
         if self.num_outputs == 1:
             return MultivariateNormal(mean.squeeze(-1), covariance)
@@ -70,7 +76,7 @@ class FieldPosterior:
     def mean(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """E[f(x)]."""
         points, conditioned = self._at(x)
-        return (conditioned.law.mean(points) + self._mean(points)).to(_dtype(x))
+        return (conditioned.law.mean(points) + self._snapshot.mean(points)).to(_dtype(x))
 
     def variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
         """Var[f_j(x)], nothing n×n."""
@@ -82,9 +88,11 @@ class FieldPosterior:
 
     def _at(self, x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Conditioned]:
         points = as_points(x, self._num_inputs)
-        if not self._conditioned.covers(points):
-            self._conditioned = self._widen(points)
-        return points, self._conditioned
+        if self._own.covers(points):
+            return points, self._own
+        if self._wide is None or not self._wide.covers(points):
+            self._wide = self._snapshot.conditioned(points)
+        return points, self._wide
 
 
 def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:

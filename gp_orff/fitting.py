@@ -1,8 +1,10 @@
 """How a model is fitted: starting values, then searches on better and better representations."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -21,12 +23,15 @@ from gp_orff.training import Search, log_marginal_likelihood
 from gp_orff.truncation import at_zero
 
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
-_ROUNDS = 8  # grids at one level, at most
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
-_FINE_REACH = 1.2
+_FINE_REACH, _LAST_REACH = 1.2, 1.05
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
-_LITTLE, _MUCH = 0.01, 0.3  # of the noise's variance, that a grid has cut
+_LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 _SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
+
+
+def silent(**facts) -> None:
+    """No progress."""
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Fit:
     rule: Rule
     x: Float[Tensor, "N d"]
     y: Float[Tensor, "N p"]
-    progress: Callable[..., None] = lambda **facts: None
+    progress: Callable[..., None] = silent
     notes: list[str] = field(default_factory=list)
     _coordinates: Coordinates | None = None
 
@@ -145,48 +150,75 @@ class Fit:
             observations = FeatureObservations(self.x, self.y, self._draw(rule))
             self._search(search, observations, "grid by hand")
             return
-        for name, reach, level in self._levels(rule):
-            for _ in range(_ROUNDS):
-                observations = FeatureObservations(self.x, self.y, self._draw(level()))
-                features = self._num_features(observations.draws)
-                self._search(search, observations, f"{name} grid, F = {features}", reach=reach)
-                if search.settled:
-                    break
-        self._return_what_was_cut()
-
-    def _return_what_was_cut(self) -> None:
-        """The noise learned has taken up what the grid cut, which from now on is known: give it
-        back, but for half of the noise at least, since the data may be smoother than the prior."""
-        cut = self.observations().truncated(self.kernel)
-        if cut is None:
-            return
-        with torch.no_grad():
-            noise = noise_of(self.likelihood, self.y.shape[-1])
-        share = (cut.trace() / noise.diagonal(dim1=-1, dim2=-2).sum()).item()
-        if share > _LITTLE:
+        beginning = search.coordinates.get()
+        self._follow(search, "coarse", _COARSE_REACH, lambda: self._coarse(rule))
+        self._follow(search, "fine", _FINE_REACH, lambda: self._fine(rule, _FINE_REACH))
+        share = self._cut()
+        if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
             scale_noise(self.likelihood, max(1 - share, 0.5))
         if share > _MUCH:
-            self._note(
-                f"what the grid cuts is {share:.2g} of the noise: error bars are too wide; a "
-                "larger max_features would narrow them"
-            )
+            self._with_what_is_cut(rule, search, beginning)
 
-    def _levels(self, rule: Grid) -> Iterator[tuple[str, float, Callable[[], Grid]]]:
-        box = box_of(self.x)
+    def _follow(
+        self, search: Search, name: str, reach: float, level: Callable[[], Grid], rounds: int = 8
+    ) -> None:
+        """Search on one grid after another, until no lengthscale comes to the edge of its range."""
+        for _ in range(rounds):
+            try:
+                observations = FeatureObservations(self.x, self.y, self._draw(level()))
+            except ValueError:  # no grid of this kind within its budget
+                return
+            features = self._num_features(observations.draws)
+            self._search(search, observations, f"{name} grid, F = {features}", reach=reach)
+            if search.settled:
+                return
+
+    def _coarse(self, rule: Grid) -> Grid:
         budget = rule.max_features
-
-        # what is cut, the noise takes up while the lengthscales are sought
-        narrow = replace(rule, domain=box, data=box, diagonal_correction=False)
-        most = _COARSE_FEATURES if budget is None else min(budget, _COARSE_FEATURES)
-        coarse = replace(
-            narrow,
+        return replace(
+            self._fine(rule, _COARSE_REACH),
             tolerance=_COARSE_TOLERANCE,
-            lengthscale_range=(1 / _COARSE_REACH, _COARSE_REACH),
-            max_features=most,
+            max_features=_COARSE_FEATURES if budget is None else min(budget, _COARSE_FEATURES),
         )
-        fine = replace(narrow, lengthscale_range=(1 / _FINE_REACH, _FINE_REACH))
-        yield "coarse", _COARSE_REACH, lambda: coarse
-        yield "fine", _FINE_REACH, lambda: replace(fine, tolerance=self._tolerance(rule))
+
+    def _fine(self, rule: Grid, reach: float, returned: bool = False) -> Grid:
+        """For the data's own box. What is cut, the noise takes up: sought with the truncated
+        variance in the noise, lengthscales would grow for its sake."""
+        box = box_of(self.x)
+        return replace(
+            rule,
+            domain=box,
+            data=box,
+            tolerance=self._tolerance(rule),
+            lengthscale_range=(1 / reach, reach),
+            diagonal_correction=returned,
+        )
+
+    @torch.no_grad()
+    def _cut(self) -> float:
+        """The truncated variance over that of the noise."""
+        cut = self.observations().truncated(self.kernel)
+        noise = noise_of(self.likelihood, self.y.shape[-1]).diagonal(dim1=-1, dim2=-2).sum()
+        return 0.0 if cut is None else (cut.trace() / noise).item()
+
+    def _with_what_is_cut(self, rule: Grid, search: Search, beginning: np.ndarray) -> None:
+        """Where a budget cuts much, go on with it in its place, from the better of two starts."""
+
+        @torch.no_grad()
+        def evidence(place: np.ndarray) -> float:
+            search.coordinates.set(place)
+            return log_marginal_likelihood(
+                self.observations(), self.kernel, self.likelihood, self.mean
+            ).item()
+
+        search.coordinates.set(max(search.coordinates.get(), beginning, key=evidence))
+        search = Search(search.coordinates)
+        level = partial(self._fine, rule, _LAST_REACH, returned=rule.diagonal_correction)
+        self._follow(search, "last", _LAST_REACH, level, rounds=4)
+        self._note(
+            f"what the grid cuts is {self._cut():.2g} of the noise: a larger max_features would "
+            "narrow the error bars"
+        )
 
     @torch.no_grad()
     def _tolerance(self, rule: Grid) -> float:

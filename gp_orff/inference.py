@@ -38,9 +38,9 @@ class Noise(NamedTuple):
         covariance = covariance.double()
         factor, info = torch.linalg.cholesky_ex(covariance)
         diagonal = factor.diagonal(dim1=-1, dim2=-2)
-        size = covariance.diagonal(dim1=-1, dim2=-2).amax().sqrt()
+        marginal = covariance.diagonal(dim1=-1, dim2=-2)
         eps = torch.finfo(covariance.dtype).eps
-        if info.any() or not (diagonal > 10 * eps**0.5 * size).all():
+        if info.any() or not (diagonal.square() > 100 * eps * marginal).all():
             raise ValueError(
                 "expected a positive definite noise covariance, got a singular one, "
                 f"{covariance.detach().tolist()}; give the likelihood a global noise "

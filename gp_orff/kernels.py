@@ -102,6 +102,8 @@ def minus_hessian(leaf: Leaf, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "
         dims = list(leaf.active_dims)
         embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)[dims]  # (d_active, d)
         return embed.mT @ minus_hessian(Leaf(leaf.kernel), tau[..., dims]) @ embed
+    if not leaf.kernel.has_lengthscale:
+        radial_derivatives.dispatch(object)(leaf.kernel, None)  # raises, naming what is known
     lengthscale = leaf.kernel.lengthscale.unsqueeze(-2).expand(
         *leaf.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
     )

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,12 +17,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gp_orff.field import Conditioned, FieldPosterior, as_matrix, as_points
-from gp_orff.fitting import Fit
+from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
 from gp_orff.frequencies.grid import box_of
 from gp_orff.noise import noise_of
 from gp_orff.observations import FeatureObservations, Observations
-from gp_orff.resolution import infer_num_dims
+from gp_orff.resolution import infer_num_dims, input_columns
 from gp_orff.terms import terms
 from gp_orff.training import log_marginal_likelihood
 
@@ -100,6 +102,7 @@ class VectorFieldGP(torch.nn.Module):
         self.frequencies = frequencies
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
+        _check_mean(self.mean, self.num_outputs)
         self._fit: Fit | None = None
         self._observations: Observations | None = None
         self._report = "not fitted: call fit(x, y) or condition(x, y)"
@@ -134,16 +137,19 @@ class VectorFieldGP(torch.nn.Module):
                 fit = self._prepare(x, y, show)
                 fit.run(warm_start)
                 observations = fit.observations()
+                constant = self._constant(fit, observations)
             except BaseException:
                 self._restore(before)
                 raise
-        self._accept(fit, observations, f"fitted in {time.perf_counter() - began:.1f} s")
+        what = f"fitted in {time.perf_counter() - began:.1f} s"
+        self._accept(fit, observations, constant, what)
         return self
 
     def condition(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N p"]) -> "VectorFieldGP":
         """Condition on observations y at x with the hyperparameters as they are."""
-        fit = self._prepare(x, y, lambda **facts: None)
-        self._accept(fit, fit.observations(), "conditioned")
+        fit = self._prepare(x, y, silent)
+        observations = fit.observations()
+        self._accept(fit, observations, self._constant(fit, observations), "conditioned")
         return self
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -154,38 +160,24 @@ class VectorFieldGP(torch.nn.Module):
     def posterior(self) -> FieldPosterior:
         """The field given the data."""
         fit, observations = self._conditioned()
-        parts = (self.kernel, self.likelihood, self.mean)
-        kernel, likelihood, frozen = (deepcopy(m).requires_grad_(False) for m in parts)
-        fit = Fit(kernel, likelihood, fit.mean, fit.rule, fit.x, fit.y)
-        constant = self._constant(fit, observations)
-
-        @torch.no_grad()
-        def conditioned(observed: Observations) -> Conditioned:
-            law, white = observed.posterior(kernel, self._noise(likelihood), constant)
-            return Conditioned(law, white, observed.covers)
-
-        def widen(points: Float[Tensor, "n d"]) -> Conditioned:
-            return conditioned(fit.observations(_around(fit.x, points)))
-
-        def mean(points: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-            return constant + _evaluate(frozen, points, self.num_outputs, self._has_constant)
-
-        return FieldPosterior(conditioned(observations), mean, widen, fit.x.shape[-1])
+        return FieldPosterior(_Snapshot.of(self, fit, observations), fit.x.shape[-1])
 
     @property
     def _has_constant(self) -> bool:
-        means = self.mean.base_means if isinstance(self.mean, MultitaskMean) else [self.mean]
-        return all(isinstance(m, ConstantMean) for m in means)
+        return all(isinstance(m, ConstantMean) for m in _means(self.mean))
 
     def _noise(self, likelihood: Likelihood) -> Float[Tensor, "p p"]:
         noise = noise_of(likelihood, self.num_outputs)
         return noise.reshape(noise.shape[-2:])
 
     def _prepare(self, x: object, y: object, show: Callable[..., None]) -> Fit:
+        self.double()
         x, y = as_points(x), as_matrix(y, "observations y (N, p)")
         _check_data(x, y, self.num_outputs)
-        expected = infer_num_dims(terms(self.kernel), None)
-        if expected is not None and x.shape[-1] != expected:
+        parts = terms(self.kernel)
+        known = infer_num_dims(parts, None)
+        expected, all_of_them = input_columns(parts, x.shape[-1] if known is None else known)
+        if x.shape[-1] < expected or (all_of_them and x.shape[-1] != expected):
             raise ValueError(
                 f"the kernel expects points with {expected} columns, got {x.shape[-1]}"
             )
@@ -196,13 +188,17 @@ class VectorFieldGP(torch.nn.Module):
         trained = self._has_constant and any(p.requires_grad for p in self.mean.parameters())
         fixed = None if trained else torch.zeros(self.num_outputs).to(y)
         if self._has_constant and not trained:
-            fixed = _constants(self.mean, self.num_outputs)
+            fixed = torch.stack([m.constant.detach().reshape(()) for m in _means(self.mean)])
         return Fit(self.kernel, self.likelihood, fixed, self.frequencies, x, y - trend, show)
 
-    def _accept(self, fit: Fit, observations: Observations, what: str) -> None:
+    def _accept(
+        self, fit: Fit, observations: Observations, constant: Float[Tensor, "p"], what: str
+    ) -> None:
+        fit.progress = silent
         self._fit, self._observations = fit, observations
         if fit.mean is None:
-            _set_constants(self.mean, self._constant(fit, observations))
+            for own, value in zip(_means(self.mean), constant, strict=True):
+                own.initialize(constant=value)
         lines = [f"{what}: {len(fit.x)} points, {fit.y.numel()} numbers", *fit.notes]
         lines.append(observations.describe(self.kernel))
         self._report = "\n".join([*lines, *_hyperparameters(self)])
@@ -231,6 +227,41 @@ class VectorFieldGP(torch.nn.Module):
             parameter.data.copy_(value)
 
 
+@dataclass(frozen=True)
+class _Snapshot:
+    """The data and the hyperparameters as they were when a posterior was made."""
+
+    fit: Fit
+    observations: Observations
+    noise: Float[Tensor, "p p"]
+    prior_mean: Mean
+    has_constant: bool
+    constant: Float[Tensor, "p"]
+
+    @classmethod
+    def of(cls, model: VectorFieldGP, fit: Fit, observations: Observations) -> "_Snapshot":
+        parts = (model.kernel, model.likelihood, model.mean)
+        kernel, likelihood, mean = (deepcopy(m).requires_grad_(False) for m in parts)
+        frozen = Fit(kernel, likelihood, fit.mean, fit.rule, fit.x, fit.y)
+        constant = model._constant(frozen, observations)
+        noise = model._noise(likelihood)
+        return cls(frozen, observations, noise, mean, model._has_constant, constant)
+
+    @torch.no_grad()
+    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
+        observations, kernel = self.observations, self.fit.kernel
+        if points is not None:
+            observations = self.fit.observations(_around(self.fit.x, points))
+            if not observations.covers(kernel, points):  # a grid by hand
+                observations.draws[0].lattice.check(points)
+        law, white = observations.posterior(kernel, self.noise, self.constant)
+        return Conditioned(law, white, partial(observations.covers, kernel))
+
+    def mean(self, points: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+        varying = _evaluate(self.prior_mean, points, len(self.constant), self.has_constant)
+        return self.constant + varying
+
+
 def _default_likelihood(num_outputs: int) -> Likelihood:
     """One global noise, positive: a lower bound would have units."""
     if num_outputs == 1:
@@ -248,18 +279,38 @@ def _evaluate(mean: Mean, x: Tensor, num_outputs: int, has_constant: bool) -> Te
     """The part of the mean that is subtracted beforehand: all that is not a constant."""
     if has_constant or isinstance(mean, ZeroMean):
         return x.new_zeros(len(x), num_outputs)
-    return mean(x).reshape(len(x), num_outputs).detach()
+    values = mean(x).detach()
+    if values.numel() != len(x) * num_outputs:
+        raise ValueError(
+            f"expected a mean with {num_outputs} outputs, got values of shape "
+            f"{tuple(values.shape)} at {len(x)} points; wrap it in gpytorch.means.MultitaskMean"
+        )
+    return values.reshape(len(x), num_outputs)
 
 
-def _constants(mean: Mean, num_outputs: int) -> Float[Tensor, "p"]:
-    means = mean.base_means if isinstance(mean, MultitaskMean) else [mean]
-    return torch.stack([m.constant.detach().reshape(()) for m in means]).expand(num_outputs)
+def _means(mean: Mean) -> list[Mean]:
+    """Of each output."""
+    return list(mean.base_means) if isinstance(mean, MultitaskMean) else [mean]
 
 
-def _set_constants(mean: Mean, constants: Float[Tensor, "p"]) -> None:
-    means = mean.base_means if isinstance(mean, MultitaskMean) else [mean]
-    for own, constant in zip(means, constants, strict=True):
-        own.initialize(constant=constant)
+def _check_mean(mean: Mean, num_outputs: int) -> None:
+    """Constants are found in closed form: one for each output, all trained or none, and free."""
+    means = _means(mean)
+    if not all(isinstance(m, ConstantMean) for m in means):
+        return
+    if len(means) != num_outputs:
+        raise ValueError(
+            f"expected a constant mean for each of the kernel's {num_outputs} outputs, got "
+            f"{len(means)}; use MultitaskMean(ConstantMean(), num_tasks={num_outputs})"
+        )
+    trained = {m.raw_constant.requires_grad for m in means}
+    bound = any([*m.named_priors(), *m.named_constraints()] for m in means)
+    if len(trained) > 1 or (bound and True in trained):
+        raise ValueError(
+            "expected constant means without priors and constraints, all trained or none, since "
+            "the best ones are found in closed form; a Gaussian prior on a constant is the term "
+            "MultitaskKernel(ConstantKernel(), num_tasks=...) of the kernel"
+        )
 
 
 def _check_data(x: Tensor, y: Tensor, num_outputs: int) -> None:

@@ -41,8 +41,8 @@ class Observations(ABC):
     ) -> tuple[FieldLaw, Float[Tensor, "p p"] | None]:
         """The law of the field without its mean, and the truncated variance it lacks."""
 
-    def covers(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether predictions at x are right."""
+    def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        """Whether predictions at x are right; raises where they cannot be made so."""
         return True
 
     @abstractmethod
@@ -159,8 +159,11 @@ class FeatureObservations(Observations):
         achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
         return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
 
-    def covers(self, x: Float[Tensor, "n d"]) -> bool:
-        return not self._constant or not self.draws[0].lattice.outside(x).any()
+    def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        if self._constant:
+            return not self.draws[0].lattice.outside(x).any()
+        check_domain(kernel, self.draws, self.x, x)
+        return True
 
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""

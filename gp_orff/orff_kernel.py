@@ -20,9 +20,9 @@ from gp_orff.operators import (
     PosteriorCovariance,
 )
 from gp_orff.posterior import WeightPosterior
-from gp_orff.resolution import check_domain, draw, expand, infer_num_dims, leaf_dims
+from gp_orff.resolution import check_domain, draw, expand, infer_num_dims, input_columns
 from gp_orff.statistics import Statistics
-from gp_orff.terms import Term, terms
+from gp_orff.terms import terms
 from gp_orff.truncation import GridAccuracy, accuracy, truncated_variance
 from gp_orff.trust import check
 from gp_orff.wrapper import WrapperKernel, check_inputs
@@ -89,7 +89,7 @@ class ORFFKernel(WrapperKernel):
         self.base_kernel = kernel
         self.rule, self._num_dims = frequencies, num_dims
         self.frequencies = nn.ModuleList(draw(kernel, frequencies, num_dims))
-        self._num_inputs, self._sees_all = _input_columns(parts, num_dims)
+        self._num_inputs, self._sees_all = input_columns(parts, num_dims)
 
     @property
     def num_features(self) -> int:
@@ -241,22 +241,3 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         if white is None:
             return mean, covariance
         return mean, NoisyPosteriorCovariance.of(covariance, white.detach())
-
-
-def _input_columns(parts: list[Term], num_dims: int | None) -> tuple[int, bool]:
-    """The number of input columns the terms need, and whether there may be no more.
-
-    Raises:
-        ValueError: terms that contradict each other or `num_dims`.
-    """
-    leaves = [(term, leaf) for term in parts for leaf in term.leaves]
-    whole = {leaf_dims(term, leaf, num_dims) for term, leaf in leaves if leaf.active_dims is None}
-    least = max((max(leaf.active_dims) + 1 for _, leaf in leaves if leaf.active_dims), default=1)
-    known = whole | ({num_dims} if num_dims is not None else set())
-    if len(known) > 1 or (known and least > min(known)):
-        raise ValueError(
-            f"ORFFKernel expects terms that see the same inputs, got {sorted(whole)} columns for "
-            f"those without active_dims, column {least - 1} among active_dims, and "
-            f"num_dims={num_dims}; give active_dims to kernels that see a part of the inputs"
-        )
-    return (known.pop(), True) if known else (least, False)

@@ -204,3 +204,22 @@ def leaf_dims(term: Term, leaf: Leaf, num_dims: int | None) -> int:
             "ORFFKernel"
         )
     return known
+
+
+def input_columns(parts: Sequence[Term], num_dims: int | None) -> tuple[int, bool]:
+    """The number of input columns the terms need, and whether there may be no more.
+
+    Raises:
+        ValueError: terms that contradict each other or `num_dims`.
+    """
+    leaves = [(term, leaf) for term in parts for leaf in term.leaves]
+    whole = {leaf_dims(term, leaf, num_dims) for term, leaf in leaves if leaf.active_dims is None}
+    least = max((max(leaf.active_dims) + 1 for _, leaf in leaves if leaf.active_dims), default=1)
+    known = whole | ({num_dims} if num_dims is not None else set())
+    if len(known) > 1 or (known and least > min(known)):
+        raise ValueError(
+            f"expected terms that see the same inputs, got {sorted(whole)} columns for "
+            f"those without active_dims, column {least - 1} among active_dims, and "
+            f"num_dims={num_dims}; give active_dims to kernels that see a part of the inputs"
+        )
+    return (known.pop(), True) if known else (least, False)

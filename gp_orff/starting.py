@@ -15,6 +15,7 @@ from gpytorch.kernels import (
     Kernel,
     LCMKernel,
     MultitaskKernel,
+    ProductKernel,
     ScaleKernel,
     SpectralMixtureKernel,
 )
@@ -49,11 +50,7 @@ def start(
     for term in terms(kernel):
         for leaf in term.leaves:
             seen = extent if leaf.active_dims is None else extent[list(leaf.active_dims)]
-            size = seen.max().item() or 1.0
-            if leaf.kernel.has_lengthscale and leaf.kernel.raw_lengthscale.requires_grad:
-                wanted = torch.full_like(leaf.kernel.lengthscale, share * size)
-                constraint = leaf.kernel.raw_lengthscale_constraint
-                leaf.kernel.lengthscale = admissible(constraint, wanted)
+            _set_scales(leaf.kernel, share * _sizes(seen, isotropic=term.factor.degree > 0))
     parts = _summands(kernel)
     varying = sum(any(term.leaves for term in terms(part)) for part in parts) or 1
     for part in parts:
@@ -61,6 +58,27 @@ def start(
         target = variance / varying if any(term.leaves for term in own) else level
         rescale(part, target / max(_variance(own), torch.finfo(torch.float64).tiny))
     start_noise(likelihood, _NOISE * variance)
+
+
+def _sizes(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:
+    """Of each axis; the largest for the axes of a field, which are one space, and for flat ones."""
+    largest = extent.amax() if extent.amax() > 0 else torch.ones_like(extent.amax())
+    return torch.where((extent > 0) & (not isotropic), extent, largest)
+
+
+def _set_scales(kernel: Kernel, wanted: Float[Tensor, "d"]) -> None:
+    """Lengthscales, one for each axis or the largest; of a mixture, those of its components."""
+    if isinstance(kernel, SpectralMixtureKernel):
+        if kernel.raw_mixture_scales.requires_grad:
+            kernel.mixture_scales = (0.5 / math.pi / wanted).expand_as(kernel.mixture_scales)
+        if kernel.raw_mixture_means.requires_grad:
+            steps = torch.arange(kernel.num_mixtures).to(wanted) + 0.5
+            means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / wanted
+            kernel.mixture_means = means.expand_as(kernel.mixture_means)
+    elif kernel.has_lengthscale and kernel.raw_lengthscale.requires_grad:
+        own = wanted if kernel.ard_num_dims else wanted.amax()
+        own = own.expand_as(kernel.lengthscale)
+        kernel.lengthscale = admissible(kernel.raw_lengthscale_constraint, own)
 
 
 def _summands(kernel: Kernel) -> list[Kernel]:
@@ -103,10 +121,10 @@ def _(kernel: ConstantKernel, factor: float) -> bool:
 @rescale.register
 def _(kernel: MultitaskKernel, factor: float) -> bool:
     tasks = kernel.task_covar_module
-    if not tasks.covar_factor.requires_grad:
+    if not (tasks.covar_factor.requires_grad and tasks.raw_var.requires_grad):
         return rescale(kernel.data_covar_module, factor)
     tasks.covar_factor.data.mul_(math.sqrt(factor))
-    tasks.var = tasks.var * factor
+    tasks.var = admissible(tasks.raw_var_constraint, tasks.var * factor)
     return True
 
 
@@ -121,7 +139,14 @@ def _(kernel: AdditiveKernel, factor: float) -> bool:
 
 
 @rescale.register
+def _(kernel: ProductKernel, factor: float) -> bool:
+    return any(rescale(part, factor) for part in kernel.kernels)
+
+
+@rescale.register
 def _(kernel: SpectralMixtureKernel, factor: float) -> bool:
+    if not kernel.raw_mixture_weights.requires_grad:
+        return False
     power = 1 / kernel.ard_num_dims  # k(0) = (Σw)^d
     kernel.mixture_weights = kernel.mixture_weights * factor**power
     return True
@@ -143,10 +168,10 @@ def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"
         return thinned[subset(x[thinned], size, seed)]
     extent = (x.amax(0) - x.amin(0)).max().clamp_min(torch.finfo(x.dtype).tiny)
     ranks = np.unique(np.geomspace(1, len(x), 25).astype(int)) - 1
-    chosen: set[int] = set()
-    while len(chosen) < size:
-        centre = int(rng.integers(len(x)))
+    order, chosen = rng.permutation(len(x)), {}
+    for centre in order[: 4 * size // len(ranks)]:
         distance = ((x - x[centre]) / extent).square().sum(-1)
         near = torch.argsort(distance)[torch.from_numpy(ranks)]
-        chosen.update(near.tolist()[: size - len(chosen)] or [centre])
-    return torch.tensor(sorted(chosen), device=x.device)
+        chosen.update(dict.fromkeys(near.tolist()))
+    chosen.update(dict.fromkeys(order.tolist()))  # repeated places give few neighbours
+    return torch.tensor(sorted(list(chosen)[:size]), device=x.device)

@@ -17,7 +17,9 @@ from gp_orff.observations import Observations
 
 _NATS = 0.01  # a step that gains less, in total, ends the search
 _EDGE = 0.9  # of the range of lengthscales, in its logarithm: time for another grid
-_FARTHEST = 16.0  # a parameter that the data do not need ends at e^±16 of where it started
+# a parameter that the data do not need ends at e^±16 of where it started, a lengthscale at 1/30
+# or 30 times
+_FARTHEST, _FARTHEST_SCALE = 16.0, np.log(30.0)
 Report = Callable[[float], None]
 
 
@@ -38,7 +40,6 @@ class Search:
         *,
         reach: float | None = None,
         nats: float = _NATS,
-        farthest: float = _FARTHEST,
         iterations: int = 60,
         report: Report = lambda value: None,
     ) -> "Search":
@@ -50,6 +51,7 @@ class Search:
         """
         center, moves = self.coordinates.get(), self.coordinates.moves_frequencies
         origin, width = self.coordinates.origin, np.log(reach) if reach else 1.0
+        farthest = np.where(moves, _FARTHEST_SCALE, _FARTHEST)
         bounded = moves if reach else np.zeros_like(moves)
         best = [-np.inf, center]
 

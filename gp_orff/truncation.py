@@ -51,10 +51,13 @@ def truncated_variance(
     missing = whole - expansion.mean_variance()
     # rounding, and images that are not known in closed form, may leave a little less than zero
     missing = 0.5 * (missing + missing.mT)
-    eigenvalues = torch.linalg.eigvalsh(missing.detach())
-    size = eigenvalues.abs().amax(-1) + whole.detach().abs().amax((-1, -2))
-    lift = (1e-14 * size - eigenvalues[..., 0]).clamp_min(0)[..., None, None]
-    return missing + lift * torch.eye(missing.shape[-1], dtype=lift.dtype, device=lift.device)
+    whole = whole.detach().diagonal(dim1=-1, dim2=-2)
+    sd = whole.clamp_min(torch.finfo(whole.dtype).tiny).sqrt()  # the units of each output
+    scaled = missing.detach() / (sd.unsqueeze(-1) * sd.unsqueeze(-2))
+    eigenvalues = torch.linalg.eigvalsh(scaled)
+    size = 1 + eigenvalues.abs().amax(-1)
+    lift = (1e-14 * size - eigenvalues[..., 0]).clamp_min(0).unsqueeze(-1)
+    return missing + torch.diag_embed(lift * sd.square())
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:

@@ -58,6 +58,10 @@ class Lattice(_Fixed):
         """cos and sin of every frequency; C of the last points is kept."""
         return LatticeColumns.of(self.indices, self.spacing, self.origin, self.cache)
 
+    def _load_from_state_dict(self, *arguments):
+        super()._load_from_state_dict(*arguments)
+        self.cache = GramCache()
+
     @property
     def period(self) -> Float[Tensor, "d"]:
         return 2 * math.pi / self.spacing

@@ -236,11 +236,14 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal, and one leaf of autograd where gradients are wanted."""
+    """Equal, and where gradients are wanted the same numbers in memory: gpytorch slices apart."""
     if a is b:
         return True
-    differentiable = a.requires_grad or b.requires_grad
-    return not differentiable and a.shape == b.shape and torch.equal(a, b)
+    if a.shape != b.shape or a.requires_grad != b.requires_grad:
+        return False
+    if a.requires_grad:
+        return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    return torch.equal(a, b)
 
 
 def _unstructured_sum(
