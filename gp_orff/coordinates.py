@@ -5,6 +5,7 @@ unconstrained one in units of its starting size. A change of units then shifts t
 leaves every step the same.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from gpytorch.constraints import Interval
 from jaxtyping import Float
 from torch import Tensor, nn
 
+_FARTHEST, _SHORTEST = 16.0, math.log(100.0)
 _FREQUENCY_SCALES = ("raw_lengthscale", "raw_mixture_means", "raw_mixture_scales")
 
 
@@ -92,12 +94,19 @@ def _finite(bound: Tensor) -> bool:
 
 
 class Coordinates:
-    """The trainable hyperparameters of some modules as one vector."""
+    """The trainable hyperparameters of some modules as one vector.
 
-    def __init__(self, *modules: Module):
+    `longest` is the logarithm of how much longer than at the start a lengthscale may become.
+    """
+
+    def __init__(self, *modules: Module, longest: float = _SHORTEST):
         self.modules = modules
         self.parts = list(_coordinates(modules))
-        self.origin = self.get()
+        origin = self.get()
+        # a parameter that the data do not need ends this far from where it started
+        self.low, self.high = origin - _FARTHEST, origin + _FARTHEST
+        self.low[self.moves_frequencies] = (origin - _SHORTEST)[self.moves_frequencies]
+        self.high[self.moves_frequencies] = (origin + longest)[self.moves_frequencies]
 
     def get(self) -> Float[np.ndarray, "k"]:
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])

@@ -1,5 +1,6 @@
 """How a model is fitted: starting values, then searches on better and better representations."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,9 +24,11 @@ from gp_orff.training import Search, log_marginal_likelihood
 from gp_orff.truncation import at_zero
 
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
+_LONGEST = 3.0  # extents of the data: the longest lengthscale that is sought
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
 _FINE_REACH, _LAST_REACH = 1.2, 1.05
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
+_SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 _SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
 
@@ -47,15 +50,20 @@ class Fit:
     progress: Callable[..., None] = silent
     notes: list[str] = field(default_factory=list)
     _coordinates: Coordinates | None = None
+    _choice: Rule | None = None
+    _chosen: bool = False
 
     def run(self, warm_start: bool) -> None:
         """Set the hyperparameters to those of largest evidence."""
-        if self._exact:
+        if self._small:
             self._multistart(ExactObservations(self.x, self.y), "exact kernel", warm_start)
             return
         if not warm_start:
             self._start_on_a_subset()
         rule = self._rule()
+        if rule is None:
+            self._search(self._new_search(), ExactObservations(self.x, self.y), "exact kernel")
+            return
         if isinstance(rule, Grid):
             self._on_grids(rule)
         else:
@@ -64,9 +72,9 @@ class Fit:
 
     def observations(self, domain: tuple | None = None) -> Observations:
         """The data under the hyperparameters as they are, for evidence and predictions."""
-        if self._exact:
-            return ExactObservations(self.x, self.y)
         rule = self._rule()
+        if rule is None:
+            return ExactObservations(self.x, self.y)
         if isinstance(rule, Grid) and rule.spacing is None:
             rule = replace(
                 rule,
@@ -78,16 +86,28 @@ class Fit:
         return FeatureObservations(self.x, self.y, self._draw(rule))
 
     @property
-    def _exact(self) -> bool:
-        small = isinstance(self.rule, Auto) and self.y.numel() <= self.rule.exact_values
-        return small and has_covariance(self.kernel, self.x)
+    def _small(self) -> bool:
+        few = isinstance(self.rule, Auto) and self.y.numel() <= self.rule.exact_values
+        return few and has_covariance(self.kernel, self.x)
 
-    def _rule(self) -> Rule:
-        if not isinstance(self.rule, Auto):
-            return self.rule
-        rule, reason = self.rule.for_data(self.x).choose(laws(self.kernel, self.x.shape[-1]))
-        if not isinstance(rule, Grid):
-            self._note(reason)
+    def _rule(self) -> Rule | None:
+        """What represents the kernel; None for the exact kernel itself. Chosen once."""
+        if isinstance(self.rule, Auto) and not self._chosen:
+            self._choice, self._chosen = self._choose(self.rule), True
+        return self._choice if self._chosen else self.rule
+
+    def _choose(self, auto: Auto) -> Rule | None:
+        if self._small:
+            return None
+        rule, reason = auto.for_data(self.x).choose(laws(self.kernel, self.x.shape[-1]))
+        scarce = not isinstance(rule, Grid)
+        if not scarce:
+            achieved = self._draw(rule)[0].lattice.tolerance.item()
+            scarce = achieved > _SCARCE * auto.tolerance
+        if scarce and self.y.numel() <= auto.max_features and has_covariance(self.kernel, self.x):
+            self._note(f"exact kernel: no more numbers than features; {reason}")
+            return None
+        self._note(reason)
         return rule
 
     def _note(self, text: str) -> None:
@@ -126,7 +146,8 @@ class Fit:
             if share is not None:
                 start(self.kernel, self.likelihood, observations.x, observations.y, share)
                 label = f"{name} from {share:g} of the extent"
-            self._coordinates = None
+            longest = {} if share is None else {"longest": math.log(_LONGEST / share)}
+            self._coordinates = Coordinates(self.kernel, self.likelihood, **longest)
             search = self._search(self._new_search(), observations, label, **options)
             found.append((search, search.coordinates.get()))
         search, place = max(found, key=lambda pair: pair[0].value)

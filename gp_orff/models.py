@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -242,7 +242,7 @@ class _Snapshot:
     def of(cls, model: VectorFieldGP, fit: Fit, observations: Observations) -> "_Snapshot":
         parts = (model.kernel, model.likelihood, model.mean)
         kernel, likelihood, mean = (deepcopy(m).requires_grad_(False) for m in parts)
-        frozen = Fit(kernel, likelihood, fit.mean, fit.rule, fit.x, fit.y)
+        frozen = replace(fit, kernel=kernel, likelihood=likelihood)
         constant = model._constant(frozen, observations)
         noise = model._noise(likelihood)
         return cls(frozen, observations, noise, mean, model._has_constant, constant)

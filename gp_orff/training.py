@@ -17,9 +17,6 @@ from gp_orff.observations import Observations
 
 _NATS = 0.01  # a step that gains less, in total, ends the search
 _EDGE = 0.9  # of the range of lengthscales, in its logarithm: time for another grid
-# a parameter that the data do not need ends at e^±16 of where it started, a lengthscale at 1/30
-# or 30 times
-_FARTHEST, _FARTHEST_SCALE = 16.0, np.log(30.0)
 Report = Callable[[float], None]
 
 
@@ -50,14 +47,13 @@ class Search:
         edge.
         """
         center, moves = self.coordinates.get(), self.coordinates.moves_frequencies
-        origin, width = self.coordinates.origin, np.log(reach) if reach else 1.0
-        farthest = np.where(moves, _FARTHEST_SCALE, _FARTHEST)
+        width = np.log(reach) if reach else 1.0
         bounded = moves if reach else np.zeros_like(moves)
         best = [-np.inf, center]
 
         def place(t: np.ndarray) -> np.ndarray:
             u = center + np.where(bounded, width * np.tanh(t / width), t)
-            return np.clip(u, origin - farthest, origin + farthest)
+            return np.clip(u, self.coordinates.low, self.coordinates.high)
 
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
             u = place(t)

@@ -77,7 +77,7 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
     omegas, weights = own.nodes(found)
     factor = term.factor(omegas[0])
     kept = (weights * factor.square().sum((-1, -2))).sum(-1)
-    whole = at_zero(term).diagonal(dim1=-1, dim2=-2).sum(-1) / term.outputscale
+    whole = _periodised(term, own).diagonal(dim1=-1, dim2=-2).sum(-1) / term.outputscale
     share = (1 - kept / whole).clamp_min(0).max().item()
     return GridAccuracy(share, _aliasing(term, own, found), lattice.tolerance.item())
 

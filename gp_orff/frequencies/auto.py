@@ -20,7 +20,8 @@ class Auto:
     - up to 4 inputs (three of space, and time): `Grid`, to the tolerance if the budget allows;
     - more inputs, kernels a grid cannot hold, or no data to choose a domain from:
       `QuasiMonteCarlo` with as many frequencies as the budget allows;
-    - in `VectorFieldGP`, where N·p is at most `exact_values`: the exact kernel, no features.
+    - in `VectorFieldGP`, where N·p is at most `exact_values`, or a grid would not reach the
+      tolerance and N·p is at most `max_features`: the exact kernel, no features.
 
     Args:
         tolerance: of the grid, as a share of the variance.

@@ -171,7 +171,7 @@ class Grid:
         budget = self.max_features or _MOST_FEATURES
 
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
-            spacing = self._spacing(laws, num_inputs, domain, aliasing, most_lags)
+            spacing = self._spacing(laws, num_inputs, domain, tolerance, aliasing, most_lags)
             return self._design(laws, spacing, tolerance, budget)
 
         found = attempt(self.tolerance, self.tolerance, None)
@@ -211,7 +211,9 @@ class Grid:
             features += law.rank * (2 * len(own) - (not own.any(-1).all()))
         return (spacing, members) if features <= budget else None
 
-    def _spacing(self, laws, num_inputs, domain, aliasing, most_lags) -> Float[np.ndarray, "d"]:
+    def _spacing(
+        self, laws, num_inputs, domain, tolerance, aliasing, most_lags
+    ) -> Float[np.ndarray, "d"]:
         if self.spacing is not None:
             return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
         lag = self._lag(domain)
@@ -219,6 +221,8 @@ class Grid:
         longest = self.lengthscale_range[1]
         for leaf, axis, dim in _axes(laws):
             own = longest * correlation_lag(leaf, axis, aliasing)
+            if lag[dim] < own:  # all pairs of points are at the longest lags
+                own = longest * correlation_lag(leaf, axis, min(tolerance, aliasing))
             reach[dim], shortest[dim] = max(reach[dim], own), min(shortest[dim], own)
         # under a budget, a term that hardly varies over the domain does not spoil the others
         if most_lags is not None:
@@ -233,12 +237,10 @@ class Grid:
 
     def _members(self, law: TermLaw, spacing, tolerance, most) -> Int[np.ndarray, "D d"] | None:
         """The half-space of lattice points that a term needs; None if they are more than `most`."""
-        edges = [self._edge(leaf, tolerance) for leaf in law.leaves]
+        edges = [self._edge(leaf, tolerance, spacing) for leaf in law.leaves]
         counts = np.zeros(len(spacing), dtype=int)
         for leaf, edge in zip(law.leaves, edges, strict=True):
-            for axis, dim in enumerate(leaf.dims):
-                unit = edge.reach(spacing[dim] * np.eye(leaf.num_dims)[axis : axis + 1])[0]
-                counts[dim] = int(edge.level / unit)
+            counts[list(leaf.dims)] = (edge.level / edge.reach(_steps(leaf, spacing))).astype(int)
         if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # a box around the region, both halves
             return None
         ranges = [np.arange(-m, m + 1) for m in counts]
@@ -252,11 +254,12 @@ class Grid:
                 kept &= own.any(-1)
         return points[kept]
 
-    def _edge(self, leaf: LeafLaw, tolerance: float) -> "_Edge":
+    def _edge(self, leaf: LeafLaw, tolerance: float, spacing) -> "_Edge":
         if self.cutoff is not None:
             return _Edge(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
         level = tail_reach(leaf, tolerance) / self.lengthscale_range[0]
-        return _Edge(leaf.spectrum.reach, level)
+        least = leaf.spectrum.reach(_steps(leaf, spacing)).max()  # one frequency along each axis
+        return _Edge(leaf.spectrum.reach, max(level, 1.000001 * least))
 
 
 # under a budget every pair of points suffers from truncation, but few from aliasing, those at the
@@ -286,6 +289,11 @@ def box_of(x: Float[Tensor, "N d"]) -> Box:
     if not torch.isfinite(low + high).all():
         raise ValueError("expected finite points, got NaN or infinite coordinates; drop them")
     return tuple(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def _steps(leaf: LeafLaw, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
+    """The first frequency of the lattice along each axis that a kernel sees."""
+    return np.diag(spacing[list(leaf.dims)])
 
 
 def tail_reach(leaf: LeafLaw, share: float) -> float:
