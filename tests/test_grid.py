@@ -459,3 +459,86 @@ def test_grids_add_like_other_features():
         scale = torch.nn.functional.softplus(torch.zeros(())).double()
         expected = first(x).to_dense() + scale * other(x).to_dense()
         torch.testing.assert_close(total.to_dense(), expected)
+
+
+def test_a_domain_inside_the_data_serves_the_data_too():
+    """Lags between data count, not only those to the domain."""
+    x = 10 * torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+    inner = ((4.0, 6.0),) * 2
+    kernel = grid_kernel(gp_orff.Grid.for_data(x, domain=inner), 0.7)
+    lattice = kernel.frequencies[0].lattice
+    assert (lattice.period > x.amax(0) - x.amin(0)).all()
+
+
+def test_loading_another_grid_forgets_the_statistics_of_the_old():
+    """Same points, same number of features, another lattice."""
+    first = grid_kernel(gp_orff.Grid(domain=((0.0, 1.0),) * 2), 0.3)
+    second = grid_kernel(gp_orff.Grid(domain=((0.0, 2.0),) * 2), 0.6)
+    x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)).double()
+    models = [model_of(kernel, x, draw(200, 2), 0.1) for kernel in (first, second)]
+    expected = [evidence(model).item() for model in models]
+    assert expected[0] != expected[1]
+    first.load_state_dict(second.state_dict())
+    assert evidence(models[0]).item() == expected[1]
+
+
+def test_what_is_cut_stays_where_inputs_have_gradients():
+    """gpytorch slices the test inputs of K(x, x) apart."""
+    x, xs = draw(60, 2).clamp(-1, 1), draw(4, 2, seed=1).clamp(-1, 1)
+    potential = MaternKernel(nu=1.5).double()
+    potential.lengthscale = 0.3
+    field = gp_orff.CurlFreeKernel(potential, num_dims=2)
+    grid = gp_orff.Grid(domain=BOX * 2, max_features=200)
+    model = model_of(gp_orff.ORFFKernel(field, grid), x, draw(60, 2, seed=2), 0.1).eval()
+    plain = model(xs).variance
+    live = model(xs.clone().requires_grad_()).variance
+    torch.testing.assert_close(live, plain)
+
+
+def test_fields_over_mixtures_have_no_images_and_a_grid_all_the_same():
+    potential = base("spectral_mixture", 2)
+    kernel = gp_orff.CurlFreeKernel(potential, num_dims=2)
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=BOX * 2, max_features=400))
+    found = orff(torch.zeros(1, 2).double()).to_dense()
+    second = gp_orff.spectrum(potential).second_moments(2) * potential.mixture_weights.sum() ** 2
+    torch.testing.assert_close(found, torch.diag_embed(second), rtol=1e-3, atol=1e-9)
+
+
+def test_batches_of_task_kernels():
+    """Their factors have a batch where the frequencies have none."""
+    shape = torch.Size([2])
+    scalars = [RBFKernel(batch_shape=shape).double() for _ in range(2)]
+    for scalar, own in zip(scalars, (0.5, 0.8), strict=True):
+        scalar.lengthscale = torch.tensor([own, 1.0]).reshape(2, 1, 1)
+    kernel = sum(
+        (MultitaskKernel(k, num_tasks=2, batch_shape=shape).double() for k in scalars[1:]),
+        MultitaskKernel(scalars[0], num_tasks=2, batch_shape=shape).double(),
+    )
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=BOX * 2), num_dims=2)
+    x = draw(5, 2).clamp(-1, 1)
+    torch.testing.assert_close(orff(x).to_dense(), kernel(x).to_dense(), rtol=1e-4, atol=1e-4)
+    assert len(orff.accuracy()) == 2
+
+
+def test_outputs_of_very_different_size_keep_their_own():
+    """What rounding asks for is added in the units of each output."""
+    scalar = RBFKernel().double()
+    kernel = MultitaskKernel(scalar, num_tasks=2, rank=1).double()
+    kernel.task_covar_module.covar_factor.data.zero_()
+    kernel.task_covar_module.var = torch.tensor([1e12, 1e-6]).double()
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=BOX * 2, tolerance=1e-8), num_dims=2)
+    diagonal = orff(torch.zeros(1, 2).double()).to_dense().diagonal()
+    torch.testing.assert_close(diagonal, torch.tensor([1e12, 1e-6]).double())
+
+
+def test_a_term_that_hardly_varies_does_not_spoil_the_others():
+    """Its spacing would need a lattice that no budget affords; and it keeps some frequencies."""
+    rough, smooth = RBFKernel().double(), RBFKernel().double()
+    rough.lengthscale, smooth.lengthscale = 0.2, 50.0
+    kernel = gp_orff.CurlFreeKernel(rough, num_dims=2)
+    kernel = kernel + gp_orff.DivergenceFreeKernel(smooth, num_dims=2)
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=BOX * 2, max_features=1500))
+    first, second = orff.frequencies
+    assert second.num_frequencies >= 2
+    assert first.num_frequencies > 300
+    assert orff.accuracy()[0].truncated < 1e-3

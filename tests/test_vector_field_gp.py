@@ -457,3 +457,123 @@ def test_a_subset_shows_every_scale():
     distance = torch.cdist(x[chosen], x[chosen]).fill_diagonal_(math.inf).amin(-1)
     assert distance.quantile(0.2) < 0.02  # near neighbours
     assert torch.cdist(x[chosen], x[chosen]).max() > 1.0  # and far ones
+
+
+@pytest.mark.parametrize("place", [1, 10])
+def test_a_subset_of_repeated_places(place):
+    """Stations report again and again."""
+    sites = torch.rand(place, 2, generator=torch.Generator().manual_seed(0)).double()
+    chosen = subset(sites[torch.arange(2000) % place], 300)
+    assert len(set(chosen.tolist())) == 300
+
+
+def test_random_features_that_are_overconfident_say_so():
+    x, y, _ = flow(300)
+    kernel = curl_free(0.3, lambda: MaternKernel(nu=2.5))
+    model = conditioned(kernel, x, y, gp_orff.MonteCarlo(100), noise=1e-3)
+    with gp_orff.settings.check_features(True), pytest.warns(gp_orff.FeatureWarning):
+        model.posterior()
+    grid = conditioned(kernel, x, y, gp_orff.Grid.for_data(x, max_features=200), noise=1e-3)
+    with gp_orff.settings.check_features(True):
+        grid.posterior()  # no sample, no warning
+
+
+def test_what_is_far_away_does_not_change_what_is_near():
+    """Under a budget a wider grid is a coarser one; it serves the points that need it only."""
+    x, y, _ = flow(300)
+    rule = gp_orff.Auto(exact_values=0, max_features=300)
+    kernel = curl_free(0.3, lambda: MaternKernel(nu=2.5))
+    field = conditioned(kernel, x, y, rule, noise=0.01).posterior()
+    before = field.variance(x[:5])
+    assert torch.isfinite(field.variance(3 * x[:5])).all()
+    assert torch.equal(field.variance(x[:5]), before)
+
+
+def test_a_grid_by_hand_refuses_what_it_cannot_serve():
+    x, y, _ = flow(200)
+    rule = gp_orff.Grid(domain=((-1.5, 1.5),) * 2, spacing=1.0, cutoff=15.0)
+    field = conditioned(curl_free(0.4), x, y, rule).posterior()
+    field.mean(1.4 * torch.ones(1, 2))
+    with pytest.raises(ValueError, match="inside the grid's domain"):
+        field.mean(3.0 * torch.ones(1, 2))
+    hermite = conditioned(curl_free(0.5), x, y, gp_orff.GaussHermite(24)).posterior()
+    hermite.mean(x)
+    with pytest.raises(ValueError, match="up to lags of"):
+        hermite.mean(9.0 * torch.ones(1, 2))
+
+
+def test_models_and_posteriors_pickle():
+    import pickle
+
+    x, y, _ = flow(100)
+    for rule in (gp_orff.Auto(), WITHOUT_EXACT):
+        model = fitted(x, y, rule)
+        field, again = model.posterior(), pickle.loads(pickle.dumps(model))
+        assert torch.equal(again.posterior().mean(x), field.mean(x))
+        stored = pickle.loads(pickle.dumps(field))
+        assert torch.equal(stored.variance(2 * x), field.variance(2 * x))
+
+
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT])
+def test_everything_comes_in_the_type_of_the_points(rule):
+    x, y, _ = flow(100)
+    field = fitted(x, y, rule).posterior()
+    joint = field(x[:3].float())
+    values = [joint.mean, joint.variance, joint.covariance_matrix, joint.rsample()]
+    values += [field.mean(x[:3].float()), field.variance(x[:3].float())]
+    assert {value.dtype for value in values} == {torch.float32}
+    assert not any(value.requires_grad for value in values)
+
+
+def test_constant_means_that_cannot_be_found_in_closed_form():
+    from gpytorch.means import ConstantMean, LinearMean, MultitaskMean
+
+    positive = ConstantMean(constant_constraint=gpytorch.constraints.Positive())
+    half = MultitaskMean(ConstantMean(), num_tasks=2)
+    half.base_means[0].raw_constant.requires_grad_(False)
+    bad = {
+        "each of the kernel's 2 outputs": ConstantMean(),
+        "without priors and constraints": MultitaskMean(positive, num_tasks=2),
+        "all trained or none": half,
+    }
+    for message, mean in bad.items():
+        with pytest.raises(ValueError, match=message):
+            gp_orff.VectorFieldGP(curl_free(), mean=mean)
+    frozen = MultitaskMean(ConstantMean(), num_tasks=2)
+    frozen.base_means[0].constant = 3.0
+    frozen.requires_grad_(False)
+    x, y, _ = flow(60)
+    model = gp_orff.VectorFieldGP(curl_free(0.3), mean=frozen).condition(x, y)
+    far = torch.full((1, 2), 90.0)
+    assert model.posterior().mean(far)[0].tolist() == pytest.approx([3.0, 0.0], abs=1e-6)
+    linear = gp_orff.VectorFieldGP(curl_free(), mean=LinearMean(2))
+    with pytest.raises(ValueError, match=r"mean with 2 outputs.*MultitaskMean"):
+        linear.condition(x, y)
+
+
+def test_a_component_that_is_not_there_does_no_harm():
+    """Incompressible data under a Helmholtz kernel: the other part may go where it likes."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(700, 2, generator=generator).double()
+    truth = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+    y = truth + 0.1 * torch.randn(700, 2, generator=generator).double()
+    model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2), frequencies=WITHOUT_EXACT)
+    field = model.fit(x, y, progress=False).posterior()
+    error = (field.mean(x) - truth) / field.variance(x).sqrt()
+    assert error.square().mean().sqrt() < 1.3
+    assert model.likelihood.noise.item() == pytest.approx(0.01, rel=0.2)
+
+
+def test_heavy_tails_under_a_small_budget_are_no_worse_than_the_start():
+    """The truth is smooth, the kernel is not: what is cut is trained with, not added at the end."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(520, 2, generator=generator).double()
+    truth = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(5 * x[:, 0])], dim=-1)
+    y = truth + 0.1 * torch.randn(520, 2, generator=generator).double()
+    kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=1.5), num_dims=2)
+    rule = gp_orff.Auto(exact_values=0, max_features=600)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule).fit(x, y, progress=False)
+    assert model.log_marginal_likelihood() > 300  # 683 by the exact kernel; −1626 once
+    field = model.posterior()
+    assert (field.mean(x) - truth).square().mean().sqrt() < 0.06
+    assert field.variance(x).mean().sqrt() < 0.2

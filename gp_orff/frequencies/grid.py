@@ -183,6 +183,20 @@ class Grid:
                 "on this domain with these lengthscales; give max_features= (what it truncates is "
                 "returned as white variance), a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
+        tolerance, best = self._bisect(lambda t, a: attempt(t, a, None))
+        if best is None or tolerance > _POOR:  # a term that hardly varies may be to blame
+            shorter, capped = self._bisect(attempt)
+            if capped is not None and (best is None or shorter < tolerance):
+                tolerance, best = shorter, capped
+        if best is None or not all(map(len, best[1])):
+            raise ValueError(
+                f"Grid(max_features={self.max_features}) has not one frequency for each term on "
+                "this domain with these lengthscales; raise max_features"
+            )
+        return tolerance, best
+
+    def _bisect(self, attempt: Callable) -> tuple[float, tuple | None]:
+        """The smallest tolerance for which an attempt succeeds, and what it gives."""
         low, high = math.log(self.tolerance), math.log(0.95)
         best = attempt(math.exp(high), _ALIASING)
         while best is not None and high - low > 0.02:
@@ -193,11 +207,6 @@ class Grid:
                 low = middle
             else:
                 high, best = middle, found
-        if best is None or not all(map(len, best[1])):
-            raise ValueError(
-                f"Grid(max_features={self.max_features}) has not one frequency for each term on "
-                "this domain with these lengthscales; raise max_features"
-            )
         return math.exp(high), best
 
     def _design(self, laws, spacing, tolerance, budget):
@@ -224,7 +233,7 @@ class Grid:
             if lag[dim] < own:  # all pairs of points are at the longest lags
                 own = longest * correlation_lag(leaf, axis, min(tolerance, aliasing))
             reach[dim], shortest[dim] = max(reach[dim], own), min(shortest[dim], own)
-        # under a budget, a term that hardly varies over the domain does not spoil the others
+        # a term that hardly varies over the domain does not spoil the others
         if most_lags is not None:
             reach = np.minimum(reach, np.maximum(most_lags * lag, shortest))
         return 2 * np.pi / np.where(lag + reach > 0, lag + reach, 1.0)
@@ -264,7 +273,7 @@ class Grid:
 
 # under a budget every pair of points suffers from truncation, but few from aliasing, those at the
 # longest lags: it may be this many times as large, and at most a share of this
-_UNEVEN, _ALIASING, _LONGEST = 300.0, 3e-2, 4.0
+_UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
 
 
 @dataclass(frozen=True)
