@@ -10,7 +10,7 @@ help:
 	@echo "make test       the whole test suite"
 	@echo "make lint       ruff"
 	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
-	@echo "make bench      every benchmark (minutes)"
+	@echo "make bench      every benchmark (minutes; DATA=folder: those on public data too)"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gp_orff needs Python >= 3.10, this is " + sys.version)'
@@ -37,7 +37,9 @@ tutorials: $(VENV)/.installed
 		$(BIN)/python $$file --output tutorials/output $(if $(SMOKE),--smoke); done
 
 bench: $(VENV)/.installed
-	set -e; for file in benchmarks/*.py; do $(BIN)/python $$file; done
+	set -e; for file in benchmarks/*.py; do case $$file in \
+		*/magnetometer.py|*/drifters.py) test -z "$(DATA)" || $(BIN)/python $$file $(DATA);; \
+		*) $(BIN)/python $$file;; esac; done
 
 clean:
 	rm -rf $(VENV) demo tutorials/output

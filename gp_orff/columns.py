@@ -34,9 +34,9 @@ class TrigColumns:
 
     def moments(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
-    ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"]]:
-        """C = φᵀφ and Z = φᵀy."""
-        return trig.moments(x, self.omega, y)
+    ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
+        """C = φᵀφ, Z = φᵀy and s = φᵀ1."""
+        return moments(x, self.omega, y)
 
     def adjoint(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
@@ -49,6 +49,14 @@ class TrigColumns:
     ) -> Float[Tensor, "*b N k"]:
         """φ w."""
         return trig.apply(x, self.omega, w)
+
+
+def moments(
+    x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"], y: Float[Tensor, "*b N k"]
+) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
+    """C, Z and s in one pass and one backward pass."""
+    gram, cross = trig.moments(x, omega, torch.cat([y, torch.ones_like(y[..., :1])], dim=-1))
+    return gram, cross[..., :-1], cross[..., -1]
 
 
 def side_by_side(parts: list[TrigColumns]) -> TrigColumns:

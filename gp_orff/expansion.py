@@ -64,9 +64,11 @@ class Expansion(ABC):
         return (phi.unsqueeze(-2) * full.directions.mT.unsqueeze(-3)).flatten(-3, -2)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
-        """K(x, x) where every frequency has a cosine and a sine of the same direction."""
+        """K(x, x) where every frequency has a cosine and a sine of the same direction, and features
+        of cosines come first."""
         full = self.general()
-        cosines = full.directions[..., full.columns < full.num_columns // 2, :]
+        count = int((full.columns < full.num_columns // 2).sum())
+        cosines = full.directions[..., :count, :]
         return cosines.mT @ cosines
 
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:

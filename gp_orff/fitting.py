@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gp_orff.coordinates import Coordinates
 from gp_orff.frequencies import Auto, Draw, Grid, QuasiMonteCarlo, Rule
-from gp_orff.frequencies.grid import box_of
+from gp_orff.frequencies.grid import MOST_FEATURES, box_of
 from gp_orff.noise import noise_of, scale_noise
 from gp_orff.observations import ExactObservations, FeatureObservations, Observations
 from gp_orff.resolution import draw, laws
@@ -82,6 +82,7 @@ class Fit:
                 domain=domain or rule.domain or box_of(self.x),
                 tolerance=self._tolerance(rule),
                 lengthscale_range=(1.0, 1.0),
+                max_features=rule.max_features or MOST_FEATURES,
             )
         return FeatureObservations(self.x, self.y, self._draw(rule))
 
@@ -212,6 +213,7 @@ class Fit:
             data=box,
             tolerance=self._tolerance(rule),
             lengthscale_range=(1 / reach, reach),
+            max_features=rule.max_features or MOST_FEATURES,
             diagonal_correction=returned,
         )
 

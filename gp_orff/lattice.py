@@ -18,22 +18,24 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff import nufft, trig
-from gp_orff.columns import TrigColumns
+from gp_orff.columns import TrigColumns, moments
 
 _FEW = 2**21  # entries of φ(x) up to which it is quicker to write them out
 
 
 class GramCache:
-    """C of the points last asked for; copies and pickles start empty."""
+    """C and s of the points last asked for; copies and pickles start empty."""
 
     def __init__(self):
         self.x: Tensor | None = None
-        self.gram: Tensor | None = None
+        self.found: tuple[Tensor, Tensor] | None = None
 
-    def of(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    def of(
+        self, x: Tensor, compute: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         if self.x is None or self.x.shape != x.shape or not torch.equal(self.x, x):
-            self.gram, self.x = compute(x), x.detach().clone()
-        return self.gram
+            self.found, self.x = compute(x), x.detach().clone()
+        return self.found
 
     def __reduce__(self):
         return GramCache, ()
@@ -66,12 +68,13 @@ class LatticeColumns(TrigColumns):
     def values(self, x: Tensor) -> Tensor:
         return trig.trig(self._centred(x), self.omega)
 
-    def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x.requires_grad:
-            return trig.moments(self._centred(x), self.omega, y)
+            return moments(self._centred(x), self.omega, y)
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-        gram = self.cache.of(x, self._grams)
-        return gram.expand(*batch, *gram.shape[-2:]), self.adjoint(x, y)
+        gram, total = self.cache.of(x, self._grams)
+        total = total.expand(*batch, total.shape[-1])
+        return gram.expand(*batch, *gram.shape[-2:]), self.adjoint(x, y), total
 
     def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
@@ -128,11 +131,22 @@ class LatticeColumns(TrigColumns):
     def _few(self, x: Tensor) -> bool:
         return x.shape[:-1].numel() * self.num_columns <= _FEW
 
-    def _grams(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b 2*D 2*D"]:
+    def _grams(
+        self, x: Float[Tensor, "*b N d"]
+    ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D"]]:
         if self._few(x):
             phi = self.values(x.detach())
-            return phi.mT @ phi
-        return _over_batch(lambda points: self.gram(self.exponential_sums(points)), x)
+            return phi.mT @ phi, phi.sum(-2)
+        flat, centre = self._positions(2)
+
+        def both(points: Tensor) -> Float[Tensor, "2*D 1+2*D"]:
+            sums = self.exponential_sums(points)
+            own = sums[centre + flat]  # T(k) itself: s
+            total = torch.cat([own.real, own.imag]).unsqueeze(-1)
+            return torch.cat([total, self.gram(sums)], dim=-1)
+
+        found = _over_batch(both, x)
+        return found[..., 1:].contiguous(), found[..., 0]
 
     def _type1(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N k"]) -> Float[Tensor, "2*D k"]:
         flat, centre = self._positions(1)

@@ -19,15 +19,23 @@ def _logdet(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:
     return 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
 
 
+def _solved(
+    factor: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]
+) -> tuple[Float[Tensor, "*b F k"], Float[Tensor, "*b F k"]]:
+    """L⁻¹B and A⁻¹B."""
+    half = torch.linalg.solve_triangular(factor, b, upper=False)
+    return half, torch.linalg.solve_triangular(factor.mT, half, upper=True)
+
+
 class InvQuadLogdet(Function):
     """BᵀA⁻¹B and log|A| of any positive definite A."""
 
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]):
         factor = psd_safe_cholesky(a)
-        u = torch.cholesky_solve(b, factor)
+        half, u = _solved(factor, b)
         ctx.save_for_backward(a, b, factor, u)
-        return b.mT @ u, _logdet(factor)
+        return half.mT @ half, _logdet(factor)
 
     @staticmethod
     def backward(ctx, grad_quad, grad_logdet):
@@ -52,9 +60,9 @@ class MaskedInvQuadLogdet(Function):
         b: Float[Tensor, "*b F k"],
     ):
         factor = psd_safe_cholesky(_masked(c, m, precision))
-        u = torch.cholesky_solve(b, factor)
+        half, u = _solved(factor, b)
         ctx.save_for_backward(c, m, precision, b, factor, u)
-        return b.mT @ u, _logdet(factor)
+        return half.mT @ half, _logdet(factor)
 
     @staticmethod
     def backward(ctx, grad_quad, grad_logdet):

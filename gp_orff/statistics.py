@@ -40,8 +40,8 @@ class Statistics:
     ) -> "Statistics":
         """One pass over the data, differentiable in x, y and ω; float64 whatever comes in."""
         y = y.double()
-        gram, cross = phi.moments(x, torch.cat([y, torch.ones_like(y[..., :1])], dim=-1))
-        return cls(gram, cross[..., :-1], cross[..., -1], y.mT @ y, y.sum(-2), x.shape[-2])
+        gram, cross, column_sum = phi.moments(x, y)
+        return cls(gram, cross, column_sum, y.mT @ y, y.sum(-2), x.shape[-2])
 
     def gathered(self, expansion: FeatureExpansion) -> Float[Tensor, "*b F F"]:
         """C[c,c]; kept for the next evaluation where C is constant."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from gp_orff.frequencies.draw import Draw, LeafLaw, TermLaw
 from gp_orff.frequencies.lattice_draw import Lattice, LatticeDraw, unit_reaches
 
-_MOST_FEATURES = 40_000  # A alone would need 13 GB
+MOST_FEATURES = 40_000  # A alone would need 13 GB
 Box = tuple[tuple[float, float], ...]
 
 
@@ -168,7 +168,7 @@ class Grid:
 
     def _affordable(self, laws, num_inputs, domain):
         """The smallest tolerance from `tolerance` on whose grid stays within the budget."""
-        budget = self.max_features or _MOST_FEATURES
+        budget = self.max_features or MOST_FEATURES
 
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
             spacing = self._spacing(laws, num_inputs, domain, tolerance, aliasing, most_lags)
@@ -179,7 +179,7 @@ class Grid:
             return self.tolerance, found
         if self.max_features is None:
             raise ValueError(
-                f"Grid needs more than {_MOST_FEATURES} features for tolerance {self.tolerance:g} "
+                f"Grid needs more than {MOST_FEATURES} features for tolerance {self.tolerance:g} "
                 "on this domain with these lengthscales; give max_features= (what it truncates is "
                 "returned as white variance), a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
