@@ -21,6 +21,7 @@ from gp_orff.resolution import check_domain, expand
 from gp_orff.spectra import spectrum
 from gp_orff.statistics import Statistics
 from gp_orff.terms import terms
+from gp_orff.trig import by_chunks
 from gp_orff.truncation import accuracy, truncated_variance
 from gp_orff.trust import check
 
@@ -92,7 +93,10 @@ class ExactLaw(FieldLaw):
         return self.factor.shape[-1] // len(self.train)
 
     def mean(self, x: Tensor) -> Tensor:
-        return (self._cross(x.double()) @ self.alpha).unflatten(0, (len(x), -1)).squeeze(-1)
+        def part(points: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
+            return (self._cross(points) @ self.alpha).reshape(len(points), -1)
+
+        return by_chunks(part, x.double(), self._width)
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
@@ -137,10 +141,7 @@ class FeatureObservations(Observations):
         dual = self._prefers_dual(expansion)
         statistics = None
         if not dual:
-            own = (
-                self.statistics if self._constant else Statistics.of(self.x, self.y, expansion.phi)
-            )
-            statistics = own.centred(mean)
+            statistics = self._statistics_of(expansion).centred(mean)
 
         def law(part: Expansion, columns: Tensor | None = None) -> FieldLaw:
             """Of the expansion, or of a part of it with some of its columns."""
@@ -176,6 +177,11 @@ class FeatureObservations(Observations):
     def statistics(self) -> Statistics:
         """C, Z, … of the shared columns."""
         return Statistics.of(self.x, self.y, self.draws[0].shared_columns())
+
+    def _statistics_of(self, expansion: Expansion) -> Statistics:
+        if self._constant:
+            return self.statistics
+        return Statistics.of(self.x, self.y, expansion.phi)
 
     @torch.no_grad()
     def truncated(self, kernel: Kernel) -> Float[Tensor, "p p"] | None:
