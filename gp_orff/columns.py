@@ -28,6 +28,10 @@ class TrigColumns:
         """The columns of some frequencies."""
         return TrigColumns(self.omega[..., frequencies, :], self.sampled)
 
+    def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
+        """Whether quadratic forms of φ at so many points cost less than the points one by one."""
+        return False
+
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
         """φ(x), for few points."""
         return trig.trig(x, self.omega)

@@ -108,6 +108,25 @@ class LatticeColumns(TrigColumns):
         c[d:, :d] = c[:d, d:].mT
         return c
 
+    def folds(self, x: Tensor, num_features: int) -> bool:
+        return x.dim() == 2 and not x.requires_grad and 4 * len(x) > num_features
+
+    def quadratic(
+        self, x: Float[Tensor, "N d"], form: Float[Tensor, "2*D 2*D"]
+    ) -> Float[Tensor, "N"]:
+        """diag(φ P φᵀ) for a symmetric P: C from T read backwards, and one transform."""
+        flat, centre = self._positions(2)
+        d = len(flat)
+        values = torch.zeros(2 * centre + 1, dtype=torch.complex128, device=form.device)
+        for rows in trig.chunks(self.indices, d):
+            cc, ss, cs = form[:d, :d][rows], form[d:, d:][rows], form[:d, d:][rows]
+            below = (centre + flat[rows, None]) - flat
+            above = (centre + flat[rows, None]) + flat
+            values.index_add_(0, below.flatten(), torch.complex(0.5 * (cc + ss), cs).flatten())
+            values.index_add_(0, above.flatten(), torch.complex(0.5 * (cc - ss), -cs).flatten())
+        sizes = [4 * m + 1 for m in self._modes]
+        return nufft.type2(self._phases(x), values.reshape(1, *sizes)).squeeze(-1)
+
     @property
     def _modes(self) -> tuple[int, ...]:
         return tuple(self.indices.abs().amax(0).tolist())

@@ -5,7 +5,7 @@ Three forms of the same law, one for each algebra of `inference`. All are immuta
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
-from functools import singledispatch
+from functools import cached_property, singledispatch
 
 import torch
 from jaxtyping import Float
@@ -107,6 +107,21 @@ class PrimalPosterior(WeightPosterior):
     """E[θ] = A⁻¹b, Cov[θ] = A⁻¹."""
 
     factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
+
+    def variance(self, x: Tensor) -> Tensor:
+        full = self.expansion
+        if self.batch_shape or not full.phi.folds(x, full.num_features):
+            return super().variance(x)
+        columns = []  # Var[f_j(x)] = φ P_j φᵀ, P_j = A⁻¹ ∘ m_j m_jᵀ on the columns of features
+        for m in full.directions.mT:
+            form = self._inverse * (m.unsqueeze(-1) * m)
+            form = full.scatter(full.scatter(form).mT)
+            columns.append(full.phi.quadratic(x, form).clamp_min(0))
+        return torch.stack(columns, dim=-1)
+
+    @cached_property
+    def _inverse(self) -> Float[Tensor, "F F"]:
+        return torch.cholesky_inverse(self.factor)
 
     def weight_covariance(self, v: Tensor) -> Tensor:
         return torch.cholesky_solve(v, self.factor)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
+import gp_orff
 from gp_orff import lattice, nufft, trig
 from gp_orff.columns import TrigColumns
 from gp_orff.lattice import LatticeColumns
@@ -146,3 +147,38 @@ def test_memory_is_asked_for_in_pieces(monkeypatch):
     torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-9)
     plain = TrigColumns(phi.omega).moments(x - phi.origin, y)
     torch.testing.assert_close(pieces, plain, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("modes", MODES, ids=str)
+def test_quadratic_forms_are_folded_into_one_transform(modes):
+    phi, x = columns(modes), 2 * draw(50, len(modes))
+    form = draw(phi.num_columns, phi.num_columns, seed=1)
+    form = form + form.mT
+    written = phi.values(x)
+    expected = ((written @ form) * written).sum(-1)
+    torch.testing.assert_close(phi.quadratic(x, form), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kernel", ["helmholtz", "curl_free", "field_separable_and_constant"])
+def test_variances_at_many_points_are_those_at_few(kernel, monkeypatch):
+    from gp_orff.inference import Noise
+    from gp_orff.posterior import PrimalPosterior, weight_posterior
+    from tests.registry import CASES
+
+    case = CASES[kernel]()
+    grid = gp_orff.Grid(domain=((-2.0, 2.0),) * 2, max_features=120)
+    orff = gp_orff.ORFFKernel(case.kernel, grid, num_dims=2)
+    expansion = orff._expansion(2)
+    x, y, xs = draw(400, 2), draw(400, 2, seed=1), draw(300, 2, seed=2)
+    noise = Noise.of(torch.eye(2).double() * 0.1)
+    posterior = weight_posterior(expansion, x, y, noise).detached()
+    assert isinstance(posterior, PrimalPosterior)
+    calls, original = [], LatticeColumns.quadratic
+    monkeypatch.setattr(
+        LatticeColumns, "quadratic", lambda *args: calls.append(1) or original(*args)
+    )
+    many = posterior.variance(xs)
+    assert len(calls) == 2  # one for each output
+    few = torch.cat([posterior.variance(points) for points in xs.split(3)])
+    assert len(calls) == 2
+    torch.testing.assert_close(many, few, rtol=1e-9, atol=1e-11)
