@@ -35,6 +35,8 @@ class Snapshot(Protocol):
 class FieldPosterior:
     """The latent field given the data, its mean included; an immutable snapshot of a model.
 
+    Variances are those of the field: for new observations, add the noise of the likelihood.
+
     All results are computed in float64 and returned in the type of the points. Points outside the
     frequency grid's domain are served by a wider grid, made from the data when they come.
 

@@ -123,12 +123,13 @@ class PotentialKernel(WrapperKernel):
 
     def __init__(
         self,
-        base_kernel: Kernel,
+        base_kernel: Kernel | None = None,
         *,
         num_dims: int,
         active_dims: tuple[int, ...] | None = None,
     ):
         name = type(self).__name__
+        base_kernel = RBFKernel() if base_kernel is None else base_kernel
         if not isinstance(base_kernel, Kernel):
             raise TypeError(
                 f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
@@ -234,7 +235,7 @@ class CurlFreeKernel(PotentialKernel):
     Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
 
     Args:
-        base_kernel: an instance of a gpytorch kernel.
+        base_kernel: an instance of a gpytorch kernel, an `RBFKernel` if None.
         num_dims: d, the number of input columns and of outputs.
         active_dims: the input columns that are space, if not all.
 

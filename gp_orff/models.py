@@ -23,6 +23,7 @@ from gp_orff.frequencies.grid import box_of
 from gp_orff.noise import noise_of
 from gp_orff.observations import FeatureObservations, Observations
 from gp_orff.resolution import infer_num_dims, input_columns
+from gp_orff.starting import with_amplitude
 from gp_orff.terms import terms
 from gp_orff.training import log_marginal_likelihood
 
@@ -40,7 +41,9 @@ class VectorFieldGP(torch.nn.Module):
     runs in logarithms, and starting values scale with the data. Inside, everything is float64.
 
     Args:
-        kernel: any kernel tree that `ORFFKernel` understands; it is trained in place.
+        kernel: any kernel tree that `ORFFKernel` understands; it is trained in place. A term
+            without an amplitude of its own, such as a bare `CurlFreeKernel`, gets one: a
+            `ScaleKernel` of outputscale 1 around it, in `model.kernel`.
         likelihood: a `MultitaskGaussianLikelihood`, or a `GaussianLikelihood` for one output; one
             global noise if None.
         mean: a constant for each output if None, of which the best one is found in closed form;
@@ -94,7 +97,7 @@ class VectorFieldGP(torch.nn.Module):
                 "scalar kernels in gpytorch.kernels.MultitaskKernel"
             )
         self.num_outputs = outputs[0]
-        self.kernel = kernel
+        self.kernel = with_amplitude(kernel)
         self.likelihood = (
             _default_likelihood(self.num_outputs) if likelihood is None else likelihood
         )
@@ -137,19 +140,19 @@ class VectorFieldGP(torch.nn.Module):
                 fit = self._prepare(x, y, show)
                 fit.run(warm_start)
                 observations = fit.observations()
-                constant = self._constant(fit, observations)
+                found = self._best_mean(fit, observations)
             except BaseException:
                 self._restore(before)
                 raise
         what = f"fitted in {time.perf_counter() - began:.1f} s"
-        self._accept(fit, observations, constant, what)
+        self._accept(fit, observations, found, what)
         return self
 
     def condition(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N p"]) -> "VectorFieldGP":
         """Condition on observations y at x with the hyperparameters as they are."""
         fit = self._prepare(x, y, silent)
         observations = fit.observations()
-        self._accept(fit, observations, self._constant(fit, observations), "conditioned")
+        self._accept(fit, observations, self._best_mean(fit, observations), "conditioned")
         return self
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -192,15 +195,16 @@ class VectorFieldGP(torch.nn.Module):
         return Fit(self.kernel, self.likelihood, fixed, self.frequencies, x, y - trend, show)
 
     def _accept(
-        self, fit: Fit, observations: Observations, constant: Float[Tensor, "p"], what: str
+        self, fit: Fit, observations: Observations, found: tuple[Tensor, float], what: str
     ) -> None:
-        fit.progress = silent
+        fit.progress, (constant, evidence) = silent, found
         self._fit, self._observations = fit, observations
         if fit.mean is None:
             for own, value in zip(_means(self.mean), constant, strict=True):
                 own.initialize(constant=value)
         lines = [f"{what}: {len(fit.x)} points, {fit.y.numel()} numbers", *fit.notes]
         lines.append(observations.describe(self.kernel))
+        lines.append(f"log marginal likelihood {evidence:.2f} nats")
         self._report = "\n".join([*lines, *_hyperparameters(self)])
 
     def _conditioned(self) -> tuple[Fit, Observations]:
@@ -214,10 +218,11 @@ class VectorFieldGP(torch.nn.Module):
         return self._fit, self._observations
 
     @torch.no_grad()
-    def _constant(self, fit: Fit, observations: Observations) -> Float[Tensor, "p"]:
-        if fit.mean is not None:
-            return fit.mean
-        return observations.evidence(fit.kernel, self._noise(fit.likelihood)).best_mean()
+    def _best_mean(self, fit: Fit, observations: Observations) -> tuple[Tensor, float]:
+        """The constant mean, and the log marginal likelihood with it."""
+        evidence = observations.evidence(fit.kernel, self._noise(fit.likelihood))
+        mean = evidence.best_mean() if fit.mean is None else fit.mean
+        return mean, evidence.log_density(mean, observations.num_values).item()
 
     def _state(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.parameters()]
@@ -243,7 +248,7 @@ class _Snapshot:
         parts = (model.kernel, model.likelihood, model.mean)
         kernel, likelihood, mean = (deepcopy(m).requires_grad_(False) for m in parts)
         frozen = replace(fit, kernel=kernel, likelihood=likelihood)
-        constant = model._constant(frozen, observations)
+        constant, _ = model._best_mean(frozen, observations)
         noise = model._noise(likelihood)
         return cls(frozen, observations, noise, mean, model._has_constant, constant)
 
@@ -317,7 +322,8 @@ def _check_data(x: Tensor, y: Tensor, num_outputs: int) -> None:
     if y.shape[-1] != num_outputs:
         raise ValueError(
             f"expected observations y with {num_outputs} columns, one for each output of the "
-            f"kernel, got {y.shape[-1]}"
+            f"kernel, got {y.shape[-1]}; kernels of vectors are gp_orff.CurlFreeKernel, "
+            "DivergenceFreeKernel, HelmholtzKernel and gpytorch.kernels.MultitaskKernel"
         )
     if len(x) != len(y):
         raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
@@ -335,6 +341,9 @@ def _around(x: Tensor, points: Tensor) -> tuple[tuple[float, float], ...]:
     return tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in box)
 
 
+_NAMES = {"raw_noise": "noise variance", "noise_covar.raw_noise": "noise variance"}
+
+
 def _hyperparameters(model: VectorFieldGP) -> list[str]:
     lines = []
     for module in (model.kernel, model.likelihood, model.mean):
@@ -343,5 +352,5 @@ def _hyperparameters(model: VectorFieldGP) -> list[str]:
             numbers = np.array2string(
                 value.detach().cpu().numpy().reshape(-1), precision=5, separator=", ", threshold=12
             )
-            lines.append(f"{name.replace('raw_', '')} = {numbers}")
+            lines.append(f"{_NAMES.get(name, name.replace('raw_', ''))} = {numbers}")
     return lines

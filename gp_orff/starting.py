@@ -158,6 +158,23 @@ def _rescale_all(parts: Iterable[Kernel], factor: float) -> bool:
     return all(scaled)
 
 
+def with_amplitude(kernel: Kernel) -> Kernel:
+    """The kernel, with a scale around every term that has no amplitude of its own, frozen or not.
+
+    Without one, the variance of a field would follow from its lengthscale.
+    """
+    if type(kernel) is AdditiveKernel:
+        parts = [with_amplitude(part) for part in kernel.kernels]
+        changed = any(a is not b for a, b in zip(parts, kernel.kernels, strict=True))
+        return AdditiveKernel(*parts) if changed else kernel
+    known = (ScaleKernel, ConstantKernel, MultitaskKernel, LCMKernel, SpectralMixtureKernel)
+    if any(isinstance(module, known) for module in kernel.modules()) or rescale(kernel, 1.0):
+        return kernel
+    scaled = ScaleKernel(kernel, batch_shape=kernel.batch_shape)
+    scaled.outputscale = torch.ones_like(scaled.outputscale)
+    return scaled
+
+
 def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"]:
     """Points that show every scale: around random centres, neighbours at geometric ranks."""
     if len(x) <= size:

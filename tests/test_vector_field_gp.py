@@ -577,3 +577,32 @@ def test_heavy_tails_under_a_small_budget_are_no_worse_than_the_start():
     field = model.posterior()
     assert (field.mean(x) - truth).square().mean().sqrt() < 0.06
     assert field.variance(x).mean().sqrt() < 0.2
+
+
+def test_a_kernel_without_an_amplitude_gets_one():
+    """Otherwise the lengthscale would fix the variance, and the noise take up the field."""
+    x, y, _ = flow(200)
+    bare = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).fit(x, y, progress=False)
+    scaled = gp_orff.VectorFieldGP(ScaleKernel(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)))
+    scaled.fit(x, y, progress=False)
+    assert numbers(bare) == pytest.approx(numbers(scaled), rel=1e-6)
+    fixed = gp_orff.CurlFreeKernel(num_dims=2)
+    model = gp_orff.VectorFieldGP(fixed).condition(x, y)
+    torch.testing.assert_close(model.kernel(x).to_dense(), fixed(x).to_dense())
+    frozen = curl_free(0.4)
+    frozen.raw_outputscale.requires_grad_(False)
+    for kernel in (frozen, gp_orff.HelmholtzKernel(num_dims=2)):
+        assert gp_orff.VectorFieldGP(kernel).kernel is kernel
+    part = gp_orff.CurlFreeKernel(num_dims=2) + curl_free(0.4)
+    kinds = [type(k).__name__ for k in gp_orff.VectorFieldGP(part).kernel.kernels]
+    assert kinds == ["ScaleKernel", "ScaleKernel"]
+
+
+def test_the_report_has_the_evidence():
+    x, y, _ = flow(200)
+    for rule in (gp_orff.Auto(), WITHOUT_EXACT):
+        model = fitted(x, y, rule)
+        assert (
+            f"log marginal likelihood {model.log_marginal_likelihood().item():.2f}" in model.report
+        )
+        assert "noise variance" in model.report

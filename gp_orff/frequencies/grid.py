@@ -39,6 +39,10 @@ class Grid:
     variance δ in the noise and in the predictive variance, so that the posterior is not
     overconfident.
 
+    In training, lengthscales move: `GridWarning` says when one has left the range,
+    `ORFFKernel.redraw()` builds the grid anew, `ORFFKernel.accuracy()` tells how well it does. An
+    evaluation costs F³, F growing like (extent/lengthscale)^d; `VectorFieldGP` does all this alone.
+
     Args:
         domain: (low, high) of every input column; points outside raise. None: the data's box,
             widened on each side by a lengthscale and at least a quarter of its extent. For a grid
