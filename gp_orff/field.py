@@ -121,9 +121,8 @@ def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     try:
         matrix = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"expected {name} as a tensor or array, got {type(values).__name__}") from (
-            error
-        )
+        found = type(values).__name__
+        raise TypeError(f"expected {name} as a tensor or array, got {found}") from error
     if matrix.dtype == torch.bool or matrix.is_complex():
         raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
     matrix = matrix.double()
