@@ -170,8 +170,7 @@ class VectorFieldGP(torch.nn.Module):
         return all(isinstance(m, ConstantMean) for m in _means(self.mean))
 
     def _noise(self, likelihood: Likelihood) -> Float[Tensor, "p p"]:
-        noise = noise_of(likelihood, self.num_outputs)
-        return noise.reshape(noise.shape[-2:])
+        return noise_of(likelihood, self.num_outputs)
 
     def _prepare(self, x: object, y: object, show: Callable[..., None]) -> Fit:
         self.double()
@@ -248,7 +247,9 @@ class _Snapshot:
         parts = (model.kernel, model.likelihood, model.mean)
         kernel, likelihood, mean = (deepcopy(m).requires_grad_(False) for m in parts)
         frozen = replace(fit, kernel=kernel, likelihood=likelihood)
-        constant, _ = model._best_mean(frozen, observations)
+        constant = fit.mean
+        if constant is None:
+            constant, _ = model._best_mean(frozen, observations)
         noise = model._noise(likelihood)
         return cls(frozen, observations, noise, mean, model._has_constant, constant)
 

@@ -17,8 +17,7 @@ from gp_orff.expansion import Expansion
 from gp_orff.frequencies import Draw
 from gp_orff.inference import Evidence, Noise, dense_evidence, prefers_dual, white_blocks
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
-from gp_orff.resolution import check_domain, expand
-from gp_orff.spectra import spectrum
+from gp_orff.resolution import check_domain, expand, spectra_of
 from gp_orff.statistics import Statistics
 from gp_orff.terms import terms
 from gp_orff.trig import by_chunks
@@ -169,7 +168,7 @@ class FeatureObservations(Observations):
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""
         return any(
-            own.left_range([spectrum(leaf.kernel) for leaf in term.leaves])
+            own.left_range(spectra_of(term))
             for own, term in zip(self.draws, terms(kernel), strict=True)
         )
 

@@ -12,7 +12,7 @@ from gp_orff.columns import TrigColumns
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion, merge, stacked
 from gp_orff.factors import Mixing
 from gp_orff.frequencies import Draw, LeafLaw, Rule, TermLaw
-from gp_orff.spectra import spectrum
+from gp_orff.spectra import Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
 
@@ -25,6 +25,11 @@ def laws(kernel: Kernel, num_dims: int | None = None) -> list[TermLaw]:
     """What every term of a kernel tree asks of a rule, at its present hyperparameters."""
     found = terms(kernel)
     return [_law(term, found, num_dims) for term in found]
+
+
+def spectra_of(term: Term) -> list[Spectrum]:
+    """Of every leaf, at its present hyperparameters."""
+    return [spectrum(leaf.kernel) for leaf in term.leaves]
 
 
 def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
@@ -78,7 +83,7 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
         return KroneckerExpansion(TrigColumns(omega), scales, term.factor.matrix)
-    omegas, weights = frequencies.nodes([spectrum(leaf.kernel) for leaf in term.leaves])
+    omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
     omega = sum(
         _embedded(omega, leaf, num_inputs) for omega, leaf in zip(omegas, term.leaves, strict=True)
@@ -94,7 +99,7 @@ def _expand_on_lattice(phi: TrigColumns, found: Sequence[Term], draws: Sequence[
     """The features of every term on one lattice, each with the columns it needs."""
     first, scales = found[0].factor, []
     for term, own in zip(found, draws, strict=True):
-        omegas, weights = own.nodes([spectrum(leaf.kernel) for leaf in term.leaves])
+        omegas, weights = own.nodes(spectra_of(term))
         variances = term.outputscale.unsqueeze(-1) * weights
         scales.append((omegas, variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()))
     if all(isinstance(t.factor, Mixing) and t.factor.matrix is first.matrix for t in found):
@@ -175,7 +180,7 @@ def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExp
 def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "*b n d"]) -> None:
     """Raise ValueError for points where the frequencies do not give the kernel."""
     for term, drawn in zip(terms(kernel), draws, strict=True):
-        drawn.check_domain([spectrum(leaf.kernel) for leaf in term.leaves], *points)
+        drawn.check_domain(spectra_of(term), *points)
 
 
 def infer_num_dims(found: Sequence[Term], num_dims: int | None) -> int | None:

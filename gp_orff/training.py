@@ -55,6 +55,12 @@ class Search:
             u = center + np.where(bounded, width * np.tanh(t / width), t)
             return np.clip(u, self.coordinates.low, self.coordinates.high)
 
+        def slope(t: np.ndarray) -> np.ndarray:  # ∂u/∂t
+            return np.where(bounded, 1 - np.tanh(t / width) ** 2, 1.0)
+
+        def at_edge(t: np.ndarray) -> bool:
+            return bool((np.abs(np.tanh(t / width))[bounded] > _EDGE).any())
+
         def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
             u = place(t)
             self.coordinates.set(u)
@@ -71,16 +77,14 @@ class Search:
             if value > best[0]:
                 best[:] = [value, u]
             report(value)
-            slope = np.where(bounded, 1 - np.tanh(t / width) ** 2, 1.0)
-            return -value, -np.nan_to_num(gradient) * slope / num_values
+            return -value, -np.nan_to_num(gradient) * slope(t) / num_values
 
         previous = [np.inf]
 
         def stop(intermediate_result) -> None:
             gain = previous[0] - intermediate_result.fun
             previous[0] = intermediate_result.fun
-            at_edge = np.abs(np.tanh(intermediate_result.x / width))[bounded] > _EDGE
-            if gain * num_values < nats or at_edge.any():
+            if gain * num_values < nats or at_edge(intermediate_result.x):
                 raise StopIteration
 
         if len(center):
@@ -92,8 +96,8 @@ class Search:
                 callback=stop,
                 options={"maxiter": iterations, "gtol": 1e-9, "hess_inv0": self.inverse_hessian},
             )
-            self._carry(result, np.where(bounded, 1 - np.tanh(result.x / width) ** 2, 1.0))
-            self.settled = not (np.abs(np.tanh(result.x / width))[bounded] > _EDGE).any()
+            self._carry(result, slope(result.x))
+            self.settled = not at_edge(result.x)
         else:
             loss(center)
         self.value, u = best
@@ -116,6 +120,6 @@ def log_marginal_likelihood(
 ) -> Float[Tensor, ""]:
     """log p(y), total; the constant mean of largest evidence where none is given."""
     noise = noise_of(likelihood, observations.y.shape[-1])
-    evidence = observations.evidence(kernel, noise.reshape(noise.shape[-2:]))
+    evidence = observations.evidence(kernel, noise)
     best = evidence.best_mean() if mean is None else mean
     return evidence.log_density(best, observations.num_values)

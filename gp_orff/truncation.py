@@ -20,6 +20,7 @@ from torch import Tensor
 from gp_orff.expansion import Expansion
 from gp_orff.frequencies import Draw, LatticeDraw
 from gp_orff.kernels import minus_hessian
+from gp_orff.resolution import spectra_of
 from gp_orff.spectra import Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
@@ -71,7 +72,7 @@ def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:
 
 @torch.no_grad()
 def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
-    lattice, found = own.lattice, [spectrum(leaf.kernel) for leaf in term.leaves]
+    lattice, found = own.lattice, spectra_of(term)
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())
     omegas, weights = own.nodes(found)
