@@ -6,7 +6,12 @@ Fourier features.
 
 import gp_orff.gpytorch_hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import settings, spectra
+from gp_orff.comparison import (
+    compare_kernels,
+    compare_with_exact,
+)
 from gp_orff.field import FieldPosterior
+from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import (
     Auto,
     GaussHermite,
@@ -22,6 +27,7 @@ from gp_orff.kernels import (
     HelmholtzKernel,
     radial_derivatives,
 )
+from gp_orff.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.models import VectorFieldGP
 from gp_orff.orff_kernel import ORFFKernel
 from gp_orff.products import FieldProductKernel
@@ -36,16 +42,20 @@ __all__ = [
     "FeatureWarning",
     "FieldPosterior",
     "FieldProductKernel",
+    "FieldStatistics",
     "GaussHermite",
     "GeneralMaternKernel",
     "Grid",
     "GridWarning",
     "HelmholtzKernel",
     "MonteCarlo",
+    "MultitaskStudentTLikelihood",
     "ORFFKernel",
     "Orthogonal",
     "QuasiMonteCarlo",
     "VectorFieldGP",
+    "compare_kernels",
+    "compare_with_exact",
     "radial_derivatives",
     "settings",
     "spectra",

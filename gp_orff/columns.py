@@ -1,5 +1,6 @@
 """The trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] that features are made of."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,9 +25,18 @@ class TrigColumns:
         """The same columns with ω on another device, in another type or expanded to a batch."""
         return replace(self, omega=omega)
 
+    def to(self, device: torch.device) -> "TrigColumns":
+        return self.with_omega(self.omega.to(device))
+
     def select(self, frequencies: Int[Tensor, "k"]) -> "TrigColumns":
         """The columns of some frequencies."""
         return TrigColumns(self.omega[..., frequencies, :], self.sampled)
+
+    def same(self, other: "TrigColumns") -> bool:
+        """Whether statistics of these and of the other columns may be added."""
+        return self.omega.shape == other.omega.shape and torch.allclose(
+            self.omega, other.omega, rtol=1e-9, atol=0
+        )
 
     def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
         """Whether quadratic forms of φ at so many points cost less than the points one by one."""
@@ -41,6 +51,18 @@ class TrigColumns:
     ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
         """C = φᵀφ, Z = φᵀy and s = φᵀ1."""
         return moments(x, self.omega, y)
+
+    def sums(
+        self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], weights: Float[Tensor, "n k"]
+    ) -> tuple[Sequence[Tensor], Float[Tensor, "2*D q"], Sequence[Float[Tensor, "2*D"]]]:
+        """φᵀ diag(a) φ for every column a of weights, φᵀy, and the φᵀa."""
+        gram, cross = trig.moments(x, self.omega, torch.cat([y, weights], dim=-1), weights)
+        cross, sums = cross.split([y.shape[-1], weights.shape[-1]], dim=-1)
+        return gram.unbind(0), cross, sums.unbind(-1)
+
+    def gram(self, found: Tensor) -> Float[Tensor, "*b 2*D 2*D"]:
+        """φᵀφ from the form in which it was added up: here itself."""
+        return found
 
     def adjoint(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]

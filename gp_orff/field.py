@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gp_orff.operators import NoisyPosteriorCovariance, PosteriorCovariance
 from gp_orff.posterior import FieldLaw
+from gp_orff.readings import as_points
 
 
 @dataclass(frozen=True)
@@ -95,41 +96,6 @@ class FieldPosterior:
         if self._wide is None or not self._wide.covers(points):
             self._wide = self._snapshot.conditioned(points)
         return points, self._wide
-
-
-def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
-    """Points as a float64 matrix.
-
-    Raises:
-        TypeError: values that are not real numbers.
-        ValueError: no matrix, no points, another number of columns, NaN or infinite coordinates.
-    """
-    points = as_matrix(x, "points x (N, d)")
-    if num_inputs is not None and points.shape[-1] != num_inputs:
-        raise ValueError(f"expected points with {num_inputs} columns, got {points.shape[-1]}")
-    invalid = int((~torch.isfinite(points)).any(-1).sum())
-    if invalid:
-        raise ValueError(
-            f"expected finite points, got {invalid} of {len(points)} with NaN or infinite "
-            "coordinates; drop them"
-        )
-    return points
-
-
-def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
-    """Tensors and arrays as float64, (N,) as a column."""
-    try:
-        matrix = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        found = type(values).__name__
-        raise TypeError(f"expected {name} as a tensor or array, got {found}") from error
-    if matrix.dtype == torch.bool or matrix.is_complex():
-        raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
-    matrix = matrix.double()
-    matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
-    if matrix.dim() != 2 or len(matrix) == 0:
-        raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
-    return matrix
 
 
 def _dtype(x: object) -> torch.dtype:

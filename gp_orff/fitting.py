@@ -1,7 +1,7 @@
 """How a model is fitted: starting values, then searches on better and better representations."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,16 +13,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.coordinates import Coordinates
+from gp_orff.data import Data, HeldData, HeldSums
+from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import Auto, Draw, Grid, QuasiMonteCarlo, Rule
-from gp_orff.frequencies.grid import MOST_FEATURES, box_of
-from gp_orff.noise import noise_of, scale_noise
-from gp_orff.observations import ExactObservations, FeatureObservations, Observations
-from gp_orff.resolution import draw, laws
+from gp_orff.frequencies.grid import MOST_FEATURES, Box, lengthscales
+from gp_orff.likelihoods import MultitaskStudentTLikelihood
+from gp_orff.noise import scale_noise
+from gp_orff.observations import (
+    Conditioning,
+    ExactObservations,
+    FeatureObservations,
+    Observations,
+)
+from gp_orff.readings import join
+from gp_orff.resolution import draw, expand, laws
+from gp_orff.robust import StudentT, reweigh
 from gp_orff.starting import LENGTHSCALES, start, subset
 from gp_orff.terms import terms
-from gp_orff.training import Search, log_marginal_likelihood
+from gp_orff.training import Search, log_marginal_likelihood, noises_of
 from gp_orff.truncation import at_zero
 
+_FEW_VALUES = 200  # numbers that do not tell a constant from a field that varies slowly
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
 _LONGEST = 3.0  # extents of the data: the longest lengthscale that is sought
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
@@ -30,6 +41,9 @@ _FINE_REACH, _LAST_REACH = 1.2, 1.05
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
 _SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
+_SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
+_STEP = 4.0  # between tolerances
+_SETTLED = 1e-4  # nats per number, less than which ends EM
 _SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
 
 
@@ -39,73 +53,227 @@ def silent(**facts) -> None:
 
 @dataclass
 class Fit:
-    """One fit of a kernel and a likelihood to residuals y at x."""
+    """One fit of a kernel and the noise of every instrument to residuals."""
 
     kernel: Kernel
-    likelihood: Likelihood
+    likelihoods: Mapping[str, Likelihood]
     mean: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
     rule: Rule
-    x: Float[Tensor, "N d"]
-    y: Float[Tensor, "N p"]
+    data: Data
     progress: Callable[..., None] = silent
     notes: list[str] = field(default_factory=list)
     _coordinates: Coordinates | None = None
-    _choice: Rule | None = None
+    choice: Rule | None = None
     _chosen: bool = False
+    conditioned_by: Rule | None = None
+    _informed: tuple | None = None  # for which box and kernel the last number of features was
 
     def run(self, warm_start: bool) -> None:
         """Set the hyperparameters to those of largest evidence."""
+        robust = isinstance(self.data, HeldData) and bool(self._tails)
+        if robust:
+            self._start_robustly(warm_start)
+            warm_start = True
+        self._run(warm_start)
+        if robust:
+            self._reweigh()
+
+    def _run(self, warm_start: bool) -> None:
         if self._small:
-            self._multistart(ExactObservations(self.x, self.y), "exact kernel", warm_start)
+            self._on_exact_kernel(warm_start)
             return
         if not warm_start:
             self._start_on_a_subset()
         rule = self._rule()
         if rule is None:
-            self._search(self._new_search(), ExactObservations(self.x, self.y), "exact kernel")
-            return
-        if isinstance(rule, Grid):
+            self._search(self._new_search(), ExactObservations(self.data), "exact kernel")
+        elif isinstance(rule, Grid):
             self._on_grids(rule)
         else:
-            observations = FeatureObservations(self.x, self.y, self._draw(rule))
+            observations = FeatureObservations(self.data, self._draw(rule))
             self._search(self._new_search(), observations, repr(rule))
 
     def observations(self, domain: tuple | None = None) -> Observations:
         """The data under the hyperparameters as they are, for evidence and predictions."""
-        rule = self._rule()
+        rule = self._conditioning_rule(domain)
+        if domain is None:
+            self.conditioned_by = rule
         if rule is None:
-            return ExactObservations(self.x, self.y)
-        if isinstance(rule, Grid) and rule.spacing is None:
-            rule = replace(
+            return ExactObservations(self.data)
+        return FeatureObservations(self.data, self._draw(rule))
+
+    def resumed(
+        self, choice: Rule | None, by: Rule | None, known: FieldStatistics | None
+    ) -> Observations:
+        """The observations of a fit that was saved, with what is known of its frequencies."""
+        self.choice, self._chosen, self.conditioned_by = choice, True, by
+        if by is None:
+            return ExactObservations(self.data)
+        draws = self._draw(by)
+        phi = draws[0].shared_columns()
+        if phi is not None and not phi.same(known.phi):  # another machine's rounding
+            return self.observations()
+        return FeatureObservations(self.data, draws, None if phi is None else known)
+
+    def _conditioning_rule(self, domain: Box | None = None) -> Rule | None:
+        """For the hyperparameters as they are; by steps, so that few new data do not change it."""
+        rule = self._rule()
+        if not isinstance(rule, Grid) or rule.spacing is not None:
+            return rule
+        box = self._rounded_box
+        given = rule.domain is not None and _inside(self.data.box, rule.domain)
+        steps = math.floor(math.log(self._tolerance(rule), _STEP))
+        return self._admitted(
+            replace(
                 rule,
-                data=box_of(self.x),
-                domain=domain or rule.domain or box_of(self.x),
-                tolerance=self._tolerance(rule),
+                data=box,
+                domain=domain or (rule.domain if given else box),
+                tolerance=_STEP**steps,
                 lengthscale_range=(1.0, 1.0),
                 max_features=rule.max_features or MOST_FEATURES,
             )
-        return FeatureObservations(self.x, self.y, self._draw(rule))
+        )
+
+    def grown(self, before: Observations, new: HeldData) -> Observations:
+        """The observations, after `new` has been added to the data of `before`."""
+        if not isinstance(before, FeatureObservations):
+            self._chosen = False
+            return self.observations()
+        phi = before.draws[0].shared_columns()
+        if phi is None:
+            return FeatureObservations(self.data, before.draws)
+        held = isinstance(self.data, HeldData)
+        corners = torch.tensor(new.box, dtype=torch.float64, device=self._device).mT
+        if before.draws[0].lattice.outside(corners).any() or (
+            held and self._conditioning_rule() != self.conditioned_by
+        ):
+            return self.observations()
+        known = before.statistics + new.statistics(phi)
+        return FeatureObservations(self.data, before.draws, known)
+
+    @torch.no_grad()
+    def weigh(self, rounds: int = 10) -> None:
+        """Weights of the data under noise of heavy tails, at the hyperparameters as they are."""
+        if not self._tails or not isinstance(self.data, HeldData):
+            return
+        plain = self.data.unweighted()
+        for _ in range(rounds):
+            noises = noises_of(self.kernel, self.likelihoods)
+            conditioning = self.observations().posterior(self.kernel, noises, self.mean)
+            previous, weights = self.data.bound, self._weights(plain, conditioning)
+            self.data = plain.weighted(*weights)
+            if abs(self.data.bound - previous) < _SETTLED * plain.num_values:
+                return
+
+    def weighed_by(self, observations: Observations) -> HeldData:
+        """The data, with weights from the field that others give."""
+        if not self._tails:
+            return self.data
+        noises = noises_of(self.kernel, self.likelihoods)
+        conditioning = observations.posterior(self.kernel, noises, self.mean)
+        return self.data.weighted(*self._weights(self.data, conditioning))
+
+    def sums(self) -> HeldSums:
+        """Statistics that serve other lengthscales and a larger domain; one pass."""
+        if isinstance(self.data, HeldSums):
+            return self.data
+        rule = self._rule()
+        if rule is None:  # exact: as if it were not
+            auto = self.rule.for_data(self._corners)
+            rule, _ = auto.choose(laws(self.kernel, self.data.num_inputs))
+        data = self.data
+        if not isinstance(rule, Grid):
+            phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
+            phi = phi.with_omega(phi.omega.detach())
+            return HeldSums(data.statistics(phi), None, data.survey, data.bound)
+        domain = rule.domain
+        if rule.spacing is None:
+            domain = rule.domain or self._widened()
+            budget = rule.max_features or MOST_FEATURES
+            rule = replace(
+                rule,
+                data=data.box,
+                domain=domain,
+                tolerance=self._tolerance(rule),
+                lengthscale_range=_SERVED,
+                max_features=_WIDER * budget,
+            )
+        lattice = self._draw(rule)[0].lattice
+        sums = data.statistics(lattice.columns().boxed())
+        return HeldSums(sums, domain, data.survey, data.bound)
+
+    @property
+    def _rounded_box(self) -> Box:
+        """The data's box in steps of a quarter of a lengthscale: few data do not change it."""
+        box = self.data.box
+        steps = 0.25 * lengthscales(laws(self.kernel, len(box)), len(box))
+        rounded = []
+        for (low, high), step in zip(box, steps, strict=True):
+            if high > low and step > 1e-12 * max(abs(low), abs(high)):
+                low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+            rounded.append((float(low), float(high)))
+        return tuple(rounded)
+
+    def _widened(self) -> Box:
+        """The data's box, and on each side a lengthscale and at least a quarter of its extent."""
+        low, high = np.array(self.data.box).T
+        margin = np.maximum(
+            lengthscales(laws(self.kernel, self.data.num_inputs), len(low)), 0.25 * (high - low)
+        )
+        return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
+
+    def _admitted(self, rule: Grid) -> Grid:
+        return self.data.admitted(rule) if isinstance(self.data, HeldSums) else rule
 
     @property
     def _small(self) -> bool:
-        few = isinstance(self.rule, Auto) and self.y.numel() <= self.rule.exact_values
-        return few and has_covariance(self.kernel, self.x)
+        few = isinstance(self.rule, Auto) and self.data.num_values <= self.rule.exact_values
+        return (
+            few and isinstance(self.data, HeldData) and has_covariance(self.kernel, self._corners)
+        )
+
+    @property
+    def _corners(self) -> Float[Tensor, "2 d"]:
+        return torch.tensor(self.data.box, dtype=torch.float64, device=self._device).mT
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.kernel.parameters()).device
+
+    @property
+    def _num_outputs(self) -> int:
+        return terms(self.kernel)[0].num_outputs
+
+    @property
+    def _tails(self) -> dict[str, StudentT]:
+        """The instruments whose noise has heavy tails."""
+        return {
+            label: StudentT(own.deg_free)
+            for label, own in self.likelihoods.items()
+            if isinstance(own, MultitaskStudentTLikelihood)
+        }
 
     def _rule(self) -> Rule | None:
         """What represents the kernel; None for the exact kernel itself. Chosen once."""
-        if isinstance(self.rule, Auto) and not self._chosen:
-            self._choice, self._chosen = self._choose(self.rule), True
-        return self._choice if self._chosen else self.rule
+        if not self._chosen:
+            self.choice = self._choose(self.rule) if isinstance(self.rule, Auto) else self.rule
+            self._chosen = True
+        return self.choice
 
     def _choose(self, auto: Auto) -> Rule | None:
+        if isinstance(self.data, HeldSums):
+            return Grid(
+                domain=self.data.domain, tolerance=auto.tolerance, max_features=auto.max_features
+            )
         if self._small:
             return None
-        rule, reason = auto.for_data(self.x).choose(laws(self.kernel, self.x.shape[-1]))
+        rule, reason = auto.for_data(self._corners).choose(laws(self.kernel, self.data.num_inputs))
         scarce = not isinstance(rule, Grid)
         if not scarce:
             achieved = self._draw(rule)[0].lattice.tolerance.item()
             scarce = achieved > _SCARCE * auto.tolerance
-        if scarce and self.y.numel() <= auto.max_features and has_covariance(self.kernel, self.x):
+        few = self.data.num_values <= auto.max_features
+        if scarce and few and has_covariance(self.kernel, self._corners):
             self._note(f"exact kernel: no more numbers than features; {reason}")
             return None
         self._note(reason)
@@ -118,12 +286,14 @@ class Fit:
     def _new_search(self) -> Search:
         """In the coordinates of the starting values, if there were any."""
         if self._coordinates is None:
-            self._coordinates = Coordinates(self.kernel, self.likelihood)
+            self._coordinates = Coordinates(self.kernel, *self.likelihoods.values())
         return Search(self._coordinates)
 
-    def _search(self, search: Search, observations: Observations, name: str, **options) -> Search:
+    def _search(
+        self, search: Search, observations: Observations, name: str, note: bool = True, **options
+    ) -> Search:
         def objective() -> Float[Tensor, ""]:
-            value = log_marginal_likelihood(observations, self.kernel, self.likelihood, self.mean)
+            value = log_marginal_likelihood(observations, self.kernel, self.likelihoods, self.mean)
             return value + search.coordinates.log_prior()
 
         before = search.evaluations
@@ -133,43 +303,126 @@ class Fit:
             report=lambda value: self.progress(stage=name, nats=value),
             **options,
         )
-        evaluations = search.evaluations - before
-        self._note(f"{name}: {evaluations} evaluations, {search.value:.5f} nats per number")
+        if note:
+            evaluations = search.evaluations - before
+            self._note(f"{name}: {evaluations} evaluations, {search.value:.5f} nats per number")
         return search
 
     def _multistart(
         self, observations: Observations, name: str, warm_start: bool, **options
-    ) -> None:
+    ) -> Search:
         """The best of searches from several lengthscales."""
         found = []
         for share in (None,) if warm_start else LENGTHSCALES:
             label = name
             if share is not None:
-                start(self.kernel, self.likelihood, observations.x, observations.y, share)
+                start(self.kernel, self.likelihoods, observations.data.readings, share)
                 label = f"{name} from {share:g} of the extent"
             longest = {} if share is None else {"longest": math.log(_LONGEST / share)}
-            self._coordinates = Coordinates(self.kernel, self.likelihood, **longest)
+            self._coordinates = Coordinates(self.kernel, *self.likelihoods.values(), **longest)
             search = self._search(self._new_search(), observations, label, **options)
             found.append((search, search.coordinates.get()))
         search, place = max(found, key=lambda pair: pair[0].value)
         self._coordinates = search.coordinates
         self._coordinates.set(place)
+        return search
+
+    def _on_exact_kernel(self, warm_start: bool) -> None:
+        """Few data get a constant mean only if they pay for it (Schwarz 1978)."""
+        observations = ExactObservations(self.data)
+        search = self._multistart(observations, "exact kernel", warm_start)
+        if self.mean is not None or self.data.num_values > _FEW_VALUES:
+            return
+        place = search.coordinates.get()
+        self.mean = torch.zeros(self._num_outputs, dtype=torch.float64, device=self._device)
+        without = self._multistart(observations, "exact kernel, mean zero", warm_start)
+        gain = (search.value - without.value) * observations.num_values
+        if gain > 0.5 * self._num_outputs * math.log(self.data.survey.num_points):
+            self.mean, self._coordinates = None, search.coordinates
+            self._coordinates.set(place)
+
+    def _subset(self) -> HeldData:
+        parts = join(self.data.survey.sample)
+        x = torch.cat([own.x for own in parts])
+        chosen = subset(x, max(2, _SUBSET_VALUES // self._num_outputs))
+        offsets = np.cumsum([0, *map(len, parts)])
+        few = []
+        for own, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
+            rows = chosen[(chosen >= low) & (chosen < high)] - low
+            if len(rows):
+                few.append(own.take(rows))
+        return HeldData.in_memory(few)
+
+    def _represented(self, few: HeldData) -> Observations:
+        """Few readings, by the exact kernel if there is one."""
+        if has_covariance(self.kernel, self._corners):
+            return ExactObservations(few)
+        return FeatureObservations(few, self._draw(QuasiMonteCarlo(1024)))
 
     def _start_on_a_subset(self) -> None:
-        chosen = subset(self.x, max(2, _SUBSET_VALUES // self.y.shape[-1]))
-        x, y = self.x[chosen], self.y[chosen]
-        if has_covariance(self.kernel, x):
-            observations: Observations = ExactObservations(x, y)
-        else:
-            draws = draw(self.kernel, QuasiMonteCarlo(1024), x.shape[-1])
-            observations = FeatureObservations(x, y, draws)
-        self._multistart(observations, f"start, {len(x)} points", warm_start=False, nats=0.1)
+        observations = self._represented(self._subset())
+        name = f"start, {observations.data.survey.num_points} points"
+        self._multistart(observations, name, warm_start=False, nats=0.1)
+
+    def _start_robustly(self, warm_start: bool) -> None:
+        """EM on few readings, then weights for all of them."""
+        few = self._subset()
+        if not warm_start:
+            self._multistart(self._represented(few), "start, Gaussian noise", False, nats=0.1)
+        few = self._expectation_maximisation(few, self._represented, "start, weights", 30)
+        observations = self._represented(few)
+        noises = noises_of(self.kernel, self.likelihoods)
+        conditioning = observations.posterior(self.kernel, noises, self.mean)
+        plain = self.data.unweighted()
+        self.data = plain.weighted(*self._weights(plain, conditioning))
+
+    def _reweigh(self) -> None:
+        def represented(data: HeldData) -> Observations:
+            rule = self._rule()
+            if rule is None:
+                return ExactObservations(data)
+            if isinstance(rule, Grid) and rule.spacing is None:
+                rule = self._fine(rule, _FINE_REACH)
+            return FeatureObservations(data, self._draw(rule))
+
+        self.data = self._expectation_maximisation(self.data, represented, "weights", 20)
+
+    def _expectation_maximisation(
+        self,
+        data: HeldData,
+        represented: Callable[[HeldData], Observations],
+        name: str,
+        rounds: int,
+    ) -> HeldData:
+        """Weights and hyperparameters in turn, until the bound on the evidence settles."""
+        previous = -np.inf
+        done = 0
+        while done < rounds:
+            done += 1
+            noises = noises_of(self.kernel, self.likelihoods)
+            conditioning = represented(data).posterior(self.kernel, noises, self.mean)
+            plain = data.unweighted()
+            data = plain.weighted(*self._weights(plain, conditioning))
+            search = Search(Coordinates(self.kernel, *self.likelihoods.values()))
+            options = {"iterations": 5, "nats": 0.1, "reach": _FINE_REACH, "note": False}
+            self._search(search, represented(data), name, **options)
+            if search.value - previous < _SETTLED:
+                break
+            previous = search.value
+        self._note(f"{name}: {done} rounds, {search.value:.5f} nats per number")
+        return data
+
+    @torch.no_grad()
+    def _weights(self, data: HeldData, conditioning: Conditioning) -> tuple[list[Tensor], float]:
+        noises = noises_of(self.kernel, self.likelihoods)
+        mean = conditioning.evidence.best_mean() if self.mean is None else self.mean
+        return reweigh(data.visit(), self._tails, conditioning, noises, mean)
 
     def _on_grids(self, rule: Grid) -> None:
         """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""
         search = self._new_search()
         if rule.spacing is not None:  # by hand: it is what it is
-            observations = FeatureObservations(self.x, self.y, self._draw(rule))
+            observations = FeatureObservations(self.data, self._draw(rule))
             self._search(search, observations, "grid by hand")
             return
         beginning = search.coordinates.get()
@@ -177,7 +430,8 @@ class Fit:
         self._follow(search, "fine", _FINE_REACH, lambda: self._fine(rule, _FINE_REACH))
         share = self._cut()
         if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
-            scale_noise(self.likelihood, max(1 - share, 0.5))
+            for likelihood in self.likelihoods.values():
+                scale_noise(likelihood, max(1 - share, 0.5))
         if share > _MUCH:
             self._with_what_is_cut(rule, search, beginning)
 
@@ -187,7 +441,7 @@ class Fit:
         """Search on one grid after another, until no lengthscale comes to the edge of its range."""
         for _ in range(rounds):
             try:
-                observations = FeatureObservations(self.x, self.y, self._draw(level()))
+                observations = FeatureObservations(self.data, self._draw(level()))
             except ValueError:  # no grid of this kind within its budget
                 return
             features = self._num_features(observations.draws)
@@ -206,8 +460,8 @@ class Fit:
     def _fine(self, rule: Grid, reach: float, returned: bool = False) -> Grid:
         """For the data's own box. What is cut, the noise takes up: sought with the truncated
         variance in the noise, lengthscales would grow for its sake."""
-        box = box_of(self.x)
-        return replace(
+        box = self.data.box
+        grid = replace(
             rule,
             domain=box,
             data=box,
@@ -216,13 +470,19 @@ class Fit:
             max_features=rule.max_features or MOST_FEATURES,
             diagonal_correction=returned,
         )
+        return self._admitted(grid)
 
     @torch.no_grad()
     def _cut(self) -> float:
         """The truncated variance over that of the noise."""
         cut = self.observations().truncated(self.kernel)
-        noise = noise_of(self.likelihood, self.y.shape[-1]).diagonal(dim1=-1, dim2=-2).sum()
-        return 0.0 if cut is None else (cut.trace() / noise).item()
+        return 0.0 if cut is None else (cut.trace() / self._num_outputs / self._noise()).item()
+
+    def _noise(self) -> Tensor:
+        """The noise variance of the best instrument."""
+        found = noises_of(self.kernel, self.likelihoods)
+        present = {key.label for key in self.data.survey.keys}
+        return torch.stack([found[label].diagonal().mean() for label in present]).amin()
 
     def _with_what_is_cut(self, rule: Grid, search: Search, beginning: np.ndarray) -> None:
         """Where a budget cuts much, go on with it in its place, from the better of two starts."""
@@ -231,7 +491,7 @@ class Fit:
         def evidence(place: np.ndarray) -> float:
             search.coordinates.set(place)
             return log_marginal_likelihood(
-                self.observations(), self.kernel, self.likelihood, self.mean
+                self.observations(), self.kernel, self.likelihoods, self.mean
             ).item()
 
         search.coordinates.set(max(search.coordinates.get(), beginning, key=evidence))
@@ -248,7 +508,6 @@ class Fit:
         """The rule's tolerance where the noise is a thousandth of the signal's variance, tighter
         where there is less. Also less than what the data could tell of the features left out,
         and than the posterior variance, which is about F/(N·p) of the noise's."""
-        noise = noise_of(self.likelihood, self.y.shape[-1]).diagonal(dim1=-1, dim2=-2).mean()
         signal = sum(
             at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
             for term in terms(self.kernel)
@@ -256,25 +515,39 @@ class Fit:
         )
         if not signal > 0:
             return rule.tolerance
-        ratio = (noise / signal).item()
+        ratio = (self._noise() / signal).item()
         coarse = replace(
             rule,
-            domain=box_of(self.x),
+            domain=self._rounded_box,
             data=None,
             tolerance=_COARSE_TOLERANCE,
             lengthscale_range=(1.0, 1.0),
             max_features=_COARSE_FEATURES,
         )
-        informed = self._num_features(self._draw(coarse)) / self.y.numel()
+        informed = self._count(coarse) / self.data.num_values
         wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         return max(min(wanted, _SHARE_OF_POSTERIOR * ratio * informed), 1e-10)
 
+    def _count(self, rule: Grid) -> int:
+        """Features of a grid; known where neither box nor kernel have changed."""
+        key = rule, [p.detach().clone() for p in self.kernel.parameters()]
+        last = self._informed
+        if last is None or last[0] != rule or not all(map(torch.equal, last[1], key[1])):
+            self._informed = (*key, self._num_features(self._draw(rule)))
+        return self._informed[2]
+
     def _draw(self, rule: Rule) -> list[Draw]:
-        return draw(self.kernel, rule, self.x.shape[-1])
+        return draw(self.kernel, rule, self.data.num_inputs)
 
     def _num_features(self, draws: list[Draw]) -> int:
         found = zip(draws, terms(self.kernel), strict=True)
         return sum(2 * own.num_frequencies * term.factor.rank for own, term in found)
+
+
+def _inside(box: Box, domain: Box) -> bool:
+    return all(
+        low <= own[0] and own[1] <= high for own, (low, high) in zip(box, domain, strict=True)
+    )
 
 
 def has_covariance(kernel: Kernel, x: Float[Tensor, "N d"]) -> bool:

@@ -8,12 +8,15 @@ With noise covariance Σ (p×p, shared by all points), columns c and directions 
 and the same with a column of ones for each output in the place of y, so that the evidence is known
 for every constant mean.
 
+Groups of readings with statistics, patterns and noise of their own add their terms to A, b and the
+rest: for each, C of every weight a_k of its pattern, with M restricted to what it sees.
+
 For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: r factorisations of size 2D after one of size r.
 Where there are fewer numbers than features, the dual: K + I⊗Σ itself.
 """
 
 import math
-from functools import singledispatch
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,6 +26,8 @@ from torch import Tensor
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.quadratic import InvQuadLogdet, KroneckerInvQuadLogdet, MaskedInvQuadLogdet
 from gp_orff.statistics import Statistics
+
+_UNSEEN = 1e-10  # of the information on a mean, below which there is none
 
 
 class Noise(NamedTuple):
@@ -64,8 +69,14 @@ class Evidence(NamedTuple):
         return self.quad[..., 0, 0]
 
     def best_mean(self) -> Float[Tensor, "*b p"]:
-        """The constant mean of largest evidence (generalised least squares)."""
-        return torch.linalg.solve(self.quad[..., 1:, 1:], self.quad[..., 1:, 0])
+        """The constant mean of largest evidence (generalised least squares); the shortest one where
+        the data do not tell it."""
+        ones, y = self.quad[..., 1:, 1:], self.quad[..., 1:, :1]
+        seen = ones.detach().diagonal(dim1=-1, dim2=-2).amax(-1)
+        spread = torch.linalg.eigvalsh(ones.detach())[..., 0]
+        if (spread > _UNSEEN * seen).all():
+            return torch.linalg.solve(ones, y).squeeze(-1)
+        return (torch.linalg.pinv(ones, rtol=_UNSEEN, hermitian=True) @ y).squeeze(-1)
 
     def log_density(self, mean: Float[Tensor, "*b p"], num_values: int) -> Float[Tensor, "*b"]:
         """log p(y), total, under a constant mean."""
@@ -74,26 +85,39 @@ class Evidence(NamedTuple):
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
 
 
-def prefers_dual(expansion: Expansion, num_points: int) -> bool:
+def prefers_dual(expansion: Expansion, num_points: float) -> bool:
     """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A."""
     return (num_points * expansion.num_outputs) ** 3 < expansion.cholesky_cost
+
+
+class Group(NamedTuple):
+    """Readings that share a pattern and a noise."""
+
+    statistics: Statistics
+    noise: Noise  # of a reading
 
 
 def evidence(
     expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
 ) -> Evidence:
-    """Evidence of observations y at x, by the cheaper of the two algebras."""
+    """Evidence of vectors y at x, by the cheaper of the two algebras."""
     if prefers_dual(expansion, x.shape[-2]):
         covariance = noisy_covariance(expansion.features(x.double()), noise.covariance)
-        return dense_evidence(covariance, y.double())
-    return statistics_evidence(expansion, Statistics.of(x, y, expansion.phi), noise)
+        return dense_evidence(covariance, with_ones(y.double()))
+    return statistics_evidence(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
 
 
-def dense_evidence(covariance: Float[Tensor, "*b N*p N*p"], y: Float[Tensor, "*b N p"]) -> Evidence:
-    """Evidence under a covariance that is written out, noise included."""
+def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
+    """V = [y, 1⊗I_p] of vectors y."""
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     ones = eye.expand(*y.shape, y.shape[-1]).flatten(-3, -2)  # 1⊗I_p
-    columns = torch.cat([y.flatten(-2).unsqueeze(-1), ones], dim=-1)
+    return torch.cat([y.flatten(-2).unsqueeze(-1), ones], dim=-1)
+
+
+def dense_evidence(
+    covariance: Float[Tensor, "*b M M"], columns: Float[Tensor, "*b M 1+p"]
+) -> Evidence:
+    """Evidence of V under a covariance that is written out, noise included."""
     return Evidence(*InvQuadLogdet.apply(covariance, columns))
 
 
@@ -114,49 +138,65 @@ def white_blocks(
     return blocks.flatten(-4, -3).flatten(-2, -1)
 
 
-def statistics_evidence(expansion: Expansion, statistics: Statistics, noise: Noise) -> Evidence:
+def statistics_evidence(expansion: Expansion, groups: Sequence[Group]) -> Evidence:
     """Evidence from the statistics alone: one factorisation and one inverse with its gradient."""
-    explained, logdet = _explained(expansion, statistics, noise)
-    precision, count = noise.precision, statistics.count
+    expansion = structured(expansion, groups)
+    if isinstance(expansion, KroneckerExpansion):
+        equations = kronecker_equations(expansion, *groups[0])
+        return evidence_of(groups, *KroneckerInvQuadLogdet.apply(*equations))
+    b, parts = normal_equations(expansion, groups)
+    return evidence_of(groups, *MaskedInvQuadLogdet.apply(b, *parts))
+
+
+def structured(expansion: Expansion, groups: Sequence[Group]) -> Expansion:
+    """The expansion with all the structure that the readings leave it: Kronecker products need
+    whole vectors with one noise."""
+    whole = len(groups) == 1 and groups[0].statistics.pattern.complete
+    return expansion if whole else expansion.general()
+
+
+def evidence_of(
+    groups: Sequence[Group], explained: Float[Tensor, "*b 1+p 1+p"], logdet: Float[Tensor, "*b"]
+) -> Evidence:
+    """From BᵀA⁻¹B and log|A|."""
+    white, white_logdet = zip(*map(_white, groups), strict=True)
+    return Evidence(sum(white) - explained, logdet + sum(white_logdet))
+
+
+def _white(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:
+    """Vᵀ N⁻¹ V and log|N| of the noise N of all readings."""
+    statistics, noise = group
+    pattern = statistics.pattern
+    precision = pattern.precision(noise.precision)
     square = (precision * statistics.second_moment).sum((-1, -2))[..., None, None]
-    total = precision @ statistics.total.unsqueeze(-1)
-    ones = (count * precision).expand(*total.shape[:-2], -1, -1)
+    total = pattern.embed((precision @ statistics.total.unsqueeze(-1)).mT).mT
+    ones = 0
+    for own, e in zip(statistics.moments, pattern.basis(precision), strict=True):
+        ones = ones + own.mass * pattern.embed(pattern.embed(precision @ e).mT)
+    ones = ones.expand(*total.shape[:-2], -1, -1)
     white = torch.cat(
         [torch.cat([square, total.mT], dim=-1), torch.cat([total, ones], dim=-1)], dim=-2
-    )  # Vᵀ (I⊗Σ)⁻¹ V
-    return Evidence(white - explained, logdet + count * noise.logdet)
-
-
-@singledispatch
-def _explained(expansion: Expansion, statistics: Statistics, noise: Noise) -> tuple[Tensor, Tensor]:
-    """BᵀA⁻¹B, B = Φᵀ(I⊗Σ⁻¹)V, and log|A|."""
-    raise NotImplementedError(type(expansion).__name__)
-
-
-@_explained.register
-def _(expansion: FeatureExpansion, statistics: Statistics, noise: Noise) -> tuple[Tensor, Tensor]:
-    return MaskedInvQuadLogdet.apply(*normal_equations(expansion, statistics, noise))
-
-
-@_explained.register
-def _(expansion: KroneckerExpansion, statistics: Statistics, noise: Noise) -> tuple[Tensor, Tensor]:
-    return KroneckerInvQuadLogdet.apply(*kronecker_equations(expansion, statistics, noise))
+    )
+    logdet = statistics.count * noise.logdet - pattern.num_values * statistics.log_weight
+    return white, logdet
 
 
 def normal_equations(
-    expansion: FeatureExpansion, statistics: Statistics, noise: Noise
-) -> tuple[
-    Float[Tensor, "*b F F"],
-    Float[Tensor, "*b F p"],
-    Float[Tensor, "*b p p"],
-    Float[Tensor, "*b F 1+p"],
-]:
-    """C[c,c], M, Σ⁻¹ and B, with A = I + C[c,c] ∘ (M Σ⁻¹ Mᵀ)."""
-    m, precision = expansion.directions, noise.precision
-    gram = statistics.gathered(expansion)
-    b = (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
-    ones = expansion.gather(statistics.column_sum.unsqueeze(-1)) * (m @ precision)
-    return gram, m, precision, torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1)
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
+    """B, and C[c,c], M, P of every part of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    b, ones, parts = 0, 0, []
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
+        b = b + (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
+        grams = statistics.gathered(expansion)
+        for gram, own, e in zip(grams, statistics.moments, pattern.basis(precision), strict=True):
+            seen = precision @ e
+            sums = expansion.gather(own.column_sum.unsqueeze(-1))
+            ones = ones + sums * pattern.embed(m @ seen)
+            parts += [gram, m, seen]
+    return torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1), parts
 
 
 def kronecker_equations(

@@ -9,11 +9,13 @@ transform of the points,
 and φᵀy, φw are two more (Greengard, Rachh & Barnett 2022, for scalar kernels).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
@@ -61,6 +63,17 @@ class LatticeColumns(TrigColumns):
         omega = indices.to(spacing) * spacing
         return cls(omega, False, indices, spacing, origin, cache or GramCache())
 
+    def boxed(self) -> "LatticeColumns":
+        """Of all |k_i| ≤ m_i: one of k and −k."""
+        ranges = [torch.arange(-m, m + 1) for m in self.modes]
+        points = torch.cartesian_prod(*ranges).reshape(-1, len(ranges))
+        half = points[len(points) // 2 :].to(self.indices.device)
+        return LatticeColumns.of(half, self.spacing, self.origin)
+
+    def to(self, device: torch.device) -> "LatticeColumns":
+        parts = (self.indices, self.spacing, self.origin)
+        return LatticeColumns.of(*(part.to(device) for part in parts))
+
     def select(self, frequencies: Int[Tensor, "k"]) -> "LatticeColumns":
         indices = self.indices[frequencies]
         return LatticeColumns.of(indices, self.spacing, self.origin)
@@ -86,14 +99,33 @@ class LatticeColumns(TrigColumns):
             return trig.apply(self._centred(x), self.omega, w)
         return _Apply.apply(self, x, w.double())
 
-    def exponential_sums(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "*q"]:
-        """T(q) for all differences and sums of the lattice's indices, in one flat array."""
-        modes = tuple(2 * m for m in self._modes)
-        ones = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
-        return nufft.type1(self._phases(x), ones, modes).flatten()
+    def exponential_sums(
+        self, x: Float[Tensor, "N d"], weights: Float[Tensor, "N k"] | None = None
+    ) -> Complex[Tensor, "k q"]:
+        """T(q) = Σ_n a_n exp(i⟨h∘q, x_n − x₀⟩) for all differences and sums of the lattice's
+        indices, in a flat array for each column a of weights."""
+        modes = tuple(2 * m for m in self.modes)
+        if weights is None:
+            weights = torch.ones(len(x), 1, dtype=torch.float64, device=x.device)
+        return nufft.type1(self._phases(x), weights, modes).flatten(1)
 
-    def gram(self, sums: Float[Tensor, "*q"]) -> Float[Tensor, "2*D 2*D"]:
-        """C from T."""
+    def sums(self, x, y, weights):
+        """T, φᵀy, and the φᵀa that T contains."""
+        x = x.detach()
+        found = self.exponential_sums(x, weights)
+        return found.unbind(0), self._type1(x, y), [self.column_sum(own) for own in found]
+
+    def column_sum(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "2*D"]:
+        """φᵀa: T(k) itself."""
+        flat, centre = self._positions(2)
+        own = sums[centre + flat]
+        return torch.cat([own.real, own.imag])
+
+    def gram(self, found: Tensor) -> Float[Tensor, "2*D 2*D"]:
+        """C from T, or C itself."""
+        return self._from_sums(found) if found.is_complex() else found
+
+    def _from_sums(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "2*D 2*D"]:
         flat, centre = self._positions(2)
         d = len(flat)
         real, imag = sums.real.contiguous(), sums.imag.contiguous()
@@ -107,6 +139,38 @@ class LatticeColumns(TrigColumns):
             c[:d][rows, d:] = 0.5 * (imag[above] - imag[below])
         c[d:, :d] = c[:d, d:].mT
         return c
+
+    def same(self, other: TrigColumns) -> bool:
+        return isinstance(other, LatticeColumns) and all(
+            torch.equal(getattr(self, name), getattr(other, name))
+            for name in ("indices", "spacing", "origin")
+        )
+
+    def crop(
+        self, sums: Complex[Tensor, "q"], to: "LatticeColumns", multiple: int
+    ) -> Complex[Tensor, "q2"]:
+        """The middle of an array over |q_i| ≤ multiple · m_i: that of a smaller lattice."""
+        if self.modes == to.modes:
+            return sums
+        own, wanted = ([multiple * m for m in phi.modes] for phi in (self, to))
+        box = sums.reshape([2 * m + 1 for m in own])
+        middle = tuple(slice(a - b, a + b + 1) for a, b in zip(own, wanted, strict=True))
+        return box[middle].flatten()
+
+    def pick(self, values: Float[Tensor, "2*D k"], to: "LatticeColumns") -> Tensor:
+        """Values of the columns that a smaller lattice has; k and −k are the same frequency."""
+        flat, centre = self._positions(1)
+        row = torch.zeros(2 * centre + 1, dtype=torch.long, device=flat.device)
+        sign = torch.zeros(2 * centre + 1, dtype=values.dtype, device=flat.device)
+        index = torch.arange(len(flat), device=flat.device)
+        for way in (-1, 1):
+            row[centre + way * flat], sign[centre + way * flat] = index, float(way)
+        strides = _strides([2 * m + 1 for m in self.modes])
+        wanted = centre + (to.indices * torch.tensor(strides, device=flat.device)).sum(-1)
+        if (sign[wanted] == 0).any():
+            raise ValueError("the lattice does not have all frequencies of the other")
+        cos, sin = values.chunk(2)
+        return torch.cat([cos[row[wanted]], sign[wanted].unsqueeze(-1) * sin[row[wanted]]])
 
     def folds(self, x: Tensor, num_features: int) -> bool:
         return x.dim() == 2 and not x.requires_grad and 4 * len(x) > num_features
@@ -124,22 +188,19 @@ class LatticeColumns(TrigColumns):
             above = (centre + flat[rows, None]) + flat
             values.index_add_(0, below.flatten(), torch.complex(0.5 * (cc + ss), cs).flatten())
             values.index_add_(0, above.flatten(), torch.complex(0.5 * (cc - ss), -cs).flatten())
-        sizes = [4 * m + 1 for m in self._modes]
+        sizes = [4 * m + 1 for m in self.modes]
         return nufft.type2(self._phases(x), values.reshape(1, *sizes)).squeeze(-1)
 
-    @property
-    def _modes(self) -> tuple[int, ...]:
+    @cached_property
+    def modes(self) -> tuple[int, ...]:
+        """The largest |k_i| along each axis."""
         return tuple(self.indices.abs().amax(0).tolist())
 
     def _positions(self, multiple: int) -> tuple[Int[Tensor, "D"], int]:
         """Of the indices in a flat array over |q_i| ≤ multiple · m_i, from its centre."""
-        sizes = [2 * multiple * m + 1 for m in self._modes]
-        stride, strides = 1, []
-        for size in reversed(sizes):
-            strides.insert(0, stride)
-            stride *= size
-        flat = (self.indices * torch.tensor(strides, device=self.indices.device)).sum(-1)
-        return flat, stride // 2
+        sizes = [2 * multiple * m + 1 for m in self.modes]
+        strides = torch.tensor(_strides(sizes), device=self.indices.device)
+        return (self.indices * strides).sum(-1), prod(sizes) // 2
 
     def _centred(self, x: Tensor) -> Tensor:
         return x.double() - self.origin
@@ -156,29 +217,31 @@ class LatticeColumns(TrigColumns):
         if self._few(x):
             phi = self.values(x.detach())
             return phi.mT @ phi, phi.sum(-2)
-        flat, centre = self._positions(2)
 
         def both(points: Tensor) -> Float[Tensor, "2*D 1+2*D"]:
-            sums = self.exponential_sums(points)
-            own = sums[centre + flat]  # T(k) itself: s
-            total = torch.cat([own.real, own.imag]).unsqueeze(-1)
-            return torch.cat([total, self.gram(sums)], dim=-1)
+            (sums,) = self.exponential_sums(points)
+            return torch.cat([self.column_sum(sums).unsqueeze(-1), self.gram(sums)], dim=-1)
 
         found = _over_batch(both, x)
         return found[..., 1:].contiguous(), found[..., 0]
 
     def _type1(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N k"]) -> Float[Tensor, "2*D k"]:
         flat, centre = self._positions(1)
-        sums = nufft.type1(self._phases(x), y, self._modes).flatten(1)[:, centre + flat]
+        sums = nufft.type1(self._phases(x), y, self.modes).flatten(1)[:, centre + flat]
         return torch.cat([sums.real, sums.imag], dim=-1).mT
 
     def _type2(self, x: Float[Tensor, "N d"], w: Float[Tensor, "2*D k"]) -> Float[Tensor, "N k"]:
         flat, centre = self._positions(1)
-        sizes = [2 * m + 1 for m in self._modes]
+        sizes = [2 * m + 1 for m in self.modes]
         cos, sin = w.chunk(2, dim=0)
         grid = torch.zeros(w.shape[-1], 2 * centre + 1, dtype=torch.complex128, device=w.device)
         grid[:, centre + flat] = torch.complex(cos, -sin).mT
         return nufft.type2(self._phases(x), grid.unflatten(1, sizes))
+
+
+def _strides(sizes: Sequence[int]) -> list[int]:
+    """Of an array of this shape."""
+    return [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
 def _over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

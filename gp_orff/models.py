@@ -1,31 +1,42 @@
 """`VectorFieldGP`: a vector field learned from data, with uncertainty."""
 
+import os
 import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
-from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
+from gpytorch.means import ConstantMean, Mean, MultitaskMean
 from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from gp_orff.field import Conditioned, FieldPosterior, as_matrix, as_points
+from gp_orff import storage
+from gp_orff.data import MOST_KEPT, Data, HeldData, HeldSums
+from gp_orff.field import Conditioned, FieldPosterior
+from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
-from gp_orff.frequencies.grid import box_of
-from gp_orff.noise import noise_of
-from gp_orff.observations import FeatureObservations, Observations
-from gp_orff.resolution import infer_num_dims, input_columns
+from gp_orff.frequencies.grid import Box, box_of
+from gp_orff.noise import noise_of, start_noise
+from gp_orff.observations import Conditioning, FeatureObservations, Noises, Observations
+from gp_orff.patterns import LineOfSight
+from gp_orff.readings import DEFAULT, GroupKey, Options
+from gp_orff.recipes import build, build_rule, describe, describe_rule
+from gp_orff.robust import LeaveOneOut, leave_one_out
+from gp_orff.sources import Arrays, Chunks, Reader, base_means, is_constant, varying_mean
 from gp_orff.starting import with_amplitude
+from gp_orff.storage import pack_data, pack_statistics, unpack_data, unpack_statistics
 from gp_orff.terms import terms
-from gp_orff.training import log_marginal_likelihood
+from gp_orff.training import log_marginal_likelihood, noises_of
+
+_KIND = "gp_orff.VectorFieldGP"
 
 
 class VectorFieldGP(torch.nn.Module):
@@ -103,31 +114,72 @@ class VectorFieldGP(torch.nn.Module):
         )
         self.mean = _default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
+        self.likelihoods = torch.nn.ModuleDict()  # of instruments that have a name
+        self._fit: Fit | None = None
+        self._observations: Observations | None = None
+        self._last: tuple[list[Tensor], _Snapshot] | None = None
+        self._reserve: tuple[Data, HeldSums] | None = None
+        self._story: list[str] = []
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
         _check_mean(self.mean, self.num_outputs)
-        self._fit: Fit | None = None
-        self._observations: Observations | None = None
-        self._report = "not fitted: call fit(x, y) or condition(x, y)"
 
     @property
     def report(self) -> str:
-        """What was done to the data, in words."""
-        return self._report
+        """What was done to the data, and what is held, in words."""
+        if self._fit is None:
+            return "not fitted: call fit(x, y) or condition(x, y)"
+        snapshot = self._snapshot()
+        return "\n".join(
+            [
+                f"{self._story[0]}: {self._fit.data.describe()}",
+                *self._fit.notes,
+                self._observations.describe(self.kernel),
+                f"log marginal likelihood {snapshot.log_marginal_likelihood:.2f} nats",
+                *_hyperparameters(self),
+            ]
+        )
 
     def fit(
         self,
-        x: Float[Tensor, "N d"],
-        y: Float[Tensor, "N p"],
+        x: object = None,
+        y: object = None,
         *,
+        variances: object = None,
+        directions: object = None,
+        group: object = None,
+        missing: str = "raise",
         progress: bool = True,
         warm_start: bool = False,
     ) -> "VectorFieldGP":
         """Learn the hyperparameters from observations y at x, and condition on them.
 
         Starting values come from the data; with `warm_start`, they are those the kernel and the
-        likelihood have. Parameters that do not require gradients stay as they are.
+        likelihood have. Parameters that do not require gradients stay as they are. Without x and y
+        the model learns again from what it holds, all that `update` added included: from the
+        data, or from their statistics and the hyperparameters it has.
+
+        Args:
+            x, y: points (N, d) and vectors (N, p), tensors, arrays or memory maps; or x alone, an
+                iterable of chunks (x, y) that can be gone through again and again, such as a list
+                or an object with `__iter__`. A chunk may also be a mapping with keys x, y and, if
+                they are needed, variances, directions, group. Memory does not grow with their
+                number: a look at all of them, and one pass for every grid.
+            variances: (N,), of the noise of each reading relative to that of the likelihood; or
+                (N, p), for each component, which are then taken as independent.
+            directions: (N, p) unit vectors, where y (N,) is the component along them.
+            group: the instrument, one for all or one for each reading. Each has a noise of its own,
+                learned, in `model.likelihoods[group]`; readings that name none have
+                `model.likelihood`.
+            missing: "mask" where NaN in y is a component that was not observed.
         """
+        if x is None:
+            data = self._held().data
+            warm_start = warm_start or isinstance(data, HeldSums)
+            prepare = partial(self._fit_of, data)
+        else:
+            how = Options(variances, directions, group, missing)
+            prepare = partial(self._prepare, x, y, how)
         began, before = time.perf_counter(), self._state()
         with tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar:
 
@@ -137,98 +189,338 @@ class VectorFieldGP(torch.nn.Module):
                 bar.update()
 
             try:
-                fit = self._prepare(x, y, show)
+                fit = prepare(show)
                 fit.run(warm_start)
-                observations = fit.observations()
-                found = self._best_mean(fit, observations)
+                self._accept(fit)
+                self._snapshot()
             except BaseException:
                 self._restore(before)
                 raise
-        what = f"fitted in {time.perf_counter() - began:.1f} s"
-        self._accept(fit, observations, found, what)
+        self._story = [f"fitted in {time.perf_counter() - began:.1f} s"]
         return self
 
-    def condition(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N p"]) -> "VectorFieldGP":
-        """Condition on observations y at x with the hyperparameters as they are."""
-        fit = self._prepare(x, y, silent)
-        observations = fit.observations()
-        self._accept(fit, observations, self._best_mean(fit, observations), "conditioned")
+    def condition(
+        self,
+        x: object,
+        y: object = None,
+        **how: object,
+    ) -> "VectorFieldGP":
+        """Condition on observations with the hyperparameters as they are; arguments as for `fit`.
+
+        Or on `FieldStatistics` made by `statistics` and `statistics_of` of this model.
+        """
+        before = self._state()
+        try:
+            if isinstance(x, FieldStatistics):
+                fit = self._fit_of(replace(self._sums(), sums=self._own(x)))
+            else:
+                fit = self._prepare(x, y, Options(**how))
+                fit.weigh()
+            self._accept(fit)
+            self._snapshot()
+        except BaseException:
+            self._restore(before)
+            raise
+        self._story = ["conditioned"]
         return self
+
+    def update(
+        self,
+        x: object,
+        y: object = None,
+        **how: object,
+    ) -> "VectorFieldGP":
+        """Add observations; arguments as for `fit`. The posterior is that of all of them together.
+
+        Costs one pass over what is new. Small data are kept, under the exact kernel; later a
+        frequency grid takes over. Readings added in memory are kept up to 4 million numbers, so
+        that the grid can still be rebuilt for points outside its domain; beyond, only the
+        statistics are, for a domain that reaches a quarter of its extent farther on each side.
+        `report` says what is held. Under Student-t noise, new readings are weighed by the field as
+        it is, and `fit()` weighs all of them anew.
+
+        Raises:
+            RuntimeError: a model without data.
+            ValueError: as in `fit`; points outside the domain, once only statistics are held. The
+                model keeps what it has.
+        """
+        fit, before = self._held(), self._state()
+        self._conditioned()
+        try:
+            if isinstance(x, FieldStatistics):
+                sums = self._sums()
+                data = replace(sums, sums=sums.sums + x)
+                self._accept(replace(fit, data=data, notes=list(fit.notes)))
+            else:
+                new = self._prepare(x, y, Options(**how))
+                self._add(fit, new.weighed_by(self._observations))
+        except BaseException:
+            self._restore(before)
+            raise
+        return self
+
+    @property
+    def statistics(self) -> FieldStatistics:
+        """The sufficient statistics of the data, on a lattice that serves lengthscales from 0.7 to
+        1.4 times the present ones and a domain a quarter wider than the data on each side."""
+        return self._sums().sums
+
+    def statistics_of(
+        self,
+        x: object,
+        y: object = None,
+        **how: object,
+    ) -> FieldStatistics:
+        """Those of other data, to add to `statistics`, or to take away; arguments as for `fit`.
+
+        The model is not changed. Workers on copies of one model make parts that merge exactly.
+        """
+        options = Options(**how)
+        sums, before = self._sums(), self._state()
+        try:
+            new = self._prepare(x, y, options).weighed_by(self._observations)
+        finally:
+            self._restore(before)
+        sums.require(new.box)
+        return new.statistics(sums.sums.phi)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """log p(y), total nats, without priors; differentiable in the hyperparameters."""
+        """log p(y), total nats, without priors; differentiable in the hyperparameters.
+
+        Under Student-t noise, a lower bound of it.
+        """
         fit, observations = self._conditioned()
-        return log_marginal_likelihood(observations, self.kernel, self.likelihood, fit.mean)
+        return log_marginal_likelihood(observations, self.kernel, self._instruments, fit.mean)
 
     def posterior(self) -> FieldPosterior:
         """The field given the data."""
-        fit, observations = self._conditioned()
-        return FieldPosterior(_Snapshot.of(self, fit, observations), fit.x.shape[-1])
+        return FieldPosterior(self._snapshot(), self._held().data.num_inputs)
+
+    def leave_one_out(
+        self,
+        x: object,
+        y: object,
+        **how: object,
+    ) -> LeaveOneOut:
+        """How each reading fits the field that all others give; arguments as for `fit`.
+
+        In closed form, from one posterior (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors):
+        the hyperparameters and the mean are those of all data. The readings must be among those the
+        model was conditioned on.
+        """
+        snapshot, before = self._snapshot(), self._state()
+        try:
+            new = self._prepare(x, y, Options(**how))
+            weighed = new.weighed_by(self._observations)
+        finally:
+            self._restore(before)
+        return leave_one_out(
+            new.data.visit(), weighed.visit(), snapshot.own, snapshot.noises, snapshot.constant
+        )
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
+        they are, others as their `statistics`, from which a loaded model predicts, is updated and
+        learns again. The old file, if there is one, stays whole until the new one is.
+        """
+        content = {
+            "kernel": describe(self.kernel),
+            "likelihood": describe(self.likelihood),
+            "likelihoods": {label: describe(own) for label, own in self.likelihoods.items()},
+            "mean": describe(self.mean),
+            "frequencies": describe_rule(self.frequencies),
+            "fit": None,
+        }
+        if self._fit is not None:
+            fit, observations = self._conditioned()
+            exact = not isinstance(observations, FeatureObservations)
+            known = None if exact else pack_statistics(observations.statistics_of(self.kernel))
+            content["fit"] = {
+                "story": list(self._story),
+                "notes": list(fit.notes),
+                "mean": fit.mean,
+                "choice": describe_rule(fit.choice),
+                "conditioned_by": describe_rule(fit.conditioned_by),
+                "known": known,
+                "data": pack_data(fit.data if exact else self._sums()),
+            }
+        storage.write(path, _KIND, content)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        kernel: Kernel | None = None,
+        *,
+        likelihood: Likelihood | None = None,
+        mean: Mean | None = None,
+        frequencies: Rule | None = None,
+    ) -> "VectorFieldGP":
+        """A model as it was saved, on the CPU.
+
+        Args:
+            kernel, likelihood, mean, frequencies: built as they were for the saved model, where
+                their classes, constraints or priors are not gpytorch's or this package's.
+
+        Raises:
+            FileNotFoundError: no file.
+            ValueError: a file that is damaged, or newer than this package; a kernel that the file
+                cannot name and that is not given, or another one than was saved.
+        """
+        found = storage.read(path, _KIND)
+        given = None if kernel is None else with_amplitude(kernel)
+        model = cls(
+            build(found["kernel"], given, "kernel"),
+            likelihood=build(found["likelihood"], likelihood, "likelihood"),
+            mean=build(found["mean"], mean, "mean"),
+            frequencies=build_rule(found["frequencies"], frequencies),
+        )
+        for label, described in found["likelihoods"].items():
+            model.likelihoods[label] = build(described, None, "likelihood")
+        own = found["fit"]
+        if own is not None:
+            fit = model._fit_of(unpack_data(own["data"]))
+            fit.notes, fit.mean = own["notes"], own["mean"]
+            choice, by = own["choice"], own["conditioned_by"]
+            known = None if own["known"] is None else unpack_statistics(own["known"])
+            observations = fit.resumed(
+                None if choice is None else build_rule(choice, None),
+                None if by is None else build_rule(by, frequencies),
+                known,
+            )
+            model._accept(fit, observations)
+            model._story = own["story"]
+        return model
 
     @property
-    def _has_constant(self) -> bool:
-        return all(isinstance(m, ConstantMean) for m in _means(self.mean))
+    def _instruments(self) -> dict[str, Likelihood]:
+        return {DEFAULT: self.likelihood, **self.likelihoods}
 
-    def _noise(self, likelihood: Likelihood) -> Float[Tensor, "p p"]:
-        return noise_of(likelihood, self.num_outputs)
+    def _held(self) -> Fit:
+        if self._fit is None:
+            raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
+        return self._fit
 
-    def _prepare(self, x: object, y: object, show: Callable[..., None]) -> Fit:
+    def _prepare(
+        self, x: object, y: object, how: Options, show: Callable[..., None] = silent
+    ) -> Fit:
+        """A fit of data that have been looked at once."""
         self.double()
-        x, y = as_points(x), as_matrix(y, "observations y (N, p)")
-        _check_data(x, y, self.num_outputs)
-        parts = terms(self.kernel)
-        known = infer_num_dims(parts, None)
-        expected, all_of_them = input_columns(parts, x.shape[-1] if known is None else known)
-        if x.shape[-1] < expected or (all_of_them and x.shape[-1] != expected):
-            raise ValueError(
-                f"the kernel expects points with {expected} columns, got {x.shape[-1]}"
-            )
-        device = next(self.kernel.parameters()).device
-        x, y = x.to(device), y.to(device)
-        with torch.no_grad():
-            trend = _evaluate(self.mean, x, self.num_outputs, self._has_constant)
-        trained = self._has_constant and any(p.requires_grad for p in self.mean.parameters())
-        fixed = None if trained else torch.zeros(self.num_outputs).to(y)
-        if self._has_constant and not trained:
-            fixed = torch.stack([m.constant.detach().reshape(()) for m in _means(self.mean)])
-        return Fit(self.kernel, self.likelihood, fixed, self.frequencies, x, y - trend, show)
+        reader = Reader(self.kernel, self.mean, self.num_outputs)
+        source = Chunks(reader, x, how) if y is None else Arrays(reader, x, y, how)
+        seen = 0 if self._fit is None else self._fit.data.survey.num_points
+        data = HeldData.of(source, seed=seen)
+        if y is not None and data.size <= MOST_KEPT:
+            data = data.kept()
+        for key in data.survey.keys:
+            self._meet(key)
+        return self._fit_of(data, show)
 
-    def _accept(
-        self, fit: Fit, observations: Observations, found: tuple[Tensor, float], what: str
-    ) -> None:
-        fit.progress, (constant, evidence) = silent, found
-        self._fit, self._observations = fit, observations
-        if fit.mean is None:
-            for own, value in zip(_means(self.mean), constant, strict=True):
-                own.initialize(constant=value)
-        lines = [f"{what}: {len(fit.x)} points, {fit.y.numel()} numbers", *fit.notes]
-        lines.append(observations.describe(self.kernel))
-        lines.append(f"log marginal likelihood {evidence:.2f} nats")
-        self._report = "\n".join([*lines, *_hyperparameters(self)])
+    def _meet(self, key: GroupKey) -> None:
+        """A likelihood for an instrument that is new."""
+        if key.label in self._instruments:
+            return
+        if "." in key.label:
+            raise ValueError(f"expected names of groups without a dot, got {key.label!r}")
+        likelihood = self.likelihood
+        if isinstance(key.pattern, LineOfSight):
+            likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
+            variance = noise_of(self.likelihood, self.num_outputs).diagonal().mean()
+            start_noise(likelihood, variance.item())
+        self.likelihoods[key.label] = deepcopy(likelihood).to(next(self.kernel.parameters()))
+
+    def _fit_of(self, data: Data, show: Callable[..., None] = silent) -> Fit:
+        fixed, means = None, base_means(self.mean)
+        if not _is_trained(self.mean):
+            fixed = torch.zeros(self.num_outputs).to(next(self.kernel.parameters()))
+            if is_constant(self.mean) and len(means) == self.num_outputs:
+                constants = [getattr(m, "constant", fixed[0]).detach() for m in means]
+                fixed = torch.stack([value.reshape(()) for value in constants])
+        return Fit(self.kernel, self._instruments, fixed, self.frequencies, data, show)
+
+    def _add(self, fit: Fit, new: HeldData) -> None:
+        """What is new, beside what there is."""
+        if isinstance(fit.data, HeldSums):
+            fit.data.require(new.box)
+            data = fit.data + new
+        else:
+            data = fit.data + new.counted()
+            if data.held > MOST_KEPT:
+                data = replace(fit, data=data).sums()
+        fit = replace(fit, data=data, notes=list(fit.notes))
+        self._accept(fit, fit.grown(self._observations, new))
+
+    def _own(self, statistics: FieldStatistics) -> FieldStatistics:
+        """Statistics that this model can take, with instruments for their groups."""
+        sums = self._sums()
+        if not sums.sums.phi.same(statistics.phi):
+            raise ValueError(
+                "expected statistics of this model's frequencies, got those of others; make them "
+                "with statistics_of(x, y) of this model, or of a copy of it"
+            )
+        for key in statistics.groups:
+            self._meet(key)
+        return statistics
+
+    def _sums(self) -> HeldSums:
+        """Statistics in the place of the data."""
+        fit = self._held()
+        if self._reserve is None or self._reserve[0] is not fit.data:
+            self._reserve = fit.data, fit.sums()
+        return self._reserve[1]
+
+    def _accept(self, fit: Fit, observations: Observations | None = None) -> None:
+        fit.progress = silent
+        self._fit = fit
+        self._observations = fit.observations() if observations is None else observations
+        self._last = None
 
     def _conditioned(self) -> tuple[Fit, Observations]:
         """The data under the hyperparameters as they are now."""
-        if self._fit is None:
-            raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
+        fit = self._held()
         if isinstance(self._observations, FeatureObservations) and self._observations.stale(
             self.kernel
         ):
-            self._observations = self._fit.observations()
-        return self._fit, self._observations
+            self._observations = fit.observations()
+        return fit, self._observations
 
-    @torch.no_grad()
-    def _best_mean(self, fit: Fit, observations: Observations) -> tuple[Tensor, float]:
-        """The constant mean, and the log marginal likelihood with it."""
-        evidence = observations.evidence(fit.kernel, self._noise(fit.likelihood))
-        mean = evidence.best_mean() if fit.mean is None else fit.mean
-        return mean, evidence.log_density(mean, observations.num_values).item()
+    def _snapshot(self) -> "_Snapshot":
+        """Of the model as it is now; the constant mean is brought up to date."""
+        fit, observations = self._conditioned()
+        hyperparameters = [*self.kernel.parameters(), *self.likelihood.parameters()]
+        hyperparameters += self.likelihoods.parameters()
+        if self._last is None or not all(map(torch.equal, hyperparameters, self._last[0])):
+            snapshot = _Snapshot.of(self, fit, observations)
+            if _is_trained(self.mean):
+                for own, value in zip(base_means(self.mean), snapshot.constant, strict=True):
+                    own.initialize(constant=value)
+            self._last = [p.detach().clone() for p in hyperparameters], snapshot
+        return self._last[1]
 
-    def _state(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self.parameters()]
+    def _state(self) -> tuple[list[Tensor], set[str]]:
+        """Hyperparameters and instruments."""
+        parameters = [parameter.detach().clone() for parameter in self.parameters()]
+        return parameters, set(self.likelihoods)
 
-    def _restore(self, state: list[Tensor]) -> None:
-        for parameter, value in zip(self.parameters(), state, strict=True):
+    def _restore(self, state: tuple[list[Tensor], set[str]]) -> None:
+        parameters, known = state
+        for label in set(self.likelihoods) - known:
+            del self.likelihoods[label]
+        for parameter, value in zip(self.parameters(), parameters, strict=True):
             parameter.data.copy_(value)
+
+    def _apply(self, fn, recurse=True):
+        """`.to(device)` moves the data too."""
+        before = next(self.kernel.parameters()).device
+        super()._apply(fn, recurse)
+        device = next(self.kernel.parameters()).device
+        if self._fit is not None and device != before:
+            self._fit.data = self._fit.data.to(device)
+            if self._fit.mean is not None:
+                self._fit.mean = self._fit.mean.to(device)
+            self._accept(self._fit)
+            self._reserve = None
+        return self
 
 
 @dataclass(frozen=True)
@@ -237,35 +529,46 @@ class _Snapshot:
 
     fit: Fit
     observations: Observations
-    noise: Float[Tensor, "p p"]
+    noises: Noises
     prior_mean: Mean
-    has_constant: bool
-    constant: Float[Tensor, "p"]
 
     @classmethod
     def of(cls, model: VectorFieldGP, fit: Fit, observations: Observations) -> "_Snapshot":
-        parts = (model.kernel, model.likelihood, model.mean)
-        kernel, likelihood, mean = (deepcopy(m).requires_grad_(False) for m in parts)
-        frozen = replace(fit, kernel=kernel, likelihood=likelihood)
-        constant = fit.mean
-        if constant is None:
-            constant, _ = model._best_mean(frozen, observations)
-        noise = model._noise(likelihood)
-        return cls(frozen, observations, noise, mean, model._has_constant, constant)
+        instruments = model._instruments
+        kernel, likelihoods, mean = (
+            deepcopy(part) for part in (model.kernel, instruments, model.mean)
+        )
+        for module in (kernel, mean, *likelihoods.values()):
+            module.requires_grad_(False)
+        frozen = replace(fit, kernel=kernel, likelihoods=likelihoods)
+        return cls(frozen, observations, noises_of(kernel, likelihoods), mean)
+
+    @cached_property
+    def own(self) -> Conditioning:
+        """On the data's own frequencies."""
+        return self.observations.posterior(self.fit.kernel, self.noises, self.fit.mean)
+
+    @cached_property
+    def constant(self) -> Float[Tensor, "p"]:
+        return self.own.evidence.best_mean() if self.fit.mean is None else self.fit.mean
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        values, bound = self.observations.num_values, self.fit.data.bound
+        return (self.own.evidence.log_density(self.constant, values) + bound).item()
 
     @torch.no_grad()
     def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
-        observations, kernel = self.observations, self.fit.kernel
+        observations, found, kernel = self.observations, self.own, self.fit.kernel
         if points is not None:
-            observations = self.fit.observations(_around(self.fit.x, points))
-            if not observations.covers(kernel, points):  # a grid by hand
+            observations = self.fit.observations(_around(self.fit.data.box, points))
+            if not observations.covers(kernel, points):  # a grid by hand, or statistics alone
                 observations.draws[0].lattice.check(points)
-        law, white = observations.posterior(kernel, self.noise, self.constant)
-        return Conditioned(law, white, partial(observations.covers, kernel))
+            found = observations.posterior(kernel, self.noises, self.constant)
+        return Conditioned(found.law, found.white, partial(observations.covers, kernel))
 
     def mean(self, points: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        varying = _evaluate(self.prior_mean, points, len(self.constant), self.has_constant)
-        return self.constant + varying
+        return self.constant + varying_mean(self.prior_mean, points, len(self.constant))
 
 
 def _default_likelihood(num_outputs: int) -> Likelihood:
@@ -281,27 +584,15 @@ def _default_mean(num_outputs: int) -> Mean:
     return MultitaskMean(ConstantMean(), num_outputs) if num_outputs > 1 else ConstantMean()
 
 
-def _evaluate(mean: Mean, x: Tensor, num_outputs: int, has_constant: bool) -> Tensor:
-    """The part of the mean that is subtracted beforehand: all that is not a constant."""
-    if has_constant or isinstance(mean, ZeroMean):
-        return x.new_zeros(len(x), num_outputs)
-    values = mean(x).detach()
-    if values.numel() != len(x) * num_outputs:
-        raise ValueError(
-            f"expected a mean with {num_outputs} outputs, got values of shape "
-            f"{tuple(values.shape)} at {len(x)} points; wrap it in gpytorch.means.MultitaskMean"
-        )
-    return values.reshape(len(x), num_outputs)
-
-
-def _means(mean: Mean) -> list[Mean]:
-    """Of each output."""
-    return list(mean.base_means) if isinstance(mean, MultitaskMean) else [mean]
+def _is_trained(mean: Mean) -> bool:
+    """Whether it is a constant for every output, to be found."""
+    means = base_means(mean)
+    return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
 
 
 def _check_mean(mean: Mean, num_outputs: int) -> None:
     """Constants are found in closed form: one for each output, all trained or none, and free."""
-    means = _means(mean)
+    means = base_means(mean)
     if not all(isinstance(m, ConstantMean) for m in means):
         return
     if len(means) != num_outputs:
@@ -319,27 +610,11 @@ def _check_mean(mean: Mean, num_outputs: int) -> None:
         )
 
 
-def _check_data(x: Tensor, y: Tensor, num_outputs: int) -> None:
-    if y.shape[-1] != num_outputs:
-        raise ValueError(
-            f"expected observations y with {num_outputs} columns, one for each output of the "
-            f"kernel, got {y.shape[-1]}; kernels of vectors are gp_orff.CurlFreeKernel, "
-            "DivergenceFreeKernel, HelmholtzKernel and gpytorch.kernels.MultitaskKernel"
-        )
-    if len(x) != len(y):
-        raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
-    invalid = int((~torch.isfinite(y)).sum())
-    if invalid:
-        raise ValueError(
-            f"expected finite observations, got {invalid} NaN or infinite values among "
-            f"{y.numel()}; drop those points"
-        )
-
-
-def _around(x: Tensor, points: Tensor) -> tuple[tuple[float, float], ...]:
+def _around(box: Box, points: Tensor) -> Box:
     """The box of data and points, a little larger: the next points will come from near by."""
-    box = box_of(torch.cat([x, points]))
-    return tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in box)
+    corners = torch.tensor(box, dtype=points.dtype, device=points.device).mT
+    both = box_of(torch.cat([corners, points]))
+    return tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in both)
 
 
 _NAMES = {"raw_noise": "noise variance", "noise_covar.raw_noise": "noise variance"}

@@ -20,6 +20,7 @@ from torch import Tensor
 _PRECISION = 1e-12  # 1e-10 would move log-determinants of a million points by 3e-4
 _POINTS = 2**20  # at once: what they need beside is about 100 bytes a point
 _MAX_DIMS = 3  # of FINUFFT
+_SINGLE = 8  # points that are not worth a transform
 _CHUNK_BYTES = 256 * 2**20
 
 
@@ -29,7 +30,7 @@ def type1(
     """F for each column of strengths, of shape (k, 2m_1 + 1, …, 2m_d + 1)."""
     sizes = tuple(2 * m + 1 for m in modes)
     total = torch.zeros(strengths.shape[-1], *sizes, dtype=torch.complex128, device=phases.device)
-    if phases.is_cuda:
+    if phases.is_cuda or len(phases) <= _SINGLE:
         return _type1_products(phases, strengths, modes, total)
     for rows in _slices(len(phases), _POINTS):
         pairs = _pairs(strengths[rows].mT.numpy())

@@ -1,7 +1,7 @@
 """Data under a kernel: evidence and posterior at any hyperparameters, by one of two algebras."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,34 +12,54 @@ from linear_operator import to_dense
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff import inference
+from gp_orff.data import Data, HeldData
 from gp_orff.expansion import Expansion
+from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import Draw
-from gp_orff.inference import Evidence, Noise, dense_evidence, prefers_dual, white_blocks
+from gp_orff.inference import (
+    Evidence,
+    Group,
+    Noise,
+    dense_evidence,
+    prefers_dual,
+    statistics_evidence,
+    white_blocks,
+)
+from gp_orff.patterns import Pattern
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
+from gp_orff.readings import Readings
 from gp_orff.resolution import check_domain, expand, spectra_of
-from gp_orff.statistics import Statistics
 from gp_orff.terms import terms
 from gp_orff.trig import by_chunks
 from gp_orff.truncation import accuracy, truncated_variance
 from gp_orff.trust import check
 
+Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ of every instrument
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What conditioning leaves."""
+
+    law: FieldLaw  # of the field without its mean
+    white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
+    evidence: Evidence
+
 
 class Observations(ABC):
-    """Vectors y observed at x; the mean of y is a constant that the caller chooses."""
+    """Readings of a field; its mean is a constant that the caller chooses."""
 
-    x: Float[Tensor, "N d"]
-    y: Float[Tensor, "N p"]
+    data: Data
 
     @abstractmethod
-    def evidence(self, kernel: Kernel, noise: Float[Tensor, "p p"]) -> Evidence:
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         """Differentiable in the hyperparameters."""
 
     @abstractmethod
     def posterior(
-        self, kernel: Kernel, noise: Float[Tensor, "p p"], mean: Float[Tensor, "p"]
-    ) -> tuple[FieldLaw, Float[Tensor, "p p"] | None]:
-        """The law of the field without its mean, and the truncated variance it lacks."""
+        self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
+    ) -> Conditioning:
+        """Under a constant mean; that of largest evidence where none is given."""
 
     def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         """Whether predictions at x are right; raises where they cannot be made so."""
@@ -50,32 +70,87 @@ class Observations(ABC):
         """How the kernel is represented, in words."""
 
     @property
-    def num_values(self) -> int:
-        return self.y.numel()
+    def num_values(self) -> float:
+        return self.data.num_values
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Few readings, number by number: M of them at N points."""
+
+    readings: list[Readings]
+
+    @cached_property
+    def x(self) -> Float[Tensor, "N d"]:
+        return torch.cat([own.x for own in self.readings])
+
+    def see(self, values: Float[Tensor, "N*p k"]) -> Float[Tensor, "M k"]:
+        """H of the vectors at the points."""
+        vectors = values.unflatten(0, (len(self.x), -1))
+        if len(self.readings) == 1 and self.readings[0].pattern.complete:
+            return values
+        parts = vectors.split([len(own) for own in self.readings])
+        seen = [
+            own.pattern.rows(part, own.direction).flatten(0, 1)
+            for own, part in zip(self.readings, parts, strict=True)
+        ]
+        return torch.cat(seen)
+
+    def columns(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
+        """V = [y, H(1⊗I_p)]."""
+        y = torch.cat([own.y.flatten() for own in self.readings])
+        ones = torch.eye(num_outputs, dtype=y.dtype, device=y.device).repeat(len(self.x), 1)
+        return torch.cat([y.unsqueeze(-1), self.see(ones)], dim=-1)
+
+    def noise(self, noises: Noises, white: Tensor | None = None) -> Float[Tensor, "M M"]:
+        """Of all numbers."""
+        blocks = []
+        for own in self.readings:
+            covariance = group_noise(own.key.label, own.pattern, noises)
+            if white is not None:
+                covariance = covariance + own.pattern.white(white, own.masses, len(own))
+            ones = torch.ones_like(own.y[:, 0])
+            variance = ones if own.weight is None else 1 / own.weight
+            blocks.append(white_blocks(torch.diag(variance), covariance))
+        return blocks[0] if len(blocks) == 1 else torch.block_diag(*blocks)
+
+
+def group_noise(label: str, pattern: Pattern, noises: Noises) -> Float[Tensor, "v v"]:
+    """The noise covariance of one reading."""
+    return pattern.noise(noises[label])
 
 
 @dataclass(frozen=True)
 class ExactObservations(Observations):
-    """By the exact kernel: one Cholesky factorisation of N·p numbers square."""
+    """By the exact kernel: one Cholesky factorisation of all numbers square."""
 
-    x: Float[Tensor, "N d"]
-    y: Float[Tensor, "N p"]
+    data: HeldData
 
-    def evidence(self, kernel: Kernel, noise: Float[Tensor, "p p"]) -> Evidence:
-        return dense_evidence(self._noisy(kernel, noise), self.y)
+    @cached_property
+    def rows(self) -> Rows:
+        return Rows(self.data.readings)
+
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        p = _num_outputs(noises)
+        return dense_evidence(self._noisy(kernel, noises), self.rows.columns(p))
 
     def describe(self, kernel: Kernel) -> str:
         return f"exact kernel, {self.num_values} numbers"
 
     @torch.no_grad()
-    def posterior(self, kernel, noise, mean):
-        factor = psd_safe_cholesky(self._noisy(kernel, noise))
-        residual = (self.y - mean).reshape(-1, 1)
-        return ExactLaw(kernel, self.x, factor, torch.cholesky_solve(residual, factor)), None
+    def posterior(self, kernel, noises, mean):
+        factor = psd_safe_cholesky(self._noisy(kernel, noises))
+        columns = self.rows.columns(_num_outputs(noises))
+        half = torch.linalg.solve_triangular(factor, columns, upper=False)
+        evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
+        mean = evidence.best_mean() if mean is None else mean
+        residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
+        alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
+        return Conditioning(ExactLaw(kernel, self.rows, factor, alpha), None, evidence)
 
-    def _noisy(self, kernel: Kernel, noise: Tensor) -> Float[Tensor, "N*p N*p"]:
-        eye = torch.eye(len(self.x), dtype=noise.dtype, device=noise.device)
-        return to_dense(kernel(self.x)) + white_blocks(eye, noise)
+    def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
+        return latent + self.rows.noise(noises)
 
 
 @dataclass(frozen=True)
@@ -83,13 +158,14 @@ class ExactLaw(FieldLaw):
     """The exact posterior: K(x, X)α and K(x, x) − VᵀV."""
 
     kernel: Kernel
-    train: Float[Tensor, "N d"]
-    factor: Float[Tensor, "N*p N*p"]
-    alpha: Float[Tensor, "N*p 1"]
+    rows: Rows
+    factor: Float[Tensor, "M M"]
+    alpha: Float[Tensor, "M 1"]
 
     @property
     def num_outputs(self) -> int:
-        return self.factor.shape[-1] // len(self.train)
+        point = self.rows.x[:1]
+        return self.kernel.num_outputs_per_input(point, point)
 
     def mean(self, x: Tensor) -> Tensor:
         def part(points: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
@@ -109,60 +185,73 @@ class ExactLaw(FieldLaw):
         prior = to_dense(self.kernel(x, diag=True))
         return (prior - self._whitened(x).square().sum(0)).unflatten(0, (len(x), -1))
 
-    @property
-    def _width(self) -> int:
-        return self.factor.shape[-1] * self.num_outputs
+    def _blocks(self, x: Tensor) -> Tensor:
+        white = self._whitened(x).mT.unflatten(0, (len(x), -1))  # (n, p, M)
+        prior = torch.cat([to_dense(self.kernel(point)).unsqueeze(0) for point in x.unsqueeze(1)])
+        return prior - white @ white.mT
 
-    def _whitened(self, x: Tensor) -> Float[Tensor, "N*p n*p"]:
+    def _cross(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m*p M"]:
+        return self.rows.see(to_dense(self.kernel(x, self.rows.x)).mT).mT
+
+    def _whitened(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "M m*p"]:
         return torch.linalg.solve_triangular(self.factor, self._cross(x).mT, upper=False)
 
-    def _cross(self, x: Tensor) -> Float[Tensor, "n*p N*p"]:
-        return to_dense(self.kernel(x, self.train))
+    @property
+    def _width(self) -> int:
+        return len(self.factor) * self.num_outputs
 
 
 @dataclass(frozen=True)
 class FeatureObservations(Observations):
     """By features: statistics of the columns, computed once where frequencies do not move."""
 
-    x: Float[Tensor, "N d"]
-    y: Float[Tensor, "N p"]
+    data: Data
     draws: Sequence[Draw]
+    known: FieldStatistics | None = None  # of the shared columns, where they have been computed
 
-    def evidence(self, kernel: Kernel, noise: Float[Tensor, "p p"]) -> Evidence:
-        expansion, noise, _ = self._model(kernel, noise)
-        if self._constant and not self._prefers_dual(expansion):
-            return inference.statistics_evidence(expansion, self.statistics, noise)
-        return inference.evidence(expansion, self.x, self.y, noise)
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        expansion, white = self._model(kernel)
+        if self._prefers_dual(expansion):
+            rows, features = self._features(expansion)
+            noisy = features @ features.mT + rows.noise(noises, white)
+            return dense_evidence(noisy, rows.columns(expansion.num_outputs))
+        groups = _groups(self._statistics_of(expansion), noises, white)
+        return statistics_evidence(expansion, groups)
 
     @torch.no_grad()
-    def posterior(self, kernel, noise, mean):
-        expansion, noise, white = self._model(kernel, noise)
+    def posterior(self, kernel, noises, mean):
+        expansion, white = self._model(kernel)
         dual = self._prefers_dual(expansion)
-        statistics = None
-        if not dual:
-            statistics = self._statistics_of(expansion).centred(mean)
+        statistics = None if dual else self._statistics_of(expansion)
 
-        def law(part: Expansion, columns: Tensor | None = None) -> FieldLaw:
+        def law(part: Expansion, columns: Tensor | None = None) -> tuple[FieldLaw, Evidence]:
             """Of the expansion, or of a part of it with some of its columns."""
             if dual:
-                return dual_posterior(part, self.x, self.y - mean, noise)
+                rows, features = self._features(part)
+                noisy = features @ features.mT + rows.noise(noises, white)
+                return dual_posterior(part, features, noisy, rows.columns(part.num_outputs), mean)
             chosen = statistics if columns is None else statistics.select(columns)
-            return statistics_posterior(part, chosen, noise)
+            return statistics_posterior(part, _groups(chosen, noises, white), mean)
 
-        whole = law(expansion)
-        check(whole, expansion, law, self.x)
-        return whole, white
+        whole, evidence = law(expansion)
+        points = torch.cat([own.x for own in self.data.survey.sample])
+        check(whole, expansion, lambda *part: law(*part)[0], points)
+        return Conditioning(whole, white, evidence)
 
     @torch.no_grad()
+    def num_features(self, kernel: Kernel) -> int:
+        """F."""
+        return expand(kernel, self.draws, self.data.num_inputs).num_features
+
     def describe(self, kernel: Kernel) -> str:
-        features = expand(kernel, self.draws, self.x.shape[-1]).num_features
+        features = self.num_features(kernel)
         achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
         return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
 
     def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         if self._constant:
             return not self.draws[0].lattice.outside(x).any()
-        check_domain(kernel, self.draws, self.x, x)
+        check_domain(kernel, self.draws, self._corners, x)
         return True
 
     def stale(self, kernel: Kernel) -> bool:
@@ -173,32 +262,67 @@ class FeatureObservations(Observations):
         )
 
     @cached_property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> FieldStatistics:
         """C, Z, … of the shared columns."""
-        return Statistics.of(self.x, self.y, self.draws[0].shared_columns())
+        if self.known is not None:
+            return self.known
+        return self.data.statistics(self.draws[0].shared_columns())
 
-    def _statistics_of(self, expansion: Expansion) -> Statistics:
-        if self._constant:
-            return self.statistics
-        return Statistics.of(self.x, self.y, expansion.phi)
+    @torch.no_grad()
+    def statistics_of(self, kernel: Kernel) -> FieldStatistics:
+        """At the hyperparameters as they are."""
+        return self._statistics_of(self._model(kernel)[0])
+
+    def _statistics_of(self, expansion: Expansion) -> FieldStatistics:
+        return self.statistics if self._constant else self.data.statistics(expansion.phi)
 
     @torch.no_grad()
     def truncated(self, kernel: Kernel) -> Float[Tensor, "p p"] | None:
         """The variance of every point that a grid does not hold."""
-        expansion = expand(kernel, self.draws, self.x.shape[-1])
+        expansion = expand(kernel, self.draws, self.data.num_inputs)
         return truncated_variance(kernel, self.draws, expansion)
 
     def _prefers_dual(self, expansion: Expansion) -> bool:
         """Constant statistics need no features of the data, which the dual writes out."""
-        return prefers_dual(expansion, (2 if self._constant else 1) * len(self.x))
+        if not isinstance(self.data, HeldData):
+            return False
+        points = self.num_values / expansion.num_outputs
+        return prefers_dual(expansion, (2 if self._constant else 1) * points)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows(self.data.readings)
+
+    def _features(self, expansion: Expansion) -> tuple[Rows, Float[Tensor, "M F"]]:
+        return self._rows, self._rows.see(expansion.features(self._rows.x))
+
+    @property
+    def _corners(self) -> Float[Tensor, "2 d"]:
+        return torch.tensor(self.data.box, dtype=torch.float64).mT
 
     @property
     def _constant(self) -> bool:
         return self.draws[0].shared_columns() is not None
 
-    def _model(self, kernel: Kernel, noise: Tensor) -> tuple[Expansion, Noise, Tensor | None]:
+    def _model(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
         if not self._constant:
-            check_domain(kernel, self.draws, self.x)
-        expansion = expand(kernel, self.draws, self.x.shape[-1]).double()
-        white = truncated_variance(kernel, self.draws, expansion)
-        return expansion, Noise.of(noise if white is None else noise + white), white
+            check_domain(kernel, self.draws, self._corners)
+        expansion = expand(kernel, self.draws, self.data.num_inputs).double()
+        return expansion, truncated_variance(kernel, self.draws, expansion)
+
+
+def _groups(
+    statistics: FieldStatistics, noises: Noises, white: Float[Tensor, "p p"] | None
+) -> list[Group]:
+    """With the truncated variance in the noise of each."""
+    found = []
+    for key, own in statistics.groups.items():
+        covariance = group_noise(key.label, key.pattern, noises)
+        if white is not None:
+            covariance = covariance + key.pattern.white(white, own.masses, own.count)
+        found.append(Group(own, Noise.of(covariance)))
+    return found
+
+
+def _num_outputs(noises: Noises) -> int:
+    return next(iter(noises.values())).shape[-1]

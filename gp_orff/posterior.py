@@ -4,8 +4,9 @@ Three forms of the same law, one for each algebra of `inference`. All are immuta
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, singledispatch
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -13,13 +14,18 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff import trig
-from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
+from gp_orff.expansion import Expansion, KroneckerExpansion
 from gp_orff.inference import (
+    Evidence,
+    Group,
     Noise,
+    evidence_of,
     kronecker_equations,
     noisy_covariance,
     normal_equations,
     prefers_dual,
+    structured,
+    with_ones,
 )
 from gp_orff.quadratic import diagonalised, masked, unrotated
 from gp_orff.statistics import Statistics
@@ -39,6 +45,11 @@ class FieldLaw(ABC):
         """Var[f_j(x)], in chunks of points."""
         return trig.by_chunks(self._variance, x.double(), self._width)
 
+    def blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
+        """Cov[f(x_n)] at every point by itself, in chunks of points."""
+        flat = trig.by_chunks(lambda part: self._blocks(part).flatten(-2), x.double(), self._width)
+        return flat.unflatten(-1, (self.num_outputs, self.num_outputs))
+
     @abstractmethod
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
         """Cov[f(x)]."""
@@ -55,6 +66,10 @@ class FieldLaw(ABC):
     @abstractmethod
     def _variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         """The variance at few points."""
+
+    @abstractmethod
+    def _blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
+        """The blocks at few points."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +127,25 @@ class PrimalPosterior(WeightPosterior):
         full = self.expansion
         if self.batch_shape or not full.phi.folds(x, full.num_features):
             return super().variance(x)
-        columns = []  # Var[f_j(x)] = φ P_j φᵀ, P_j = A⁻¹ ∘ m_j m_jᵀ on the columns of features
-        for m in full.directions.mT:
-            form = self._inverse * (m.unsqueeze(-1) * m)
-            form = full.scatter(full.scatter(form).mT)
-            columns.append(full.phi.quadratic(x, form).clamp_min(0))
+        columns = [self._folded(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
         return torch.stack(columns, dim=-1)
+
+    def blocks(self, x: Tensor) -> Tensor:
+        if not self.expansion.phi.folds(x, self.expansion.num_features):
+            return super().blocks(x)
+        p = self.num_outputs
+        out = x.new_empty(len(x), p, p)
+        for i in range(p):
+            for j in range(i + 1):
+                out[:, i, j] = out[:, j, i] = self._folded(x, i, j)
+        return out
+
+    def _folded(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
+        """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of features."""
+        full = self.expansion
+        outer = full.directions[:, i].unsqueeze(-1) * full.directions[:, j]
+        form = self._inverse * (0.5 * (outer + outer.mT) if i != j else outer)
+        return full.phi.quadratic(x, full.scatter(full.scatter(form).mT))
 
     @cached_property
     def _inverse(self) -> Float[Tensor, "F F"]:
@@ -136,6 +164,10 @@ class PrimalPosterior(WeightPosterior):
 
     def _variance(self, x: Tensor) -> Tensor:
         return self._per_point(self.root(x).square().sum(-1))
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        root = self.root(x).unflatten(-2, (len(x), -1))
+        return root @ root.mT
 
 
 @dataclass(frozen=True)
@@ -173,6 +205,10 @@ class KroneckerPosterior(WeightPosterior):
     def _variance(self, x: Tensor) -> Tensor:
         return self._block_roots(x).square().sum(-1).mT @ self.rotated.square().mT
 
+    def _blocks(self, x: Tensor) -> Tensor:
+        each = self._block_roots(x).square().sum(-1)  # (r, n)
+        return torch.einsum("pr,qr,rn->npq", self.rotated, self.rotated, each)
+
 
 @dataclass(frozen=True)
 class DualPosterior(WeightPosterior):
@@ -200,49 +236,83 @@ class DualPosterior(WeightPosterior):
         explained = features @ self.whitened.mT
         return self._per_point(features.square().sum(-1) - explained.square().sum(-1))
 
+    def _blocks(self, x: Tensor) -> Tensor:
+        features = self.expansion.features(x.double())
+        explained = (features @ self.whitened.mT).unflatten(-2, (len(x), -1))
+        features = features.unflatten(-2, (len(x), -1))
+        return features @ features.mT - explained @ explained.mT
+
 
 def weight_posterior(
     expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
 ) -> WeightPosterior:
-    """The posterior given observations y at x, by the cheaper of the two algebras."""
-    expansion = expansion.double()
+    """The posterior given vectors y of mean zero at x, by the cheaper of the two algebras."""
+    expansion, y = expansion.double(), y.double()
+    zero = torch.zeros_like(y[..., 0, :])
     if prefers_dual(expansion, x.shape[-2]):
-        return dual_posterior(expansion, x.double(), y.double(), noise)
-    return statistics_posterior(expansion, Statistics.of(x, y, expansion.phi), noise)
+        features = expansion.features(x.double())
+        noisy = noisy_covariance(features, noise.covariance)
+        return dual_posterior(expansion, features, noisy, with_ones(y), zero)[0]
+    groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
+    return statistics_posterior(expansion, groups, zero)[0]
 
 
-def dual_posterior(expansion: Expansion, x: Tensor, y: Tensor, noise: Noise) -> DualPosterior:
-    """The posterior by way of K + I⊗Σ, all in float64."""
-    features = expansion.features(x)
-    factor = psd_safe_cholesky(noisy_covariance(features, noise.covariance))
-    alpha = torch.cholesky_solve(y.flatten(-2).unsqueeze(-1), factor)
+def dual_posterior(
+    expansion: Expansion,
+    features: Float[Tensor, "*b M F"],
+    noisy: Float[Tensor, "*b M M"],
+    columns: Float[Tensor, "*b M 1+p"],
+    mean: Float[Tensor, "*b p"] | None,
+) -> tuple[DualPosterior, Evidence]:
+    """The posterior by way of K and noise of M numbers, V = [y, 1⊗I_p], all in float64; with the
+    mean of largest evidence where none is given."""
+    factor = psd_safe_cholesky(noisy)
+    half = torch.linalg.solve_triangular(factor, columns, upper=False)
+    logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
+    evidence = Evidence(half.mT @ half, logdet)
+    alpha = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
     weights = expansion.column_weights(features.mT @ alpha)
     whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-    return DualPosterior(expansion, weights, whitened)
+    return DualPosterior(expansion, weights, whitened), evidence
 
 
-@singledispatch
+def _residual(evidence: Evidence, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
+    """[1; −c], with which V becomes y − c."""
+    mean = evidence.best_mean() if mean is None else mean
+    return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
+
+
 def statistics_posterior(
-    expansion: Expansion, statistics: Statistics, noise: Noise
-) -> WeightPosterior:
-    """The posterior from the statistics alone."""
-    raise NotImplementedError(type(expansion).__name__)
+    expansion: Expansion, groups: Sequence[Group], mean: Float[Tensor, "*b p"] | None
+) -> tuple[WeightPosterior, Evidence]:
+    """The posterior from the statistics alone, and the evidence from the same factorisation; with
+    the mean of largest evidence where none is given."""
+    expansion = structured(expansion, groups)
+    if isinstance(expansion, KroneckerExpansion):
+        c, g, b = kronecker_equations(expansion, *groups[0])
+        if not g.requires_grad:  # eigenvectors of equal eigenvalues have no derivative
+            return _kronecker_posterior(expansion, groups, mean, (c, g, b))
+        expansion = expansion.general()
+    b, parts = normal_equations(expansion, groups)
+    factor = psd_safe_cholesky(masked(parts))
+    half = torch.linalg.solve_triangular(factor, b, upper=False)
+    logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
+    evidence = evidence_of(groups, half.mT @ half, logdet)
+    theta = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
+    return PrimalPosterior(expansion, expansion.column_weights(theta), factor), evidence
 
 
-@statistics_posterior.register
-def _(expansion: FeatureExpansion, statistics: Statistics, noise: Noise) -> PrimalPosterior:
-    c, m, precision, b = normal_equations(expansion, statistics, noise)
-    factor = psd_safe_cholesky(masked(c, m, precision))
-    theta = torch.cholesky_solve(b[..., :1], factor)
-    return PrimalPosterior(expansion, expansion.column_weights(theta), factor)
-
-
-@statistics_posterior.register
-def _(expansion: KroneckerExpansion, statistics: Statistics, noise: Noise) -> WeightPosterior:
-    c, g, b = kronecker_equations(expansion, statistics, noise)
-    if g.requires_grad:  # eigenvectors of equal eigenvalues have no derivative
-        return statistics_posterior(expansion.general(), statistics, noise)
-    _, u, factor, rotated = diagonalised(c, g, b[..., :1, :, :])
-    theta = unrotated(torch.cholesky_solve(rotated, factor), u).flatten(-2)  # (*b, 1, 2D·r)
+def _kronecker_posterior(
+    expansion: KroneckerExpansion,
+    groups: Sequence[Group],
+    mean: Float[Tensor, "*b p"] | None,
+    equations: tuple[Tensor, Tensor, Tensor],
+) -> tuple[KroneckerPosterior, Evidence]:
+    _, u, factor, rotated = diagonalised(*equations)
+    solved = torch.cholesky_solve(rotated, factor)  # (*b, r, 2D, 1+p)
+    explained = (rotated.mT @ solved).sum(-3)
+    logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum((-1, -2))
+    evidence = evidence_of(groups, explained, logdet)
+    theta = unrotated(solved @ _residual(evidence, mean).unsqueeze(-3), u).flatten(-2)
     weights = expansion.column_weights(theta.mT)
-    return KroneckerPosterior(expansion, weights, u, factor)
+    return KroneckerPosterior(expansion, weights, u, factor), evidence

@@ -8,6 +8,8 @@ one Cholesky factorisation and one inverse, instead of differentiating through t
 Where a second derivative is asked for, plain differentiable operations take over.
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -49,59 +51,70 @@ class InvQuadLogdet(Function):
 
 
 class MaskedInvQuadLogdet(Function):
-    """The same for A = I + C ∘ (M P Mᵀ), C and P symmetric: few passes over F×F numbers."""
+    """The same for A = I + Σ_g C_g ∘ (M_g P_g M_gᵀ), C and P symmetric: few passes over F×F.
+
+    Arguments: B (F, k), then C_g (F, F), M_g (F, q) and P_g (q, q) for every g.
+    """
 
     @staticmethod
-    def forward(
-        ctx,
-        c: Float[Tensor, "*b F F"],
-        m: Float[Tensor, "*b F p"],
-        precision: Float[Tensor, "*b p p"],
-        b: Float[Tensor, "*b F k"],
-    ):
-        factor = psd_safe_cholesky(_masked(c, m, precision))
+    def forward(ctx, b: Float[Tensor, "*b F k"], *parts: Tensor):
+        factor = psd_safe_cholesky(_masked(parts))
         half, u = _solved(factor, b)
-        ctx.save_for_backward(c, m, precision, b, factor, u)
+        ctx.save_for_backward(b, factor, u, *parts)
         return half.mT @ half, _logdet(factor)
 
     @staticmethod
     def backward(ctx, grad_quad, grad_logdet):
-        c, m, precision, b, factor, u = ctx.saved_tensors
+        b, factor, u, *parts = ctx.saved_tensors
         if torch.is_grad_enabled():
-            values = InvQuadLogdet.apply(masked(c, m, precision), b)
-            wanted = [t for t in (c, m, precision, b) if t.requires_grad]
+            values = InvQuadLogdet.apply(masked(parts), b)
+            inputs = (b, *parts)
+            wanted = [t for t in inputs if t.requires_grad]
             found = iter(
                 torch.autograd.grad(values, wanted, (grad_quad, grad_logdet), create_graph=True)
             )
-            return tuple(next(found) if t.requires_grad else None for t in (c, m, precision, b))
+            return tuple(next(found) if t.requires_grad else None for t in inputs)
         both = 0.5 * (grad_quad + grad_quad.mT)
         inverse = torch.cholesky_inverse(factor)
         scale = grad_logdet[..., None, None]
-        grad_c = None
-        if ctx.needs_input_grad[0]:
-            grad_c = (scale * inverse - u @ both @ u.mT) * (m @ precision @ m.mT)
-        # W m with W = ∂/∂A ∘ C; u uᵀ ∘ C is C between two diagonal matrices
-        products = scale * (inverse.mul_(c) @ m)
-        weighted = (u.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)  # (*b, F, k·p)
-        explained = (c @ weighted).unflatten(-1, (u.shape[-1], m.shape[-1]))
-        products = products - ((u @ both).unsqueeze(-1) * explained).sum(-2)
-        return grad_c, 2 * products @ precision, m.mT @ products, 2 * u @ both
+        weights = u @ both
+        gradients = []
+        for index, (c, m, precision) in enumerate(_triples(parts)):
+            grad_c = None
+            if ctx.needs_input_grad[1 + 3 * index]:
+                grad_c = (scale * inverse - weights @ u.mT) * (m @ precision @ m.mT)
+            last = index + 1 == len(parts) // 3
+            masked_inverse = inverse.mul_(c) if last else inverse * c
+            # W m with W = ∂/∂A ∘ C; u uᵀ ∘ C is C between two diagonal matrices
+            products = scale * (masked_inverse @ m)
+            weighted = (u.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)  # (*b, F, k·q)
+            explained = (c @ weighted).unflatten(-1, (u.shape[-1], m.shape[-1]))
+            products = products - (weights.unsqueeze(-1) * explained).sum(-2)
+            gradients += [grad_c, 2 * products @ precision, m.mT @ products]
+        return 2 * weights, *gradients
 
 
-def masked(
-    c: Float[Tensor, "*b F F"], m: Float[Tensor, "*b F p"], precision: Float[Tensor, "*b p p"]
-) -> Float[Tensor, "*b F F"]:
-    """I + C ∘ (M P Mᵀ), differentiable."""
-    a = c * (m @ precision @ m.mT)
+def _triples(parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    return zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+
+
+def masked(parts: Sequence[Tensor]) -> Float[Tensor, "*b F F"]:
+    """I + Σ C ∘ (M P Mᵀ) over triples C, M, P; differentiable."""
+    if not any(t.requires_grad for t in parts):
+        return _masked(parts)
+    a = sum(c * (m @ precision @ m.mT) for c, m, precision in _triples(parts))
     return a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
-def _masked(c: Tensor, m: Tensor, precision: Tensor) -> Tensor:
+def _masked(parts: Sequence[Tensor]) -> Tensor:
     """The same in place."""
-    a = (m @ precision) @ m.mT
-    a = a.mul_(c) if a.shape == torch.broadcast_shapes(a.shape, c.shape) else a * c
-    a.diagonal(dim1=-1, dim2=-2).add_(1)
-    return a
+    total = None
+    for c, m, precision in _triples(parts):
+        a = (m @ precision) @ m.mT
+        a = a.mul_(c) if a.shape == torch.broadcast_shapes(a.shape, c.shape) else a * c
+        total = a if total is None else total.add_(a)
+    total.diagonal(dim1=-1, dim2=-2).add_(1)
+    return total
 
 
 class KroneckerInvQuadLogdet(Function):

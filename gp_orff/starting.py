@@ -4,7 +4,7 @@ Everything here scales with the units of x and y, so that a fit does not depend 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 
 import numpy as np
@@ -25,27 +25,24 @@ from torch import Tensor
 
 from gp_orff.coordinates import admissible
 from gp_orff.noise import start_noise
+from gp_orff.readings import Readings
 from gp_orff.terms import Term, terms
 from gp_orff.truncation import at_zero
 
 LENGTHSCALES = (0.05, 0.15, 0.4)  # shares of the data's extent
 _NOISE = 0.1  # share of the data's variance
-_ENOUGH = 20_000  # points to look for neighbours among
 
 
 @torch.no_grad()
 def start(
     kernel: Kernel,
-    likelihood: Likelihood,
-    x: Float[Tensor, "N d"],
-    y: Float[Tensor, "N p"],
+    likelihoods: Mapping[str, Likelihood],
+    readings: Sequence[Readings],
     share: float,
 ) -> None:
     """Set lengthscales to a share of the data's extent, variances to that of the data."""
-    variance = y.var(dim=0, correction=0).mean().item()
-    level = y.mean(dim=0).square().mean().item() + variance
-    if not variance > 0:
-        variance = level if level > 0 else 1.0
+    variance, level = _sizes_of(readings)
+    x = torch.cat([own.x for own in readings])
     extent = x.amax(0) - x.amin(0)
     for term in terms(kernel):
         for leaf in term.leaves:
@@ -57,7 +54,21 @@ def start(
         own = terms(part)
         target = variance / varying if any(term.leaves for term in own) else level
         rescale(part, target / max(_variance(own), torch.finfo(torch.float64).tiny))
-    start_noise(likelihood, _NOISE * variance)
+    for likelihood in likelihoods.values():
+        start_noise(likelihood, _NOISE * variance)
+
+
+def _sizes_of(readings: Sequence[Readings]) -> tuple[float, float]:
+    """Variance and mean square of the numbers read."""
+    counts = torch.tensor([own.y.numel() for own in readings], dtype=torch.float64)
+    variances = torch.stack([own.y.var(dim=0, correction=0).mean() for own in readings])
+    squares = torch.stack([own.y.mean(dim=0).square().mean() for own in readings])
+    shares = (counts / counts.sum()).to(variances)
+    variance = (shares * variances).sum().item()
+    level = (shares * squares).sum().item() + variance
+    if not variance > 0:
+        variance = level if level > 0 else 1.0
+    return variance, level
 
 
 def _sizes(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:
@@ -180,9 +191,6 @@ def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"
     if len(x) <= size:
         return torch.arange(len(x), device=x.device)
     rng = np.random.default_rng(seed)
-    if len(x) > _ENOUGH:
-        thinned = torch.from_numpy(rng.choice(len(x), _ENOUGH, replace=False)).to(x.device)
-        return thinned[subset(x[thinned], size, seed)]
     extent = (x.amax(0) - x.amin(0)).max().clamp_min(torch.finfo(x.dtype).tiny)
     ranks = np.unique(np.geomspace(1, len(x), 25).astype(int)) - 1
     order, chosen = rng.permutation(len(x)), {}

@@ -1,6 +1,7 @@
 """Additive sufficient statistics of vector observations under trigonometric columns."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -8,12 +9,24 @@ from torch import Tensor
 
 from gp_orff.columns import TrigColumns
 from gp_orff.expansion import FeatureExpansion
+from gp_orff.patterns import Components, Pattern
+
+
+class Moments(NamedTuple):
+    """Of the columns under the weights a_n of the points."""
+
+    gram: Tensor  # Σ a φφᵀ, in the form its columns keep: see `TrigColumns.gram`
+    column_sum: Float[Tensor, "*b 2*D"]  # Σ a φ
+    mass: Tensor | float  # Σ a
 
 
 @dataclass(frozen=True)
 class Statistics:
     """C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N: all that a posterior and its evidence
     need of the data. They add over points, so that chunks, streams and machines merge exactly.
+
+    With a relative precision w_n of every point, every sum is over w_n times that; log_weight is
+    Σ log w_n. Readings that see a part of the vector have moments and y as `patterns` has them.
 
     Example:
         >>> import torch
@@ -26,66 +39,157 @@ class Statistics:
         (10, True)
     """
 
-    gram: Float[Tensor, "*b 2*D 2*D"]  # C
-    cross: Float[Tensor, "*b 2*D p"]  # Z
-    column_sum: Float[Tensor, "*b 2*D"]  # s
-    second_moment: Float[Tensor, "*b p p"]  # Y₂
-    total: Float[Tensor, "*b p"]  # y₁
-    count: int  # N
+    phi: TrigColumns
+    pattern: Pattern
+    moments: tuple[Moments, ...]  # of every weight of the pattern
+    cross: Float[Tensor, "*b 2*D q"]  # Z
+    second_moment: Float[Tensor, "*b q q"]  # Y₂
+    total: Float[Tensor, "*b q"]  # y₁
+    count: float  # N
+    log_weight: float = 0.0
     _gathered: list = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def of(
         cls, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], phi: TrigColumns
     ) -> "Statistics":
-        """One pass over the data, differentiable in x, y and ω; float64 whatever comes in."""
+        """One pass over whole vectors, differentiable in x, y and ω; float64 whatever comes in."""
         y = y.double()
         gram, cross, column_sum = phi.moments(x, y)
-        return cls(gram, cross, column_sum, y.mT @ y, y.sum(-2), x.shape[-2])
+        moments = (Moments(gram, column_sum, float(x.shape[-2])),)
+        pattern = Components.every(y.shape[-1])
+        return cls(phi, pattern, moments, cross, y.mT @ y, y.sum(-2), x.shape[-2])
 
-    def gathered(self, expansion: FeatureExpansion) -> Float[Tensor, "*b F F"]:
-        """C[c,c]; kept for the next evaluation where C is constant."""
-        if expansion.one_to_one:
-            return self.gram
-        for columns, gram in self._gathered:
+    @classmethod
+    def of_readings(
+        cls,
+        x: Float[Tensor, "n d"],
+        y: Float[Tensor, "n v"],
+        phi: TrigColumns,
+        pattern: Pattern,
+        weight: Float[Tensor, "n"] | None = None,
+        direction: Float[Tensor, "n p"] | None = None,
+    ) -> "Statistics":
+        """One pass over readings of one pattern; differentiable in ω."""
+        seen = pattern.vectors(y, direction)
+        weights = pattern.weights(direction, y)
+        weighted = seen
+        if weight is not None:
+            weights, weighted = weights * weight.unsqueeze(-1), seen * weight.unsqueeze(-1)
+        grams, cross, sums = phi.sums(x, weighted, weights)
+        masses = weights.sum(0)
+        return cls(
+            phi,
+            pattern,
+            tuple(Moments(*parts) for parts in zip(grams, sums, masses, strict=True)),
+            cross,
+            seen.mT @ weighted,
+            weighted.sum(0),
+            len(x),
+            0.0 if weight is None else weight.log().sum().item(),
+        )
+
+    @property
+    def gram(self) -> Float[Tensor, "*b 2*D 2*D"]:
+        """C of readings that have one weight."""
+        (moments,) = self.moments
+        return self.phi.gram(moments.gram)
+
+    @property
+    def column_sum(self) -> Float[Tensor, "*b 2*D"]:
+        """s of readings that have one weight."""
+        (moments,) = self.moments
+        return moments.column_sum
+
+    @property
+    def num_values(self) -> float:
+        """Numbers that were read."""
+        return self.count * self.pattern.num_values
+
+    @property
+    def masses(self) -> Float[Tensor, "k"]:
+        """Σ a of every weight."""
+        return torch.as_tensor([float(own.mass) for own in self.moments], dtype=torch.float64)
+
+    def gathered(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
+        """C[c,c] of every weight; kept for the next evaluation where C is constant."""
+        for columns, grams in self._gathered:
             if torch.equal(columns, expansion.columns):
-                return gram
-        gram = expansion.gather(expansion.gather(self.gram).mT)  # symmetric
-        if not gram.requires_grad:
-            self._gathered[:] = [(expansion.columns, gram)]
-        return gram
+                return grams
+        grams = []
+        for own in self.moments:
+            gram = self.phi.gram(own.gram)
+            if not expansion.one_to_one:
+                gram = expansion.gather(expansion.gather(gram).mT)  # symmetric
+            grams.append(gram)
+        if not any(gram.requires_grad for gram in grams):
+            self._gathered[:] = [(expansion.columns, grams)]
+        return grams
 
     def select(self, columns: Int[Tensor, "k"]) -> "Statistics":
         """The statistics of some columns."""
-        return Statistics(
-            self.gram[..., columns, :][..., columns],
-            self.cross[..., columns, :],
-            self.column_sum[..., columns],
-            self.second_moment,
-            self.total,
-            self.count,
+        moments = tuple(
+            Moments(
+                self.phi.gram(own.gram)[..., columns, :][..., columns],
+                own.column_sum[..., columns],
+                own.mass,
+            )
+            for own in self.moments
         )
+        phi = self.phi.select(columns[: len(columns) // 2])
+        cross = self.cross[..., columns, :]
+        return replace(self, phi=phi, moments=moments, cross=cross, _gathered=[])
 
-    def centred(self, mean: Float[Tensor, "*b p"]) -> "Statistics":
-        """The statistics of y − mean."""
-        outer = mean.unsqueeze(-1) * self.total.unsqueeze(-2)
-        square = mean.unsqueeze(-1) * mean.unsqueeze(-2)
-        return Statistics(
-            self.gram,
-            self.cross - self.column_sum.unsqueeze(-1) * mean.unsqueeze(-2),
-            self.column_sum,
-            self.second_moment - outer - outer.mT + self.count * square,
-            self.total - self.count * mean,
-            self.count,
-            self._gathered,
+    def to(self, device: torch.device, phi: TrigColumns) -> "Statistics":
+        """On another device, where phi is."""
+        moments = tuple(
+            Moments(own.gram.to(device), own.column_sum.to(device), own.mass)
+            for own in self.moments
+        )
+        return replace(
+            self,
+            phi=phi,
+            moments=moments,
+            cross=self.cross.to(device),
+            second_moment=self.second_moment.to(device),
+            total=self.total.to(device),
+            _gathered=[],
         )
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        return Statistics(
-            self.gram + other.gram,
-            self.cross + other.cross,
-            self.column_sum + other.column_sum,
-            self.second_moment + other.second_moment,
-            self.total + other.total,
-            self.count + other.count,
+        return self._combined(other, 1.0)
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        return self._combined(other, -1.0)
+
+    def __mul__(self, factor: float) -> "Statistics":
+        """As if every reading counted `factor` times."""
+        moments = tuple(Moments(*(factor * part for part in own)) for own in self.moments)
+        return replace(
+            self,
+            moments=moments,
+            cross=factor * self.cross,
+            second_moment=factor * self.second_moment,
+            total=factor * self.total,
+            count=factor * self.count,
+            log_weight=factor * self.log_weight,
+            _gathered=[],
+        )
+
+    __rmul__ = __mul__
+
+    def _combined(self, other: "Statistics", sign: float) -> "Statistics":
+        moments = tuple(
+            Moments(*(a + sign * b for a, b in zip(mine, theirs, strict=True)))
+            for mine, theirs in zip(self.moments, other.moments, strict=True)
+        )
+        return replace(
+            self,
+            moments=moments,
+            cross=self.cross + sign * other.cross,
+            second_moment=self.second_moment + sign * other.second_moment,
+            total=self.total + sign * other.total,
+            count=self.count + (other.count if sign > 0 else -other.count),
+            log_weight=self.log_weight + sign * other.log_weight,
+            _gathered=[],
         )

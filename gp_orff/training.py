@@ -1,6 +1,6 @@
 """Evidence maximisation: hyperparameters from the marginal likelihood of observations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gp_orff.coordinates import Coordinates
 from gp_orff.noise import noise_of
-from gp_orff.observations import Observations
+from gp_orff.observations import Noises, Observations
+from gp_orff.terms import terms
 
 _NATS = 0.01  # a step that gains less, in total, ends the search
 _EDGE = 0.9  # of the range of lengthscales, in its logarithm: time for another grid
@@ -115,11 +116,16 @@ class Search:
 def log_marginal_likelihood(
     observations: Observations,
     kernel: Kernel,
-    likelihood: Likelihood,
+    likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
 ) -> Float[Tensor, ""]:
     """log p(y), total; the constant mean of largest evidence where none is given."""
-    noise = noise_of(likelihood, observations.y.shape[-1])
-    evidence = observations.evidence(kernel, noise)
+    evidence = observations.evidence(kernel, noises_of(kernel, likelihoods))
     best = evidence.best_mean() if mean is None else mean
-    return evidence.log_density(best, observations.num_values)
+    return evidence.log_density(best, observations.num_values) + observations.data.bound
+
+
+def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
+    """Σ of every instrument."""
+    num_outputs = terms(kernel)[0].num_outputs
+    return {label: noise_of(own, num_outputs) for label, own in likelihoods.items()}

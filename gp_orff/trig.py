@@ -23,17 +23,23 @@ def trig(x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"]) -> Float[Te
 
 
 def moments(
-    x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"], y: Float[Tensor, "*b N k"]
+    x: Float[Tensor, "*b N d"],
+    omega: Float[Tensor, "*b D d"],
+    y: Float[Tensor, "*b N k"],
+    weights: Float[Tensor, "N m"] | None = None,
 ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"]]:
-    """C = φᵀφ and Z = φᵀy, in one pass and one backward pass."""
-    return _Moments.apply(*_same_batch(x, omega, y), True)
+    """C = φᵀφ and Z = φᵀy, in one pass and one backward pass.
+
+    With weights, C is φᵀ diag(a) φ for each of their columns a, (m, 2D, 2D).
+    """
+    return _Moments.apply(*_same_batch(x, omega, y), True, weights)
 
 
 def adjoint(
     x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"], y: Float[Tensor, "*b N k"]
 ) -> Float[Tensor, "*b 2*D k"]:
     """Z = φᵀy alone."""
-    return _Moments.apply(*_same_batch(x, omega, y), False)[1]
+    return _Moments.apply(*_same_batch(x, omega, y), False, None)[1]
 
 
 def apply(
@@ -79,18 +85,21 @@ def _phase_gradient(phi: Tensor, grad_phi: Tensor) -> Tensor:
 
 class _Moments(Function):
     @staticmethod
-    def forward(ctx, x, omega, y, gram):
-        ctx.save_for_backward(x, omega, y)
+    def forward(ctx, x, omega, y, gram, weights):
+        ctx.save_for_backward(x, omega, y, weights)
         d, columns = omega.shape[-2], 2 * omega.shape[-2]
-        c = x.new_zeros(*x.shape[:-2], columns, columns) if gram else None
+        kinds = () if weights is None else (weights.shape[-1],)
+        c = x.new_zeros(*kinds, *x.shape[:-2], columns, columns) if gram else None
         z = x.new_zeros(*x.shape[:-2], columns, y.shape[-1])
         for rows in chunks(x, columns):
             phase = x[..., rows, :] @ omega.mT
             cos, sin = phase.cos(), phase.sin()
             if gram:  # symmetric: three blocks of four
-                c[..., :d, :d] += cos.mT @ cos
-                c[..., :d, d:] += cos.mT @ sin
-                c[..., d:, d:] += sin.mT @ sin
+                for own, a in _weighted(c, weights, rows):
+                    left, right = (cos, sin) if a is None else (a * cos, a * sin)
+                    own[..., :d, :d] += left.mT @ cos
+                    own[..., :d, d:] += left.mT @ sin
+                    own[..., d:, d:] += right.mT @ sin
             z[..., :d, :] += cos.mT @ y[..., rows, :]
             z[..., d:, :] += sin.mT @ y[..., rows, :]
         if gram:
@@ -99,8 +108,8 @@ class _Moments(Function):
 
     @staticmethod
     def backward(ctx, grad_c, grad_z):
-        x, omega, y = ctx.saved_tensors
-        needs_x, needs_omega, needs_y, _ = ctx.needs_input_grad
+        x, omega, y, weights = ctx.saved_tensors
+        needs_x, needs_omega, needs_y = ctx.needs_input_grad[:3]
         grad_x = torch.empty_like(x) if needs_x else None
         grad_omega = torch.zeros_like(omega) if needs_omega else None
         grad_y = torch.empty_like(y) if needs_y else None
@@ -112,13 +121,23 @@ class _Moments(Function):
             if needs_x or needs_omega:
                 grad_phi = y[..., rows, :] @ grad_z.mT
                 if both is not None:
-                    grad_phi += phi @ both
+                    for own, a in _weighted(both, weights, rows):
+                        grad_phi += phi @ own if a is None else a * (phi @ own)
                 grad_phase = _phase_gradient(phi, grad_phi)
                 if needs_x:
                     grad_x[..., rows, :] = grad_phase @ omega
                 if needs_omega:
                     grad_omega += grad_phase.mT @ x[..., rows, :]
-        return grad_x, grad_omega, grad_y, None
+        return grad_x, grad_omega, grad_y, None, None
+
+
+def _weighted(
+    matrices: Tensor, weights: Tensor | None, rows: slice
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Each matrix with its weights, a column."""
+    if weights is None:
+        return iter([(matrices, None)])
+    return zip(matrices, weights[rows].unsqueeze(-1).unbind(1), strict=True)
 
 
 class _Apply(Function):

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from gp_orff import inference
 from gp_orff.columns import TrigColumns
 from gp_orff.expansion import FeatureExpansion, KroneckerExpansion, merge
-from gp_orff.inference import Noise, evidence, prefers_dual, statistics_evidence
+from gp_orff.inference import Group, Noise, evidence, prefers_dual, statistics_evidence
 from gp_orff.posterior import dual_posterior, statistics_posterior, weight_posterior
 from gp_orff.statistics import Statistics
 from tests import oracles
@@ -104,14 +104,22 @@ def test_both_algebras_agree(name):
     expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
     x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
     statistics = Statistics.of(x, y, expansion.phi)
-    dual = inference.dense_evidence(
-        inference.noisy_covariance(expansion.features(x), noise.covariance), y
-    )
-    torch.testing.assert_close(statistics_evidence(expansion, statistics, noise), dual)
-    primal = statistics_posterior(expansion, statistics, noise)
-    torch.testing.assert_close(
-        primal.covariance(xs), dual_posterior(expansion, x, y, noise).covariance(xs)
-    )
+    features, columns = expansion.features(x), inference.with_ones(y)
+    noisy = inference.noisy_covariance(features, noise.covariance)
+    dual = inference.dense_evidence(noisy, columns)
+    groups = [Group(statistics, noise)]
+    torch.testing.assert_close(statistics_evidence(expansion, groups), dual)
+    for mean in (None, draw(2, seed=6)):
+        primal, evidence = statistics_posterior(expansion, groups, mean)
+        torch.testing.assert_close(evidence, dual)
+        other, evidence = dual_posterior(expansion, features, noisy, columns, mean)
+        torch.testing.assert_close(evidence, dual)
+        torch.testing.assert_close(primal.mean(xs), other.mean(xs))
+        torch.testing.assert_close(primal.covariance(xs), other.covariance(xs))
+        for law in (primal, other):
+            blocks = law.covariance(xs).reshape(5, 2, 5, 2)
+            expected = torch.stack([blocks[i, :, i] for i in range(5)])
+            torch.testing.assert_close(law.blocks(xs), expected)
 
 
 @pytest.mark.parametrize("name", EXPANSIONS)
@@ -140,7 +148,7 @@ def test_kronecker_gradients_survive_equal_eigenvalues():
     gradients = []
     for form in (lambda e: e, lambda e: e.general()):
         expansion = form(KroneckerExpansion(kronecker.phi, kronecker.scales, mixing))
-        found = statistics_evidence(expansion, Statistics.of(x, y, expansion.phi), noise)
+        found = statistics_evidence(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
         total = found.log_density(torch.zeros(2).double(), y.numel())
         gradients.append(torch.autograd.grad(total, mixing)[0])
     assert gradients[0].isfinite().all()

@@ -82,16 +82,3 @@ def test_float32_data_is_accumulated_in_float64():
     assert statistics.gram.dtype == statistics.cross.dtype == torch.float64
     expected = Statistics.of(x.double(), y.double(), TrigColumns(omega.double()))
     torch.testing.assert_close(statistics.gram, expected.gram, rtol=1e-14, atol=1e-12)
-
-
-def test_statistics_of_residuals_follow_from_those_of_the_data():
-    generator = torch.Generator().manual_seed(0)
-    x, y, omega = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for shape in ((40, 2), (40, 3), (5, 2))
-    )
-    mean = torch.tensor([1.0, -2.0, 0.5]).double()
-    found = Statistics.of(x, y, TrigColumns(omega)).centred(mean)
-    expected = Statistics.of(x, y - mean, TrigColumns(omega))
-    for name in ("gram", "cross", "column_sum", "second_moment", "total", "count"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))

@@ -56,6 +56,7 @@ class Grid:
         spacing: h by hand, one for all axes or one for each.
         cutoff: the largest ‖ω‖ by hand, for the frequencies of each leaf of the kernel tree.
         diagonal_correction: whether to return the truncated variance as white variance.
+        largest_index: the largest |k_i| along each axis, whatever the tolerance asks.
 
     Raises:
         ValueError: neither data, domain nor spacing; a tolerance outside (0, 1); a range that does
@@ -82,6 +83,7 @@ class Grid:
     spacing: float | tuple[float, ...] | None = None
     cutoff: float | None = None
     diagonal_correction: bool = True
+    largest_index: tuple[int, ...] | None = None
 
     def __post_init__(self):
         if self.domain is None and self.data is None and self.spacing is None:
@@ -167,7 +169,7 @@ class Grid:
         if self.data is None:
             return np.array([[-np.inf], [np.inf]]).repeat(num_inputs, axis=1)
         low, high = np.array(self.data).T
-        margin = np.maximum(_lengthscales(laws, num_inputs), 0.25 * (high - low))
+        margin = np.maximum(lengthscales(laws, num_inputs), 0.25 * (high - low))
         return np.stack([low - margin, high + margin])
 
     def _affordable(self, laws, num_inputs, domain):
@@ -254,6 +256,8 @@ class Grid:
         counts = np.zeros(len(spacing), dtype=int)
         for leaf, edge in zip(law.leaves, edges, strict=True):
             counts[list(leaf.dims)] = (edge.level / edge.reach(_steps(leaf, spacing))).astype(int)
+        if self.largest_index is not None:
+            counts = np.minimum(counts, self.largest_index)
         if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # a box around the region, both halves
             return None
         ranges = [np.arange(-m, m + 1) for m in counts]
@@ -344,7 +348,8 @@ def _axes(laws: Sequence[TermLaw]):
                 yield leaf, axis, dim
 
 
-def _lengthscales(laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, "d"]:
+def lengthscales(laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, "d"]:
+    """The largest along each input column."""
     found = np.zeros(num_inputs)
     for leaf, axis, dim in _axes(laws):
         found[dim] = max(found[dim], unit_reaches(leaf.spectrum, leaf.num_dims)[axis])

@@ -13,7 +13,7 @@ from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
 from gp_orff.expansion import Expansion, merge
-from gp_orff.inference import Evidence, Noise, evidence, noisy_covariance, prefers_dual
+from gp_orff.inference import Evidence, Group, Noise, evidence, noisy_covariance, prefers_dual
 from gp_orff.operators.base import RootedOperator, WithWhiteNoise, noise_covariance
 from gp_orff.posterior import WeightPosterior, statistics_posterior, weight_posterior
 from gp_orff.statistics import Statistics
@@ -159,7 +159,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
     def posterior_from(self, statistics: Statistics, expansion: Expansion) -> WeightPosterior:
         """The posterior of an expansion's feature weights from the statistics of its columns."""
-        return statistics_posterior(expansion, statistics, Noise.of(self.noise))
+        zero = torch.zeros_like(statistics.total)
+        return statistics_posterior(expansion, [Group(statistics, Noise.of(self.noise))], zero)[0]
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
         invalid = int((~torch.isfinite(y)).sum())

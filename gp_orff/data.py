@@ -1,0 +1,316 @@
+"""The data a model holds: readings that can be visited again, or statistics alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.columns import TrigColumns
+from gp_orff.field_statistics import FieldStatistics
+from gp_orff.frequencies.grid import Box, Grid
+from gp_orff.lattice import LatticeColumns
+from gp_orff.readings import GroupKey, Readings, join
+from gp_orff.sources import Kept
+
+MOST_KEPT = 4 * 2**20  # numbers that are copied and kept
+_SAMPLE = 20_000  # points that starting values are looked for among
+_PIECES = 32  # small pieces, before they are joined
+Visit = Callable[[], Iterator[Readings]]
+
+
+class Data(ABC):
+    """What is asked of data, however they are held."""
+
+    survey: "Survey"
+    bound: float  # what weights that were learned add to the log density of the data
+
+    @abstractmethod
+    def statistics(self, phi: TrigColumns) -> FieldStatistics:
+        """The statistics of all readings under these columns, differentiable in their ω."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What is held, in words."""
+
+    @property
+    def box(self) -> Box:
+        return self.survey.box
+
+    @property
+    def num_values(self) -> float:
+        return self.survey.num_values
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.survey.box)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one look at the readings tells; surveys of parts of the data add."""
+
+    box: Box
+    num_points: int
+    num_values: int
+    keys: tuple[GroupKey, ...]
+    sample: list[Readings]  # up to 20 000, at random
+    ranks: list[Float[Tensor, "n"]]  # the random numbers they were chosen by
+
+    @classmethod
+    def of(cls, parts: Iterable[Readings], seed: int = 0) -> "Survey":
+        """Of at least one reading."""
+        rng, whole = np.random.default_rng(seed), None
+        for part in parts:
+            low, high = part.x.amin(0).tolist(), part.x.amax(0).tolist()
+            own = cls(
+                tuple(zip(low, high, strict=True)),
+                len(part),
+                len(part) * part.pattern.num_values,
+                (part.key,),
+                [part],
+                [torch.from_numpy(rng.random(len(part)))],
+            )._thinned()
+            whole = own if whole is None else whole + own
+        if whole is None:
+            raise ValueError("expected observations, got none: an empty iterable of chunks")
+        return whole
+
+    def __add__(self, other: "Survey") -> "Survey":
+        if len(self.box) != len(other.box):
+            raise ValueError(
+                f"expected points with {len(self.box)} columns in every chunk, got {len(other.box)}"
+            )
+        box = tuple(
+            (min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(self.box, other.box, strict=True)
+        )
+        sample, ranks = joined(self.sample + other.sample, self.ranks + other.ranks)
+        return Survey(
+            box,
+            self.num_points + other.num_points,
+            self.num_values + other.num_values,
+            tuple(dict.fromkeys(self.keys + other.keys)),
+            sample,
+            ranks,
+        )._thinned()
+
+    def _thinned(self) -> "Survey":
+        """With the readings of the smallest ranks, should they be too many."""
+        if sum(map(len, self.ranks)) <= _SAMPLE:
+            return self
+        bound = torch.cat(self.ranks).kthvalue(_SAMPLE).values
+        kept = [torch.nonzero(own <= bound).squeeze(-1) for own in self.ranks]
+        pairs = list(zip(self.sample, self.ranks, kept, strict=True))
+        sample = [own.take(rows.to(own.x.device)) for own, _, rows in pairs]
+        return replace(self, sample=sample, ranks=[ranks[rows] for _, ranks, rows in pairs])
+
+
+def joined(
+    parts: Sequence[Readings], beside: Sequence[Float[Tensor, "n"]]
+) -> tuple[list[Readings], list[Float[Tensor, "n"]]]:
+    """Many readings of the same group in one piece, and so what stands beside them."""
+    if len(parts) <= _PIECES:
+        return list(parts), list(beside)
+    order: dict[tuple, list[int]] = {}
+    for index, part in enumerate(parts):
+        order.setdefault((part.key, part.weight is None), []).append(index)
+    pieces = [join(parts[i] for i in indices)[0] for indices in order.values()]
+    return pieces, [torch.cat([beside[i] for i in indices]) for indices in order.values()]
+
+
+@dataclass(frozen=True)
+class HeldData(Data):
+    """Readings that can be visited any number of times."""
+
+    sources: tuple[Visit, ...]
+    survey: Survey
+    weights: tuple[Float[Tensor, "n"], ...] | None = None  # of the visits' parts, multiplied
+    bound: float = 0.0
+    held: int = 0  # numbers in memory for the sake of this
+
+    @classmethod
+    def of(cls, visit: Visit, seed: int = 0) -> "HeldData":
+        """One look at all of them, which raises where they are not valid."""
+        return cls((visit,), Survey.of(visit(), seed))
+
+    @classmethod
+    def in_memory(cls, parts: Sequence[Readings]) -> "HeldData":
+        """Of readings that are there."""
+        return cls.of(Kept(parts))
+
+    @property
+    def size(self) -> int:
+        """Numbers in x and y."""
+        return self.survey.num_points * self.num_inputs + self.survey.num_values
+
+    def kept(self) -> "HeldData":
+        """A copy in memory, which no one else can change."""
+        copies = Kept([part.copied() for part in self.visit()])
+        return replace(self, sources=(copies,), held=self.size)
+
+    def counted(self) -> "HeldData":
+        """Arrays are in memory as long as they are held here; what iterates over chunks is not."""
+        arrays = not hasattr(self.sources[0], "chunks")
+        return replace(self, held=self.size if arrays else 0)
+
+    def __add__(self, other: "HeldData") -> "HeldData":
+        weights = None
+        if self.weights is not None or other.weights is not None:
+            weights = (*self._all_weights(), *other._all_weights())
+        sources, survey = self.sources + other.sources, self.survey + other.survey
+        bound, held = self.bound + other.bound, self.held + other.held
+        return HeldData(sources, survey, weights, bound, held)._in_one_piece()
+
+    def _in_one_piece(self) -> "HeldData":
+        """Many small pieces joined."""
+        if len(self.sources) <= _PIECES or not all(isinstance(s, Kept) for s in self.sources):
+            return self
+        parts = [part for source in self.sources for part in source()]
+        parts, weights = joined(parts, self._all_weights())
+        weights = None if self.weights is None else tuple(weights)
+        return replace(self, sources=(Kept(parts),), weights=weights)
+
+    def visit(self) -> Iterator[Readings]:
+        """All readings, part by part, always in the same order."""
+        parts = (part for source in self.sources for part in source())
+        if self.weights is None:
+            yield from parts
+            return
+        for part, weight in zip(parts, self.weights, strict=True):
+            yield part.weighted(weight)
+
+    def weighted(self, weights: Sequence[Float[Tensor, "n"]], bound: float) -> "HeldData":
+        """The same readings, with a weight for each in the order of the visit."""
+        return replace(self, weights=tuple(weights), bound=bound)
+
+    def unweighted(self) -> "HeldData":
+        return replace(self, weights=None, bound=0.0)
+
+    def to(self, device: torch.device) -> "HeldData":
+        """Readings in memory on another device; others come to it when they are visited."""
+        sources = tuple(
+            Kept([part.to(device) for part in own.parts]) if isinstance(own, Kept) else own
+            for own in self.sources
+        )
+        sample = [part.to(device) for part in self.survey.sample]
+        weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
+        return replace(
+            self, sources=sources, survey=replace(self.survey, sample=sample), weights=weights
+        )
+
+    def describe(self) -> str:
+        many = f"{self.survey.num_points} points, {self.num_values} numbers"
+        return f"{many}; held: the data"
+
+    def _all_weights(self) -> Sequence[Tensor]:
+        if self.weights is not None:
+            return self.weights
+        return [torch.ones_like(part.y[:, 0]) for part in self.visit()]
+
+    @cached_property
+    def readings(self) -> list[Readings]:
+        """All readings in memory, one piece for each group."""
+        return join(self.visit())
+
+    def statistics(self, phi: TrigColumns) -> FieldStatistics:
+        if phi.omega.requires_grad:
+            return _differentiable(self, phi)
+        return FieldStatistics.of(self.visit(), phi)
+
+
+def _differentiable(data: HeldData, phi: TrigColumns) -> FieldStatistics:
+    """Statistics whose derivative in ω is a second visit: no chunk is kept in between."""
+    fixed = FieldStatistics.of(data.visit(), phi.with_omega(phi.omega.detach()))
+    tensors = _Visited.apply(phi.omega, phi, data, fixed.tensors)
+    return fixed.with_tensors(dict(zip(fixed.tensors, tensors, strict=True)), phi)
+
+
+class _Visited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, omega, phi, data, tensors):
+        ctx.phi, ctx.data, ctx.names = phi, data, list(tensors)
+        ctx.save_for_backward(omega)
+        return tuple(tensors.values())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        (omega,) = ctx.saved_tensors
+        given = dict(zip(ctx.names, gradients, strict=True))
+        total = torch.zeros_like(omega)
+        for part in ctx.data.visit():
+            with torch.enable_grad():
+                own = omega.detach().requires_grad_()
+                found = FieldStatistics.of([part], ctx.phi.with_omega(own)).tensors
+            outputs = list(found.values())
+            total += torch.autograd.grad(outputs, own, [given[name] for name in found])[0]
+        return total, None, None, None
+
+
+@dataclass(frozen=True)
+class HeldSums(Data):
+    """Statistics alone, on a lattice wider and finer than a posterior needs: they serve other
+    lengthscales and a larger domain, and new readings, but no readings can be visited again."""
+
+    sums: FieldStatistics
+    domain: Box | None  # that the lattice serves; None where every point is served
+    survey: Survey
+    bound: float = 0.0
+
+    def statistics(self, phi: TrigColumns) -> FieldStatistics:
+        if isinstance(phi, LatticeColumns):
+            return self.sums.on(phi)
+        if phi.omega.requires_grad or not self.sums.phi.same(phi):
+            raise RuntimeError(
+                "these random frequencies move with the hyperparameters, and the data are no "
+                "longer held: call fit or condition on the data, or use gp_orff.Grid, whose "
+                "statistics serve other hyperparameters"
+            )
+        return self.sums
+
+    @property
+    def num_values(self) -> float:
+        return self.sums.num_values
+
+    def __add__(self, new: HeldData) -> "HeldSums":
+        sums = self.sums + new.statistics(self.sums.phi)
+        return HeldSums(sums, self.domain, self.survey + new.survey, self.bound + new.bound)
+
+    def to(self, device: torch.device) -> "HeldSums":
+        sample = [part.to(device) for part in self.survey.sample]
+        return replace(self, sums=self.sums.to(device), survey=replace(self.survey, sample=sample))
+
+    def require(self, box: Box) -> None:
+        """Raise ValueError for readings outside the domain."""
+        inside = self.domain is None or all(
+            low <= own[0] and own[1] <= high
+            for own, (low, high) in zip(box, self.domain, strict=True)
+        )
+        if not inside:
+            raise ValueError(
+                f"expected readings inside the domain {_words(self.domain)} of the statistics, got "
+                f"some in {_words(box)}; the data themselves are no longer held: condition on all "
+                "data, or give the region of interest beforehand, as Auto(domain=...)"
+            )
+
+    def admitted(self, grid: Grid) -> Grid:
+        """The grid, on the frequencies there are."""
+        lattice = self.sums.phi
+        return replace(
+            grid,
+            spacing=tuple(lattice.spacing.tolist()),
+            domain=self.domain,
+            data=None,
+            largest_index=lattice.modes,
+        )
+
+    def describe(self) -> str:
+        return f"{self.num_values:g} numbers; held: their statistics, no data"
+
+
+def _words(box: Box) -> str:
+    return " x ".join(f"({low:.6g}, {high:.6g})" for low, high in box)

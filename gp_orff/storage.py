@@ -1,0 +1,209 @@
+"""Files: data and statistics as plain values, written whole or not at all."""
+
+import hashlib
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gp_orff.columns import TrigColumns
+from gp_orff.data import Data, HeldData, HeldSums, Survey
+from gp_orff.field_statistics import FieldStatistics
+from gp_orff.lattice import LatticeColumns
+from gp_orff.patterns import Components, LineOfSight, Pattern
+from gp_orff.readings import GroupKey, Readings
+from gp_orff.statistics import Moments, Statistics
+
+VERSION = 1
+_SAMPLE = 500  # points a file keeps of data whose statistics it holds
+
+
+def write(path: str | os.PathLike, kind: str, content: dict) -> None:
+    """A dict as a file that `torch.load(path, weights_only=True)` reads; a write that is cut off
+    leaves the old file whole."""
+    path = Path(path)
+    whole = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def read(path: str | os.PathLike, kind: str) -> dict:
+    """The dict of a file.
+
+    Raises:
+        FileNotFoundError: no file.
+        ValueError: a file that is damaged, newer than this package, or of another kind.
+    """
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, BadZipFile) as error:
+        raise _damaged(path) from error
+    except (pickle.UnpicklingError, AttributeError, TypeError, IndexError) as error:
+        raise _damaged(path) from error
+    if not isinstance(content, dict) or content.get("format") != kind:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"expected a file of a {kind}, got {found!r} in {path}")
+    if content["version"] > VERSION:
+        raise ValueError(
+            f"{path} was written in version {content['version']} of the file format, this gp_orff "
+            f"reads up to {VERSION}: install a newer one"
+        )
+    own = {n: v for n, v in content.items() if n not in ("format", "version", "checksum")}
+    if content["checksum"] != _checksum(own):
+        raise _damaged(path)
+    return own
+
+
+def _damaged(path: str | os.PathLike) -> ValueError:
+    return ValueError(f"{path} is damaged, or no file of gp_orff: restore it from a copy")
+
+
+def _checksum(content: object) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(content):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(value: object) -> Iterator[bytes]:
+    """Everything in a tree of plain values."""
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield np.ascontiguousarray(value.detach().cpu().numpy()).tobytes()
+    elif isinstance(value, Mapping):
+        for name, own in value.items():
+            yield str(name).encode()
+            yield from _pieces(own)
+    elif isinstance(value, list | tuple):
+        for own in value:
+            yield from _pieces(own)
+    else:
+        yield repr(value).encode()
+
+
+def pack_data(data: Data) -> dict:
+    """Few data as they are, others as their statistics."""
+    found = {"bound": data.bound}
+    if isinstance(data, HeldData):
+        parts = list(data.visit())
+        weights = data.unweighted().visit()
+        found["readings"] = [_readings(part) for part in weights]
+        if data.weights is not None:
+            found["weights"] = [w.cpu() for w in data.weights]
+        return found
+    survey = data.survey
+    sample = [part.take(slice(0, _SAMPLE)) for part in survey.sample[:4]]
+    return {
+        **found,
+        "sums": pack_statistics(data.sums),
+        "domain": data.domain,
+        "box": survey.box,
+        "num_points": survey.num_points,
+        "num_values": survey.num_values,
+        "sample": [_readings(part) for part in sample],
+    }
+
+
+def unpack_data(found: Mapping) -> Data:
+    """The data again."""
+    if "readings" in found:
+        data = HeldData.in_memory([_unpack_readings(own) for own in found["readings"]]).kept()
+        weights = found.get("weights")
+        return data if weights is None else data.weighted(weights, found["bound"])
+    sample = [_unpack_readings(own) for own in found["sample"]]
+    sums = unpack_statistics(found["sums"])
+    ranks = [torch.linspace(0, 1, len(part)) for part in sample]
+    box = tuple(map(tuple, found["box"]))
+    survey = Survey(
+        box, found["num_points"], found["num_values"], tuple(sums.groups), sample, ranks
+    )
+    domain = found["domain"]
+    domain = None if domain is None else tuple(map(tuple, domain))
+    return HeldSums(sums, domain, survey, found["bound"])
+
+
+def pack_statistics(statistics: FieldStatistics) -> dict:
+    """As plain values."""
+    phi = statistics.phi
+    if isinstance(phi, LatticeColumns):
+        columns = {name: getattr(phi, name).cpu() for name in ("indices", "spacing", "origin")}
+    else:
+        columns = {"omega": phi.omega.detach().cpu(), "sampled": phi.sampled}
+    return {
+        "columns": columns,
+        "groups": [_group(key, own) for key, own in statistics.groups.items()],
+    }
+
+
+def unpack_statistics(found: Mapping) -> FieldStatistics:
+    """The statistics again."""
+    columns = found["columns"]
+    if "indices" in columns:
+        phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
+    else:
+        phi = TrigColumns(columns["omega"], columns["sampled"])
+    groups = {}
+    for own in found["groups"]:
+        key = _key(own)
+        groups[key] = Statistics(
+            phi,
+            key.pattern,
+            tuple(Moments(*parts) for parts in own["moments"]),
+            own["cross"],
+            own["second_moment"],
+            own["total"],
+            own["count"],
+            own["log_weight"],
+        )
+    return FieldStatistics(phi, groups)
+
+
+def _group(key: GroupKey, own: Statistics) -> dict:
+    return {
+        **_named(key),
+        "moments": [[m.gram.cpu(), m.column_sum.cpu(), float(m.mass)] for m in own.moments],
+        "cross": own.cross.cpu(),
+        "second_moment": own.second_moment.cpu(),
+        "total": own.total.cpu(),
+        "count": own.count,
+        "log_weight": own.log_weight,
+    }
+
+
+def _readings(part: Readings) -> dict:
+    tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
+    copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
+    return {**_named(part.key), **copies}
+
+
+def _unpack_readings(found: Mapping) -> Readings:
+    return Readings(_key(found), found["x"], found["y"], found["weight"], found["direction"])
+
+
+def _named(key: GroupKey) -> dict:
+    pattern: Pattern = key.pattern
+    columns = list(pattern.columns) if isinstance(pattern, Components) else None
+    return {"label": key.label, "columns": columns, "num_outputs": pattern.num_outputs}
+
+
+def _key(found: Mapping) -> GroupKey:
+    columns, outputs = found["columns"], found["num_outputs"]
+    pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
+    return GroupKey(found["label"], pattern)
