@@ -24,6 +24,7 @@ from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
 from gp_orff.frequencies.grid import Box, box_of
+from gp_orff.lattice import LatticeColumns
 from gp_orff.noise import noise_of, start_noise
 from gp_orff.observations import Conditioning, FeatureObservations, Noises, Observations
 from gp_orff.patterns import LineOfSight
@@ -287,10 +288,15 @@ class VectorFieldGP(torch.nn.Module):
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """log p(y), total nats, without priors; differentiable in the hyperparameters.
 
-        Under Student-t noise, a lower bound of it.
+        Under Student-t noise, a lower bound of it; without derivative where only the statistics of
+        random features are held.
         """
         fit, observations = self._conditioned()
-        return log_marginal_likelihood(observations, self.kernel, self._instruments, fit.mean)
+        moving = isinstance(fit.data, HeldSums) and not isinstance(
+            fit.data.sums.phi, LatticeColumns
+        )
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not moving):
+            return log_marginal_likelihood(observations, self.kernel, self._instruments, fit.mean)
 
     def posterior(self) -> FieldPosterior:
         """The field given the data."""
@@ -621,12 +627,15 @@ _NAMES = {"raw_noise": "noise variance", "noise_covar.raw_noise": "noise varianc
 
 
 def _hyperparameters(model: VectorFieldGP) -> list[str]:
+    present = {key.label for key in model._held().data.survey.keys}
+    noises = [(label, own) for label, own in model._instruments.items() if label in present]
     lines = []
-    for module in (model.kernel, model.likelihood, model.mean):
+    for label, module in [("", model.kernel), *noises, ("", model.mean)]:
         for name, parameter, constraint in module.named_parameters_and_constraints():
             value = parameter if constraint is None else constraint.transform(parameter)
             numbers = np.array2string(
                 value.detach().cpu().numpy().reshape(-1), precision=5, separator=", ", threshold=12
             )
-            lines.append(f"{_NAMES.get(name, name.replace('raw_', ''))} = {numbers}")
+            words = _NAMES.get(name, name.replace("raw_", ""))
+            lines.append(f"{label}: {words} = {numbers}" if label else f"{words} = {numbers}")
     return lines

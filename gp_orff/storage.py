@@ -29,9 +29,8 @@ def write(path: str | os.PathLike, kind: str, content: dict) -> None:
     leaves the old file whole."""
     path = Path(path)
     whole = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
+    hidden = {"dir": path.parent, "prefix": f".{path.name}.", "delete": False}
+    with tempfile.NamedTemporaryFile(**hidden) as file:
         try:
             torch.save(whole, file)
             file.flush()
@@ -102,9 +101,7 @@ def pack_data(data: Data) -> dict:
     """Few data as they are, others as their statistics."""
     found = {"bound": data.bound}
     if isinstance(data, HeldData):
-        parts = list(data.visit())
-        weights = data.unweighted().visit()
-        found["readings"] = [_readings(part) for part in weights]
+        found["readings"] = [_readings(part) for part in data.unweighted().visit()]
         if data.weights is not None:
             found["weights"] = [w.cpu() for w in data.weights]
         return found
