@@ -218,7 +218,12 @@ def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Te
         name: value if value is None or isinstance(value, str | int) else value[rows]
         for name, value in vars(options).items()
     }
-    return model._prepare(x[rows], y[rows], Options(**chosen)).weighed_by(model._observations)
+    before = model._state()
+    try:
+        fit = model._prepare(x[rows], y[rows], Options(**chosen))
+        return fit.weighed_by(model._observations)
+    finally:
+        model._restore(before)
 
 
 def _same_features(fit, observations: Observations, few: HeldData) -> Observations:

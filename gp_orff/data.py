@@ -37,6 +37,10 @@ class Data(ABC):
     def describe(self) -> str:
         """What is held, in words."""
 
+    def same_readings(self, other: "Data") -> bool:
+        """Whether these are the readings of the other, in the same order."""
+        return False
+
     @property
     def box(self) -> Box:
         return self.survey.box
@@ -44,6 +48,11 @@ class Data(ABC):
     @property
     def num_values(self) -> float:
         return self.survey.num_values
+
+    @property
+    def keys(self) -> Sequence[GroupKey]:
+        """The groups of readings there are."""
+        return self.survey.keys
 
     @property
     def num_inputs(self) -> int:
@@ -115,9 +124,9 @@ def joined(
     """Many readings of the same group in one piece, and so what stands beside them."""
     if len(parts) <= _PIECES:
         return list(parts), list(beside)
-    order: dict[tuple, list[int]] = {}
+    order: dict[GroupKey, list[int]] = {}
     for index, part in enumerate(parts):
-        order.setdefault((part.key, part.weight is None), []).append(index)
+        order.setdefault(part.key, []).append(index)
     pieces = [join(parts[i] for i in indices)[0] for indices in order.values()]
     return pieces, [torch.cat([beside[i] for i in indices]) for indices in order.values()]
 
@@ -183,6 +192,14 @@ class HeldData(Data):
         for part, weight in zip(parts, self.weights, strict=True):
             yield part.weighted(weight)
 
+    def same_readings(self, other: Data) -> bool:
+        if self.survey.num_points != other.survey.num_points:
+            return False
+        pairs = zip(self.unweighted().visit(), other.unweighted().visit(), strict=False)
+        return all(
+            a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y) for a, b in pairs
+        )
+
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], bound: float) -> "HeldData":
         """The same readings, with a weight for each in the order of the visit."""
         return replace(self, weights=tuple(weights), bound=bound)
@@ -217,22 +234,24 @@ class HeldData(Data):
         return join(self.visit())
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        if phi.omega.requires_grad:
-            return _differentiable(self, phi)
-        return FieldStatistics.of(self.visit(), phi)
+        moving = phi.omega.requires_grad
+        found = (
+            _differentiable(self.visit, phi) if moving else FieldStatistics.of(self.visit(), phi)
+        )
+        return replace(found, bound=self.bound)
 
 
-def _differentiable(data: HeldData, phi: TrigColumns) -> FieldStatistics:
+def _differentiable(visit: Visit, phi: TrigColumns) -> FieldStatistics:
     """Statistics whose derivative in ω is a second visit: no chunk is kept in between."""
-    fixed = FieldStatistics.of(data.visit(), phi.with_omega(phi.omega.detach()))
-    tensors = _Visited.apply(phi.omega, phi, data, fixed.tensors)
+    fixed = FieldStatistics.of(visit(), phi.with_omega(phi.omega.detach()))
+    tensors = _Visited.apply(phi.omega, phi, visit, fixed.tensors)
     return fixed.with_tensors(dict(zip(fixed.tensors, tensors, strict=True)), phi)
 
 
 class _Visited(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, omega, phi, data, tensors):
-        ctx.phi, ctx.data, ctx.names = phi, data, list(tensors)
+    def forward(ctx, omega, phi, visit, tensors):
+        ctx.phi, ctx.visit, ctx.names = phi, visit, list(tensors)
         ctx.save_for_backward(omega)
         return tuple(tensors.values())
 
@@ -242,7 +261,7 @@ class _Visited(torch.autograd.Function):
         (omega,) = ctx.saved_tensors
         given = dict(zip(ctx.names, gradients, strict=True))
         total = torch.zeros_like(omega)
-        for part in ctx.data.visit():
+        for part in ctx.visit():
             with torch.enable_grad():
                 own = omega.detach().requires_grad_()
                 found = FieldStatistics.of([part], ctx.phi.with_omega(own)).tensors
@@ -259,7 +278,10 @@ class HeldSums(Data):
     sums: FieldStatistics
     domain: Box | None  # that the lattice serves; None where every point is served
     survey: Survey
-    bound: float = 0.0
+
+    @property
+    def bound(self) -> float:
+        return self.sums.bound
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         if isinstance(phi, LatticeColumns):
@@ -276,9 +298,13 @@ class HeldSums(Data):
     def num_values(self) -> float:
         return self.sums.num_values
 
+    @property
+    def keys(self) -> Sequence[GroupKey]:
+        return list(self.sums.groups)
+
     def __add__(self, new: HeldData) -> "HeldSums":
         sums = self.sums + new.statistics(self.sums.phi)
-        return HeldSums(sums, self.domain, self.survey + new.survey, self.bound + new.bound)
+        return HeldSums(sums, self.domain, self.survey + new.survey)
 
     def to(self, device: torch.device) -> "HeldSums":
         sample = [part.to(device) for part in self.survey.sample]

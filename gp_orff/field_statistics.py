@@ -39,6 +39,7 @@ class FieldStatistics:
 
     phi: TrigColumns
     groups: Mapping[GroupKey, Statistics]
+    bound: float = 0.0  # what weights that were learned add to the log density
 
     @classmethod
     def of(cls, parts: Iterable[Readings], phi: TrigColumns) -> "FieldStatistics":
@@ -60,7 +61,8 @@ class FieldStatistics:
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
         """The statistics of some columns."""
         groups = {key: own.select(columns) for key, own in self.groups.items()}
-        return FieldStatistics(self.phi.select(columns[: len(columns) // 2]), groups)
+        phi = self.phi.select(columns[: len(columns) // 2])
+        return FieldStatistics(phi, groups, self.bound)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
         """On some of the frequencies of the lattice these are on."""
@@ -72,7 +74,7 @@ class FieldStatistics:
                 moments.append(Moments(gram, phi.column_sum(gram), part.mass))
             cross = self.phi.pick(own.cross, phi)
             groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross, _gathered=[])
-        return FieldStatistics(phi, groups)
+        return FieldStatistics(phi, groups, self.bound)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":
         if isinstance(other, int) and other == 0:  # of sum()
@@ -81,7 +83,7 @@ class FieldStatistics:
         groups = dict(self.groups)
         for key, own in other.groups.items():
             groups[key] = groups[key] + own if key in groups else own
-        return FieldStatistics(self.phi, groups)
+        return FieldStatistics(self.phi, groups, self.bound + other.bound)
 
     __radd__ = __add__
 
@@ -96,12 +98,14 @@ class FieldStatistics:
                     f"{groups[key].count if key in groups else 0}"
                 )
             groups[key] = groups[key] - own
-        return FieldStatistics(self.phi, {k: own for k, own in groups.items() if own.count})
+        left = {key: own for key, own in groups.items() if own.count}
+        return FieldStatistics(self.phi, left, self.bound - other.bound)
 
     def __mul__(self, factor: float) -> "FieldStatistics":
         if not 0 < factor < float("inf"):
             raise ValueError(f"expected a positive factor, got {factor}")
-        return FieldStatistics(self.phi, {key: factor * own for key, own in self.groups.items()})
+        groups = {key: factor * own for key, own in self.groups.items()}
+        return FieldStatistics(self.phi, groups, factor * self.bound)
 
     __rmul__ = __mul__
 
@@ -118,7 +122,7 @@ class FieldStatistics:
         """On another device."""
         phi = self.phi.to(device)
         groups = {key: own.to(device, phi) for key, own in self.groups.items()}
-        return FieldStatistics(phi, groups)
+        return FieldStatistics(phi, groups, self.bound)
 
     @property
     def tensors(self) -> dict[tuple, Tensor]:
@@ -141,4 +145,4 @@ class FieldStatistics:
             )
             cross = tensors[key, "cross", 0]
             groups[key] = replace(own, phi=phi, moments=moments, cross=cross, _gathered=[])
-        return FieldStatistics(phi, groups)
+        return FieldStatistics(phi, groups, self.bound)

@@ -185,14 +185,14 @@ class Fit:
         if not isinstance(rule, Grid):
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
             phi = phi.with_omega(phi.omega.detach())
-            return HeldSums(data.statistics(phi), None, data.survey, data.bound)
+            return HeldSums(data.statistics(phi), None, data.survey)
         domain = rule.domain
         if rule.spacing is None:
             domain = rule.domain or self._widened()
             budget = rule.max_features or MOST_FEATURES
             rule = replace(
                 rule,
-                data=data.box,
+                data=domain,  # new readings may come anywhere in it
                 domain=domain,
                 tolerance=self._tolerance(rule),
                 lengthscale_range=_SERVED,
@@ -200,7 +200,7 @@ class Fit:
             )
         lattice = self._draw(rule)[0].lattice
         sums = data.statistics(lattice.columns().boxed())
-        return HeldSums(sums, domain, data.survey, data.bound)
+        return HeldSums(sums, domain, data.survey)
 
     @property
     def _rounded_box(self) -> Box:
@@ -341,10 +341,10 @@ class Fit:
             self.mean, self._coordinates = None, search.coordinates
             self._coordinates.set(place)
 
-    def _subset(self) -> HeldData:
+    def _subset(self, numbers: int = _SUBSET_VALUES) -> HeldData:
         parts = join(self.data.survey.sample)
         x = torch.cat([own.x for own in parts])
-        chosen = subset(x, max(2, _SUBSET_VALUES // self._num_outputs))
+        chosen = subset(x, max(2, numbers // self._num_outputs))
         offsets = np.cumsum([0, *map(len, parts)])
         few = []
         for own, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
@@ -366,7 +366,7 @@ class Fit:
 
     def _start_robustly(self, warm_start: bool) -> None:
         """EM on few readings, then weights for all of them."""
-        few = self._subset()
+        few = self._subset(_SUBSET_VALUES // 2)
         if not warm_start:
             self._multistart(self._represented(few), "start, Gaussian noise", False, nats=0.1)
         few = self._expectation_maximisation(few, self._represented, "start, weights", 30)
@@ -481,7 +481,7 @@ class Fit:
     def _noise(self) -> Tensor:
         """The noise variance of the best instrument."""
         found = noises_of(self.kernel, self.likelihoods)
-        present = {key.label for key in self.data.survey.keys}
+        present = {key.label for key in self.data.keys}
         return torch.stack([found[label].diagonal().mean() for label in present]).amin()
 
     def _with_what_is_cut(self, rule: Grid, search: Search, beginning: np.ndarray) -> None:

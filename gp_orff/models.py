@@ -24,9 +24,16 @@ from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
 from gp_orff.frequencies.grid import Box, box_of
+from gp_orff.instruments import Instruments
 from gp_orff.lattice import LatticeColumns
 from gp_orff.noise import noise_of, start_noise
-from gp_orff.observations import Conditioning, FeatureObservations, Noises, Observations
+from gp_orff.observations import (
+    Conditioning,
+    FeatureObservations,
+    Noises,
+    Observations,
+    group_noise,
+)
 from gp_orff.patterns import LineOfSight
 from gp_orff.readings import DEFAULT, GroupKey, Options
 from gp_orff.recipes import build, build_rule, describe, describe_rule
@@ -115,11 +122,11 @@ class VectorFieldGP(torch.nn.Module):
         )
         self.mean = _default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
-        self.likelihoods = torch.nn.ModuleDict()  # of instruments that have a name
+        self.likelihoods = Instruments()  # that have a name
         self._fit: Fit | None = None
         self._observations: Observations | None = None
         self._last: tuple[list[Tensor], _Snapshot] | None = None
-        self._reserve: tuple[Data, HeldSums] | None = None
+        self._reserve: tuple[Data, list[Tensor], HeldSums] | None = None
         self._story: list[str] = []
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
@@ -250,8 +257,9 @@ class VectorFieldGP(torch.nn.Module):
         try:
             if isinstance(x, FieldStatistics):
                 sums = self._sums()
-                data = replace(sums, sums=sums.sums + x)
-                self._accept(replace(fit, data=data, notes=list(fit.notes)))
+                merged = self._fit_of(replace(sums, sums=sums.sums + self._own(x)))
+                merged.mean = fit.mean
+                self._accept(merged)
             else:
                 new = self._prepare(x, y, Options(**how))
                 self._add(fit, new.weighed_by(self._observations))
@@ -317,7 +325,9 @@ class VectorFieldGP(torch.nn.Module):
         snapshot, before = self._snapshot(), self._state()
         try:
             new = self._prepare(x, y, Options(**how))
-            weighed = new.weighed_by(self._observations)
+            weighed = self._fit.data
+            if not weighed.same_readings(new.data):
+                weighed = new.weighed_by(self._observations)
         finally:
             self._restore(before)
         return leave_one_out(
@@ -346,6 +356,7 @@ class VectorFieldGP(torch.nn.Module):
                 "notes": list(fit.notes),
                 "mean": fit.mean,
                 "choice": describe_rule(fit.choice),
+                "exact": exact,
                 "conditioned_by": describe_rule(fit.conditioned_by),
                 "known": known,
                 "data": pack_data(fit.data if exact else self._sums()),
@@ -389,11 +400,10 @@ class VectorFieldGP(torch.nn.Module):
             fit.notes, fit.mean = own["notes"], own["mean"]
             choice, by = own["choice"], own["conditioned_by"]
             known = None if own["known"] is None else unpack_statistics(own["known"])
-            observations = fit.resumed(
-                None if choice is None else build_rule(choice, None),
-                None if by is None else build_rule(by, frequencies),
-                known,
-            )
+            rules = [None, None]
+            if not own["exact"]:
+                rules = [build_rule(rule, None if rule else frequencies) for rule in (choice, by)]
+            observations = fit.resumed(*rules, known)
             model._accept(fit, observations)
             model._story = own["story"]
         return model
@@ -418,7 +428,7 @@ class VectorFieldGP(torch.nn.Module):
         data = HeldData.of(source, seed=seen)
         if y is not None and data.size <= MOST_KEPT:
             data = data.kept()
-        for key in data.survey.keys:
+        for key in data.keys:
             self._meet(key)
         return self._fit_of(data, show)
 
@@ -426,8 +436,6 @@ class VectorFieldGP(torch.nn.Module):
         """A likelihood for an instrument that is new."""
         if key.label in self._instruments:
             return
-        if "." in key.label:
-            raise ValueError(f"expected names of groups without a dot, got {key.label!r}")
         likelihood = self.likelihood
         if isinstance(key.pattern, LineOfSight):
             likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
@@ -453,7 +461,8 @@ class VectorFieldGP(torch.nn.Module):
             data = fit.data + new.counted()
             if data.held > MOST_KEPT:
                 data = replace(fit, data=data).sums()
-        fit = replace(fit, data=data, notes=list(fit.notes))
+        notes, instruments = list(fit.notes), self._instruments
+        fit = replace(fit, data=data, notes=notes, likelihoods=instruments)
         self._accept(fit, fit.grown(self._observations, new))
 
     def _own(self, statistics: FieldStatistics) -> FieldStatistics:
@@ -464,22 +473,27 @@ class VectorFieldGP(torch.nn.Module):
                 "expected statistics of this model's frequencies, got those of others; make them "
                 "with statistics_of(x, y) of this model, or of a copy of it"
             )
+        if not statistics.num_values > 0:
+            raise ValueError("expected statistics of at least one reading, got those of none")
         for key in statistics.groups:
             self._meet(key)
         return statistics
 
     def _sums(self) -> HeldSums:
         """Statistics in the place of the data."""
-        fit = self._held()
-        if self._reserve is None or self._reserve[0] is not fit.data:
-            self._reserve = fit.data, fit.sums()
-        return self._reserve[1]
+        fit, now = self._held(), self._hyperparameters
+        known = self._reserve is not None and self._reserve[0] is fit.data
+        if not known or not all(map(torch.equal, now, self._reserve[1])):
+            self._reserve = fit.data, [p.detach().clone() for p in now], fit.sums()
+        return self._reserve[2]
 
     def _accept(self, fit: Fit, observations: Observations | None = None) -> None:
         fit.progress = silent
-        self._fit = fit
-        self._observations = fit.observations() if observations is None else observations
-        self._last = None
+        for key in fit.data.keys:
+            group_noise(key, noises_of(self.kernel, self._instruments))  # raises
+        observations = fit.observations() if observations is None else observations
+        observations.prepare()
+        self._fit, self._observations, self._last = fit, observations, None
 
     def _conditioned(self) -> tuple[Fit, Observations]:
         """The data under the hyperparameters as they are now."""
@@ -493,27 +507,34 @@ class VectorFieldGP(torch.nn.Module):
     def _snapshot(self) -> "_Snapshot":
         """Of the model as it is now; the constant mean is brought up to date."""
         fit, observations = self._conditioned()
-        hyperparameters = [*self.kernel.parameters(), *self.likelihood.parameters()]
-        hyperparameters += self.likelihoods.parameters()
-        if self._last is None or not all(map(torch.equal, hyperparameters, self._last[0])):
+        now = self._hyperparameters
+        if self._last is None or not all(map(torch.equal, now, self._last[0])):
             snapshot = _Snapshot.of(self, fit, observations)
             if _is_trained(self.mean):
                 for own, value in zip(base_means(self.mean), snapshot.constant, strict=True):
                     own.initialize(constant=value)
-            self._last = [p.detach().clone() for p in hyperparameters], snapshot
+            self._last = [p.detach().clone() for p in now], snapshot
         return self._last[1]
 
-    def _state(self) -> tuple[list[Tensor], set[str]]:
-        """Hyperparameters and instruments."""
-        parameters = [parameter.detach().clone() for parameter in self.parameters()]
-        return parameters, set(self.likelihoods)
+    @property
+    def _hyperparameters(self) -> list[Tensor]:
+        modules = (self.kernel, self.likelihood, self.likelihoods)
+        return [parameter for module in modules for parameter in module.parameters()]
 
-    def _restore(self, state: tuple[list[Tensor], set[str]]) -> None:
-        parameters, known = state
-        for label in set(self.likelihoods) - known:
+    def _state(self) -> tuple[list[Tensor], list[str], dict]:
+        """All that a call may change."""
+        parameters = [parameter.detach().clone() for parameter in self.parameters()]
+        own = {name: getattr(self, name) for name in ("_fit", "_observations", "_last", "_story")}
+        return parameters, list(self.likelihoods), own
+
+    def _restore(self, state: tuple[list[Tensor], list[str], dict]) -> None:
+        parameters, known, own = state
+        for label in set(self.likelihoods) - set(known):
             del self.likelihoods[label]
         for parameter, value in zip(self.parameters(), parameters, strict=True):
             parameter.data.copy_(value)
+        for name, value in own.items():
+            setattr(self, name, value)
 
     def _apply(self, fn, recurse=True):
         """`.to(device)` moves the data too."""
@@ -627,7 +648,7 @@ _NAMES = {"raw_noise": "noise variance", "noise_covar.raw_noise": "noise varianc
 
 
 def _hyperparameters(model: VectorFieldGP) -> list[str]:
-    present = {key.label for key in model._held().data.survey.keys}
+    present = {key.label for key in model._held().data.keys}
     noises = [(label, own) for label, own in model._instruments.items() if label in present]
     lines = []
     for label, module in [("", model.kernel), *noises, ("", model.mean)]:

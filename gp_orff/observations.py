@@ -25,9 +25,8 @@ from gp_orff.inference import (
     statistics_evidence,
     white_blocks,
 )
-from gp_orff.patterns import Pattern
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
-from gp_orff.readings import Readings
+from gp_orff.readings import GroupKey, Readings
 from gp_orff.resolution import check_domain, expand, spectra_of
 from gp_orff.terms import terms
 from gp_orff.trig import by_chunks
@@ -44,6 +43,7 @@ class Conditioning:
     law: FieldLaw  # of the field without its mean
     white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
     evidence: Evidence
+    noises: Mapping[GroupKey, Float[Tensor, "v v"]]  # of a reading of weight one, as conditioned on
 
 
 class Observations(ABC):
@@ -60,6 +60,10 @@ class Observations(ABC):
         self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
     ) -> Conditioning:
         """Under a constant mean; that of largest evidence where none is given."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Visit the data where that is done once: what fails, fails here."""
 
     def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         """Whether predictions at x are right; raises where they cannot be made so."""
@@ -106,18 +110,26 @@ class Rows:
         """Of all numbers."""
         blocks = []
         for own in self.readings:
-            covariance = group_noise(own.key.label, own.pattern, noises)
-            if white is not None:
-                covariance = covariance + own.pattern.white(white, own.masses, len(own))
+            covariance = group_noise(own.key, noises, white, own.masses, len(own))
             ones = torch.ones_like(own.y[:, 0])
             variance = ones if own.weight is None else 1 / own.weight
             blocks.append(white_blocks(torch.diag(variance), covariance))
         return blocks[0] if len(blocks) == 1 else torch.block_diag(*blocks)
 
 
-def group_noise(label: str, pattern: Pattern, noises: Noises) -> Float[Tensor, "v v"]:
-    """The noise covariance of one reading."""
-    return pattern.noise(noises[label])
+def group_noise(
+    key: GroupKey,
+    noises: Noises,
+    white: Float[Tensor, "p p"] | None = None,
+    masses: Float[Tensor, "k"] | None = None,
+    count: float = 1,
+) -> Float[Tensor, "v v"]:
+    """The noise covariance of one reading, with its share of a variance that is white."""
+    if key.label not in noises:
+        known = sorted(noises)
+        raise ValueError(f"expected readings of a known group, one of {known}, got {key.label!r}")
+    covariance = key.pattern.noise(noises[key.label])
+    return covariance if white is None else covariance + key.pattern.white(white, masses, count)
 
 
 @dataclass(frozen=True)
@@ -129,6 +141,9 @@ class ExactObservations(Observations):
     @cached_property
     def rows(self) -> Rows:
         return Rows(self.data.readings)
+
+    def prepare(self) -> None:
+        _ = self.rows
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         p = _num_outputs(noises)
@@ -146,7 +161,9 @@ class ExactObservations(Observations):
         mean = evidence.best_mean() if mean is None else mean
         residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
         alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
-        return Conditioning(ExactLaw(kernel, self.rows, factor, alpha), None, evidence)
+        law = ExactLaw(kernel, self.rows, factor, alpha)
+        own = {part.key: group_noise(part.key, noises) for part in self.rows.readings}
+        return Conditioning(law, None, evidence, own)
 
     def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
@@ -236,7 +253,17 @@ class FeatureObservations(Observations):
         whole, evidence = law(expansion)
         points = torch.cat([own.x for own in self.data.survey.sample])
         check(whole, expansion, lambda *part: law(*part)[0], points)
-        return Conditioning(whole, white, evidence)
+        if dual:
+            own = {
+                part.key: group_noise(part.key, noises, white, part.masses, len(part))
+                for part in self._rows.readings
+            }
+        else:
+            own = {
+                key: group_noise(key, noises, white, part.masses, part.count)
+                for key, part in statistics.groups.items()
+            }
+        return Conditioning(whole, white, evidence, own)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
@@ -260,6 +287,10 @@ class FeatureObservations(Observations):
             own.left_range(spectra_of(term))
             for own, term in zip(self.draws, terms(kernel), strict=True)
         )
+
+    def prepare(self) -> None:
+        if self._constant:
+            _ = self.statistics
 
     @cached_property
     def statistics(self) -> FieldStatistics:
@@ -315,13 +346,10 @@ def _groups(
     statistics: FieldStatistics, noises: Noises, white: Float[Tensor, "p p"] | None
 ) -> list[Group]:
     """With the truncated variance in the noise of each."""
-    found = []
-    for key, own in statistics.groups.items():
-        covariance = group_noise(key.label, key.pattern, noises)
-        if white is not None:
-            covariance = covariance + key.pattern.white(white, own.masses, own.count)
-        found.append(Group(own, Noise.of(covariance)))
-    return found
+    return [
+        Group(own, Noise.of(group_noise(key, noises, white, own.masses, own.count)))
+        for key, own in statistics.groups.items()
+    ]
 
 
 def _num_outputs(noises: Noises) -> int:

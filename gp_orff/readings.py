@@ -77,13 +77,16 @@ class Readings:
 
 def join(parts: Iterable[Readings]) -> list[Readings]:
     """Readings of the same group in one piece, groups in the order of their first reading."""
-    groups: dict[tuple, list[Readings]] = {}
+    groups: dict[GroupKey, list[Readings]] = {}
     for part in parts:
-        groups.setdefault((part.key, part.weight is None), []).append(part)
+        groups.setdefault(part.key, []).append(part)
     return [own[0] if len(own) == 1 else _joined(own) for own in groups.values()]
 
 
 def _joined(parts: list[Readings]) -> Readings:
+    if any(part.weight is not None for part in parts):
+        parts = [part.weighted(torch.ones_like(part.y[:, 0])) for part in parts]
+
     def cat(name: str) -> Tensor | None:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else torch.cat(tensors)
@@ -111,7 +114,7 @@ class Options:
         """For some of the points."""
 
         def cut(values: object) -> object:
-            return values if values is None or np.ndim(values) == 0 else values[rows]
+            return values if is_single(values) else values[rows]
 
         return replace(
             self,
@@ -153,9 +156,10 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readi
 
 def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, object, Options]]:
     """Tensors and arrays, memory maps included, slice by slice."""
-    if len(x) != len(y):
-        raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
-    for start in range(0, max(len(x), 1), _CHUNK):
+    length, other = _length(x, "points x (N, d)"), _length(y, "observations y (N, p)")
+    if length != other:
+        raise ValueError(f"expected x and y of equal length, got {length} and {other} rows")
+    for start in range(0, max(length, 1), _CHUNK):
         rows = slice(start, start + _CHUNK)
         yield x[rows], y[rows], options.rows(rows)
 
@@ -202,13 +206,7 @@ def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
 
 def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     """Tensors and arrays as float64, (N,) as a column."""
-    if isinstance(values, np.ndarray) and not values.flags.writeable:
-        values = values.copy()  # a memory map for reading: torch would warn
-    try:
-        matrix = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        found = type(values).__name__
-        raise TypeError(f"expected {name} as a tensor or array, got {found}") from error
+    matrix = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
     if matrix.dtype == torch.bool or matrix.is_complex():
         raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
     matrix = matrix.detach().double()
@@ -216,6 +214,39 @@ def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     if matrix.dim() != 2 or len(matrix) == 0 or matrix.shape[-1] == 0:
         raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
     return matrix
+
+
+def _array(values: object, name: str) -> np.ndarray:
+    """Anything that is an array, as one that torch can take; what is masked in it, as NaN."""
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.astype(np.float64).filled(np.nan)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:  # rows of different lengths
+        raise TypeError(f"expected {name} as a tensor or array, got {error}") from error
+    if array.dtype.kind not in "fiu":
+        raise TypeError(
+            f"expected {name} as a tensor or array of real numbers, got "
+            f"{type(values).__name__} of type {array.dtype}"
+        )
+    array = array.astype(np.float64, copy=False)  # of any byte order
+    return array if array.flags.writeable else array.copy()  # a memory map: torch would warn
+
+
+def is_single(values: object) -> bool:
+    """Whether it is one value for all readings."""
+    return (
+        not hasattr(values, "__len__") or isinstance(values, str) or getattr(values, "ndim", 1) == 0
+    )
+
+
+def _length(values: object, name: str) -> int:
+    """How many points an array has."""
+    if not (isinstance(values, Tensor | list | tuple) or hasattr(values, "__array__")):
+        raise TypeError(f"expected {name} as a tensor or array, got {type(values).__name__}")
+    if is_single(values):
+        raise ValueError(f"expected {name}, at least one row, got a single value")
+    return len(values)
 
 
 def _wrong_columns(found: int, num_outputs: int, along: bool) -> str:
@@ -287,14 +318,15 @@ def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | Non
     """Each instrument with its rows; None for all rows."""
     if group is None:
         return [(DEFAULT, None)]
-    if np.ndim(group) == 0:
+    if is_single(group):
         return [(str(group), None)]
     labels = np.asarray(group)
     if labels.shape != (count,):
         raise ValueError(
             f"expected one group for all readings or {count} of them, got shape {labels.shape}"
         )
-    names, which = np.unique(labels.astype(str), return_inverse=True)
+    named = np.array([DEFAULT if label is None else str(label) for label in labels.tolist()])
+    names, which = np.unique(named, return_inverse=True)
     return [(str(n), torch.from_numpy(np.flatnonzero(which == i))) for i, n in enumerate(names)]
 
 

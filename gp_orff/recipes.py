@@ -91,9 +91,13 @@ _CLASSES = {cls.__name__: cls for cls in _ARGUMENTS}
 
 def describe(module: Module) -> dict:
     """A module as plain values: its class and arguments if they are known, and its state."""
+    parts = [own for _, own in module.named_modules(remove_duplicate=False)]
+    shared = len({id(own) for own in parts if isinstance(own, Kernel)}) < sum(
+        isinstance(own, Kernel) for own in parts
+    )  # a part of the tree that stands in two places
     return {
         "name": type(module).__name__,
-        "recipe": _recipe(module),
+        "recipe": None if shared else _recipe(module),
         "state": module.state_dict(),
         "frozen": [n for n, p in module.named_parameters() if not p.requires_grad],
     }
@@ -136,6 +140,9 @@ def _recipe(module: Module) -> dict | None:
         if type(constraint).__name__ not in _CONSTRAINTS or not constraint.enforced:
             return None
         bounds = [constraint.lower_bound.tolist(), constraint.upper_bound.tolist()]
+        usual = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
+        if not _same_function(constraint._transform, usual._transform):
+            return None
         constraints[name] = [type(constraint).__name__, *bounds]
     arguments = {}
     for name, value in _ARGUMENTS[type(module)](module).items():
@@ -144,7 +151,13 @@ def _recipe(module: Module) -> dict | None:
         if any(own is None and isinstance(p, Module) for own, p in zip(plain, parts, strict=True)):
             return None
         arguments[name] = plain if isinstance(value, list) else plain[0]
-    return {"class": type(module).__name__, "arguments": arguments, "constraints": constraints}
+    dims = getattr(module, "active_dims", None)
+    return {
+        "class": type(module).__name__,
+        "arguments": arguments,
+        "constraints": constraints,
+        "active_dims": None if dims is None else dims.tolist(),
+    }
 
 
 def _cook(recipe: Mapping) -> Module:
@@ -154,6 +167,8 @@ def _cook(recipe: Mapping) -> Module:
     if arguments.get("active_dims") is not None:
         arguments["active_dims"] = tuple(arguments["active_dims"])
     module = cls(*positional, **arguments)
+    if recipe["active_dims"] is not None:  # of composite kernels, which do not take them
+        module.register_buffer("active_dims", torch.tensor(recipe["active_dims"]))
     for name, (kind, low, high) in recipe["constraints"].items():
         constraint = _constraint(kind, torch.tensor(low), torch.tensor(high))
         owner, _, own = name.rpartition(".")
@@ -172,6 +187,14 @@ def _constraint(kind: str, low: torch.Tensor, high: torch.Tensor):
     cls = getattr(gpytorch.constraints, kind)
     bounds = {"Positive": (), "GreaterThan": (low,), "LessThan": (high,), "Interval": (low, high)}
     return cls(*bounds[kind])
+
+
+def _same_function(one: object, other: object) -> bool:
+    """One object, or copies of one module, such as `torch.nn.Softplus`."""
+    alike = (
+        isinstance(one, torch.nn.Module) and type(one) is type(other) and repr(one) == repr(other)
+    )
+    return one is other or alike
 
 
 def describe_rule(rule: Rule) -> dict | None:

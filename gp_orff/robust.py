@@ -50,9 +50,9 @@ def residuals(
     blocks = conditioning.law.blocks(part.x)
     seen = part.pattern.rows(blocks, part.direction).mT  # Cov Hᵀ: (n, p, v)
     seen = part.pattern.rows(seen, part.direction)
-    noise = group_noise(part.key.label, part.pattern, noises)
-    if conditioning.white is not None:
-        noise = noise + part.pattern.white(conditioning.white, part.masses, len(part))
+    noise = conditioning.noises.get(part.key)
+    if noise is None:  # of a group that is new
+        noise = group_noise(part.key, noises, conditioning.white, part.masses, len(part))
     return part.y - part.see(vectors), seen, noise
 
 

@@ -9,7 +9,7 @@ from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.readings import Options, Readings, chunks, read, unpack
+from gp_orff.readings import Options, Readings, chunks, is_single, read, unpack
 from gp_orff.resolution import infer_num_dims, input_columns
 from gp_orff.terms import terms
 
@@ -74,6 +74,12 @@ class Chunks:
             raise TypeError(
                 "expected chunks that can be gone through again and again, got an iterator that is "
                 "used up after once; give a list, or an object whose __iter__ starts anew"
+            )
+        given = (self.options.variances, self.options.directions, self.options.group)
+        if not all(map(is_single, given)):
+            raise ValueError(
+                "expected variances, directions and groups of single readings inside the chunks, "
+                "got them beside: give chunks as mappings with keys x, y, variances, ..."
             )
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y beside x, got x alone: fit(x, y)")

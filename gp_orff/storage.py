@@ -133,7 +133,7 @@ def unpack_data(found: Mapping) -> Data:
     )
     domain = found["domain"]
     domain = None if domain is None else tuple(map(tuple, domain))
-    return HeldSums(sums, domain, survey, found["bound"])
+    return HeldSums(sums, domain, survey)
 
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
@@ -146,6 +146,7 @@ def pack_statistics(statistics: FieldStatistics) -> dict:
     return {
         "columns": columns,
         "groups": [_group(key, own) for key, own in statistics.groups.items()],
+        "bound": statistics.bound,
     }
 
 
@@ -169,7 +170,7 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
             own["count"],
             own["log_weight"],
         )
-    return FieldStatistics(phi, groups)
+    return FieldStatistics(phi, groups, found["bound"])
 
 
 def _group(key: GroupKey, own: Statistics) -> dict:

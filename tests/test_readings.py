@@ -315,7 +315,6 @@ BAD = {
     "directions_y": ({"directions": directions(30)}, "one number for each point"),
     "directions_shape": ({"directions": np.ones((30, 3)), "y": lambda y: y[:, 0]}, "of shape"),
     "group": ({"group": ["a", "b"]}, "one group for all readings"),
-    "group_name": ({"group": "a.b"}, "without a dot"),
 }
 
 

@@ -324,3 +324,153 @@ def test_statistics_of_a_mean_that_is_taken_as_it_is():
     torch.testing.assert_close(
         model.posterior().mean(x), plain.posterior().mean(x) + trend(x), rtol=0, atol=1e-9
     )
+
+
+def test_statistics_follow_the_hyperparameters(tmp_path):
+    """Set by hand or learned: what is asked of the model, or saved, is never of the old ones."""
+    x, y, _ = flow(800)
+    model = conditioned(curl_free(0.4), x, y, gp_orff.Auto(exact_values=0), noise=0.01)
+    old = model.statistics
+    lengthscale_of(model).lengthscale = 1.2
+    assert not model.statistics.phi.same(old.phi)
+    model.save(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    assert loaded.log_marginal_likelihood() == model.log_marginal_likelihood()
+    with pytest.raises(ValueError, match="those of others"):
+        model.condition(old)
+
+
+def lengthscale_of(model):
+    return model.kernel.base_kernel.base_kernel
+
+
+def test_new_readings_at_the_edge_of_the_domain(tmp_path):
+    """Where only statistics are held, a quarter of the extent beyond the data is as good as
+    within it."""
+    x, y, field = flow(1500)
+    model = conditioned(curl_free(0.3), x, y, gp_orff.Auto(exact_values=0), noise=0.01)
+    model.save(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    (low, high), _ = loaded._fit.data.domain
+    assert high - low > 2.9  # the data have an extent of 2
+    near = torch.tensor([[low, 0], [high, 0], [high - 0.1, 0.1]], dtype=torch.float64)
+    loaded.update(near, field(near))
+    expected = conditioned(
+        curl_free(0.3), torch.cat([x, near]), torch.cat([y, field(near)]), None, noise=0.01
+    )
+    for points in (near, x[:200]):
+        one, other = loaded.posterior(), expected.posterior()
+        sd = other.variance(points).sqrt()
+        assert ((one.mean(points) - other.mean(points)) / sd).abs().max() < 0.05
+        assert (one.variance(points).sqrt() / sd - 1).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("method", ["condition", "update", "fit"])
+@pytest.mark.parametrize("rule", ["auto", "exact"])
+def test_a_stream_that_breaks_halfway_changes_nothing(rule, method):
+    """It was fine when it was looked at, and fails while it is read."""
+    x, y, _ = flow(700)
+    model = conditioned(curl_free(0.4), x, y, RULES[rule](x), noise=0.01)
+    before = [model.posterior().mean(x), model.log_marginal_likelihood(), model.report]
+
+    class Unplugged:
+        looks = 0
+
+        def __iter__(self):
+            self.looks += 1
+            for part in (x[:300], x[300:]):
+                if self.looks > 1 and part is not x and len(part) == 400:
+                    raise OSError("the disk is gone")
+                yield {"x": part, "y": y[: len(part)], "group": "new"}
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        getattr(model, method)(Unplugged())
+    assert torch.equal(model.posterior().mean(x), before[0])
+    assert model.log_marginal_likelihood() == before[1]
+    assert model.report == before[2]
+    assert list(model.likelihoods) == []
+
+
+@pytest.mark.parametrize("how", ["readings", "statistics"])
+def test_an_instrument_joins(how):
+    """A group that the model has not met, added to a grid, or merged."""
+    x, y, _ = flow(900)
+    chunks = [{"x": x[:500], "y": y[:500]}, {"x": x[500:], "y": y[500:], "group": "keys"}]
+    rule = gp_orff.Auto(exact_values=0)
+    expected = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=rule)
+    model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=rule)
+    for own in (model, expected):
+        own.likelihood.noise = 0.01
+    expected.condition(chunks)
+    model.condition(x[:500], y[:500])
+    new = x[500:].clamp(-0.99, 0.99)
+    if how == "readings":
+        model.update(x[500:], y[500:], group="keys")
+        compare(model, expected, atol=1e-6)
+    else:
+        part = copy.deepcopy(model).statistics_of(new, y[500:], group="keys")
+        model.update(part)
+    assert list(model.likelihoods) == ["keys"]
+    assert "keys: noise variance" in model.report
+    model.likelihoods["keys"].noise = 100.0  # of no weight
+    alone = conditioned(curl_free(0.4), x[:500], y[:500], rule, noise=0.01)
+    change = (model.posterior().mean(x) - alone.posterior().mean(x)).square().mean()
+    assert change < 0.01 * alone.posterior().variance(x).mean()
+
+
+def test_merged_statistics_keep_a_mean_that_is_fixed():
+    x, y, _ = flow(900)
+    zero = gpytorch.means.ZeroMean()
+    rule = gp_orff.Auto(exact_values=0)
+    model = conditioned(curl_free(0.4), x[:600], y[:600] + 5, rule, noise=0.01, mean=zero)
+    inside = x[600:].clamp(-0.99, 0.99)
+    part = copy.deepcopy(model).statistics_of(inside, y[600:] + 5)
+    expected = conditioned(
+        curl_free(0.4), torch.cat([x[:600], inside]), y + 5, rule, noise=0.01, mean=zero
+    )
+    compare(model.update(part), expected, atol=2e-3)
+
+
+def test_statistics_carry_the_bound_of_their_weights():
+    """Of readings under Student-t noise: what is added can be taken away again."""
+    x, y, _ = flow(700)
+    model = gp_orff.VectorFieldGP(
+        curl_free(0.4), likelihood=gp_orff.MultitaskStudentTLikelihood(2).double()
+    )
+    model.likelihood.noise = 0.01
+    model.condition(x, y)
+    part = model.statistics_of(x[:50], y[:50])
+    assert part.bound != 0.0
+    both = model.statistics + part
+    assert both.bound == pytest.approx(model.statistics.bound + part.bound)
+    assert (both - part).bound == pytest.approx(model.statistics.bound)
+    assert (0.5 * both).bound == pytest.approx(0.5 * both.bound)
+    expected = copy.deepcopy(model).condition(model.statistics).log_marginal_likelihood().item()
+    model.condition(both - part)
+    assert model.log_marginal_likelihood().item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_statistics_of_nothing_are_refused():
+    x, y, _ = flow(700)
+    model = conditioned(curl_free(0.4), x, y, gp_orff.Auto(exact_values=0), noise=0.01)
+    with pytest.raises(ValueError, match="at least one reading"):
+        model.condition(model.statistics - model.statistics)
+
+
+def test_arrays_beside_chunks_are_refused():
+    x, y, _ = flow(30)
+    with pytest.raises(ValueError, match="inside the chunks"):
+        gp_orff.VectorFieldGP(curl_free(0.4)).condition([(x, y)], variances=torch.ones(30))
+
+
+def test_arrays_as_files_give_them():
+    """Big-endian numbers, masked arrays, lists, tables: read as what they mean."""
+    x, y, _ = flow(40)
+    expected = conditioned(curl_free(0.4), x, y, None, noise=0.01).posterior().mean(x)
+    masked = np.ma.masked_array(y.numpy(), mask=np.zeros_like(y, dtype=bool))
+    for given in (y.numpy().astype(">f8"), y.tolist(), masked):
+        model = conditioned(curl_free(0.4), x.numpy().astype(">f8"), given, None, noise=0.01)
+        assert torch.equal(model.posterior().mean(x), expected)
+    masked.mask[3] = True
+    with pytest.raises(ValueError, match=r"got 2 NaN.*missing='mask'"):
+        conditioned(curl_free(0.4), x, masked, None)

@@ -1,0 +1,206 @@
+"""Student-t noise and leave-one-out scores."""
+
+import math
+
+import gpytorch
+import pytest
+import scipy.stats
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+
+import gp_orff
+from gp_orff import robust
+from gp_orff.robust import StudentT
+from tests import oracles
+from tests.test_vector_field_gp import conditioned, curl_free, flow
+
+RULES = {"exact": None, "grid": gp_orff.Auto(exact_values=0, tolerance=1e-8)}
+
+
+def with_outliers(points, share=0.1, noise=0.1, seed=0):
+    x, y, field = flow(points, noise=noise, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 7)
+    bad = torch.rand(points, generator=generator) < share
+    y[bad] = 20 * torch.randn(int(bad.sum()), 2, generator=generator).double()
+    return x, y, field, bad
+
+
+def robust_model(deg_free=4.0, rule=None):
+    likelihood = gp_orff.MultitaskStudentTLikelihood(2, deg_free=deg_free)
+    return gp_orff.VectorFieldGP(curl_free(), likelihood=likelihood, frequencies=rule)
+
+
+@pytest.mark.parametrize("points", [250, 1500], ids=["exact", "grid"])
+def test_outliers_do_not_ruin_a_map(points):
+    """One vector in ten is wrong: within 10 % of the error without; Gaussian noise is far worse."""
+    x, y, field, bad = with_outliers(points)
+    clean = gp_orff.VectorFieldGP(curl_free()).fit(x[~bad], y[~bad], progress=False)
+    gaussian = gp_orff.VectorFieldGP(curl_free()).fit(x, y, progress=False)
+    robust = robust_model().fit(x, y, progress=False)
+    errors = [
+        (model.posterior().mean(x) - field(x)).square().mean().sqrt().item()
+        for model in (clean, gaussian, robust)
+    ]
+    assert errors[2] < 1.1 * errors[0]
+    assert errors[1] > 4 * errors[0]
+    field_error = robust.posterior().mean(x) - field(x)
+    inside = (field_error.square() < 1.96**2 * robust.posterior().variance(x)).double().mean()
+    assert inside > 0.88
+    found = robust.leave_one_out(x, y).distance > scipy.stats.chi2.ppf(0.999, 2)
+    assert (found & bad).sum() > 0.95 * bad.sum()
+    assert (found & ~bad).sum() < 0.05 * (~bad).sum()
+
+
+def test_without_outliers_it_is_nearly_gaussian():
+    x, y, field = flow(300)
+    errors = []
+    for model in (gp_orff.VectorFieldGP(curl_free()), robust_model(deg_free=50.0)):
+        model.fit(x, y, progress=False)
+        errors.append((model.posterior().mean(x) - field(x)).square().mean().sqrt().item())
+        noise = model.likelihood.noise.item() ** 0.5
+        assert noise == pytest.approx(0.1, rel=0.1)
+    assert errors[1] == pytest.approx(errors[0], rel=0.1)
+
+
+@pytest.mark.parametrize("deg_free", [3.0, 10.0])
+@pytest.mark.parametrize("values", [1, 2, 3])
+def test_the_bound_by_quadrature(deg_free, values):
+    """E[log p(w)/q(w)] + ½v(E log w − log E w) under q(w), a Gamma law, integrated numerically."""
+    model, distance = StudentT(deg_free), torch.tensor([0.3, 2.0, 40.0]).double()
+    expected = 0.0
+    for d in distance.tolist():
+        q = scipy.stats.gamma((deg_free + values) / 2, scale=2 / (deg_free + d))
+        p = scipy.stats.gamma(deg_free / 2, scale=2 / deg_free)
+        own = q.expect(lambda w, p=p, q=q: p.logpdf(w) - q.logpdf(w))
+        own += 0.5 * values * (q.expect(math.log) - math.log(q.mean()))
+        weight = model.weights(torch.tensor([d]), values).item()
+        assert weight == pytest.approx(q.mean())
+        expected += own
+    assert model.bound(distance, values) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_bound_is_below_the_density_and_not_far():
+    """Exact density of the data by importance sampling over the weights of few readings."""
+    x, y, _ = flow(6, noise=0.3)
+    y[0] += 3.0
+    model = robust_model()
+    model.kernel.base_kernel.base_kernel.lengthscale = 0.5
+    model.likelihood.noise = 0.05
+    model.mean = gpytorch.means.ZeroMean()
+    model.condition(x, y)
+    covariance = model.kernel(x).to_dense().detach()
+    bound = model.log_marginal_likelihood().item()
+    weights = model._fit.data.weights[0]
+    total = []
+    shape = torch.full((6,), 3.0).double()
+    q = torch.distributions.Gamma(shape, shape / weights)  # mean E[w]
+    p = torch.distributions.Gamma(torch.tensor(2.0).double(), torch.tensor(2.0).double())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        samples = q.sample((4000,))
+    for w in samples:
+        noise = torch.diag((0.05 / w).repeat_interleave(2))
+        density = oracles.log_density(covariance + noise, y)
+        total.append(density + p.log_prob(w).sum() - q.log_prob(w).sum())
+    total = torch.stack(total)
+    truth = (torch.logsumexp(total, 0) - math.log(len(total))).item()
+    spread = (total - total.max()).exp()
+    error = (spread.std() / spread.mean() / len(total) ** 0.5).item()
+    assert bound < truth + 5 * error
+    assert bound > truth - 1.5
+
+
+def test_expectation_maximisation_climbs():
+    x, y, _, _ = with_outliers(120)
+    model = robust_model().fit(x, y, progress=False)
+    best = model.log_marginal_likelihood().item()
+    again = model.condition(x, y).log_marginal_likelihood().item()
+    assert again >= best - 0.05
+    for factor in (0.8, 1.25):
+        noise = model.likelihood.noise.item()
+        model.likelihood.noise = factor * noise
+        assert model.condition(x, y).log_marginal_likelihood().item() < best
+        model.likelihood.noise = noise
+
+
+def test_its_marginal_in_gpytorch_has_the_covariance_of_the_noise():
+    likelihood = gp_orff.MultitaskStudentTLikelihood(2, deg_free=4.0)
+    likelihood.noise = 0.3
+    law = MultitaskMultivariateNormal(torch.zeros(3, 2), torch.eye(6))
+    torch.testing.assert_close(likelihood(law).variance, torch.full((3, 2), 1.6))
+    with pytest.raises(ValueError, match="deg_free > 2"):
+        gp_orff.MultitaskStudentTLikelihood(2, deg_free=2.0)
+
+
+def test_new_readings_are_weighed_by_the_field():
+    x, y, field, bad = with_outliers(300, share=0.15)
+    model = robust_model().fit(x[:250], y[:250], progress=False)
+    model.update(x[250:], y[250:])
+    weights = torch.cat(model._fit.data.weights)[250:]
+    assert weights[bad[250:]].max() < 0.1 < weights[~bad[250:]].min()
+    assert (model.posterior().mean(x) - field(x)).square().mean().sqrt() < 0.12
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_leaving_one_out_is_conditioning_on_the_others(rule, weighted):
+    x, y, _ = flow(40)
+    variances = torch.linspace(0.5, 2.0, 40).double()
+    how = {"variances": variances} if weighted else {}
+    model = gp_orff.VectorFieldGP(curl_free(0.5), frequencies=RULES[rule])
+    model.likelihood.noise = 0.04
+    model.condition(x, y, **how)
+    found = model.leave_one_out(x, y, **how)
+    constant = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
+    noise = 0.04 * (variances if weighted else torch.ones(40).double())
+    prior = model.kernel(x).to_dense().detach()
+    noisy = prior + torch.diag(noise.repeat_interleave(2))
+    for i in (0, 7, 39):
+        own = [2 * i, 2 * i + 1]
+        rest = [j for j in range(80) if j not in own]
+        gain = torch.linalg.solve(noisy[rest][:, rest], noisy[rest][:, own]).mT
+        residual = (y - constant).reshape(-1)
+        wanted = residual[own] - gain @ residual[rest]
+        covariance = noisy[own][:, own] - gain @ noisy[rest][:, own]
+        atol = 1e-8 if rule == "exact" else 1e-4
+        torch.testing.assert_close(found.residual[i], wanted, rtol=0, atol=atol)
+        torch.testing.assert_close(found.covariance[i], covariance, rtol=0, atol=atol)
+        distance = wanted @ torch.linalg.solve(covariance, wanted)
+        assert found.distance[i] == pytest.approx(distance.item(), rel=100 * atol)
+        density = oracles.log_density(covariance, wanted).item()
+        assert found.log_density[i] == pytest.approx(density, abs=100 * atol)
+
+
+def test_leave_one_out_asks_for_readings_it_knows():
+    x, y, _ = flow(40)
+    model = conditioned(curl_free(0.5), x, y, None, noise=0.04)
+    gaps = y.clone()
+    gaps[3, 0] = float("nan")
+    with pytest.raises(ValueError, match="see the same components"):
+        model.leave_one_out(x, gaps, missing="mask")
+    with pytest.raises(ValueError, match="conditioned on"):
+        conditioned(curl_free(0.05), x, y, None, noise=1e-4).leave_one_out(x + 0.7, y)
+
+
+def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():
+    """Under Student-t noise the readings were weighed without knowing that they would be left out;
+    as new readings they would be weighed by a field that knows them."""
+    x, y, _, _ = with_outliers(120)
+    model = robust_model().fit(x, y, progress=False)
+    found = model.leave_one_out(x, y)
+    weights = torch.cat(model._fit.data.weights)
+    conditioning = model._snapshot().own
+    part = next(model._fit.data.visit())
+    residual, latent, noise = robust.residuals(
+        part, conditioning, model._snapshot().noises, model._snapshot().constant
+    )
+    own = noise / weights[:, None, None]
+    wanted = own @ torch.linalg.solve(own - latent, residual.unsqueeze(-1))
+    torch.testing.assert_close(found.residual, wanted.squeeze(-1), rtol=1e-9, atol=1e-9)
+
+
+def test_leave_one_out_of_an_unknown_instrument():
+    x, y, _ = flow(40)
+    model = conditioned(curl_free(0.5), x, y, None, noise=0.04)
+    with pytest.raises(ValueError, match="known group"):
+        model.leave_one_out(x, y, group="radar")
