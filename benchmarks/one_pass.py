@@ -20,8 +20,6 @@ error, sd    root mean square of the error of the mean, and of the posterior sd,
 
 import argparse
 import json
-import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -30,51 +28,18 @@ import finufft
 import gpytorch
 import numpy as np
 import torch
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from helpers import curl_free, field_of, median_seconds, peak_mib, resident_mib, scores
 
 import gp_orff
 from gp_orff.coordinates import Coordinates
+from gp_orff.data import HeldData
+from gp_orff.field_statistics import FieldStatistics
 from gp_orff.observations import FeatureObservations
+from gp_orff.readings import DEFAULT, Options, read
 from gp_orff.resolution import draw
 from gp_orff.training import log_marginal_likelihood
 
 NOISE = 0.3
-
-
-def curl_free(lengthscale=None):
-    potential = RBFKernel()
-    kernel = ScaleKernel(gp_orff.CurlFreeKernel(potential, num_dims=2)).double()
-    if lengthscale is not None:
-        potential.lengthscale = lengthscale
-        kernel.outputscale = lengthscale**2  # a field of variance one
-    return kernel
-
-
-def field_of(kernel, box):
-    """A draw from the prior as a function of points: weights on a fine grid."""
-    grid = gp_orff.Grid(domain=box, tolerance=1e-9, lengthscale_range=(1, 1))
-    features = gp_orff.ORFFKernel(kernel, grid)
-    expansion = features._expansion(2)
-    generator = torch.Generator().manual_seed(0)
-    theta = torch.randn(expansion.num_features, 1, generator=generator, dtype=torch.float64)
-    weights = expansion.column_weights(theta).detach()
-    return lambda x: expansion.phi.apply(x, weights)
-
-
-def median_seconds(functions, repeats):
-    """Medians of several functions, called in turn."""
-    times = [[] for _ in functions]
-    for _ in range(repeats):
-        for function, own in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            own.append(time.perf_counter() - start)
-    return [statistics.median(own) for own in times]
-
-
-def resident_mib():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 def bare_transforms(x, y, lattice):
@@ -106,38 +71,30 @@ def measure(points, extent):
     start = time.perf_counter()
     model = gp_orff.VectorFieldGP(curl_free()).fit(x, y, progress=False)
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_mib()
 
     posterior = model.posterior()
     many = extent * torch.rand(10**6, 2, generator=generator, dtype=torch.float64)
     start = time.perf_counter()
     posterior.mean(many), posterior.variance(many)
     mapped = time.perf_counter() - start
-    error, variance = posterior.mean(xs) - truth, posterior.variance(xs)
-    inside = (error.square() < 1.96**2 * variance).double().mean()
+    error, sd, inside = scores(posterior.mean(xs), posterior.variance(xs), truth)
 
     grid = gp_orff.Grid(domain=box, tolerance=1e-7, lengthscale_range=(0.9, 1.1))
     kernel, likelihood = curl_free(1.0), model.likelihood
-    observations = FeatureObservations(x, y, draw(kernel, grid, 2))
+    readings = read(x, y, 2, Options())
+    observations = FeatureObservations(HeldData.in_memory(readings), draw(kernel, grid, 2))
     lattice = observations.draws[0].lattice
     phi = lattice.columns()
-    statistics_of = gp_orff.statistics.Statistics.of
-    whole, nufft = median_seconds(
-        [
-            lambda: statistics_of(
-                x, y, gp_orff.lattice.LatticeColumns.of(phi.indices, phi.spacing, phi.origin)
-            ),
-            bare_transforms(x, y, lattice),
-        ],
-        3,
-    )
+    passes = lambda: FieldStatistics.of(readings, phi), bare_transforms(x, y, lattice)
+    whole, nufft = median_seconds(passes, 3)
     coordinates = Coordinates(kernel, likelihood)
     features = 2 * observations.draws[0].num_frequencies
     matrix = torch.eye(features, dtype=torch.float64) * 2 + 1e-3
 
     def step():
         coordinates.value_and_gradient(
-            lambda: log_marginal_likelihood(observations, kernel, likelihood, None)
+            lambda: log_marginal_likelihood(observations, kernel, {DEFAULT: likelihood}, None)
         )
 
     def bare():
@@ -160,9 +117,9 @@ def measure(points, extent):
         "step": per_step,
         "bare": per_bare,
         "map": mapped,
-        "error": error.square().mean().sqrt().item(),
-        "sd": variance.mean().sqrt().item(),
-        "inside": inside.item(),
+        "error": error,
+        "sd": sd,
+        "inside": inside,
         "report": model.report,
     }
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff import trig
 from gp_orff.columns import TrigColumns, side_by_side
+from gp_orff.symbols import Multiplier, Symbol
 
 
 class Expansion(ABC):
@@ -155,6 +156,60 @@ def _with_columns(
     phi: TrigColumns, columns: Int[Tensor, "F"], omega: Tensor, directions: Tensor
 ) -> FeatureExpansion:
     return FeatureExpansion(phi.with_omega(omega), directions, columns.to(omega.device))
+
+
+@dataclass(frozen=True)
+class WaveExpansion:
+    """Features Re(a_f e^{i⟨ω, x⟩}), for evaluation: what a symbol with real and imaginary parts
+    makes of those of an expansion."""
+
+    phi: TrigColumns
+    amplitudes: Complex[Tensor, "F q"]
+    frequencies: Int[Tensor, "F"]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.amplitudes.shape[-1]
+
+    def features(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N*q F"]:
+        cosine, sine = self.phi.values(x)[:, None, :].chunk(2, dim=-1)
+        a = self.amplitudes.mT
+        values = cosine[..., self.frequencies] * a.real - sine[..., self.frequencies] * a.imag
+        return values.flatten(0, 1)
+
+
+def seen_through(
+    symbol: Symbol, expansion: Expansion, space: Sequence[int]
+) -> FeatureExpansion | WaveExpansion:
+    """The features of Q f: cos⟨ω,x⟩ m is Re(m e^{i⟨ω,x⟩}), sin⟨ω,x⟩ m is Re(−i m e^{i⟨ω,x⟩})."""
+    full = expansion.general()
+    count = full.omega.shape[-2]
+    frequencies, sine = full.columns % count, (full.columns >= count).unsqueeze(-1)
+    images = (
+        _images(symbol, full, space)[frequencies] @ full.directions.to(torch.complex128)[..., None]
+    )
+    images = images.squeeze(-1)  # Q m
+    if not images.imag.any():
+        return FeatureExpansion(full.phi, images.real, full.columns)
+    if not images.real.any():  # a quarter turn: cos becomes −sin, sin becomes cos
+        directions = torch.where(sine, images.imag, -images.imag)
+        columns = torch.where(sine.squeeze(-1), frequencies, frequencies + count)
+        return FeatureExpansion(full.phi, directions, columns)
+    return WaveExpansion(full.phi, torch.where(sine, -1j * images, images), frequencies)
+
+
+def weights_through(
+    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "2*D p"], space: Sequence[int]
+) -> Float[Tensor, "2*D q"]:
+    """The same for the weights of the columns."""
+    cosine, sine = weights.chunk(2, dim=-2)
+    waves = torch.complex(cosine, -sine).unsqueeze(-1)
+    image = (_images(symbol, expansion, space) @ waves).squeeze(-1)
+    return torch.cat([image.real, -image.imag], dim=-2)
+
+
+def _images(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> Multiplier:
+    return symbol(expansion.omega[..., list(space)], expansion.num_outputs).to(torch.complex128)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class _FieldFactor:
     dims: tuple[int, ...] | None = None
     degree = 1
 
-    def _embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
+    def embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
         if self.dims is None:
             return omega
         full = omega.new_zeros(*omega.shape[:-1], self.num_outputs)
@@ -61,7 +61,7 @@ class _FieldFactor:
 
     def embedded_outer(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
         """Matrices over the inputs of the potential as matrices over those of the field."""
-        return self._embedded(self._embedded(outer).mT).mT
+        return self.embedded(self.embedded(outer).mT).mT
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Gradient(_FieldFactor):
         return outer
 
     def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d 1"]:
-        return self._embedded(omega).unsqueeze(-1)  # B(ω) = ω
+        return self.embedded(omega).unsqueeze(-1)  # B(ω) = ω
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Solenoidal(_FieldFactor):
         return trace * torch.eye(outer.shape[-1], dtype=outer.dtype, device=outer.device) - outer
 
     def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d r"]:
-        omega = self._embedded(omega)
+        omega = self.embedded(omega)
         tiny = torch.finfo(omega.dtype).tiny
         norm = omega.square().sum(-1, keepdim=True).clamp_min(tiny).sqrt()  # (*b, D, 1)
         first, rest = omega[..., :1], omega[..., 1:]

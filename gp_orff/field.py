@@ -1,36 +1,28 @@
 """The posterior of a vector field, as a scientist asks for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.operators import NoisyPosteriorCovariance, PosteriorCovariance
-from gp_orff.posterior import FieldLaw
+from gp_orff.paths import SamplePaths, Summary, sample_paths
 from gp_orff.readings import as_points
-
-
-@dataclass(frozen=True)
-class Conditioned:
-    """What conditioning leaves: the law without its mean, and the variance it does not hold."""
-
-    law: FieldLaw
-    white: Float[Tensor, "p p"] | None  # truncated by a grid
-    covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
-
-
-class Snapshot(Protocol):
-    """A model's data and hyperparameters as they were."""
-
-    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
-        """For the data's own domain, or one that holds these points too."""
-
-    def mean(self, points: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        """The prior mean."""
+from gp_orff.snapshot import Conditioned, ExactGPSnapshot, Snapshot
+from gp_orff.symbols import (
+    Curl,
+    CurlFreePart,
+    Divergence,
+    DivergenceFreePart,
+    Jacobian,
+    Potential,
+    StreamFunction,
+    Symbol,
+    VectorPotential,
+)
 
 
 class FieldPosterior:
@@ -38,8 +30,9 @@ class FieldPosterior:
 
     Variances are those of the field: for new observations, add the noise of the likelihood.
 
-    All results are computed in float64 and returned in the type of the points. Points outside the
-    frequency grid's domain are served by a wider grid, made from the data when they come.
+    All results are computed in float64 where the model is, and returned in the type of the points;
+    means and variances also where the points are. Points outside the frequency grid's domain are
+    served by a wider grid, made from the data when they come.
 
     Example:
         >>> import gp_orff, torch
@@ -53,49 +46,164 @@ class FieldPosterior:
         tensor(True)
     """
 
-    def __init__(self, snapshot: Snapshot, num_inputs: int):
+    def __init__(self, snapshot: Snapshot):
         self._snapshot = snapshot
-        self._num_inputs = num_inputs
         self._own = snapshot.conditioned()
         self._wide: Conditioned | None = None  # of the points outside that came last
+        self._derived: tuple[Conditioned, Symbol, Conditioned] | None = None  # the last one
+
+    @classmethod
+    def from_exact_gp(cls, model: ExactGP) -> "FieldPosterior":
+        """Of a trained gpytorch model, whose `covar_module` is an `ORFFKernel` or an exact kernel.
+
+        Raises:
+            TypeError: a model without mean_module and such a covar_module, or without data.
+            NotImplementedError: a likelihood whose noise is not known.
+
+        Example:
+            >>> import gp_orff, gpytorch, torch
+            >>> class Model(gpytorch.models.ExactGP):
+            ...     def __init__(self, x, y, likelihood):
+            ...         super().__init__(x, y, likelihood)
+            ...         constant = gpytorch.means.ConstantMean()
+            ...         self.mean_module = gpytorch.means.MultitaskMean(constant, num_tasks=2)
+            ...         kernel = gp_orff.HelmholtzKernel(num_dims=2)
+            ...         self.covar_module = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
+            ...     def forward(self, x):
+            ...         return gpytorch.distributions.MultitaskMultivariateNormal(
+            ...             self.mean_module(x), self.covar_module(x)
+            ...         )
+            >>> x, y = torch.rand(50, 2), torch.randn(50, 2)
+            >>> model = Model(x, y, gpytorch.likelihoods.MultitaskGaussianLikelihood(2))
+            >>> field = gp_orff.FieldPosterior.from_exact_gp(model)
+            >>> field.divergence(torch.rand(7, 2)).mean.shape
+            torch.Size([7])
+        """
+        return cls(ExactGPSnapshot.of(model))
 
     @property
     def num_outputs(self) -> int:
         return self._own.law.num_outputs
 
-    def __call__(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal | MultivariateNormal:
-        """The joint distribution of the field at n points; (n,) where it has one output."""
-        points, conditioned = self._at(x)
+    def __call__(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> MultitaskMultivariateNormal | MultivariateNormal:
+        """The joint distribution of the field, or of a symbol of it, at n points; (n,) where there
+        is one output."""
+        points, conditioned = self._at(x, symbol)
         points = points.to(_dtype(x))
         covariance = PosteriorCovariance(points, conditioned.law)
         if conditioned.white is not None:
             white = conditioned.white.to(points.dtype)
             covariance = NoisyPosteriorCovariance.of(covariance, white)
-        mean = self.mean(x)
-        if self.num_outputs == 1:
+        mean = self.mean(x, symbol).to(points)
+        if mean.shape[-1] == 1:
             return MultivariateNormal(mean.squeeze(-1), covariance)
         return MultitaskMultivariateNormal(mean, covariance)
 
-    def mean(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        """E[f(x)]."""
-        points, conditioned = self._at(x)
-        return (conditioned.law.mean(points) + self._snapshot.mean(points)).to(_dtype(x))
+    def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
+        """E[f(x)], or that of a symbol of f."""
+        points, conditioned = self._at(x, symbol)
+        mean = conditioned.law.mean(points) + self._snapshot.mean(points, symbol)
+        return mean.to(_device(x), _dtype(x))
 
-    def variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        """Var[f_j(x)], nothing n×n."""
-        points, conditioned = self._at(x)
+    def variance(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q"]:
+        """Var[f_j(x)], or that of a symbol of f; nothing n×n."""
+        points, conditioned = self._at(x, symbol)
         variance = conditioned.law.variance(points)
         if conditioned.white is not None:
             variance = variance + conditioned.white.diagonal()
-        return variance.to(_dtype(x))
+        return variance.to(_device(x), _dtype(x))
 
-    def _at(self, x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Conditioned]:
-        points = as_points(x, self._num_inputs)
-        if self._own.covers(points):
-            return points, self._own
-        if self._wide is None or not self._wide.covers(points):
-            self._wide = self._snapshot.conditioned(points)
-        return points, self._wide
+    def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
+        """∇·f (n,); see `Divergence`."""
+        return self(x, Divergence())
+
+    def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∇×f, (n,) in two dimensions, (n, 3) in three; see `Curl`."""
+        return self(x, Curl())
+
+    def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∂_j f_i (n, p·d), row by row; see `Jacobian`."""
+        space = len(self._snapshot.space)
+        return self(x, Jacobian(None if space == self.num_outputs else space))
+
+    def potential(
+        self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
+    ) -> MultivariateNormal:
+        """g of the curl-free part ∇g (n,); see `Potential`."""
+        return self(x, Potential(_point(reference)))
+
+    def stream_function(
+        self, x: Float[Tensor, "n 2"], reference: Float[Tensor, "2"] | None = None
+    ) -> MultivariateNormal:
+        """ψ of the divergence-free part (∂₂ψ, −∂₁ψ) (n,); see `StreamFunction`."""
+        return self(x, StreamFunction(_point(reference)))
+
+    def vector_potential(self, x: Float[Tensor, "n 3"]) -> MultitaskMultivariateNormal:
+        """A of the divergence-free part ∇×A (n, 3); see `VectorPotential`."""
+        return self(x, VectorPotential())
+
+    def curl_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+        """The part of f that is a gradient (n, d); see `CurlFreePart`."""
+        return self(x, CurlFreePart())
+
+    def divergence_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+        """The part of f without divergence (n, d); see `DivergenceFreePart`."""
+        return self(x, DivergenceFreePart())
+
+    def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
+        """Functions drawn from the posterior: `paths(x)` is (num_paths, n, p) at any points, the
+        same functions in every call; see `SamplePaths`. By drawn weights of the features; of exact
+        models by Matheron's rule (Wilson et al. 2020).
+
+        Raises:
+            ValueError: in a call, points outside a frequency grid's domain.
+        """
+        if num_paths < 1:
+            raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
+        with torch.no_grad():
+            paths = sample_paths(self._own.law, self._snapshot.num_inputs, num_paths, seed)
+        return SamplePaths(paths, self._snapshot)
+
+    def summarize(
+        self,
+        x: Float[Tensor, "n d"],
+        function: Callable[[Float[Tensor, "S n p"]], Float[Tensor, "S *any"]],
+        *,
+        num_paths: int = 256,
+        seed: int = 0,
+    ) -> Summary:
+        """Mean, standard deviation and 95 % interval of anything that follows from the field's
+        values at n points, by sample paths: `field.summarize(x, lambda f: f.norm(dim=-1))` is the
+        speed."""
+        return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x)))
+
+    def _at(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None
+    ) -> tuple[Float[Tensor, "n d"], Conditioned]:
+        points = as_points(x, self._snapshot.num_inputs).to(self._snapshot.device)
+        conditioned = self._own
+        if not conditioned.covers(points):
+            if self._wide is None or not self._wide.covers(points):
+                self._wide = self._snapshot.conditioned(points)
+            conditioned = self._wide
+        if symbol is None:
+            return points, conditioned
+        last = self._derived
+        if last is None or last[0] is not conditioned or last[1] is not symbol:
+            last = self._derived = (conditioned, symbol, conditioned.through(symbol))
+        return points, last[2]
+
+
+def _point(reference: object) -> Float[Tensor, "d"] | None:
+    return None if reference is None else torch.as_tensor(reference, dtype=torch.float64)
+
+
+def _device(x: object) -> torch.device:
+    return x.device if isinstance(x, Tensor) else torch.device("cpu")
 
 
 def _dtype(x: object) -> torch.dtype:

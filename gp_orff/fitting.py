@@ -70,7 +70,7 @@ class Fit:
 
     def run(self, warm_start: bool) -> None:
         """Set the hyperparameters to those of largest evidence."""
-        robust = isinstance(self.data, HeldData) and bool(self._tails)
+        robust = isinstance(self.data, HeldData) and bool(self.tails)
         if robust:
             self._start_robustly(warm_start)
             warm_start = True
@@ -154,7 +154,7 @@ class Fit:
     @torch.no_grad()
     def weigh(self, rounds: int = 10) -> None:
         """Weights of the data under noise of heavy tails, at the hyperparameters as they are."""
-        if not self._tails or not isinstance(self.data, HeldData):
+        if not self.tails or not isinstance(self.data, HeldData):
             return
         plain = self.data.unweighted()
         for _ in range(rounds):
@@ -167,7 +167,7 @@ class Fit:
 
     def weighed_by(self, observations: Observations) -> HeldData:
         """The data, with weights from the field that others give."""
-        if not self._tails:
+        if not self.tails:
             return self.data
         noises = noises_of(self.kernel, self.likelihoods)
         conditioning = observations.posterior(self.kernel, noises, self.mean)
@@ -245,7 +245,7 @@ class Fit:
         return terms(self.kernel)[0].num_outputs
 
     @property
-    def _tails(self) -> dict[str, StudentT]:
+    def tails(self) -> dict[str, StudentT]:
         """The instruments whose noise has heavy tails."""
         return {
             label: StudentT(own.deg_free)
@@ -377,15 +377,19 @@ class Fit:
         self.data = plain.weighted(*self._weights(plain, conditioning))
 
     def _reweigh(self) -> None:
-        def represented(data: HeldData) -> Observations:
-            rule = self._rule()
-            if rule is None:
-                return ExactObservations(data)
-            if isinstance(rule, Grid) and rule.spacing is None:
-                rule = self._fine(rule, _FINE_REACH)
-            return FeatureObservations(data, self._draw(rule))
+        rule = self._rule()
+        levels: list[Callable[[], Rule | None]] = [lambda: rule]
+        if isinstance(rule, Grid) and rule.spacing is None:
+            levels = [lambda: self._coarse(rule), lambda: self._fine(rule, _FINE_REACH)]
+        for level in levels:
 
-        self.data = self._expectation_maximisation(self.data, represented, "weights", 20)
+            def represented(data: HeldData, level=level) -> Observations:
+                own = level()
+                if own is None:
+                    return ExactObservations(data)
+                return FeatureObservations(data, self._draw(own))
+
+            self.data = self._expectation_maximisation(self.data, represented, "weights", 20)
 
     def _expectation_maximisation(
         self,
@@ -416,7 +420,7 @@ class Fit:
     def _weights(self, data: HeldData, conditioning: Conditioning) -> tuple[list[Tensor], float]:
         noises = noises_of(self.kernel, self.likelihoods)
         mean = conditioning.evidence.best_mean() if self.mean is None else self.mean
-        return reweigh(data.visit(), self._tails, conditioning, noises, mean)
+        return reweigh(data.visit(), self.tails, conditioning, noises, mean)
 
     def _on_grids(self, rule: Grid) -> None:
         """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""

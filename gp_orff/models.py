@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from gp_orff import storage
 from gp_orff.data import MOST_KEPT, Data, HeldData, HeldSums
-from gp_orff.field import Conditioned, FieldPosterior
+from gp_orff.field import FieldPosterior
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
@@ -28,7 +28,6 @@ from gp_orff.instruments import Instruments
 from gp_orff.lattice import LatticeColumns
 from gp_orff.noise import noise_of, start_noise
 from gp_orff.observations import (
-    Conditioning,
     FeatureObservations,
     Noises,
     Observations,
@@ -38,7 +37,8 @@ from gp_orff.patterns import LineOfSight
 from gp_orff.readings import DEFAULT, GroupKey, Options
 from gp_orff.recipes import build, build_rule, describe, describe_rule
 from gp_orff.robust import LeaveOneOut, leave_one_out
-from gp_orff.sources import Arrays, Chunks, Reader, base_means, is_constant, varying_mean
+from gp_orff.snapshot import Snapshot
+from gp_orff.sources import Arrays, Chunks, Reader, base_means, is_constant
 from gp_orff.starting import with_amplitude
 from gp_orff.storage import pack_data, pack_statistics, unpack_data, unpack_statistics
 from gp_orff.terms import terms
@@ -308,7 +308,7 @@ class VectorFieldGP(torch.nn.Module):
 
     def posterior(self) -> FieldPosterior:
         """The field given the data."""
-        return FieldPosterior(self._snapshot(), self._held().data.num_inputs)
+        return FieldPosterior(self._snapshot())
 
     def leave_one_out(
         self,
@@ -321,18 +321,30 @@ class VectorFieldGP(torch.nn.Module):
         In closed form, from one posterior (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors):
         the hyperparameters and the mean are those of all data. The readings must be among those the
         model was conditioned on.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0))
+            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+            >>> y[7] = -y[7]  # a bad vector
+            >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
+            >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
+            >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust)
+            >>> found = model.fit(x, y, progress=False).leave_one_out(x, y)
+            >>> torch.nonzero(found.p_value < 1e-3).flatten()
+            tensor([7])
         """
         snapshot, before = self._snapshot(), self._state()
         try:
-            new = self._prepare(x, y, Options(**how))
+            data = self._read(x, y, Options(**how))
+            fit = self._fit_of(data)
             weighed = self._fit.data
-            if not weighed.same_readings(new.data):
-                weighed = new.weighed_by(self._observations)
+            if not weighed.same_readings(data):
+                weighed = fit.weighed_by(self._observations)
         finally:
             self._restore(before)
-        return leave_one_out(
-            new.data.visit(), weighed.visit(), snapshot.own, snapshot.noises, snapshot.constant
-        )
+        pairs = zip(data.visit(), weighed.visit(), strict=True)
+        return leave_one_out(pairs, len(x), fit.tails, snapshot)
 
     def save(self, path: str | os.PathLike) -> None:
         """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
@@ -420,17 +432,22 @@ class VectorFieldGP(torch.nn.Module):
     def _prepare(
         self, x: object, y: object, how: Options, show: Callable[..., None] = silent
     ) -> Fit:
-        """A fit of data that have been looked at once."""
+        """A fit of data, with a copy of those that are small."""
+        data = self._read(x, y, how)
+        if y is not None and data.size <= MOST_KEPT:
+            data = data.kept()
+        return self._fit_of(data, show)
+
+    def _read(self, x: object, y: object, how: Options) -> HeldData:
+        """Data that have been looked at once, and their instruments."""
         self.double()
         reader = Reader(self.kernel, self.mean, self.num_outputs)
         source = Chunks(reader, x, how) if y is None else Arrays(reader, x, y, how)
         seen = 0 if self._fit is None else self._fit.data.survey.num_points
         data = HeldData.of(source, seed=seen)
-        if y is not None and data.size <= MOST_KEPT:
-            data = data.kept()
         for key in data.keys:
             self._meet(key)
-        return self._fit_of(data, show)
+        return data
 
     def _meet(self, key: GroupKey) -> None:
         """A likelihood for an instrument that is new."""
@@ -551,9 +568,7 @@ class VectorFieldGP(torch.nn.Module):
 
 
 @dataclass(frozen=True)
-class _Snapshot:
-    """The data and the hyperparameters as they were when a posterior was made."""
-
+class _Snapshot(Snapshot):
     fit: Fit
     observations: Observations
     noises: Noises
@@ -570,32 +585,28 @@ class _Snapshot:
         frozen = replace(fit, kernel=kernel, likelihoods=likelihoods)
         return cls(frozen, observations, noises_of(kernel, likelihoods), mean)
 
-    @cached_property
-    def own(self) -> Conditioning:
-        """On the data's own frequencies."""
-        return self.observations.posterior(self.fit.kernel, self.noises, self.fit.mean)
+    @property
+    def kernel(self) -> Kernel:
+        return self.fit.kernel
 
-    @cached_property
-    def constant(self) -> Float[Tensor, "p"]:
-        return self.own.evidence.best_mean() if self.fit.mean is None else self.fit.mean
+    @property
+    def given(self) -> Float[Tensor, "p"] | None:
+        return self.fit.mean
+
+    @property
+    def num_inputs(self) -> int:
+        return self.fit.data.num_inputs
 
     @property
     def log_marginal_likelihood(self) -> float:
         values, bound = self.observations.num_values, self.fit.data.bound
         return (self.own.evidence.log_density(self.constant, values) + bound).item()
 
-    @torch.no_grad()
-    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
-        observations, found, kernel = self.observations, self.own, self.fit.kernel
-        if points is not None:
-            observations = self.fit.observations(_around(self.fit.data.box, points))
-            if not observations.covers(kernel, points):  # a grid by hand, or statistics alone
-                observations.draws[0].lattice.check(points)
-            found = observations.posterior(kernel, self.noises, self.constant)
-        return Conditioned(found.law, found.white, partial(observations.covers, kernel))
-
-    def mean(self, points: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
-        return self.constant + varying_mean(self.prior_mean, points, len(self.constant))
+    def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
+        observations = self.fit.observations(_around(self.fit.data.box, points))
+        if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
+            observations.draws[0].lattice.check(points)
+        return observations
 
 
 def _default_likelihood(num_outputs: int) -> Likelihood:

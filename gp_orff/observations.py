@@ -13,6 +13,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data import Data, HeldData
+from gp_orff.exact_symbols import ExactSymbolLaw
 from gp_orff.expansion import Expansion
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import Draw
@@ -28,6 +29,8 @@ from gp_orff.inference import (
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
 from gp_orff.readings import GroupKey, Readings
 from gp_orff.resolution import check_domain, expand, spectra_of
+from gp_orff.symbol_moments import left_out
+from gp_orff.symbols import Symbol
 from gp_orff.terms import terms
 from gp_orff.trig import by_chunks
 from gp_orff.truncation import accuracy, truncated_variance
@@ -68,6 +71,12 @@ class Observations(ABC):
     def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         """Whether predictions at x are right; raises where they cannot be made so."""
         return True
+
+    def left_out(
+        self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
+        """Variance of a symbol that the law does not hold: white, and common to all points."""
+        return None
 
     @abstractmethod
     def describe(self, kernel: Kernel) -> str:
@@ -161,7 +170,7 @@ class ExactObservations(Observations):
         mean = evidence.best_mean() if mean is None else mean
         residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
         alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
-        law = ExactLaw(kernel, self.rows, factor, alpha)
+        law = ExactLaw(kernel, self.rows, factor, alpha, noises)
         own = {part.key: group_noise(part.key, noises) for part in self.rows.readings}
         return Conditioning(law, None, evidence, own)
 
@@ -178,6 +187,12 @@ class ExactLaw(FieldLaw):
     rows: Rows
     factor: Float[Tensor, "M M"]
     alpha: Float[Tensor, "M 1"]
+    noises: Noises
+
+    @property
+    def noise_root(self) -> Float[Tensor, "M M"]:
+        """Of the covariance of the noise."""
+        return psd_safe_cholesky(self.rows.noise(self.noises))
 
     @property
     def num_outputs(self) -> int:
@@ -186,9 +201,20 @@ class ExactLaw(FieldLaw):
 
     def mean(self, x: Tensor) -> Tensor:
         def part(points: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
-            return (self._cross(points) @ self.alpha).reshape(len(points), -1)
+            return (self.cross(points) @ self.alpha).reshape(len(points), -1)
 
         return by_chunks(part, x.double(), self._width)
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> ExactSymbolLaw:
+        return ExactSymbolLaw(
+            self.kernel,
+            symbol,
+            tuple(space),
+            lambda cross: self.rows.see(cross.mT).mT,
+            self.rows.x,
+            self.factor,
+            self.alpha,
+        ).check()
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
@@ -204,14 +230,15 @@ class ExactLaw(FieldLaw):
 
     def _blocks(self, x: Tensor) -> Tensor:
         white = self._whitened(x).mT.unflatten(0, (len(x), -1))  # (n, p, M)
-        prior = torch.cat([to_dense(self.kernel(point)).unsqueeze(0) for point in x.unsqueeze(1)])
+        prior = to_dense(self.kernel(x.unsqueeze(-2)))  # a batch of single points
         return prior - white @ white.mT
 
-    def _cross(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m*p M"]:
+    def cross(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m*p M"]:
+        """Of the field at x with the readings."""
         return self.rows.see(to_dense(self.kernel(x, self.rows.x)).mT).mT
 
     def _whitened(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "M m*p"]:
-        return torch.linalg.solve_triangular(self.factor, self._cross(x).mT, upper=False)
+        return torch.linalg.solve_triangular(self.factor, self.cross(x).mT, upper=False)
 
     @property
     def _width(self) -> int:
@@ -312,6 +339,9 @@ class FeatureObservations(Observations):
         """The variance of every point that a grid does not hold."""
         expansion = expand(kernel, self.draws, self.data.num_inputs)
         return truncated_variance(kernel, self.draws, expansion)
+
+    def left_out(self, symbol, kernel, space):
+        return left_out(symbol, kernel, self.draws, self._model(kernel)[0], space)
 
     def _prefers_dual(self, expansion: Expansion) -> bool:
         """Constant statistics need no features of the data, which the dual writes out."""

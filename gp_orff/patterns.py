@@ -34,6 +34,11 @@ class Components:
         """Numbers in a reading."""
         return len(self.columns)
 
+    @property
+    def num_columns(self) -> int:
+        """Columns of the y it is read from."""
+        return self.num_outputs
+
     def weights(self, direction: None, like: Float[Tensor, "n _"]) -> Float[Tensor, "n 1"]:
         """a_n = 1."""
         return torch.ones_like(like[:, :1])
@@ -86,7 +91,8 @@ class LineOfSight:
 
     num_outputs: int
 
-    num_values = 1
+    columns = (0,)
+    num_values = num_columns = 1
     complete = False
 
     @property

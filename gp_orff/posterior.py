@@ -14,7 +14,14 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff import trig
-from gp_orff.expansion import Expansion, KroneckerExpansion
+from gp_orff.expansion import (
+    Expansion,
+    FeatureExpansion,
+    KroneckerExpansion,
+    WaveExpansion,
+    seen_through,
+    weights_through,
+)
 from gp_orff.inference import (
     Evidence,
     Group,
@@ -29,6 +36,7 @@ from gp_orff.inference import (
 )
 from gp_orff.quadratic import diagonalised, masked, unrotated
 from gp_orff.statistics import Statistics
+from gp_orff.symbols import Symbol
 
 
 class FieldLaw(ABC):
@@ -43,7 +51,7 @@ class FieldLaw(ABC):
 
     def variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         """Var[f_j(x)], in chunks of points."""
-        return trig.by_chunks(self._variance, x.double(), self._width)
+        return trig.by_chunks(self._variance, x.double(), self._width).clamp_min(0)
 
     def blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
         """Cov[f(x_n)] at every point by itself, in chunks of points."""
@@ -57,6 +65,10 @@ class FieldLaw(ABC):
     @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> "FieldLaw":
+        """The law of a symbol of the field, whose directions are these columns of x."""
+        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -98,6 +110,46 @@ class WeightPosterior(FieldLaw):
     def weight_covariance(self, v: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b F k"]:
         """Cov[θ] v."""
 
+    @abstractmethod
+    def weight_root(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """R v with R Rᵀ = Cov[θ]."""
+
+    @abstractmethod
+    def root_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m q"]:
+        """R with R Rᵀ = Φ Cov[θ] Φᵀ for any features Φ of these weights."""
+
+    def covariance_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m m"]:
+        """Φ Cov[θ] Φᵀ."""
+        root = self.root_of(features)
+        return root @ root.mT
+
+    def variance_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m"]:
+        """Its diagonal."""
+        return self.root_of(features).square().sum(-1)
+
+    def blocks_of(self, features: Float[Tensor, "m F"], q: int) -> Float[Tensor, "n q q"]:
+        """The blocks of q features on its diagonal."""
+        root = self.root_of(features).unflatten(-2, (-1, q))
+        return root @ root.mT
+
+    def root(self, x: Tensor) -> Tensor:
+        return self.root_of(self.expansion.features(x.double()))
+
+    def covariance(self, x: Tensor) -> Tensor:
+        return self.covariance_of(self.expansion.features(x.double()))
+
+    def _variance(self, x: Tensor) -> Tensor:
+        variance = self.variance_of(self.expansion.features(x.double()))
+        return variance.unflatten(-1, (-1, self.num_outputs))
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        return self.blocks_of(self.expansion.features(x.double()), self.num_outputs)
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
+        expansion = seen_through(symbol, self.expansion, space)
+        weights = weights_through(symbol, self.expansion, self.weights, space)
+        return DerivedLaw(self, expansion, weights, symbol.reference)
+
     @property
     def requires_grad(self) -> bool:
         """Whether the posterior is still tied to the hyperparameters' graph."""
@@ -112,9 +164,6 @@ class WeightPosterior(FieldLaw):
             if isinstance(getattr(self, f.name), Tensor)
         }
         return replace(self, expansion=expansion, **tensors)
-
-    def _per_point(self, values: Float[Tensor, "*b n*p"]) -> Float[Tensor, "*b n p"]:
-        return values.unflatten(-1, (-1, self.expansion.num_outputs))
 
 
 @dataclass(frozen=True)
@@ -154,20 +203,16 @@ class PrimalPosterior(WeightPosterior):
     def weight_covariance(self, v: Tensor) -> Tensor:
         return torch.cholesky_solve(v, self.factor)
 
-    def root(self, x: Tensor) -> Tensor:
-        features = self.expansion.features(x.double())
+    def weight_root(self, v: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
+
+    def root_of(self, features: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor.mT, features, upper=True, left=False)
 
-    def covariance(self, x: Tensor) -> Tensor:
-        root = self.root(x)
-        return root @ root.mT
-
-    def _variance(self, x: Tensor) -> Tensor:
-        return self._per_point(self.root(x).square().sum(-1))
-
-    def _blocks(self, x: Tensor) -> Tensor:
-        root = self.root(x).unflatten(-2, (len(x), -1))
-        return root @ root.mT
+    def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
+        law = super().through(symbol, space)
+        plain = isinstance(law.expansion, FeatureExpansion) and law.reference is None
+        return replace(self, expansion=law.expansion, weights=law.weights) if plain else law
 
 
 @dataclass(frozen=True)
@@ -186,6 +231,17 @@ class KroneckerPosterior(WeightPosterior):
         rotated = torch.einsum("...rj,...rck->...jck", self.u, v)
         solved = torch.cholesky_solve(rotated, self.factor)
         return torch.einsum("...rj,...jck->...crk", self.u, solved).flatten(-3, -2)
+
+    def weight_root(self, v: Tensor) -> Tensor:
+        v = v.unflatten(-2, (self.expansion.num_columns, -1)).transpose(-3, -2)  # (r, 2D, k)
+        solved = torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
+        return torch.einsum("rj,jck->crk", self.u, solved).flatten(-3, -2)
+
+    def root_of(self, features: Tensor) -> Tensor:
+        features = features.unflatten(-1, (self.expansion.num_columns, -1))  # (*b, m, 2D, r)
+        rotated = torch.einsum("...mcr,...rj->...jmc", features, self.u)
+        root = torch.linalg.solve_triangular(self.factor.mT, rotated, upper=True, left=False)
+        return root.transpose(-3, -2).flatten(-2)
 
     def _block_roots(self, x: Tensor) -> Float[Tensor, "*b r n 2*D"]:
         phi = self.expansion.phi.values(x.double()) * self.expansion.scales.mT
@@ -219,28 +275,115 @@ class DualPosterior(WeightPosterior):
     def weight_covariance(self, v: Tensor) -> Tensor:
         return v - self.whitened.mT @ (self.whitened @ v)
 
-    def covariance(self, x: Tensor) -> Tensor:
-        features = self.expansion.features(x.double())
+    def covariance_of(self, features: Tensor) -> Tensor:
         explained = features @ self.whitened.mT
         return features @ features.mT - explained @ explained.mT
+
+    def weight_root(self, v: Tensor) -> Tensor:
+        return self._root @ v
+
+    @property
+    def _root(self) -> Float[Tensor, "*b F F"]:
+        gram = self.whitened.mT @ self.whitened
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        return psd_safe_cholesky(eye - gram)
+
+    def root_of(self, features: Tensor) -> Tensor:
+        if features.shape[-2] <= features.shape[-1]:
+            return psd_safe_cholesky(self.covariance_of(features))
+        return features @ self._root
+
+    def variance_of(self, features: Tensor) -> Tensor:
+        explained = features @ self.whitened.mT
+        return features.square().sum(-1) - explained.square().sum(-1)
+
+    def blocks_of(self, features: Tensor, q: int) -> Tensor:
+        explained = (features @ self.whitened.mT).unflatten(-2, (-1, q))
+        features = features.unflatten(-2, (-1, q))
+        return features @ features.mT - explained @ explained.mT
+
+
+@dataclass(frozen=True)
+class DerivedLaw(FieldLaw):
+    """The law of Q f under that of the weights of f; less its value at a reference, if any."""
+
+    law: WeightPosterior
+    expansion: FeatureExpansion | WaveExpansion
+    weights: Float[Tensor, "2*D q"]
+    reference: Float[Tensor, "d"] | None
+
+    @property
+    def num_outputs(self) -> int:
+        return self.expansion.num_outputs
+
+    @property
+    def _width(self) -> int:
+        return self.law.expansion.num_features * self.num_outputs
+
+    def mean(self, x: Tensor) -> Tensor:
+        mean = self.expansion.phi.apply(x, self.weights)
+        return mean if self.reference is None else mean - self._at_reference(x, self.weights)
+
+    def _at_reference(self, x: Tensor, weights: Tensor) -> Tensor:
+        return self.expansion.phi.apply(self.reference.to(x).expand(1, -1), weights)
+
+    def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
+        features = self.expansion.features(x.double())
+        if self.reference is None:
+            return features
+        fixed = self.expansion.features(self.reference.to(x).double().expand(1, -1))
+        return (features.unflatten(0, (len(x), -1)) - fixed).flatten(0, 1)
 
     def root(self, x: Tensor) -> Tensor:
-        features = self.expansion.features(x.double())
-        if features.shape[-2] <= features.shape[-1]:
-            return psd_safe_cholesky(self.covariance(x))
-        eye = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
-        return features @ psd_safe_cholesky(eye - self.whitened.mT @ self.whitened)
+        return self.law.root_of(self._features(x))
+
+    def covariance(self, x: Tensor) -> Tensor:
+        return self.law.covariance_of(self._features(x))
 
     def _variance(self, x: Tensor) -> Tensor:
-        features = self.expansion.features(x.double())
-        explained = features @ self.whitened.mT
-        return self._per_point(features.square().sum(-1) - explained.square().sum(-1))
+        return self.law.variance_of(self._features(x)).unflatten(-1, (-1, self.num_outputs))
 
     def _blocks(self, x: Tensor) -> Tensor:
-        features = self.expansion.features(x.double())
-        explained = (features @ self.whitened.mT).unflatten(-2, (len(x), -1))
-        features = features.unflatten(-2, (len(x), -1))
-        return features @ features.mT - explained @ explained.mT
+        return self.law.blocks_of(self._features(x), self.num_outputs)
+
+
+@dataclass(frozen=True)
+class Offset(FieldLaw):
+    """A law with a random constant added, the same at all points."""
+
+    law: FieldLaw
+    covariance_of_constant: Float[Tensor, "q q"]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.law.num_outputs
+
+    @property
+    def _width(self) -> int:
+        return self.law._width
+
+    def mean(self, x: Tensor) -> Tensor:
+        return self.law.mean(x)
+
+    def variance(self, x: Tensor) -> Tensor:
+        return self.law.variance(x) + self.covariance_of_constant.diagonal()
+
+    def blocks(self, x: Tensor) -> Tensor:
+        return self.law.blocks(x) + self.covariance_of_constant
+
+    def covariance(self, x: Tensor) -> Tensor:
+        return self.law.covariance(x) + self.covariance_of_constant.repeat(len(x), len(x))
+
+    def root(self, x: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(self.covariance_of_constant)
+        constant = (vectors * values.clamp_min(0).sqrt()).repeat(len(x), 1)
+        return torch.cat([self.law.root(x), constant], dim=-1)
+
+    def _variance(self, x: Tensor) -> Tensor:
+        return self.variance(x)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
 
 
 def weight_posterior(

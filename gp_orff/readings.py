@@ -31,6 +31,7 @@ class Readings:
     y: Float[Tensor, "n v"]
     weight: Float[Tensor, "n"] | None = None
     direction: Float[Tensor, "n p"] | None = None
+    place: Int[Tensor, "n"] | None = None  # of each among the points that were given with it
 
     def __len__(self) -> int:
         return len(self.x)
@@ -66,10 +67,14 @@ class Readings:
         return self._each(lambda tensor: tensor.to(device))
 
     def copied(self) -> "Readings":
-        return self._each(lambda tensor: tensor.clone())
+        return replace(self, place=None)._each(lambda tensor: tensor.clone())
+
+    def moved(self, places: int) -> "Readings":
+        """The same, with so many points before what was given with them."""
+        return replace(self, place=self.place + places)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Readings":
-        tensors = {name: getattr(self, name) for name in ("x", "y", "weight", "direction")}
+        tensors = {name: getattr(self, name) for name in ("x", "y", "weight", "direction", "place")}
         return replace(
             self, **{name: None if t is None else change(t) for name, t in tensors.items()}
         )
@@ -131,9 +136,9 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readi
         TypeError: values that are not real numbers.
         ValueError: shapes that do not fit each other, NaN or infinite values, no readings at all.
     """
-    x = as_points(x)
+    x = as_points(x).detach()
     along = options.directions is not None
-    y = as_matrix(y, "observations y (N, p)")
+    y = as_matrix(y, "observations y (N, p)").detach()
     expected = 1 if along else num_outputs
     if y.shape[-1] != expected:
         raise ValueError(_wrong_columns(y.shape[-1], num_outputs, along))
@@ -142,14 +147,13 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readi
     direction = _directions(options.directions, len(x), num_outputs) if along else None
     weight = _weights(options.variances, len(x), y.shape[-1])
     apart = weight is not None and weight.dim() == 2  # components of their own precision
-    seen, found = _seen(y, options.missing), []
+    seen, found, place = _seen(y, options.missing), [], torch.arange(len(x))
     for label, mine in _labels(options.group, len(x)):
         for columns, rows in _patterns(seen, expected, mine, apart):
             pattern = LineOfSight(num_outputs) if along else Components(columns, num_outputs)
             own = weight[:, columns[0]] if apart else weight
-            whole = Readings(
-                GroupKey(label, pattern), x, y if along else pattern.select(y), own, direction
-            )
+            key, values = GroupKey(label, pattern), y if along else pattern.select(y)
+            whole = Readings(key, x, values, own, direction, place)
             found.append(whole if rows is None else whole.take(rows))
     return found
 
@@ -209,7 +213,7 @@ def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     matrix = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
     if matrix.dtype == torch.bool or matrix.is_complex():
         raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
-    matrix = matrix.detach().double()
+    matrix = matrix.double()
     matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
     if matrix.dim() != 2 or len(matrix) == 0 or matrix.shape[-1] == 0:
         raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
@@ -263,7 +267,7 @@ def _wrong_columns(found: int, num_outputs: int, along: bool) -> str:
 
 
 def _directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "n p"]:
-    direction = as_matrix(values, "directions (N, p)")
+    direction = as_matrix(values, "directions (N, p)").detach()
     if direction.shape != (count, num_outputs):
         raise ValueError(
             f"expected directions of shape {(count, num_outputs)}, got {tuple(direction.shape)}"
@@ -282,7 +286,7 @@ def _weights(values: object, count: int, columns: int) -> Tensor | None:
     """1/variance: (N,) for whole vectors, (N, p) for components."""
     if values is None:
         return None
-    variances = as_matrix(values, "variances (N,) or (N, p)")
+    variances = as_matrix(values, "variances (N,) or (N, p)").detach()
     if len(variances) != count or variances.shape[-1] not in (1, columns):
         raise ValueError(
             f"expected variances of shape {(count,)} or {(count, columns)}, got "

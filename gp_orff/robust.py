@@ -1,9 +1,11 @@
 """Weights of readings under noise of heavy tails, and how each reading fits the others."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+import scipy.special
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,6 +39,11 @@ class StudentT:
             + shape * (half - rate) / rate
         )
         return (0.5 * values * (mean_log - log_mean) - divergence).sum().item()
+
+    def tail(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
+        """P(D ≥ distance) where D/v ~ F(v, ν)."""
+        share = self.deg_free / (self.deg_free + distance.numpy())
+        return torch.from_numpy(scipy.special.betainc(self.deg_free / 2, values / 2, share))
 
 
 def residuals(
@@ -89,65 +96,104 @@ def reweigh(
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What all other readings say about each: one row for every reading, in their order.
+    """What all other readings say about each: one row for every point, in the order given.
+
+    NaN stands where nothing was read.
 
     Attributes:
         residual: the reading less its prediction from the others, (N, v).
-        covariance: that of the residual, noise included, (N, v, v).
-        distance: rᵀ C⁻¹ r, (N,): χ² with as many degrees of freedom as numbers were read, where the
-            model is right and noise is Gaussian. Bad vectors stand out.
-        log_density: of each reading given all others, (N,); their sum judges a model too.
+        covariance: that of the residual, noise included, (N, v, v); under Student-t noise, with the
+            scale of the noise in the place of its covariance.
+        distance: rᵀ C⁻¹ r of residual and covariance, (N,).
+        p_value: the probability of a distance as large or larger where the model is right, (N,):
+            χ² with as many degrees of freedom v as numbers were read, or under Student-t noise,
+            where that of the field is small beside it, v·F(v, ν). Bad vectors have small ones.
+        log_density: of each reading given all others, as if the residual were Gaussian, (N,); under
+            Gaussian noise their sum judges a model too.
+        weight: E[w] of each under Student-t noise, (N,), small for outliers; else 1.
     """
 
     residual: Float[Tensor, "N v"]
     covariance: Float[Tensor, "N v v"]
     distance: Float[Tensor, "N"]
+    p_value: Float[Tensor, "N"]
     log_density: Float[Tensor, "N"]
+    weight: Float[Tensor, "N"]
+
+    @classmethod
+    def of_nothing(cls, count: int, values: int) -> "LeaveOneOut":
+        """NaN, to be written over."""
+        shapes = [(values,), (values, values), (), (), (), ()]
+        nan = torch.tensor(math.nan, dtype=torch.float64)
+        return cls(*(nan.repeat(count, *shape) for shape in shapes))
+
+
+class Posterior(Protocol):
+    """The data and the hyperparameters of a posterior."""
+
+    own: Conditioning
+    noises: Noises
+    constant: Float[Tensor, "p"]
 
 
 @torch.no_grad()
 def leave_one_out(
-    nominal: Iterable[Readings],
-    weighed: Iterable[Readings],
-    conditioning: Conditioning,
-    noises: Noises,
-    mean: Float[Tensor, "p"],
+    pairs: Iterable[tuple[Readings, Readings]],
+    count: int,
+    models: Mapping[str, StudentT],
+    posterior: Posterior,
 ) -> LeaveOneOut:
-    """From the posterior under the noise N of the weighed readings: with e = y − H E[f] and
-    S = H Cov[f] Hᵀ of each,
+    """Of pairs (nominal, weighed), from the posterior under the noise N of the weighed readings:
+    with e = y − H E[f] and S = H Cov[f] Hᵀ of each,
 
         r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N ,
 
     judged under the noise of the nominal ones.
 
     Raises:
-        ValueError: readings of more than one instrument or pattern; or that are none of those the
-            posterior knows.
+        ValueError: readings that are none of those the posterior knows; components of one vector as
+            readings of their own.
     """
-    found, keys = [], set()
-    for plain, part in zip(nominal, weighed, strict=True):
-        keys.add(plain.key)
-        if len(keys) > 1:
+    found = None
+    for plain, part in pairs:
+        columns = torch.tensor(plain.pattern.columns)
+        if found is None:
+            found = LeaveOneOut.of_nothing(count, plain.pattern.num_columns)
+        place = plain.place.cpu()
+        if not found.weight[place].isnan().all():
             raise ValueError(
-                "expected readings of one instrument that see the same components, got "
-                f"{sorted(map(str, keys))}; ask for each by itself"
+                "expected one reading for each point, got components of a vector with variances of "
+                "their own, which are several: leave_one_out takes variances (N,)"
             )
-        residual, latent, noise = residuals(part, conditioning, noises, mean)
+        residual, latent, noise = residuals(
+            part, posterior.own, posterior.noises, posterior.constant
+        )
         own = _scaled(noise, part.weight, len(part))
-        gain = own @ torch.linalg.inv(own - latent)  # N (N − S)⁻¹
-        left_out = gain @ own - own
         if not (torch.linalg.eigvalsh(own - latent)[:, 0] > 0).all():
             raise ValueError(
                 "expected readings that the model was conditioned on, got some at which the field "
                 "is less certain than they are"
             )
+        gain = own @ torch.linalg.inv(own - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
-        covariance = left_out + _scaled(noise, plain.weight, len(part))
-        solved = torch.linalg.solve(covariance, residual)
-        distance = (residual * solved).sum(-1)
+        covariance = gain @ own - own + _scaled(noise, plain.weight, len(part))
+        distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
         size = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
-        found.append((residual, covariance, distance, -0.5 * (distance + size)))
-    return LeaveOneOut(*map(torch.cat, zip(*found, strict=True)))
+        model = models.get(plain.key.label)
+        tail = _chi_squared if model is None else model.tail
+        found.residual[place[:, None], columns] = residual.cpu()
+        found.covariance[place[:, None, None], columns[:, None], columns] = covariance.cpu()
+        found.distance[place] = distance.cpu()
+        found.p_value[place] = tail(distance.cpu(), len(columns))
+        found.log_density[place] = -0.5 * (distance + size).cpu()
+        ratio = torch.ones_like(distance) if part.weight is None else part.weight
+        found.weight[place] = (ratio if plain.weight is None else ratio / plain.weight).cpu()
+    return found
+
+
+def _chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
+    half = torch.tensor(0.5 * values, dtype=distance.dtype)
+    return torch.special.gammaincc(half, 0.5 * distance)
 
 
 def _scaled(

@@ -50,8 +50,10 @@ class Arrays:
     options: Options
 
     def __call__(self) -> Iterator[Readings]:
-        for part in chunks(self.x, self.y, self.options):
-            yield from self.reader.read(*part)
+        before = 0
+        for x, y, options in chunks(self.x, self.y, self.options):
+            yield from (part.moved(before) for part in self.reader.read(x, y, options))
+            before += len(x)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 
 import gpytorch
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -173,13 +174,53 @@ def test_leaving_one_out_is_conditioning_on_the_others(rule, weighted):
 
 def test_leave_one_out_asks_for_readings_it_knows():
     x, y, _ = flow(40)
-    model = conditioned(curl_free(0.5), x, y, None, noise=0.04)
-    gaps = y.clone()
-    gaps[3, 0] = float("nan")
-    with pytest.raises(ValueError, match="see the same components"):
-        model.leave_one_out(x, gaps, missing="mask")
     with pytest.raises(ValueError, match="conditioned on"):
         conditioned(curl_free(0.05), x, y, None, noise=1e-4).leave_one_out(x + 0.7, y)
+    variances = torch.ones(40, 2).double()
+    model = gp_orff.VectorFieldGP(curl_free(0.5)).condition(x, y, variances=variances)
+    with pytest.raises(ValueError, match=r"variances \(N,\)"):
+        model.leave_one_out(x, y, variances=variances)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_leaving_one_out_of_many_kinds_keeps_their_order(rule):
+    """Gaps and instruments, against the same readings asked for by kind."""
+    x, y, _ = flow(60)
+    y[::5, 0] = y[1::7, 1] = y[3] = float("nan")
+    group = np.array(["", "other", ""] * 20)
+    model = gp_orff.VectorFieldGP(curl_free(0.5), frequencies=RULES[rule])
+    model.condition(x, y, missing="mask", group=group)
+    model.likelihoods["other"].noise = 0.2
+    found = model.leave_one_out(x, y, missing="mask", group=group)
+    seen = ~y.isnan()
+    assert torch.equal(found.residual.isnan(), ~seen)
+    assert found.distance[3].isnan()
+    for columns in ([True, True], [False, True], [True, False]):
+        for label in ("", "other"):
+            rows = (seen == torch.tensor(columns)).all(-1) & torch.from_numpy(group == label)
+            alone = model.leave_one_out(x[rows], y[rows], missing="mask", group=label)
+            for name in ("distance", "p_value", "log_density", "weight"):
+                torch.testing.assert_close(getattr(found, name)[rows], getattr(alone, name))
+            own = found.covariance[rows][:, columns][:, :, columns]
+            torch.testing.assert_close(own, alone.covariance[:, columns][:, :, columns])
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "student"])
+def test_p_values_are_uniform_where_the_model_is_right(noise):
+    """Kolmogorov–Smirnov, of 600 readings of a field that is known well beside its noise."""
+    x, _, field = flow(600)
+    rng = np.random.default_rng(0)
+    if noise == "gaussian":
+        model, drawn = gp_orff.VectorFieldGP(curl_free()), 0.2 * rng.standard_normal((600, 2))
+    else:
+        model = robust_model()
+        drawn = scipy.stats.multivariate_t(shape=0.04 * np.eye(2), df=4, seed=rng).rvs(600)
+    y = field(x) + torch.from_numpy(drawn)
+    p = model.fit(x, y, progress=False).leave_one_out(x, y).p_value
+    assert scipy.stats.kstest(p, "uniform").pvalue > 0.01
+    distance = model.leave_one_out(x, y).distance
+    scale = {"gaussian": scipy.stats.chi2(2).sf, "student": lambda d: scipy.stats.f(2, 4).sf(d / 2)}
+    torch.testing.assert_close(p, torch.from_numpy(scale[noise](distance.numpy())))
 
 
 def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():

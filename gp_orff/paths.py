@@ -1,0 +1,138 @@
+"""Functions drawn from a posterior: evaluated anywhere, any number of times, differentiable."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.expansion import Expansion, weights_through
+from gp_orff.frequencies import QuasiMonteCarlo
+from gp_orff.observations import ExactLaw
+from gp_orff.posterior import FieldLaw, WeightPosterior
+from gp_orff.resolution import draw, expand
+from gp_orff.snapshot import Snapshot
+from gp_orff.symbols import Symbol
+
+_PRIOR_FREQUENCIES = 2048  # of paths of the prior of an exact model
+
+
+class Paths(ABC):
+    """Draws of a field without its mean."""
+
+    @abstractmethod
+    def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n p"]:
+        """Their values."""
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
+        """A symbol of them."""
+        raise NotImplementedError(
+            f"{type(symbol).__name__} of sample paths of an exact model is not known: expected "
+            "features, such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0)), or "
+            "differentiate the paths"
+        )
+
+
+@dataclass(frozen=True)
+class WeightPaths(Paths):
+    """φ(x) w_s for drawn weights of the columns."""
+
+    expansion: Expansion
+    weights: Float[Tensor, "S 2*D p"]
+    reference: Float[Tensor, "d"] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat = self.weights.movedim(0, -1).flatten(1)  # (2D, p·S)
+        values = self.expansion.phi.apply(x, flat)
+        if self.reference is not None:
+            values = values - self.expansion.phi.apply(self.reference.to(x).expand(1, -1), flat)
+        return values.unflatten(-1, (-1, len(self.weights))).movedim(-1, 0)
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
+        images = [weights_through(symbol, self.expansion, own, space) for own in self.weights]
+        return WeightPaths(self.expansion, torch.stack(images), symbol.reference)
+
+
+@dataclass(frozen=True)
+class PathwisePaths(Paths):
+    """Matheron's rule: a path of the prior, moved by what the data say of it,
+
+        f_s(x) = g_s(x) + K(x, X) (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
+
+    (Wilson et al. 2020, eq. 14). g_s has features of its own; the correction is exact, so that the
+    variance is right near the data and far from them.
+    """
+
+    law: ExactLaw
+    prior: WeightPaths
+    alpha: Float[Tensor, "M S"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        moved = (self.law.cross(x) @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
+        return self.prior(x) + moved.movedim(-1, 0)
+
+
+def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths:
+    """Draws from a law, by the generator of a seed."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if isinstance(law, WeightPosterior):
+        own = law.weight_root(normal(law.expansion.num_features, count).to(law.weights.device))
+        drawn = law.expansion.column_weights(own).unflatten(-1, (-1, count)).movedim(-1, 0)
+        return WeightPaths(law.expansion, law.weights + drawn)
+    if not isinstance(law, ExactLaw):
+        raise NotImplementedError(f"no sample paths are known for {type(law).__name__}")
+    rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
+    draws = [own.to(law.alpha) for own in draw(law.kernel, rule, num_inputs)]
+    expansion = expand(law.kernel, draws, num_inputs).double()
+    theta = normal(expansion.num_features, count).to(law.alpha.device)
+    weights = expansion.column_weights(theta).unflatten(-1, (-1, count)).movedim(-1, 0)
+    prior = WeightPaths(expansion, weights)
+    at_data = prior(law.rows.x).movedim(0, -1).flatten(0, 1)  # (N·p, S)
+    noise = law.noise_root @ normal(len(law.alpha), count).to(law.alpha.device)
+    seen = law.rows.see(at_data) + noise
+    return PathwisePaths(law, prior, law.alpha - torch.cholesky_solve(seen, law.factor))
+
+
+class SamplePaths:
+    """Paths of a `FieldPosterior`, its mean included: `paths(x)` is (S, n, p).
+
+    Every call evaluates the same S functions, so that points may be asked for one after the other:
+    for instance along trajectories that the paths themselves advect. Gradients reach x. Paths of
+    features lack what a grid truncates, which is not a path.
+    """
+
+    def __init__(self, paths: Paths, snapshot: Snapshot):
+        self._paths, self._snapshot = paths, snapshot
+
+    def __call__(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "S n q"]:
+        """The paths, or a symbol of them, at n points."""
+        points = torch.as_tensor(x)
+        dtype = points.dtype if points.is_floating_point() else torch.float64
+        device, snapshot = points.device, self._snapshot
+        points = points.to(snapshot.device, torch.float64)
+        snapshot.require(points.detach())
+        paths = self._paths if symbol is None else self._paths.through(symbol, snapshot.space)
+        return (paths(points) + snapshot.mean(points, symbol)).to(device, dtype)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What samples say of a quantity: its mean, standard deviation and 95 % interval."""
+
+    mean: Tensor
+    sd: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, samples: Float[Tensor, "S *any"]) -> "Summary":
+        low, high = samples.quantile(torch.tensor([0.025, 0.975]).to(samples), dim=0)
+        return cls(samples.mean(0), samples.std(0), low, high)

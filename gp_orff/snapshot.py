@@ -1,0 +1,168 @@
+"""A model's data and hyperparameters as they were when its posterior was made."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from gpytorch.models import ExactGP
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data import HeldData
+from gp_orff.noise import noise_of
+from gp_orff.observations import (
+    Conditioning,
+    ExactObservations,
+    FeatureObservations,
+    Noises,
+    Observations,
+)
+from gp_orff.orff_kernel import ORFFKernel
+from gp_orff.posterior import FieldLaw, Offset
+from gp_orff.readings import DEFAULT, Options, read
+from gp_orff.sources import is_constant, varying_mean
+from gp_orff.symbol_moments import require, space_of
+from gp_orff.symbols import Symbol
+from gp_orff.terms import terms
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """What conditioning leaves: the law without its mean, and the variance it does not hold."""
+
+    law: FieldLaw
+    white: Float[Tensor, "p p"] | None  # truncated by a grid
+    covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
+    through: Callable[[Symbol], "Conditioned"] | None = None  # of a symbol of the field
+
+
+class Snapshot(ABC):
+    """What a `FieldPosterior` is made from."""
+
+    kernel: Kernel
+    observations: Observations
+    noises: Noises
+    prior_mean: Mean
+    given: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
+    num_inputs: int
+
+    @abstractmethod
+    def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
+        """The observations, on frequencies that serve these points too."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.kernel.parameters()).device
+
+    @cached_property
+    def space(self) -> tuple[int, ...]:
+        """The inputs that are directions of space."""
+        return space_of(self.kernel, self.num_inputs)
+
+    @cached_property
+    def own(self) -> Conditioning:
+        """On the data's own frequencies."""
+        return self.observations.posterior(self.kernel, self.noises, self.given)
+
+    @cached_property
+    def constant(self) -> Float[Tensor, "p"]:
+        return self.own.evidence.best_mean() if self.given is None else self.given
+
+    @torch.no_grad()
+    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
+        """For the data's own domain, or one that holds these points too."""
+        observations, found = self.observations, self.own
+        if points is not None:
+            observations = self.elsewhere(points)
+            found = observations.posterior(self.kernel, self.noises, self.constant)
+        covers = partial(observations.covers, self.kernel)
+        through = partial(self._through, observations, found.law, covers)
+        return Conditioned(found.law, found.white, covers, through)
+
+    def require(self, points: Float[Tensor, "n d"]) -> None:
+        """Raise ValueError for points that the data's own frequencies do not serve."""
+        if not self.observations.covers(self.kernel, points):
+            self.observations.draws[0].lattice.check(points)
+
+    @torch.no_grad()
+    def _through(
+        self, observations: Observations, law: FieldLaw, covers: Callable, symbol: Symbol
+    ) -> Conditioned:
+        require(symbol, self.kernel, self.space)
+        missing = observations.left_out(symbol, self.kernel, self.space)
+        law = law.through(symbol, self.space)
+        if missing is None:
+            return Conditioned(law, None, covers)
+        white, common = missing
+        if symbol.reference is not None:  # the constant drops out, what is white there is shared
+            common = white
+        return Conditioned(Offset(law, common) if common.any() else law, white, covers)
+
+    def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
+        """The prior mean of the field, or of a symbol of it."""
+        if symbol is None:
+            return self.constant + varying_mean(self.prior_mean, points, len(self.constant))
+        if not is_constant(self.prior_mean):
+            raise NotImplementedError(
+                f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
+                "is not known: expected a constant mean; make the trend a term of the kernel"
+            )
+        origin = points.new_zeros(1, len(self.space))
+        image = symbol(origin, len(self.constant))[0].real.to(points) @ self.constant
+        return (image if symbol.reference is None else 0 * image).expand(len(points), -1)
+
+
+@dataclass(frozen=True)
+class ExactGPSnapshot(Snapshot):
+    """Of a trained `ExactGP`."""
+
+    kernel: Kernel
+    observations: Observations
+    noises: Noises
+    prior_mean: Mean
+    given: Float[Tensor, "p"] | None
+    num_inputs: int
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: ExactGP) -> "ExactGPSnapshot":
+        if not isinstance(model, ExactGP) or model.train_inputs is None:
+            raise TypeError(
+                f"expected a gpytorch ExactGP with training data, got {type(model).__name__}"
+            )
+        covariance, mean = (
+            deepcopy(getattr(model, name, None)) for name in ("covar_module", "mean_module")
+        )
+        wrapped = isinstance(covariance, ORFFKernel)
+        if (
+            mean is None
+            or not isinstance(covariance, Kernel)
+            or any(isinstance(part, ORFFKernel) for part in list(covariance.modules())[1:])
+        ):
+            raise TypeError(
+                "expected a model with mean_module and covar_module, the latter an ORFFKernel or "
+                f"a kernel without one inside, got {type(covariance).__name__}; sum and scale "
+                "kernels inside ORFFKernel"
+            )
+        kernel = (covariance.base_kernel if wrapped else covariance).double()
+        p, mean = terms(kernel)[0].num_outputs, mean.double()
+        for module in (kernel, mean):
+            module.requires_grad_(False)
+        x, y = model.train_inputs[0].double(), model.train_targets.double().reshape(-1, p)
+        trend = mean(x).reshape(-1, p)
+        given = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
+        readings = read(x, y + given - trend, p, Options())
+        data = HeldData.in_memory([part.to(x.device) for part in readings])
+        draws = [own.double() for own in covariance.frequencies] if wrapped else None
+        observations = FeatureObservations(data, draws) if wrapped else ExactObservations(data)
+        noise = noise_of(model.likelihood, p).double()
+        return cls(kernel, observations, {DEFAULT: noise}, mean, given, x.shape[-1])
+
+    def elsewhere(self, points):
+        self.observations.draws[0].lattice.check(points)
+        return self.observations

@@ -1,0 +1,156 @@
+"""Sample paths: functions, of the posterior's law, near the data and far from them."""
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MultitaskKernel, RBFKernel
+from torch.autograd.functional import jacobian
+
+import gp_orff
+from tests.test_symbols import RULES, helmholtz, model_of, uniform
+
+KERNELS = {
+    "helmholtz": lambda: helmholtz(2),
+    "separable": lambda: MultitaskKernel(RBFKernel(), num_tasks=2, rank=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_check_of_random_features():
+    with gp_orff.settings.check_features(False):
+        yield
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("rule", RULES)
+def test_paths_have_the_law_of_the_posterior(rule, kernel):
+    """Mean and covariance of 4000 of them, within 5 standard errors."""
+    torch.manual_seed(0)  # gpytorch starts task covariances at random
+    field = model_of(KERNELS[kernel](), RULES[rule], 2).posterior()
+    x, count = uniform(4, 2, seed=5), 4000
+    values = field.sample_paths(count, seed=1)(x).flatten(1)  # (S, n·p)
+    joint = field(x)
+    wanted = joint.covariance_matrix
+    sd = wanted.diagonal().sqrt()
+    z = (values.mean(0) - joint.mean.flatten()) / sd * count**0.5
+    assert z.abs().max() < 5
+    found = torch.cov(values.mT)
+    spread = (wanted.square() + sd.square().outer(sd.square())).sqrt() / count**0.5
+    assert ((found - wanted) / spread).abs().max() < 5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_paths_are_functions(rule):
+    """The same wherever and however often they are asked; differentiable; by the seed."""
+    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    paths, x = field.sample_paths(3, seed=7), uniform(6, 2, seed=5)
+    values = paths(x)
+    assert values.shape == (3, 6, 2)
+    torch.testing.assert_close(paths(x.flip(0)).flip(1), values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(paths(x[2:3])[:, 0], values[:, 2], rtol=0, atol=1e-9)
+    again, other = field.sample_paths(3, seed=7), field.sample_paths(3, seed=8)
+    assert torch.equal(again(x), values)
+    assert not torch.allclose(other(x), values)
+    assert paths(x.float()).dtype == torch.float32
+    slopes = jacobian(lambda z: paths(z).sum(1), x).movedim(2, 1)  # (S, n, i, j)
+    if rule == "exact":
+        with pytest.raises(NotImplementedError, match="differentiate the paths"):
+            paths(x, gp_orff.Divergence())
+        return
+    trace = slopes.diagonal(dim1=2, dim2=3).sum(-1, keepdim=True)
+    torch.testing.assert_close(paths(x, gp_orff.Divergence()), trace, rtol=0, atol=1e-7)
+    potential = paths(x, gp_orff.Potential(torch.zeros(2).double()))
+    assert potential.shape == (3, 6, 1)
+
+
+def test_pathwise_variance_does_not_starve():
+    """Ten lengthscales away the prior's variance, at the data the posterior's: exact paths have
+    both, those of a few random features lose the first."""
+    kernel = helmholtz(2)
+    exact = model_of(kernel, None, 2, points=300)
+    far = uniform(40, 2, seed=5) + 10.0
+    near = exact._fit.data.readings[0].x[:40]
+    for x in (far, near):
+        wanted = exact.posterior().variance(x).mean().item()
+        found = exact.posterior().sample_paths(200, seed=0)(x).var(0).mean().item()
+        assert found == pytest.approx(wanted, rel=0.15)
+    starved = model_of(kernel, gp_orff.MonteCarlo(15), 2, points=300).posterior()
+    prior = exact.posterior().variance(far).mean()
+    assert starved.sample_paths(200, seed=0)(far).var(0).mean() < 0.6 * prior
+
+
+def test_outside_the_grid_paths_say_so():
+    rule = gp_orff.Auto(exact_values=0)
+    field = model_of(helmholtz(2), rule, 2).posterior()
+    with pytest.raises(ValueError, match="inside the grid's domain"):
+        field.sample_paths(2)(uniform(3, 2) + 30.0)
+    with pytest.raises(ValueError, match="at least one path"):
+        field.sample_paths(0)
+
+
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_anything_nonlinear_by_paths(rule):
+    """Of a linear function, what the posterior says in closed form; of the speed, its moments."""
+    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    x = uniform(5, 2, seed=5)
+    linear = field.summarize(x, lambda f: f[..., 0] - f[..., 1], num_paths=4000)
+    exact = field(x, gp_orff.Component([1.0, -1.0])) if rule == "grid" else None
+    if exact is not None:
+        sd = exact.variance.sqrt()
+        torch.testing.assert_close(linear.mean, exact.mean, rtol=0, atol=5 * sd.max() / 4000**0.5)
+        torch.testing.assert_close(linear.sd, sd, rtol=0.06, atol=0)
+        torch.testing.assert_close(linear.high - linear.low, 3.92 * sd, rtol=0.1, atol=0)
+    speed = field.summarize(x, lambda f: f.norm(dim=-1), num_paths=4000)
+    second = field.mean(x).square().sum(-1) + field.variance(x).sum(-1)
+    torch.testing.assert_close(speed.mean**2 + speed.sd**2, second, rtol=0.03, atol=0)
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, kernel, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 2)
+        self.covar_module = kernel
+
+    def forward(self, x):
+        mean, covariance = self.mean_module(x), self.covar_module(x)
+        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_posterior_of_an_exact_gp(rule, dtype):
+    """Mean and covariance as the model itself predicts them, and everything else besides."""
+    x, y = uniform(60, 2).to(dtype), torch.randn(60, 2).to(dtype)
+    kernel = helmholtz(2).to(dtype)
+    if rule == "grid":
+        kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
+    elif rule != "exact":
+        kernel = gp_orff.ORFFKernel(kernel, RULES[rule])
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, rank=1)
+    model = Model(x, y, kernel, likelihood).to(dtype)
+    for i, mean in enumerate(model.mean_module.base_means):
+        mean.constant = 1.0 + i
+    model.eval()
+    field, xs = gp_orff.FieldPosterior.from_exact_gp(model), uniform(7, 2, seed=5).to(dtype)
+    with torch.no_grad():
+        expected = model(xs)
+    atol = 1e-7 if dtype == torch.float64 else 2e-3
+    assert field.mean(xs).dtype == dtype
+    torch.testing.assert_close(field.mean(xs), expected.mean, rtol=0, atol=atol)
+    covariance = field(xs).covariance_matrix
+    torch.testing.assert_close(covariance, expected.covariance_matrix, rtol=0, atol=atol)
+    assert field.divergence(xs).mean.shape == (7,)
+    assert field.sample_paths(2)(xs).shape == (2, 7, 2)
+    model.covar_module.requires_grad_(True)  # a snapshot: the model's own are left as they were
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_what_is_no_exact_gp():
+    x, y = uniform(10, 2), uniform(10, 2)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2)
+    features = gp_orff.ORFFKernel(helmholtz(2), gp_orff.MonteCarlo(5))
+    model = Model(x, y, gpytorch.kernels.ScaleKernel(features), likelihood)
+    with pytest.raises(TypeError, match="kernels inside ORFFKernel"):
+        gp_orff.FieldPosterior.from_exact_gp(model)
+    with pytest.raises(TypeError, match="ExactGP with training data, got VectorFieldGP"):
+        gp_orff.FieldPosterior.from_exact_gp(gp_orff.VectorFieldGP(helmholtz(2)))

@@ -1,0 +1,349 @@
+"""Symbols of posteriors: against autograd, the exact kernels, each other, and closed forms."""
+
+import itertools
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import ConstantKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from torch.autograd.functional import jacobian
+
+import gp_orff
+from gp_orff import (
+    BoxAverage,
+    Component,
+    Curl,
+    CurlFreePart,
+    Divergence,
+    DivergenceFreePart,
+    Flux,
+    Jacobian,
+    LineIntegral,
+    Potential,
+    StreamFunction,
+    VectorPotential,
+)
+from gp_orff.exact_symbols import SymbolCovariance, derivatives
+from gp_orff.terms import Leaf
+
+RULES = {
+    "exact": None,
+    "grid": gp_orff.Auto(exact_values=0),
+    "primal": gp_orff.MonteCarlo(20),
+    "dual": gp_orff.MonteCarlo(300),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_check_of_random_features():
+    with gp_orff.settings.check_features(False):
+        yield
+
+
+def uniform(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+def helmholtz(d, base=RBFKernel):
+    kernel = gp_orff.HelmholtzKernel(base(), num_dims=d)
+    for part, lengthscale in ((kernel.curl_free, 0.8), (kernel.divergence_free, 0.9)):
+        part.base_kernel.base_kernel.lengthscale = lengthscale
+    return kernel
+
+
+def model_of(kernel, rule, d, points=60, mean=None):
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule, mean=mean)
+    model.likelihood.noise = 0.1
+    x = uniform(points, d)
+    y = torch.randn(points, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return model.condition(x, y + 3.0)
+
+
+def symbols(d):
+    path = uniform(4, d, seed=3) - 1
+    found = [
+        Divergence(),
+        Curl(),
+        Jacobian(),
+        Potential(),
+        Potential(torch.ones(d).double()),
+        CurlFreePart(),
+        DivergenceFreePart(),
+        Component([1.0, 2.0, 3.0][:d]),
+        LineIntegral(path),
+        BoxAverage(0.3),
+    ]
+    return [*found, StreamFunction(), Flux(path)] if d == 2 else found
+
+
+@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("rule", RULES)
+def test_means_are_those_of_autograd(rule, d):
+    """Derivatives of the mean of the field, and the mean of the field as a derivative: 1e-8."""
+    own = gp_orff.Grid.for_data(uniform(60, 3), tolerance=1e-3) if d == 3 else RULES["grid"]
+    field = model_of(helmholtz(d), own if rule == "grid" else RULES[rule], d).posterior()
+    x = uniform(7, d, seed=5)
+    slopes = jacobian(lambda z: field.mean(z).sum(0), x).permute(1, 0, 2)  # (n, i, j)
+
+    def same(found, expected):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-8 * slopes.abs().max().item())
+
+    same(field.jacobian(x).mean.reshape(slopes.shape), slopes)
+    same(field.divergence(x).mean, slopes.diagonal(dim1=1, dim2=2).sum(-1))
+    if d == 2:
+        same(field.curl(x).mean, slopes[:, 1, 0] - slopes[:, 0, 1])
+    else:
+        i, j = [2, 0, 1], [1, 2, 0]
+        same(field.curl(x).mean, slopes[:, i, j] - slopes[:, j, i])
+
+    def gradient(symbol):
+        return jacobian(lambda z: field.mean(z, symbol).sum(0), x).permute(1, 0, 2)
+
+    curl_free, rest = field.curl_free_part(x).mean, field.divergence_free_part(x).mean
+    same(gradient(Potential())[:, 0], curl_free)
+    background = field.mean(x) - curl_free - rest
+    same(background, background[:1].expand_as(background))
+    if d == 2:
+        slope = gradient(StreamFunction())[:, 0]
+        same(torch.stack([slope[:, 1], -slope[:, 0]], dim=-1), rest)
+    elif rule != "exact":
+        slope = gradient(VectorPotential())
+        same(
+            torch.stack([slope[:, a, b] - slope[:, b, a] for a, b in ((2, 1), (0, 2), (1, 0))], -1),
+            rest,
+        )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "d"),
+    [(RBFKernel, 2), (RBFKernel, 3), (lambda: MaternKernel(nu=2.5), 2)],
+    ids=["rbf-2", "rbf-3", "matern-2"],
+)
+def test_features_are_the_exact_kernel(kernel, d):
+    """Means, variances, covariances of every symbol; what the grid cuts and the cell around zero
+    are in. Matérn 5/2 for what needs no derivative: what a grid cuts of one is most of it."""
+    smooth = kernel is RBFKernel
+    built = helmholtz(d, kernel)
+    rule = gp_orff.Grid(
+        domain=((0, 2),) * d,
+        tolerance=1e-8 if smooth else 1e-6,
+        lengthscale_range=(1, 1),
+        max_features=None if smooth else 3000,
+    )
+    exact = model_of(built, None, d).posterior()
+    grid = model_of(built, rule, d).posterior()
+    x = uniform(6, d, seed=5)
+    for symbol in symbols(d):
+        if symbol.order > 0 and not smooth:
+            continue
+        one, other = grid(x, symbol), exact(x, symbol)
+        scale = exact.variance(x, symbol).sqrt().mean().item()
+        tolerance = 2e-3 if smooth else 0.1  # of a standard deviation
+        torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=tolerance * scale)
+        tolerance = 1e-4 if smooth else 0.05
+        torch.testing.assert_close(
+            one.covariance_matrix, other.covariance_matrix, rtol=0, atol=tolerance * scale**2
+        )
+        torch.testing.assert_close(
+            grid.variance(x, symbol).flatten(), one.covariance_matrix.diagonal()
+        )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_parts_and_background_are_the_field(rule):
+    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    x = uniform(30, 2, seed=5)
+    parts = field.mean(x, CurlFreePart()) + field.mean(x, DivergenceFreePart())
+    background = torch.stack([field.mean(x)[0] - parts[0]])
+    assert background.abs().max() > 1  # the constant mean is in neither part
+    torch.testing.assert_close(parts + background, field.mean(x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", ["grid", "primal", "dual"])
+def test_covariances_are_those_of_the_maps(rule):
+    """A composition in two steps is one of the combined symbol; rows of maps that are linear
+    combinations of others have their variances."""
+    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    x = uniform(9, 2, seed=5)
+    trace = Component([1.0, 0.0, 0.0, 1.0]) @ Jacobian()
+    turned = Component([0.0, -1.0, 1.0, 0.0]) @ Jacobian()
+    for one, other in ((trace, Divergence()), (turned, Curl())):
+        torch.testing.assert_close(field.mean(x, one), field.mean(x, other))
+        torch.testing.assert_close(
+            field(x, one).covariance_matrix, field(x, other).covariance_matrix
+        )
+    none = Divergence() @ DivergenceFreePart()
+    assert field.mean(x, none).abs().max() < 1e-9
+    assert field.variance(x, none).max() < 1e-9
+    torch.testing.assert_close(
+        field.mean(x, Divergence() @ CurlFreePart()), field.mean(x, Divergence())
+    )
+
+
+@pytest.mark.parametrize("rule", ["exact", "grid", "dual"])
+def test_integrals_are_quadratures_of_the_field(rule):
+    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    x = 0.7 * uniform(3, 2, seed=5)  # within the domain of one grid
+    square = torch.tensor([[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]]).double()
+    t = ((torch.arange(2000) + 0.5) / 2000).double()
+    line, flux = torch.zeros(3, 1).double(), torch.zeros(3, 1).double()
+    for a, b in itertools.pairwise(square):
+        along = torch.stack([field.mean(p + a + t[:, None] * (b - a)).mean(0) for p in x])
+        line += along @ (b - a)[:, None]
+        flux += along @ torch.stack([(b - a)[1], -(b - a)[0]])[:, None]
+    torch.testing.assert_close(field.mean(x, LineIntegral(square)), line, rtol=0, atol=1e-6)
+    torch.testing.assert_close(field.mean(x, Flux(square)), flux, rtol=0, atol=1e-6)
+    # Stokes and Gauss: circulation and flux are means of curl and divergence over the square
+    middle = x + 0.25
+    stokes = 0.25 * field.mean(middle, Curl() @ BoxAverage(0.5)) if rule != "exact" else None
+    if stokes is not None:
+        torch.testing.assert_close(field.mean(x, LineIntegral(square)), stokes)
+        gauss = 0.25 * field.mean(middle, Divergence() @ BoxAverage(0.5))
+        torch.testing.assert_close(field.mean(x, Flux(square)), gauss)
+    coarse = ((torch.arange(60) + 0.5) / 60).double()
+    inside = torch.cartesian_prod(coarse, coarse) * 0.5
+    mean = torch.stack([field.mean(p + inside).mean(0) for p in x])
+    torch.testing.assert_close(field.mean(middle, BoxAverage(0.5)), mean, rtol=0, atol=1e-3)
+
+
+def test_potentials_start_at_their_reference():
+    for rule in ("exact", "grid", "dual"):
+        field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+        x0 = torch.tensor([0.7, 0.4])
+        at = x0.double().unsqueeze(0)
+        for symbol in (Potential(x0), StreamFunction(x0)):
+            assert field.mean(at, symbol).abs() < 1e-6
+            assert 0 <= field.variance(at, symbol) < 1e-5  # what a grid cuts, twice
+        far, near = at + 0.5, at + 0.1
+        assert field.potential(far, x0).variance > field.potential(near, x0).variance > 1e-6
+
+
+def test_what_does_not_exist_is_refused():
+    rough = gp_orff.CurlFreeKernel(MaternKernel(nu=1.5), num_dims=2)
+    for rule in (None, gp_orff.MonteCarlo(20)):
+        field = model_of(ScaleKernel(rough), rule, 2).posterior()
+        for symbol in (Divergence(), Jacobian(), Curl()):
+            with pytest.raises(ValueError, match=r"nu=1.5: its variance is infinite.*nu > 2"):
+                field.mean(uniform(2, 2), symbol)
+        field.potential(uniform(2, 2))
+    separable = MultitaskKernel(RBFKernel(), num_tasks=2, rank=1)
+    field = model_of(separable, gp_orff.MonteCarlo(20), 2).posterior()
+    with pytest.raises(ValueError, match="reference=x0"):
+        field.potential(uniform(2, 2))
+    field.potential(uniform(2, 2), reference=[0.0, 0.0])
+    field.divergence(uniform(2, 2))
+    with pytest.raises(ValueError, match="exists in 3 dimensions, got 2"):
+        field.vector_potential(uniform(2, 2))
+    with pytest.raises(ValueError, match="a reference of 2 coordinates"):
+        field.potential(uniform(2, 2), reference=[0.0])
+    with pytest.raises(ValueError, match="a direction of 2 numbers, got 3"):
+        field(uniform(2, 2), Component([1.0, 0.0, 0.0]))
+    with pytest.raises(ValueError, match="corners with 2 coordinates"):
+        field(uniform(2, 2), LineIntegral(uniform(3, 3)))
+    with pytest.raises(ValueError, match="at least two corners"):
+        LineIntegral(uniform(1, 2))
+    three = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)
+    model = gp_orff.VectorFieldGP(three, frequencies=gp_orff.MonteCarlo(20))
+    field = model.condition(uniform(20, 2), uniform(20, 3)).posterior()
+    with pytest.raises(ValueError, match="one component for each of its 2 inputs"):
+        field.divergence(uniform(2, 2))
+    assert field.jacobian(uniform(2, 2)).mean.shape == (2, 6)
+    exact = gp_orff.VectorFieldGP(helmholtz(3)).condition(uniform(20, 3), uniform(20, 3))
+    with pytest.raises(NotImplementedError, match="no closed form under this exact kernel"):
+        exact.posterior().vector_potential(uniform(2, 3))
+
+
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_space_and_time(rule):
+    """Derivatives act on space only, wherever its columns are."""
+    kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(1, 2))
+    kernel = ScaleKernel(kernel * RBFKernel(active_dims=(0,)))
+    x = uniform(50, 3)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=RULES[rule])
+    model.likelihood.noise = 0.01
+    y = torch.stack([torch.sin(3 * x[:, 1]) * x[:, 0], torch.cos(2 * x[:, 2])], dim=-1)
+    field = model.condition(x, y).posterior()
+    xs = uniform(5, 3, seed=2)
+    slopes = jacobian(lambda z: field.mean(z).sum(0), xs).permute(1, 0, 2)[..., 1:]
+    expected = slopes.diagonal(dim1=1, dim2=2).sum(-1)
+    torch.testing.assert_close(field.divergence(xs).mean, expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(field.curl(xs).mean, torch.zeros(5).double(), rtol=0, atol=1e-8)
+    assert (field.divergence(xs).variance > 0).all()
+
+
+def test_a_constant_term_is_background():
+    kernel = helmholtz(2) + MultitaskKernel(ConstantKernel(), num_tasks=2, rank=0)
+    zero = gpytorch.means.ZeroMean()
+    field = model_of(kernel, gp_orff.Auto(exact_values=0), 2, mean=zero).posterior()
+    x = uniform(5, 2, seed=5)
+    without = field.mean(x) - field.mean(x, CurlFreePart()) - field.mean(x, DivergenceFreePart())
+    torch.testing.assert_close(without, without[:1].expand_as(without))
+    assert without.abs().min() > 1
+    assert field.variance(x, Divergence()).min() > 0
+
+
+def test_a_symbol_of_ones_own():
+    class Strain(gp_orff.Symbol):
+        """½(∂₁f₂ + ∂₂f₁)."""
+
+        order = 1
+
+        def num_outputs(self, p):
+            return 1
+
+        def __call__(self, omega, p):
+            return 0.5j * omega.flip(-1).unsqueeze(-2)
+
+    shear = Component([0.0, 0.5, 0.5, 0.0]) @ Jacobian()
+    for rule in ("exact", "grid", "dual"):
+        field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+        x = uniform(5, 2, seed=5)
+        one, other = field(x, Strain()), field(x, shear)
+        torch.testing.assert_close(one.mean, other.mean)
+        torch.testing.assert_close(one.covariance_matrix, other.covariance_matrix)
+
+
+@pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(nu=2.5)], ids=["rbf", "matern"])
+def test_derivatives_of_kernels(kernel):
+    """Against automatic differentiation of the formula, up to the fourth."""
+    kernel = kernel().double()
+    kernel.lengthscale = 0.7
+    lengthscale = kernel.lengthscale.item()
+
+    def formula(t):
+        r = (t / lengthscale).square().sum(-1)
+        if isinstance(kernel, RBFKernel):
+            return torch.exp(-0.5 * r)
+        z = (5 * r).sqrt()
+        return (1 + z + z * z / 3) * torch.exp(-z)
+
+    tau = torch.tensor([0.3, -0.5]).double()
+    function = formula
+    for order in range(5):
+        expected = function(tau)
+        found = derivatives(Leaf(kernel), tau.reshape(1, 1, 2), order)[0, 0]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        function = torch.func.jacfwd(function)
+    if isinstance(kernel, RBFKernel):
+        return
+    at_zero = derivatives(Leaf(kernel), torch.zeros(1, 1, 2).double(), 4)[0, 0]
+    # E ω₁⁴ = 3 (E‖z‖⁴/8) / ℓ⁴ for the spectral law
+    fourth = gp_orff.spectrum(kernel).moment(2, 2) * 3 / 8 / lengthscale**4
+    assert at_zero[0, 0, 0, 0].item() == pytest.approx(fourth, rel=1e-4)
+    assert at_zero[0, 0, 1, 1].item() == pytest.approx(fourth / 3, rel=1e-4)
+
+
+def test_covariance_of_two_symbols():
+    """Cov[∇·f(x), ∇×f(z)] of independent parts is zero; of a part with itself the Laplacian."""
+    kernel = helmholtz(2)
+    x, z = uniform(4, 2), uniform(3, 2, seed=9)
+    kernel.requires_grad_(False)
+    mixed = SymbolCovariance(kernel, Divergence(), Curl(), (0, 1))
+    assert mixed(x, z).abs().max() < 1e-12
+    own = SymbolCovariance(kernel, Divergence(), Divergence(), (0, 1))(x, z)
+    scale = kernel.curl_free.outputscale.item()
+    tau = (x.unsqueeze(1) - z) / 0.8
+    r = tau.square().sum(-1)
+    expected = scale * (r * r - 8 * r + 8) * torch.exp(-0.5 * r) / 0.8**4  # Δ²k
+    torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,216 @@
+# %% [markdown]
+# # 4. A million drifters: which part of the current spreads?
+#
+# Drifting buoys tell the velocity of the sea surface where they happen to be. Eddies turn and do
+# not spread; where water wells up or sinks, it spreads or converges. From a million noisy readings,
+# can the weak spreading part be told from the strong eddies, and with what error bars?
+#
+# The lines to copy:
+#
+# ```python
+# model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).fit(x, y)    # once
+# field = model.posterior()
+# mean, sd = field.mean(xs), field.variance(xs).sqrt()
+# spreading = field.mean(xs, gp_orff.CurlFreePart())
+# model.update(x_new, y_new).save("current.pt")                                   # every day
+# ```
+
+# %%
+import argparse
+import math
+import time
+from pathlib import Path
+
+import matplotlib
+import torch
+
+import gp_orff
+from gp_orff.plotting import plot_field
+
+parser = argparse.ArgumentParser(description="A million readings of a current, and its two parts.")
+parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
+parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
+arguments = parser.parse_args()
+number, few = (20_000, 200) if arguments.smoke else (1_000_000, 2000)
+
+# %% [markdown]
+# ## A current of which both parts are known
+#
+# A square of 500 by 500 km. A potential that is a sum of waves, with random amplitudes and phases
+# after the spectral density of an RBF kernel, is a draw from that kernel (repeated every 1000 km).
+# Its gradient is a field without curl; a gradient turned by a right angle is one without
+# divergence. Eddies of 60 km and 0.3 m/s, spreading of 40 km and 0.08 m/s, noise of 0.15 m/s.
+
+# %%
+side, noise = 500.0, 0.15  # km, m/s
+generator = torch.Generator().manual_seed(0)
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def uniform(*shape):
+    return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+def random_gradient(lengthscale, speed):
+    """Frequencies, phases and vectors v of a field Σ v cos(ω·x + b) that is a gradient."""
+    k = torch.arange(-25.0, 26.0, dtype=torch.float64)
+    omega = 2 * math.pi / (2 * side) * torch.cartesian_prod(k, k)[51**2 // 2 + 1 :]  # one of ±ω
+    omega = omega[omega.norm(dim=-1) * lengthscale < 5]
+    density = torch.exp(-0.5 * (lengthscale * omega).square().sum(-1))
+    amplitude = (density / density.sum()).sqrt() * normal(len(omega), 2).norm(dim=-1)
+    amplitude = speed * lengthscale / math.sqrt(2) * amplitude
+    return omega, 2 * math.pi * uniform(len(omega)), amplitude[:, None] * omega
+
+
+def velocity(x, omega, phase, vectors):
+    return torch.cat([torch.cos(part @ omega.T + phase) @ vectors for part in x.split(10_000)])
+
+
+def current(x):
+    return velocity(x, *eddies) + velocity(x, *spreading)
+
+
+spreading = random_gradient(lengthscale=40.0, speed=0.08)
+omega, phase, vectors = random_gradient(lengthscale=60.0, speed=0.3)
+eddies = omega, phase, vectors.flip(-1) * torch.tensor([1.0, -1.0])  # turned by a right angle
+
+x = side * uniform(number, 2)
+y = current(x) + noise * normal(number, 2)
+xs = side * uniform(5000, 2)  # where nothing was read
+grid = torch.cartesian_prod(*2 * [torch.linspace(0, side, 61, dtype=torch.float64)])
+
+# %% [markdown]
+# ## Fit
+#
+# In km and m/s as they are. One pass over the data gives the statistics of a grid of frequencies;
+# learning goes on with those, and its cost does not depend on the number of readings.
+
+# %%
+model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+began = time.perf_counter()
+model.fit(x, y, progress=False)
+seconds = time.perf_counter() - began
+print(model.report)
+print(f"\n{number} readings, fit {seconds:.1f} s")
+
+# %% [markdown]
+# ## The split
+#
+# The posterior is a sum of waves with random weights. Of each wave, the component along its
+# frequency is the gradient of a potential, the one across it has no divergence: the curl-free part
+# is another map of the same weights, with error bars of its own. The constant mean of the model is
+# in neither part: it has neither curl nor divergence.
+
+# %%
+field, spread = model.posterior(), gp_orff.CurlFreePart()
+
+
+def score(name, mean, sd, truth):
+    """Print how the posterior stands to the truth; the share of it inside the 95 % intervals."""
+    error, inside = mean - truth, ((mean - truth).abs() < 1.96 * sd).double().mean().item()
+    numbers = truth.square().mean().sqrt(), error.square().mean().sqrt(), sd.square().mean().sqrt()
+    print(f"{name:10}" + "".join(f"{100 * value:10.3f}" for value in numbers) + f"{inside:10.3f}")
+    return inside
+
+
+print(f"\n{'cm/s':10}{'truth':>10}{'error':>10}{'sd':>10}{'95 %':>10}   (rms per component)")
+mean, sd = field.mean(xs), field.variance(xs).sqrt()
+inside = score("current", mean, sd, current(xs))
+part = field.mean(xs, spread), field.variance(xs, spread).sqrt()
+score("spreading", *part, velocity(xs, *spreading))
+assert 0.9 < inside < 0.99
+
+# %% [markdown]
+# Readings say more of the sum than of its parts: near the edge, a smooth current that neither turns
+# nor spreads inside the square may belong to either, and the error bars of the part say so.
+#
+# ## Ten files, one after the other
+#
+# The model on disk is a handful of statistics, whatever the number of readings. Conditioned on the
+# first of ten files and updated with the rest, it has the posterior of all of them together.
+
+
+# %%
+def apart(other):
+    """Largest difference of the posterior from `field`, in its standard deviations."""
+    other_sd = other.variance(xs).sqrt()
+    return max(((other.mean(xs) - mean) / sd).abs().max(), (other_sd / sd - 1).abs().max()).item()
+
+
+arguments.output.mkdir(parents=True, exist_ok=True)
+path = arguments.output / "current.pt"
+model.save(path)
+loaded = gp_orff.VectorFieldGP.load(path)
+reloaded = apart(loaded.posterior())
+print(f"\nsaved in {path.stat().st_size / 1e6:.2f} MB, loaded {reloaded:.0e} sd apart; ", end="")
+(x_first, y_first), *files = zip(x.chunk(10), y.chunk(10), strict=True)
+began = time.perf_counter()
+loaded.condition(x_first, y_first)
+for x_new, y_new in files:
+    loaded.update(x_new, y_new)
+streamed = apart(loaded.posterior())
+print(f"ten files in {time.perf_counter() - began:.1f} s, {streamed:.0e} sd apart")
+assert reloaded < 1e-9
+assert streamed < 1e-6
+
+# %% [markdown]
+# ## Which kernel do the data speak for?
+#
+# Asked of a few of the readings, by evidence: a current that only turns, only spreads, both, or two
+# components that know nothing of each other.
+
+# %%
+print(f"\n{few} readings")
+comparison = gp_orff.compare_kernels(x[:few], y[:few], progress=False)
+print(comparison)
+
+# %% [markdown]
+# ## The picture
+
+# %%
+matplotlib.use("agg")
+from matplotlib import pyplot as plt
+
+rows = {
+    "current": (current(grid), field.mean(grid), field.variance(grid)),
+    "curl-free part": (
+        velocity(grid, *spreading),
+        field.mean(grid, spread),
+        field.variance(grid, spread),
+    ),
+}
+figure, axes = plt.subplots(2, 3, figsize=(13.5, 8), sharex=True, sharey=True, layout="constrained")
+for (name, (truth, estimate, variance)), row in zip(rows.items(), axes, strict=True):
+    shared = matplotlib.colors.Normalize(0, 100 * truth.norm(dim=-1).max().item())
+    panels = {"truth": truth, "posterior mean": estimate}
+    for ax, (title, vectors) in zip(row[:2], panels.items(), strict=True):
+        speed = {"shade": 100 * vectors.norm(dim=-1), "norm": shared, "label": "speed (cm/s)"}
+        plot_field(ax, grid, vectors, arrows=20, **speed)
+        ax.set_title(f"{name}, {title}")
+    total_sd = 100 * variance.sum(-1).sqrt()
+    bulk = matplotlib.colors.Normalize(0, total_sd.quantile(0.99).item())
+    label = "standard deviation (cm/s)"
+    plot_field(row[2], grid, shade=total_sd, norm=bulk, cmap="cividis", label=label)
+    row[2].set_title(f"{name}, posterior sd")
+    row[0].set_ylabel("north (km)")
+for ax in axes[1]:
+    ax.set_xlabel("east (km)")
+figure.savefig(arguments.output / "a_million_drifters.png", dpi=150)
+print(f"\nfigure: {arguments.output}/a_million_drifters.png")
+
+# %% [markdown]
+# ## The number
+#
+# How much of the spreading was found, in the square at large and in its middle?
+
+# %%
+middle = ((grid - side / 2).abs() < side / 4).all(-1)
+truth, estimate, _ = rows["curl-free part"]
+left = (estimate - truth).square()
+found = [(1 - left[m].sum() / truth[m].square().sum()).item() for m in (middle | True, middle)]
+print(f"\nof the variance of the spreading part, {found[0]:.1%} was found in the square", end="")
+print(f" and {found[1]:.1%} in its middle, under eddies and noise several times as strong")
+assert found[1] > 0.5
