@@ -34,6 +34,7 @@ from gp_orff.products import FieldProductKernel
 from gp_orff.scalar_kernels import GeneralMaternKernel
 from gp_orff.spectra import spectrum
 from gp_orff.symbols import (
+    Background,
     BoxAverage,
     Component,
     Curl,
@@ -52,6 +53,7 @@ from gp_orff.trust import FeatureWarning
 
 __all__ = [
     "Auto",
+    "Background",
     "BoxAverage",
     "Component",
     "Curl",

@@ -13,6 +13,7 @@ from torch import Tensor
 from gp_orff.columns import TrigColumns
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies.grid import Box, Grid
+from gp_orff.further import Further
 from gp_orff.lattice import LatticeColumns
 from gp_orff.readings import GroupKey, Readings, join
 from gp_orff.sources import Kept
@@ -28,6 +29,7 @@ class Data(ABC):
 
     survey: "Survey"
     bound: float  # what weights that were learned add to the log density of the data
+    further: tuple[Further, ...]  # observations of symbols of the field, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -43,11 +45,24 @@ class Data(ABC):
 
     @property
     def box(self) -> Box:
-        return self.survey.box
+        """Of all points that are looked at."""
+        boxes = [self.survey.box, *(own.box for own in self.further)]
+        return tuple(
+            (min(low for low, _ in axis), max(high for _, high in axis))
+            for axis in zip(*boxes, strict=True)
+        )
 
     @property
     def num_values(self) -> float:
-        return self.survey.num_values
+        return self.survey.num_values + self._further_values
+
+    @property
+    def _further_values(self) -> int:
+        return sum(own.num_values for own in self.further)
+
+    def observing(self, further: Further) -> "Data":
+        """With these observations too."""
+        return replace(self, further=(*self.further, further))
 
     @property
     def keys(self) -> Sequence[GroupKey]:
@@ -140,6 +155,7 @@ class HeldData(Data):
     weights: tuple[Float[Tensor, "n"], ...] | None = None  # of the visits' parts, multiplied
     bound: float = 0.0
     held: int = 0  # numbers in memory for the sake of this
+    further: tuple[Further, ...] = ()
 
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "HeldData":
@@ -172,7 +188,8 @@ class HeldData(Data):
             weights = (*self._all_weights(), *other._all_weights())
         sources, survey = self.sources + other.sources, self.survey + other.survey
         bound, held = self.bound + other.bound, self.held + other.held
-        return HeldData(sources, survey, weights, bound, held)._in_one_piece()
+        further = self.further + other.further
+        return HeldData(sources, survey, weights, bound, held, further)._in_one_piece()
 
     def _in_one_piece(self) -> "HeldData":
         """Many small pieces joined."""
@@ -215,13 +232,13 @@ class HeldData(Data):
         )
         sample = [part.to(device) for part in self.survey.sample]
         weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
-        return replace(
-            self, sources=sources, survey=replace(self.survey, sample=sample), weights=weights
-        )
+        further = tuple(own.to(device) for own in self.further)
+        survey = replace(self.survey, sample=sample)
+        return replace(self, sources=sources, survey=survey, weights=weights, further=further)
 
     def describe(self) -> str:
-        many = f"{self.survey.num_points} points, {self.num_values} numbers"
-        return f"{many}; held: the data"
+        many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
+        return f"{many}{_described(self.further)}; held: the data"
 
     def _all_weights(self) -> Sequence[Tensor]:
         if self.weights is not None:
@@ -278,6 +295,7 @@ class HeldSums(Data):
     sums: FieldStatistics
     domain: Box | None  # that the lattice serves; None where every point is served
     survey: Survey
+    further: tuple[Further, ...] = ()
 
     @property
     def bound(self) -> float:
@@ -296,7 +314,7 @@ class HeldSums(Data):
 
     @property
     def num_values(self) -> float:
-        return self.sums.num_values
+        return self.sums.num_values + self._further_values
 
     @property
     def keys(self) -> Sequence[GroupKey]:
@@ -304,11 +322,13 @@ class HeldSums(Data):
 
     def __add__(self, new: HeldData) -> "HeldSums":
         sums = self.sums + new.statistics(self.sums.phi)
-        return HeldSums(sums, self.domain, self.survey + new.survey)
+        return HeldSums(sums, self.domain, self.survey + new.survey, self.further + new.further)
 
     def to(self, device: torch.device) -> "HeldSums":
         sample = [part.to(device) for part in self.survey.sample]
-        return replace(self, sums=self.sums.to(device), survey=replace(self.survey, sample=sample))
+        survey, sums = replace(self.survey, sample=sample), self.sums.to(device)
+        further = tuple(own.to(device) for own in self.further)
+        return replace(self, sums=sums, survey=survey, further=further)
 
     def require(self, box: Box) -> None:
         """Raise ValueError for readings outside the domain."""
@@ -334,8 +354,17 @@ class HeldSums(Data):
             largest_index=lattice.modes,
         )
 
+    def observing(self, further: Further) -> "HeldSums":
+        self.require(further.box)
+        return super().observing(further)
+
     def describe(self) -> str:
-        return f"{self.num_values:g} numbers; held: their statistics, no data"
+        many = f"{self.sums.num_values:g} numbers{_described(self.further)}"
+        return f"{many}; held: their statistics, no data"
+
+
+def _described(further: Sequence[Further]) -> str:
+    return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in further)
 
 
 def _words(box: Box) -> str:

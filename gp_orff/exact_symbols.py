@@ -7,7 +7,7 @@ over the nodes of a quadrature.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gp_orff.kernels import radial_derivatives
 from gp_orff.posterior import FieldLaw
-from gp_orff.symbols import Identity, Symbol
+from gp_orff.symbols import Identity, Quadrature, Symbol
 from gp_orff.terms import Leaf, Term, terms
 from gp_orff.trig import by_chunks
 
@@ -30,7 +30,7 @@ def derivatives(leaf: Leaf, tau: Float[Tensor, "n m k"], order: int) -> Float[Te
     With s = τᵀΛτ and u = Λτ: ∂_i = 2κ′u_i, ∂_ij = 2κ′Λ_ij + 4κ″u_iu_j, and so on: every pair of
     indices is in one Λ or in two u, with 2^{order − pairs} κ^{(order − pairs)} in front.
     """
-    lengthscale = leaf.kernel.lengthscale.detach().double().reshape(-1).expand(tau.shape[-1])
+    lengthscale = leaf.kernel.lengthscale.double().reshape(-1).expand(tau.shape[-1])
     u = tau / lengthscale.square()
     metric = torch.diag(lengthscale.pow(-2))
     radial = _radial(leaf.kernel, (tau / lengthscale).square().sum(-1), order)
@@ -71,7 +71,7 @@ def _radial(kernel: Kernel, s: Float[Tensor, "n m"], order: int) -> list[Float[T
 
 def _value(kernel: Kernel, s: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
     """κ(s), from the kernel itself along its first input."""
-    lengthscale = kernel.lengthscale.detach().reshape(-1)
+    lengthscale = kernel.lengthscale.reshape(-1)
     points = s.new_zeros(s.numel(), kernel.ard_num_dims or 1)
     points[:, 0] = s.sqrt().flatten() * lengthscale[0]
     return kernel.forward(points, torch.zeros_like(points), diag=True).reshape(s.shape)
@@ -112,25 +112,42 @@ class SymbolCovariance:
         Raises:
             NotImplementedError: no closed form.
         """
-        found, p = terms(self.kernel), terms(self.kernel)[0].num_outputs
-        sides = [own.quadrature(p) for own in (self.left, self.right)]
-        if all(own is not None for own in sides):
-            return self._by_quadrature(x, z, *sides)
+        found = terms(self.kernel)
+        left, right = (own.quadrature(found[0].num_outputs) for own in (self.left, self.right))
+        if left is not None:
+            inner = replace(self, left=Identity())
+            return self._summed(left, x, lambda points: inner(points, z))
+        if right is not None:
+            outer = replace(self, right=Identity())
+            return self._summed(right, z, lambda points: outer(x, points).mT).mT
+        if isinstance(self.left, Identity) and isinstance(self.right, Identity):
+            return to_dense(self.kernel(x, z))
         blocks = sum(self._term(term, x.unsqueeze(1) - z) for term in found)  # (n, m, q, r)
         return blocks.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def _by_quadrature(self, x, z, left, right) -> Float[Tensor, "nq mr"]:
-        shifts, weights = zip(*left, strict=True)
-        other_shifts, other_weights = zip(*right, strict=True)
+    def less(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
+        """The same of values less those at the references of either side."""
+        whole = self(x, z)
+        left, right = self.left.referred(x, self.space), self.right.referred(z, self.space)
+        if left is not None:
+            whole = whole - self(left, z)
+        if right is not None:
+            whole = whole - self(x, right)
+        if left is not None and right is not None:
+            whole = whole + self(left, right)
+        return whole
+
+    def _summed(
+        self,
+        nodes: Quadrature,
+        x: Float[Tensor, "n d"],
+        function: Callable[[Float[Tensor, "s*n d"]], Float[Tensor, "s*n*p k"]],
+    ) -> Float[Tensor, "n*q k"]:
+        """Σ_s M_s of the rows at x + s."""
+        shifts, weights = zip(*nodes, strict=True)
         points = torch.cat([self._moved(x, shift) for shift in shifts])
-        others = torch.cat([self._moved(z, shift) for shift in other_shifts])
-        dense = to_dense(self.kernel(points, others))
-        rows, columns = (len(shifts), len(x), -1), (len(other_shifts), len(z), -1)
-        blocks = dense.unflatten(1, columns).unflatten(0, rows)
-        found = torch.einsum(
-            "sqi,snitmj,trj->nqmr", torch.stack(weights), blocks, torch.stack(other_weights)
-        )
-        return found.flatten(2, 3).flatten(0, 1)
+        rows = function(points).unflatten(0, (len(shifts), len(x), -1))
+        return torch.einsum("sqi,snik->nqk", torch.stack(weights).to(rows), rows).flatten(0, 1)
 
     def _moved(self, x: Float[Tensor, "n d"], shift: Float[Tensor, "k"]) -> Float[Tensor, "n d"]:
         moved = x.clone()
@@ -186,8 +203,7 @@ class ExactSymbolLaw(FieldLaw):
     kernel: Kernel
     symbol: Symbol
     space: tuple[int, ...]
-    seen: Callable[[Float[Tensor, "m Np"]], Float[Tensor, "m M"]]  # columns of whole vectors → rows
-    x: Float[Tensor, "N d"]
+    cross: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n*q M"]]  # with the readings
     factor: Float[Tensor, "M M"]
     alpha: Float[Tensor, "M 1"]
 
@@ -199,14 +215,14 @@ class ExactSymbolLaw(FieldLaw):
     def _width(self) -> int:
         return len(self.factor) * self.num_outputs * 9
 
-    def check(self) -> "ExactSymbolLaw":
+    def check(self, x: Float[Tensor, "1 d"]) -> "ExactSymbolLaw":
         """Itself, if it has a closed form.
 
         Raises:
             NotImplementedError: it has none.
         """
         try:
-            self._blocks(self.x[:1])
+            self._blocks(x)
         except NotImplementedError as error:
             raise NotImplementedError(
                 f"{type(self.symbol).__name__} has no closed form under this exact kernel "
@@ -217,13 +233,13 @@ class ExactSymbolLaw(FieldLaw):
 
     def mean(self, x: Tensor) -> Tensor:
         def part(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
-            return (self._cross(points) @ self.alpha).unflatten(0, (len(points), -1)).squeeze(-1)
+            return (self.cross(points) @ self.alpha).unflatten(0, (len(points), -1)).squeeze(-1)
 
         return by_chunks(part, x.double(), self._width)
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
-        white = torch.linalg.solve_triangular(self.factor, self._cross(x).mT, upper=False)
+        white = torch.linalg.solve_triangular(self.factor, self.cross(x).mT, upper=False)
         return self._prior(x) - white.mT @ white
 
     def root(self, x: Tensor) -> Tensor:
@@ -233,38 +249,21 @@ class ExactSymbolLaw(FieldLaw):
         return self._blocks(x).diagonal(dim1=-1, dim2=-2)
 
     def _blocks(self, x: Tensor) -> Tensor:
-        white = torch.linalg.solve_triangular(self.factor, self._cross(x).mT, upper=False)
+        white = torch.linalg.solve_triangular(self.factor, self.cross(x).mT, upper=False)
         white = white.mT.unflatten(0, (len(x), -1))
         return self._prior_blocks(x) - white @ white.mT
 
+    @property
+    def _covariance(self) -> SymbolCovariance:
+        return SymbolCovariance(self.kernel, self.symbol, self.symbol, self.space)
+
     def _prior_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q q"]:
-        covariance = SymbolCovariance(self.kernel, self.symbol, self.symbol, self.space)
-        block = covariance(x[:1], x[:1])
+        block = self._covariance(x[:1], x[:1])
         if self.symbol.reference is None:
             return block.expand(len(x), -1, -1)
-        cross = covariance(x, self._reference(x)).unflatten(0, (len(x), -1))
+        lags = x - self.symbol.referred(x, self.space)
+        cross = self._covariance(lags, torch.zeros_like(x[:1])).unflatten(0, (len(x), -1))
         return 2 * block - cross - cross.mT
 
-    def _cross(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q M"]:
-        covariance = SymbolCovariance(self.kernel, self.symbol, Identity(), self.space)
-        cross = self.seen(covariance(x, self.x))
-        if self.symbol.reference is None:
-            return cross
-        fixed = self.seen(covariance(self._reference(x), self.x))
-        return (cross.unflatten(0, (len(x), -1)) - fixed).flatten(0, 1)
-
     def _prior(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q n*q"]:
-        covariance = SymbolCovariance(self.kernel, self.symbol, self.symbol, self.space)
-        if self.symbol.reference is None:
-            return covariance(x, x)
-        reference = self._reference(x)
-        cross = covariance(x, reference).repeat(1, len(x))
-        return (
-            covariance(x, x)
-            - cross
-            - cross.mT
-            + covariance(reference, reference).repeat(len(x), len(x))
-        )
-
-    def _reference(self, x: Tensor) -> Float[Tensor, "1 d"]:
-        return self.symbol.reference.to(x).expand(1, -1)
+        return self._covariance.less(x, x)

@@ -185,10 +185,14 @@ class FieldPosterior:
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], Conditioned]:
         points = as_points(x, self._snapshot.num_inputs).to(self._snapshot.device)
+        looked = points
+        if symbol is not None:
+            self._snapshot.admit(symbol)
+            looked = symbol.points(points, self._snapshot.space)
         conditioned = self._own
-        if not conditioned.covers(points):
-            if self._wide is None or not self._wide.covers(points):
-                self._wide = self._snapshot.conditioned(points)
+        if not conditioned.covers(looked):
+            if self._wide is None or not self._wide.covers(looked):
+                self._wide = self._snapshot.conditioned(looked)
             conditioned = self._wide
         if symbol is None:
             return points, conditioned

@@ -185,7 +185,7 @@ class Fit:
         if not isinstance(rule, Grid):
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
             phi = phi.with_omega(phi.omega.detach())
-            return HeldSums(data.statistics(phi), None, data.survey)
+            return HeldSums(data.statistics(phi), None, data.survey, data.further)
         domain = rule.domain
         if rule.spacing is None:
             domain = rule.domain or self._widened()
@@ -200,7 +200,7 @@ class Fit:
             )
         lattice = self._draw(rule)[0].lattice
         sums = data.statistics(lattice.columns().boxed())
-        return HeldSums(sums, domain, data.survey)
+        return HeldSums(sums, domain, data.survey, data.further)
 
     @property
     def _rounded_box(self) -> Box:

@@ -24,7 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
-from gp_orff.quadratic import InvQuadLogdet, KroneckerInvQuadLogdet, MaskedInvQuadLogdet
+from gp_orff.further import DenseRows
+from gp_orff.quadratic import InvQuadLogdet, KroneckerInvQuadLogdet, MaskedInvQuadLogdet, masked
 from gp_orff.statistics import Statistics
 
 _UNSEEN = 1e-10  # of the information on a mean, below which there is none
@@ -138,14 +139,32 @@ def white_blocks(
     return blocks.flatten(-4, -3).flatten(-2, -1)
 
 
-def statistics_evidence(expansion: Expansion, groups: Sequence[Group]) -> Evidence:
-    """Evidence from the statistics alone: one factorisation and one inverse with its gradient."""
+def statistics_evidence(
+    expansion: Expansion, groups: Sequence[Group], rows: DenseRows | None = None
+) -> Evidence:
+    """Evidence from the statistics alone: one factorisation and one inverse with its gradient; and
+    from further rows that are written out."""
+    if rows is not None:
+        a, b, white, logdet = with_rows(*normal_equations(expansion.general(), groups), rows)
+        explained, own = InvQuadLogdet.apply(a, b)
+        return evidence_of(groups, explained - white, own + logdet)
     expansion = structured(expansion, groups)
     if isinstance(expansion, KroneckerExpansion):
         equations = kronecker_equations(expansion, *groups[0])
         return evidence_of(groups, *KroneckerInvQuadLogdet.apply(*equations))
     b, parts = normal_equations(expansion, groups)
     return evidence_of(groups, *MaskedInvQuadLogdet.apply(b, *parts))
+
+
+def with_rows(
+    b: Float[Tensor, "F 1+p"], parts: Sequence[Tensor], rows: DenseRows
+) -> tuple[
+    Float[Tensor, "F F"], Float[Tensor, "F 1+p"], Float[Tensor, "1+p 1+p"], Float[Tensor, ""]
+]:
+    """A and B with the terms of further rows; VᵀN⁻¹V and log|N| of these."""
+    features, columns, logdet = rows.whitened()
+    a = masked(parts) + features.mT @ features
+    return a, b + features.mT @ columns, columns.mT @ columns, logdet
 
 
 def structured(expansion: Expansion, groups: Sequence[Group]) -> Expansion:

@@ -16,7 +16,10 @@ class Instruments(nn.Module, MutableMapping):
 
     def __getitem__(self, name: str) -> Likelihood:
         if name not in self.names:
-            raise KeyError(name)
+            raise KeyError(
+                f"no readings of {name!r}, but of {self.names}; to give it a noise beforehand, "
+                "assign a likelihood: GaussianLikelihood(noise_constraint=GreaterThan(0.0))"
+            )
         return self.members[self.names.index(name)]
 
     def __setitem__(self, name: str, likelihood: Likelihood) -> None:

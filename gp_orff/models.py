@@ -24,6 +24,7 @@ from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
 from gp_orff.frequencies.grid import Box, box_of
+from gp_orff.further import Further
 from gp_orff.instruments import Instruments
 from gp_orff.lattice import LatticeColumns
 from gp_orff.noise import noise_of, start_noise
@@ -34,13 +35,15 @@ from gp_orff.observations import (
     group_noise,
 )
 from gp_orff.patterns import LineOfSight
-from gp_orff.readings import DEFAULT, GroupKey, Options
+from gp_orff.readings import DEFAULT, GroupKey, Options, as_matrix, as_points
 from gp_orff.recipes import build, build_rule, describe, describe_rule
 from gp_orff.robust import LeaveOneOut, leave_one_out
 from gp_orff.snapshot import Snapshot
 from gp_orff.sources import Arrays, Chunks, Reader, base_means, is_constant
 from gp_orff.starting import with_amplitude
 from gp_orff.storage import pack_data, pack_statistics, unpack_data, unpack_statistics
+from gp_orff.symbol_moments import require, space_of
+from gp_orff.symbols import Symbol
 from gp_orff.terms import terms
 from gp_orff.training import log_marginal_likelihood, noises_of
 
@@ -268,6 +271,53 @@ class VectorFieldGP(torch.nn.Module):
             raise
         return self
 
+    def observe(
+        self,
+        x: Float[Tensor, "m d"],
+        y: Float[Tensor, "m q"],
+        symbol: Symbol,
+        *,
+        noise: float | Float[Tensor, "q"] | Float[Tensor, "q q"],
+    ) -> "VectorFieldGP":
+        """Add observations of a symbol of the field: anything linear is data.
+
+        A tide gauge reads the potential, a wall has no flow across it (`Component(normal)`, or
+        directions= in `fit`), a box without sources has no divergence. They enter the one posterior
+        together with the readings of the field, and `fit()` learns from both; `statistics` are
+        those of the field's readings alone. Rows are written out: meant for up to some thousands.
+
+        Args:
+            x: (m, d), the points.
+            y: (m, q), or (m,) for a symbol with one output.
+            symbol: what is observed of the field, its mean included.
+            noise: the known variance of the noise, one for all outputs, for each, or a covariance.
+
+        Raises:
+            RuntimeError: a model without readings of the field.
+            ValueError: shapes that do not fit, a symbol that does not exist for the kernel, a noise
+                that is not positive. The model keeps what it has.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1)
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y)
+            >>> before = model.posterior().divergence(x[:3]).stddev
+            >>> _ = model.observe(x, torch.zeros(60), gp_orff.Divergence(), noise=1e-4)
+            >>> bool((model.posterior().divergence(x[:3]).stddev < 0.1 * before).all())
+            True
+        """
+        fit, before = self._held(), self._state()
+        try:
+            further = self._further(x, y, symbol, noise)
+            data = fit.data.observing(further)
+            self._accept(replace(fit, data=data, notes=list(fit.notes)))
+            self._snapshot()
+        except BaseException:
+            self._restore(before)
+            raise
+        return self
+
     @property
     def statistics(self) -> FieldStatistics:
         """The sufficient statistics of the data, on a lattice that serves lengthscales from 0.7 to
@@ -459,6 +509,39 @@ class VectorFieldGP(torch.nn.Module):
             variance = noise_of(self.likelihood, self.num_outputs).diagonal().mean()
             start_noise(likelihood, variance.item())
         self.likelihoods[key.label] = deepcopy(likelihood).to(next(self.kernel.parameters()))
+
+    def _further(self, x: object, y: object, symbol: Symbol, noise: object) -> Further:
+        """Observations of a symbol, checked."""
+        if not isinstance(symbol, Symbol):
+            raise TypeError(
+                f"expected a symbol, such as gp_orff.Divergence(), got {type(symbol).__name__}"
+            )
+        if not is_constant(self.mean):
+            raise NotImplementedError(
+                "observations of symbols expect a constant mean, got "
+                f"{type(self.mean).__name__}: make the trend a term of the kernel"
+            )
+        num_inputs = self._held().data.num_inputs
+        space = space_of(self.kernel, num_inputs)
+        require(symbol, self.kernel, space)
+        x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
+        q = symbol.num_outputs(self.num_outputs)
+        if y.shape != (len(x), q) or not torch.isfinite(y).all():
+            raise ValueError(
+                f"expected finite observations of {type(symbol).__name__} of shape {(len(x), q)}, "
+                f"got shape {tuple(y.shape)}{'' if torch.isfinite(y).all() else ' with NaN'}"
+            )
+        covariance = torch.as_tensor(noise, dtype=torch.float64)
+        if covariance.dim() < 2:
+            covariance = torch.diag(covariance.expand(q))
+        symmetric = covariance.shape == (q, q) and torch.allclose(covariance, covariance.mT)
+        if not symmetric or not (torch.linalg.eigvalsh(covariance) > 0).all():
+            raise ValueError(
+                f"expected a positive noise variance, {q} of them or a covariance matrix, got "
+                f"{noise!r}"
+            )
+        device = next(self.kernel.parameters()).device
+        return Further(symbol, x, y, covariance, space).to(device)
 
     def _fit_of(self, data: Data, show: Callable[..., None] = silent) -> Fit:
         fixed, means = None, base_means(self.mean)

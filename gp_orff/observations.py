@@ -13,10 +13,11 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data import Data, HeldData
-from gp_orff.exact_symbols import ExactSymbolLaw
+from gp_orff.exact_symbols import ExactSymbolLaw, SymbolCovariance
 from gp_orff.expansion import Expansion
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import Draw
+from gp_orff.further import DenseRows, Further
 from gp_orff.inference import (
     Evidence,
     Group,
@@ -30,7 +31,7 @@ from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
 from gp_orff.readings import GroupKey, Readings
 from gp_orff.resolution import check_domain, expand, spectra_of
 from gp_orff.symbol_moments import left_out
-from gp_orff.symbols import Symbol
+from gp_orff.symbols import Identity, Symbol
 from gp_orff.terms import terms
 from gp_orff.trig import by_chunks
 from gp_orff.truncation import accuracy, truncated_variance
@@ -155,28 +156,41 @@ class ExactObservations(Observations):
         _ = self.rows
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        p = _num_outputs(noises)
-        return dense_evidence(self._noisy(kernel, noises), self.rows.columns(p))
+        return dense_evidence(self._noisy(kernel, noises), self._columns(_num_outputs(noises)))
 
     def describe(self, kernel: Kernel) -> str:
         return f"exact kernel, {self.num_values} numbers"
 
+    def _columns(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
+        further = [own.columns(num_outputs) for own in self.data.further]
+        return torch.cat([self.rows.columns(num_outputs), *further])
+
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
         factor = psd_safe_cholesky(self._noisy(kernel, noises))
-        columns = self.rows.columns(_num_outputs(noises))
+        columns = self._columns(_num_outputs(noises))
         half = torch.linalg.solve_triangular(factor, columns, upper=False)
         evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
         mean = evidence.best_mean() if mean is None else mean
         residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
         alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
-        law = ExactLaw(kernel, self.rows, factor, alpha, noises)
+        law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
         own = {part.key: group_noise(part.key, noises) for part in self.rows.readings}
         return Conditioning(law, None, evidence, own)
 
     def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
-        return latent + self.rows.noise(noises)
+        noisy, further = latent + self.rows.noise(noises), self.data.further
+        if not further:
+            return noisy
+        cross = [self.rows.see(prior_covariance(kernel, None, self.rows.x, own)) for own in further]
+        own = [
+            torch.cat([prior_covariance(kernel, a, a.x, b) for b in further], dim=-1)
+            for a in further
+        ]
+        cross, own = torch.cat(cross, dim=-1), torch.cat(own)
+        own = own + torch.block_diag(*(part.covariance(None) for part in further))
+        return torch.cat([torch.cat([noisy, cross], -1), torch.cat([cross.mT, own], -1)])
 
 
 @dataclass(frozen=True)
@@ -185,6 +199,7 @@ class ExactLaw(FieldLaw):
 
     kernel: Kernel
     rows: Rows
+    further: tuple[Further, ...]
     factor: Float[Tensor, "M M"]
     alpha: Float[Tensor, "M 1"]
     noises: Noises
@@ -192,7 +207,8 @@ class ExactLaw(FieldLaw):
     @property
     def noise_root(self) -> Float[Tensor, "M M"]:
         """Of the covariance of the noise."""
-        return psd_safe_cholesky(self.rows.noise(self.noises))
+        further = [own.covariance(None) for own in self.further]
+        return psd_safe_cholesky(torch.block_diag(self.rows.noise(self.noises), *further))
 
     @property
     def num_outputs(self) -> int:
@@ -206,15 +222,17 @@ class ExactLaw(FieldLaw):
         return by_chunks(part, x.double(), self._width)
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> ExactSymbolLaw:
-        return ExactSymbolLaw(
-            self.kernel,
-            symbol,
-            tuple(space),
-            lambda cross: self.rows.see(cross.mT).mT,
-            self.rows.x,
-            self.factor,
-            self.alpha,
-        ).check()
+        def seen(x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q M"]:
+            own = SymbolCovariance(self.kernel, symbol, Identity(), tuple(space))
+            whole = own.less(x, self.rows.x)
+            further = [
+                SymbolCovariance(self.kernel, symbol, own.symbol, own.space).less(x, own.x)
+                for own in self.further
+            ]
+            return torch.cat([self.rows.see(whole.mT).mT, *further], dim=-1)
+
+        law = ExactSymbolLaw(self.kernel, symbol, tuple(space), seen, self.factor, self.alpha)
+        return law.check(self.rows.x[:1])
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
@@ -235,7 +253,9 @@ class ExactLaw(FieldLaw):
 
     def cross(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m*p M"]:
         """Of the field at x with the readings."""
-        return self.rows.see(to_dense(self.kernel(x, self.rows.x)).mT).mT
+        whole = self.rows.see(to_dense(self.kernel(x, self.rows.x)).mT).mT
+        further = [prior_covariance(self.kernel, None, x, own) for own in self.further]
+        return torch.cat([whole, *further], dim=-1)
 
     def _whitened(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "M m*p"]:
         return torch.linalg.solve_triangular(self.factor, self.cross(x).mT, upper=False)
@@ -256,11 +276,10 @@ class FeatureObservations(Observations):
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         expansion, white = self._model(kernel)
         if self._prefers_dual(expansion):
-            rows, features = self._features(expansion)
-            noisy = features @ features.mT + rows.noise(noises, white)
-            return dense_evidence(noisy, rows.columns(expansion.num_outputs))
+            rows = self._dual(kernel, expansion, noises, white)
+            return dense_evidence(rows.features @ rows.features.mT + rows.noise, rows.columns)
         groups = _groups(self._statistics_of(expansion), noises, white)
-        return statistics_evidence(expansion, groups)
+        return statistics_evidence(expansion, groups, self._further(kernel, expansion))
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
@@ -271,11 +290,12 @@ class FeatureObservations(Observations):
         def law(part: Expansion, columns: Tensor | None = None) -> tuple[FieldLaw, Evidence]:
             """Of the expansion, or of a part of it with some of its columns."""
             if dual:
-                rows, features = self._features(part)
-                noisy = features @ features.mT + rows.noise(noises, white)
-                return dual_posterior(part, features, noisy, rows.columns(part.num_outputs), mean)
+                rows = self._dual(kernel, part, noises, white)
+                noisy = rows.features @ rows.features.mT + rows.noise
+                return dual_posterior(part, rows.features, noisy, rows.columns, mean)
             chosen = statistics if columns is None else statistics.select(columns)
-            return statistics_posterior(part, _groups(chosen, noises, white), mean)
+            further = self._further(kernel, part)
+            return statistics_posterior(part, _groups(chosen, noises, white), mean, further)
 
         whole, evidence = law(expansion)
         points = torch.cat([own.x for own in self.data.survey.sample])
@@ -354,8 +374,27 @@ class FeatureObservations(Observations):
     def _rows(self) -> Rows:
         return Rows(self.data.readings)
 
-    def _features(self, expansion: Expansion) -> tuple[Rows, Float[Tensor, "M F"]]:
-        return self._rows, self._rows.see(expansion.features(self._rows.x))
+    def _dual(
+        self, kernel: Kernel, expansion: Expansion, noises: Noises, white: Tensor | None
+    ) -> DenseRows:
+        """All readings, written out."""
+        rows = self._rows
+        features = rows.see(expansion.features(rows.x))
+        columns = rows.columns(expansion.num_outputs)
+        own = DenseRows(features, columns, rows.noise(noises, white))
+        further = self._further(kernel, expansion)
+        return own if further is None else DenseRows.of([own, further])
+
+    def _further(self, kernel: Kernel, expansion: Expansion) -> DenseRows | None:
+        """Observations of symbols of the field."""
+        if not self.data.further:
+            return None
+        parts = []
+        for own in self.data.further:
+            missing = left_out(own.symbol, kernel, self.draws, expansion, own.space)
+            columns = own.columns(expansion.num_outputs)
+            parts.append(DenseRows(own.features(expansion), columns, own.covariance(missing)))
+        return DenseRows.of(parts)
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:
@@ -380,6 +419,14 @@ def _groups(
         Group(own, Noise.of(group_noise(key, noises, white, own.masses, own.count)))
         for key, own in statistics.groups.items()
     ]
+
+
+def prior_covariance(
+    kernel: Kernel, left: Further | None, x: Float[Tensor, "n d"], right: Further
+) -> Float[Tensor, "n*q m*r"]:
+    """Of the field at x, or of a symbol that is observed there, with an observed symbol."""
+    symbol = Identity() if left is None else left.symbol
+    return SymbolCovariance(kernel, symbol, right.symbol, right.space).less(x, right.x)
 
 
 def _num_outputs(noises: Noises) -> int:

@@ -1,8 +1,9 @@
 """Functions drawn from a posterior: evaluated anywhere, any number of times, differentiable."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from gp_orff.expansion import Expansion, weights_through
 from gp_orff.frequencies import QuasiMonteCarlo
 from gp_orff.observations import ExactLaw
 from gp_orff.posterior import FieldLaw, WeightPosterior
+from gp_orff.readings import as_points
 from gp_orff.resolution import draw, expand
 from gp_orff.snapshot import Snapshot
 from gp_orff.symbols import Symbol
@@ -23,8 +25,8 @@ class Paths(ABC):
     """Draws of a field without its mean."""
 
     @abstractmethod
-    def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n p"]:
-        """Their values."""
+    def __call__(self, x: Float[Tensor, "n d"] | Float[Tensor, "S n d"]) -> Float[Tensor, "S n p"]:
+        """Their values, at the same points or each at its own."""
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
         """A symbol of them."""
@@ -34,6 +36,10 @@ class Paths(ABC):
             "differentiate the paths"
         )
 
+    @abstractmethod
+    def __len__(self) -> int:
+        """S."""
+
 
 @dataclass(frozen=True)
 class WeightPaths(Paths):
@@ -41,18 +47,28 @@ class WeightPaths(Paths):
 
     expansion: Expansion
     weights: Float[Tensor, "S 2*D p"]
-    reference: Float[Tensor, "d"] | None = None
+    referred: Callable[[Tensor], Tensor | None] = lambda x: None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            values, referred = self.expansion.phi.apply(x, self.weights), self.referred(x)
+            if referred is not None:
+                values = values - self.expansion.phi.apply(referred, self.weights)
+            return values
         flat = self.weights.movedim(0, -1).flatten(1)  # (2D, p·S)
         values = self.expansion.phi.apply(x, flat)
-        if self.reference is not None:
-            values = values - self.expansion.phi.apply(self.reference.to(x).expand(1, -1), flat)
+        referred = self.referred(x)
+        if referred is not None:
+            values = values - self.expansion.phi.apply(referred, flat)
         return values.unflatten(-1, (-1, len(self.weights))).movedim(-1, 0)
+
+    def __len__(self) -> int:
+        return len(self.weights)
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         images = [weights_through(symbol, self.expansion, own, space) for own in self.weights]
-        return WeightPaths(self.expansion, torch.stack(images), symbol.reference)
+        referred = partial(symbol.referred, space=space)
+        return WeightPaths(self.expansion, torch.stack(images), referred)
 
 
 @dataclass(frozen=True)
@@ -70,8 +86,15 @@ class PathwisePaths(Paths):
     alpha: Float[Tensor, "M S"]
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            cross = self.law.cross(x.flatten(0, 1)).unflatten(0, (len(x), -1))  # (S, n·p, M)
+            moved = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
+            return self.prior(x) + moved.unflatten(1, (x.shape[1], -1))
         moved = (self.law.cross(x) @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
         return self.prior(x) + moved.movedim(-1, 0)
+
+    def __len__(self) -> int:
+        return len(self.prior)
 
 
 def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths:
@@ -95,32 +118,61 @@ def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths
     prior = WeightPaths(expansion, weights)
     at_data = prior(law.rows.x).movedim(0, -1).flatten(0, 1)  # (N·p, S)
     noise = law.noise_root @ normal(len(law.alpha), count).to(law.alpha.device)
-    seen = law.rows.see(at_data) + noise
+    seen = torch.cat([law.rows.see(at_data), *_further(law, prior)]) + noise
     return PathwisePaths(law, prior, law.alpha - torch.cholesky_solve(seen, law.factor))
+
+
+def _further(law: ExactLaw, prior: WeightPaths) -> list[Float[Tensor, "m*q S"]]:
+    """What observed symbols see of paths of the prior."""
+    return [
+        prior.through(own.symbol, own.space)(own.x).movedim(0, -1).flatten(0, 1)
+        for own in law.further
+    ]
 
 
 class SamplePaths:
     """Paths of a `FieldPosterior`, its mean included: `paths(x)` is (S, n, p).
 
-    Every call evaluates the same S functions, so that points may be asked for one after the other:
-    for instance along trajectories that the paths themselves advect. Gradients reach x. Paths of
-    features lack what a grid truncates, which is not a path.
+    Every call evaluates the same S functions. Points x (n, d) are those of all paths; with x
+    (S, n, d) every path is asked at points of its own, as for particles that the paths advect:
+    `x = x + dt * paths(x)`. Gradients reach x. Paths of features lack what a grid truncates, which
+    is not a path.
+
+    Raises:
+        ValueError: another shape of x, points outside a frequency grid's domain.
     """
 
     def __init__(self, paths: Paths, snapshot: Snapshot):
         self._paths, self._snapshot = paths, snapshot
 
     def __call__(
-        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+        self,
+        x: Float[Tensor, "n d"] | Float[Tensor, "S n d"],
+        symbol: Symbol | None = None,
     ) -> Float[Tensor, "S n q"]:
         """The paths, or a symbol of them, at n points."""
-        points = torch.as_tensor(x)
+        points, snapshot = torch.as_tensor(x), self._snapshot
         dtype = points.dtype if points.is_floating_point() else torch.float64
-        device, snapshot = points.device, self._snapshot
-        points = points.to(snapshot.device, torch.float64)
-        snapshot.require(points.detach())
-        paths = self._paths if symbol is None else self._paths.through(symbol, snapshot.space)
-        return (paths(points) + snapshot.mean(points, symbol)).to(device, dtype)
+        device = points.device
+        own = points.dim() == 3
+        if own and len(points) != len(self):
+            raise ValueError(
+                f"expected points (n, d), or (S, n, d) for each of {len(self)} paths, got shape "
+                f"{tuple(points.shape)}"
+            )
+        shape = points.shape[:2] if own else points.shape[:1]
+        flat = as_points(points.flatten(0, 1) if own else points, snapshot.num_inputs)
+        flat = flat.to(snapshot.device)
+        paths = self._paths
+        if symbol is not None:
+            snapshot.admit(symbol)
+            paths = paths.through(symbol, snapshot.space)
+        snapshot.require(flat.detach())
+        mean = snapshot.mean(flat, symbol).unflatten(0, shape)
+        return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gp_orff.expansion import (
     seen_through,
     weights_through,
 )
+from gp_orff.further import DenseRows
 from gp_orff.inference import (
     Evidence,
     Group,
@@ -33,6 +34,7 @@ from gp_orff.inference import (
     prefers_dual,
     structured,
     with_ones,
+    with_rows,
 )
 from gp_orff.quadratic import diagonalised, masked, unrotated
 from gp_orff.statistics import Statistics
@@ -148,7 +150,7 @@ class WeightPosterior(FieldLaw):
     def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
         expansion = seen_through(symbol, self.expansion, space)
         weights = weights_through(symbol, self.expansion, self.weights, space)
-        return DerivedLaw(self, expansion, weights, symbol.reference)
+        return DerivedLaw(self, expansion, weights, symbol, tuple(space))
 
     @property
     def requires_grad(self) -> bool:
@@ -211,7 +213,7 @@ class PrimalPosterior(WeightPosterior):
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
         law = super().through(symbol, space)
-        plain = isinstance(law.expansion, FeatureExpansion) and law.reference is None
+        plain = isinstance(law.expansion, FeatureExpansion) and symbol.reference is None
         return replace(self, expansion=law.expansion, weights=law.weights) if plain else law
 
 
@@ -310,7 +312,8 @@ class DerivedLaw(FieldLaw):
     law: WeightPosterior
     expansion: FeatureExpansion | WaveExpansion
     weights: Float[Tensor, "2*D q"]
-    reference: Float[Tensor, "d"] | None
+    symbol: Symbol
+    space: Sequence[int]
 
     @property
     def num_outputs(self) -> int:
@@ -321,18 +324,15 @@ class DerivedLaw(FieldLaw):
         return self.law.expansion.num_features * self.num_outputs
 
     def mean(self, x: Tensor) -> Tensor:
-        mean = self.expansion.phi.apply(x, self.weights)
-        return mean if self.reference is None else mean - self._at_reference(x, self.weights)
+        mean, referred = self.expansion.phi.apply(x, self.weights), self._referred(x)
+        return mean if referred is None else mean - self.expansion.phi.apply(referred, self.weights)
 
-    def _at_reference(self, x: Tensor, weights: Tensor) -> Tensor:
-        return self.expansion.phi.apply(self.reference.to(x).expand(1, -1), weights)
+    def _referred(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
+        return self.symbol.referred(x, self.space)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
-        features = self.expansion.features(x.double())
-        if self.reference is None:
-            return features
-        fixed = self.expansion.features(self.reference.to(x).double().expand(1, -1))
-        return (features.unflatten(0, (len(x), -1)) - fixed).flatten(0, 1)
+        features, referred = self.expansion.features(x.double()), self._referred(x.double())
+        return features if referred is None else features - self.expansion.features(referred)
 
     def root(self, x: Tensor) -> Tensor:
         return self.law.root_of(self._features(x))
@@ -426,10 +426,17 @@ def _residual(evidence: Evidence, mean: Float[Tensor, "*b p"] | None) -> Float[T
 
 
 def statistics_posterior(
-    expansion: Expansion, groups: Sequence[Group], mean: Float[Tensor, "*b p"] | None
+    expansion: Expansion,
+    groups: Sequence[Group],
+    mean: Float[Tensor, "*b p"] | None,
+    rows: DenseRows | None = None,
 ) -> tuple[WeightPosterior, Evidence]:
     """The posterior from the statistics alone, and the evidence from the same factorisation; with
-    the mean of largest evidence where none is given."""
+    the mean of largest evidence where none is given; and from further rows, written out."""
+    if rows is not None:
+        expansion = expansion.general()
+        a, b, white, logdet = with_rows(*normal_equations(expansion, groups), rows)
+        return _primal(expansion, groups, mean, (a, b), (white, logdet))
     expansion = structured(expansion, groups)
     if isinstance(expansion, KroneckerExpansion):
         c, g, b = kronecker_equations(expansion, *groups[0])
@@ -437,10 +444,21 @@ def statistics_posterior(
             return _kronecker_posterior(expansion, groups, mean, (c, g, b))
         expansion = expansion.general()
     b, parts = normal_equations(expansion, groups)
-    factor = psd_safe_cholesky(masked(parts))
+    return _primal(expansion, groups, mean, (masked(parts), b))
+
+
+def _primal(
+    expansion: FeatureExpansion,
+    groups: Sequence[Group],
+    mean: Float[Tensor, "*b p"] | None,
+    equations: tuple[Tensor, Tensor],
+    further: tuple[Tensor, Tensor] = (0.0, 0.0),
+) -> tuple[PrimalPosterior, Evidence]:
+    a, b = equations
+    factor = psd_safe_cholesky(a)
     half = torch.linalg.solve_triangular(factor, b, upper=False)
     logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
-    evidence = evidence_of(groups, half.mT @ half, logdet)
+    evidence = evidence_of(groups, half.mT @ half - further[0], logdet + further[1])
     theta = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
     return PrimalPosterior(expansion, expansion.column_weights(theta), factor), evidence
 

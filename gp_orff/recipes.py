@@ -1,7 +1,7 @@
 """Modules as plain values: what a file holds of kernels, likelihoods, means and frequency rules."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 
 import gpytorch.constraints
 import torch
@@ -22,12 +22,13 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
 
-from gp_orff import frequencies
+from gp_orff import frequencies, symbols
 from gp_orff.frequencies import Rule
 from gp_orff.kernels import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.products import FieldProductKernel
 from gp_orff.scalar_kernels import GeneralMaternKernel
+from gp_orff.symbols import Symbol
 
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
 
@@ -187,6 +188,34 @@ def _constraint(kind: str, low: torch.Tensor, high: torch.Tensor):
     cls = getattr(gpytorch.constraints, kind)
     bounds = {"Positive": (), "GreaterThan": (low,), "LessThan": (high,), "Interval": (low, high)}
     return cls(*bounds[kind])
+
+
+def describe_symbol(symbol: Symbol) -> dict:
+    """A symbol of this package as plain values.
+
+    Raises:
+        ValueError: another one.
+    """
+    if getattr(symbols, type(symbol).__name__, None) is not type(symbol):
+        raise ValueError(
+            f"expected observations of symbols of this package in a file, got those of "
+            f"{type(symbol).__name__}, which it cannot name; observe them anew after loading"
+        )
+    own = {field.name: getattr(symbol, field.name) for field in fields(symbol)}
+    plain = {
+        name: describe_symbol(value) if isinstance(value, Symbol) else value
+        for name, value in own.items()
+    }
+    return {"class": type(symbol).__name__, "fields": plain}
+
+
+def build_symbol(described: Mapping) -> Symbol:
+    """The symbol again."""
+    values = {
+        name: build_symbol(value) if isinstance(value, Mapping) else value
+        for name, value in described["fields"].items()
+    }
+    return getattr(symbols, described["class"])(**values)
 
 
 def _same_function(one: object, other: object) -> bool:

@@ -89,11 +89,14 @@ class Snapshot(ABC):
         if not self.observations.covers(self.kernel, points):
             self.observations.draws[0].lattice.check(points)
 
+    def admit(self, symbol: Symbol) -> None:
+        """Raise ValueError for a symbol that does not exist for the field."""
+        require(symbol, self.kernel, self.space)
+
     @torch.no_grad()
     def _through(
         self, observations: Observations, law: FieldLaw, covers: Callable, symbol: Symbol
     ) -> Conditioned:
-        require(symbol, self.kernel, self.space)
         missing = observations.left_out(symbol, self.kernel, self.space)
         law = law.through(symbol, self.space)
         if missing is None:

@@ -5,6 +5,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -15,9 +16,11 @@ from torch import Tensor
 from gp_orff.columns import TrigColumns
 from gp_orff.data import Data, HeldData, HeldSums, Survey
 from gp_orff.field_statistics import FieldStatistics
+from gp_orff.further import Further
 from gp_orff.lattice import LatticeColumns
 from gp_orff.patterns import Components, LineOfSight, Pattern
 from gp_orff.readings import GroupKey, Readings
+from gp_orff.recipes import build_symbol, describe_symbol
 from gp_orff.statistics import Moments, Statistics
 
 VERSION = 1
@@ -99,7 +102,7 @@ def _pieces(value: object) -> Iterator[bytes]:
 
 def pack_data(data: Data) -> dict:
     """Few data as they are, others as their statistics."""
-    found = {"bound": data.bound}
+    found = {"bound": data.bound, "further": [_pack_further(own) for own in data.further]}
     if isinstance(data, HeldData):
         found["readings"] = [_readings(part) for part in data.unweighted().visit()]
         if data.weights is not None:
@@ -122,7 +125,7 @@ def unpack_data(found: Mapping) -> Data:
     """The data again."""
     if "readings" in found:
         data = HeldData.in_memory([_unpack_readings(own) for own in found["readings"]]).kept()
-        weights = found.get("weights")
+        weights, data = found.get("weights"), replace(data, further=_further(found))
         return data if weights is None else data.weighted(weights, found["bound"])
     sample = [_unpack_readings(own) for own in found["sample"]]
     sums = unpack_statistics(found["sums"])
@@ -133,7 +136,19 @@ def unpack_data(found: Mapping) -> Data:
     )
     domain = found["domain"]
     domain = None if domain is None else tuple(map(tuple, domain))
-    return HeldSums(sums, domain, survey)
+    return HeldSums(sums, domain, survey, _further(found))
+
+
+def _pack_further(own: Further) -> dict:
+    tensors = {name: getattr(own, name).cpu().clone() for name in ("x", "y", "noise")}
+    return {"symbol": describe_symbol(own.symbol), "space": list(own.space), **tensors}
+
+
+def _further(found: Mapping) -> tuple[Further, ...]:
+    return tuple(
+        Further(build_symbol(own["symbol"]), own["x"], own["y"], own["noise"], tuple(own["space"]))
+        for own in found["further"]
+    )
 
 
 def pack_statistics(statistics: FieldStatistics) -> dict:

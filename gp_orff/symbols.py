@@ -72,6 +72,19 @@ class Symbol(ABC):
                 f"{tuple(self.reference.shape)}"
             )
 
+    def referred(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Tensor | None:
+        """The points whose values are subtracted from those at x: the reference in space, with the
+        other inputs of x; None where nothing is."""
+        if self.reference is None:
+            return None
+        points = x.clone()
+        points[..., list(space)] = self.reference.to(x)
+        return points
+
+    def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
+        """Where it looks at a field, its outermost points at least: x itself, if not said."""
+        return x
+
     def quadrature(self, p: int) -> Quadrature | None:
         """Shifts s and matrices M with Qf(x) ≈ Σ_s M f(x + s), for exact kernels; None where there
         are none."""
@@ -111,9 +124,6 @@ class Identity(Symbol):
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return torch.eye(p, dtype=torch.complex128, device=omega.device).expand(len(omega), p, p)
-
-    def quadrature(self, p: int) -> Quadrature:
-        return [(torch.zeros((), dtype=torch.float64), torch.eye(p, dtype=torch.float64))]
 
 
 @dataclass(frozen=True)
@@ -308,6 +318,28 @@ class DivergenceFreePart(_OfVectors):
         return torch.where(varies, eye - CurlFreePart()(omega, p).real, 0.0).to(torch.complex128)
 
 
+@dataclass(frozen=True)
+class Background(Symbol):
+    """What does not vary: constant means and terms. Neither part of a Helmholtz split has it, and
+    the two parts and the background are the field. Q = I at ω = 0 and zero elsewhere; on a grid,
+    the cell around ω = 0 of a separable kernel counts as background too.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> gp_orff.Background()(torch.tensor([[0.0, 0.0], [0.0, 2.0]]), 1).real.flatten().tolist()
+        [1.0, 0.0]
+    """
+
+    homogeneous = False
+
+    def num_outputs(self, p: int) -> int:
+        return p
+
+    def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
+        fixed = (omega == 0).all(-1)[:, None, None]
+        return fixed * Identity()(omega, p)
+
+
 @dataclass(frozen=True, eq=False)
 class Component(Symbol):
     """The component uᵀf along a vector of p numbers, of any length; one output.
@@ -386,6 +418,9 @@ class LineIntegral(_OfVectors):
         waves = phase * torch.sinc(omega @ pieces.mT / (2 * math.pi))  # (D, s)
         return (waves @ self._vectors(pieces).to(waves)).unsqueeze(-2)
 
+    def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "n*k d"]:
+        return _shifted(x, space, self.path)
+
     def quadrature(self, p: int) -> Quadrature:
         """Gauss–Legendre."""
         pieces, middle = self.path.diff(dim=0), 0.5 * (self.path[1:] + self.path[:-1])
@@ -446,6 +481,10 @@ class BoxAverage(Symbol):
         mean = torch.sinc(omega * widths / (2 * math.pi)).prod(-1)
         return mean[:, None, None] * Identity()(omega, p)
 
+    def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "2*n d"]:
+        half = 0.5 * torch.as_tensor(self.widths, dtype=torch.float64).expand(len(space))
+        return _shifted(x, space, torch.stack([-half, half]))
+
     def quadrature(self, p: int) -> Quadrature:
         """Products of Gauss–Legendre rules, over as many inputs as there are widths, else p."""
         widths = torch.as_tensor(self.widths, dtype=torch.float64).reshape(-1)
@@ -478,6 +517,9 @@ class Composed(Symbol):
     def reference(self) -> Float[Tensor, "d"] | None:
         return self.outer.reference
 
+    def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
+        return self.inner.points(self.outer.points(x, space), space)
+
     def num_outputs(self, p: int) -> int:
         return self.outer.num_outputs(self.inner.num_outputs(p))
 
@@ -501,6 +543,14 @@ _NODES = 12  # of a quadrature, for each straight piece
 def _turned_left(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
     """By a quarter: (v₁, v₂) ↦ (−v₂, v₁)."""
     return torch.stack([-vectors[..., 1], vectors[..., 0]], dim=-1)
+
+
+def _shifted(
+    x: Float[Tensor, "n d"], space: Sequence[int], shifts: Float[Tensor, "k s"]
+) -> Float[Tensor, "k*n d"]:
+    moved = x.repeat(len(shifts), 1)
+    moved[:, list(space)] += shifts.to(x).repeat_interleave(len(x), dim=0)
+    return moved
 
 
 def _cross(omega: Float[Tensor, "D 3"]) -> Float[Tensor, "D 3 3"]:

@@ -32,6 +32,7 @@ ORDER = [  # a module may import from those before it
     "products",
     "symbols",
     "expansion",
+    "further",
     "resolution",
     "truncation",
     "patterns",

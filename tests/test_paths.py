@@ -48,6 +48,18 @@ def test_paths_are_functions(rule):
     assert values.shape == (3, 6, 2)
     torch.testing.assert_close(paths(x.flip(0)).flip(1), values, rtol=0, atol=1e-9)
     torch.testing.assert_close(paths(x[2:3])[:, 0], values[:, 2], rtol=0, atol=1e-9)
+    apart = torch.stack([x, x + 0.1, x.flip(0)])  # each at points of its own
+    own = torch.stack([paths(part)[i] for i, part in enumerate(apart)])
+    torch.testing.assert_close(paths(apart), own, rtol=0, atol=1e-9)
+    for wrong in (
+        x[None],
+        torch.zeros(2, 6, 2),
+        torch.zeros(3, 6, 3),
+        torch.zeros(3),
+        x * float("nan"),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            paths(wrong)
     again, other = field.sample_paths(3, seed=7), field.sample_paths(3, seed=8)
     assert torch.equal(again(x), values)
     assert not torch.allclose(other(x), values)
