@@ -2,7 +2,7 @@
 
     python benchmarks/robot_loop.py [--points 3000] [--readings 200]
 
-A curl-free RBF field over 9 × 9 lengthscales, read with noise of 0.3 of its standard deviation;
+A curl-free RBF field over 17 × 17 lengthscales, read with noise of 0.3 of its standard deviation;
 `VectorFieldGP` learns it from `--points` readings, then `--readings` more come one at a time along
 a track. Seconds of `update` with the posterior's mean and variance at the next place, median and
 95th percentile; beside it, interleaved, one bare Cholesky factorisation of an F × F matrix, which
@@ -24,7 +24,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, default=3000)
     parser.add_argument("--readings", type=int, default=200)
-    parser.add_argument("--extent", type=float, default=9.0)
+    parser.add_argument("--extent", type=float, default=17.0)
     arguments = parser.parse_args()
     field = field_of(curl_free(1.0), ((0.0, arguments.extent),) * 2)
     generator = torch.Generator().manual_seed(0)

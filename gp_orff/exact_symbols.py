@@ -6,7 +6,7 @@ of k: ω^α turns e^{i⟨ω,τ⟩} into (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Int
 over the nodes of a quadrature.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gp_orff.kernels import radial_derivatives
 from gp_orff.posterior import FieldLaw
+from gp_orff.spectra import spectrum
 from gp_orff.symbols import Identity, Quadrature, Symbol
 from gp_orff.terms import Leaf, Term, terms
 from gp_orff.trig import by_chunks
@@ -113,7 +114,8 @@ class SymbolCovariance:
             NotImplementedError: no closed form.
         """
         found = terms(self.kernel)
-        left, right = (own.quadrature(found[0].num_outputs) for own in (self.left, self.right))
+        p, scale = found[0].num_outputs, _shortest(found)
+        left, right = (own.quadrature(p, scale) for own in (self.left, self.right))
         if left is not None:
             inner = replace(self, left=Identity())
             return self._summed(left, x, lambda points: inner(points, z))
@@ -151,7 +153,7 @@ class SymbolCovariance:
 
     def _moved(self, x: Float[Tensor, "n d"], shift: Float[Tensor, "k"]) -> Float[Tensor, "n d"]:
         moved = x.clone()
-        moved[:, list(self.space)] += shift
+        moved[:, list(self.space)] += shift.to(moved)
         return moved
 
     def _term(self, term: Term, tau: Float[Tensor, "n m d"]) -> Float[Tensor, "n m q r"]:
@@ -181,6 +183,8 @@ class SymbolCovariance:
 
         if not degree and others:
             raise NotImplementedError("a product of kernels, each with a part of space")
+        if not 0 <= total <= 4:
+            raise NotImplementedError(f"derivatives of order {total} of its potential")
         coefficients = polynomial(of_leaf, len(dims), total)
         tensor = derivatives(own, tau[..., list(dims)], total)
         block = 0.0
@@ -194,6 +198,27 @@ class SymbolCovariance:
             k = leaf.kernel.forward(lag, zero, diag=True)
             scale = scale * k.reshape(*tau.shape[:2], 1, 1)
         return scale * block
+
+
+def _shortest(found: Sequence[Term]) -> float:
+    """The shortest lengthscale; less of it for kernels with few derivatives, whose kink at lag zero
+    quadratures that are the same on both sides see too well."""
+    lengths = []
+    for leaf in (leaf.kernel for term in found for leaf in term.leaves):
+        if leaf.has_lengthscale:
+            lengths.append(_smooth_share(leaf) * leaf.lengthscale.min().item())
+    return min(lengths, default=1.0)
+
+
+def _smooth_share(kernel: Kernel) -> float:
+    try:
+        law = spectrum(kernel)
+    except NotImplementedError:
+        return 0.125
+    for tilt, share in ((2, 0.125), (3, 0.5)):
+        if not torch.isfinite(torch.as_tensor(law.moment(tilt, 2))).all():
+            return share
+    return 1.0
 
 
 @dataclass(frozen=True)

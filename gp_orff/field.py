@@ -134,13 +134,13 @@ class FieldPosterior:
         self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
     ) -> MultivariateNormal:
         """g of the curl-free part ∇g (n,); see `Potential`."""
-        return self(x, Potential(_point(reference)))
+        return self(x, Potential(reference))
 
     def stream_function(
         self, x: Float[Tensor, "n 2"], reference: Float[Tensor, "2"] | None = None
     ) -> MultivariateNormal:
         """ψ of the divergence-free part (∂₂ψ, −∂₁ψ) (n,); see `StreamFunction`."""
-        return self(x, StreamFunction(_point(reference)))
+        return self(x, StreamFunction(reference))
 
     def vector_potential(self, x: Float[Tensor, "n 3"]) -> MultitaskMultivariateNormal:
         """A of the divergence-free part ∇×A (n, 3); see `VectorPotential`."""
@@ -188,7 +188,7 @@ class FieldPosterior:
         looked = points
         if symbol is not None:
             self._snapshot.admit(symbol)
-            looked = symbol.points(points, self._snapshot.space)
+            looked = symbol.all_points(points, self._snapshot.space)
         conditioned = self._own
         if not conditioned.covers(looked):
             if self._wide is None or not self._wide.covers(looked):
@@ -200,10 +200,6 @@ class FieldPosterior:
         if last is None or last[0] is not conditioned or last[1] is not symbol:
             last = self._derived = (conditioned, symbol, conditioned.through(symbol))
         return points, last[2]
-
-
-def _point(reference: object) -> Float[Tensor, "d"] | None:
-    return None if reference is None else torch.as_tensor(reference, dtype=torch.float64)
 
 
 def _device(x: object) -> torch.device:

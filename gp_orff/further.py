@@ -55,9 +55,7 @@ class Further:
     @property
     def box(self) -> tuple[tuple[float, float], ...]:
         """Of all points the symbol looks at."""
-        points = self.symbol.points(self.x, self.space)
-        referred = self.symbol.referred(self.x, self.space)
-        points = points if referred is None else torch.cat([points, referred])
+        points = self.symbol.all_points(self.x, self.space)
         return tuple(zip(points.amin(0).tolist(), points.amax(0).tolist(), strict=True))
 
     def to(self, device: torch.device) -> "Further":

@@ -283,13 +283,14 @@ class VectorFieldGP(torch.nn.Module):
 
         A tide gauge reads the potential, a wall has no flow across it (`Component(normal)`, or
         directions= in `fit`), a box without sources has no divergence. They enter the one posterior
-        together with the readings of the field, and `fit()` learns from both; `statistics` are
-        those of the field's readings alone. Rows are written out: meant for up to some thousands.
+        together with the readings of the field, and `fit()` learns from both; `statistics`, and
+        `compare_with_exact`, are of the field's readings alone, and `condition(x, y)` and
+        `fit(x, y)` begin anew. Rows are written out: meant for up to some thousands.
 
         Args:
             x: (m, d), the points.
             y: (m, q), or (m,) for a symbol with one output.
-            symbol: what is observed of the field, its mean included.
+            symbol: what is observed of the field, its mean included; potentials need a reference.
             noise: the known variance of the noise, one for all outputs, for each, or a covariance.
 
         Raises:
@@ -541,7 +542,12 @@ class VectorFieldGP(torch.nn.Module):
                 f"{noise!r}"
             )
         device = next(self.kernel.parameters()).device
-        return Further(symbol, x, y, covariance, space).to(device)
+        if symbol.order < 0 and symbol.reference is None:
+            raise ValueError(
+                f"expected a reference in an observed {type(symbol).__name__}, which readings tell "
+                "up to a constant only, got none; pass reference=x0"
+            )
+        return Further(symbol, x.clone(), y.clone(), covariance.clone(), space).to(device)
 
     def _fit_of(self, data: Data, show: Callable[..., None] = silent) -> Fit:
         fixed, means = None, base_means(self.mean)

@@ -43,7 +43,8 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
     found = terms(kernel)
     symbol.check(len(space), found[0].num_outputs)
     for term in found:
-        if not term.leaves:
+        seen = [dim for leaf in term.leaves for dim in leaf.active_dims or space]
+        if not set(seen) & set(space):  # what does not vary in space is background
             continue
         tilt = term.factor.degree + symbol.order
         name = type(symbol).__name__
@@ -52,6 +53,17 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
             raise ValueError(
                 f"{name} of a field that is no derivative itself ({own} without a curl-free or "
                 "divergence-free kernel) is known up to its value somewhere only: expected a "
+                "reference, got none; pass reference=x0"
+            )
+        others = [dim for leaf in term.leaves[1:] for dim in leaf.active_dims or space]
+        if term.factor.degree and symbol.order and set(others) & set(space):
+            raise NotImplementedError(
+                f"{name} of a field kernel times a kernel of the same inputs is not known: "
+                "expected factors of other inputs, such as time"
+            )
+        if symbol.order < 0 and symbol.reference is None and (not symbol.homogeneous or others):
+            raise ValueError(
+                f"{name} is known up to its value somewhere only, under this kernel: expected a "
                 "reference, got none; pass reference=x0"
             )
         if symbol.order > 0 and any(
@@ -79,9 +91,16 @@ def left_out(
     The cell around ω = 0, which features of derivatives do not have, holds a constant of an
     antiderivative: S(0) h^d of a potential. What lies beyond the grid is white.
     """
-    if not all(isinstance(own, LatticeDraw) and own.correct for own in draws):
-        return None
     found = terms(kernel)
+    lattice = all(isinstance(own, LatticeDraw) for own in draws)
+    if lattice and any(t.leaves and t.factor.degree + symbol.order < 0 for t in found):
+        raise NotImplementedError(
+            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
+            "near zero, which a grid does not have: expected frequencies such as "
+            "gp_orff.QuasiMonteCarlo(1024)"
+        )
+    if not (lattice and all(own.correct for own in draws)):
+        return None
     whole = [_whole(symbol, term, own, space) for term, own in zip(found, draws, strict=True)]
     if any(own is None for own in whole):
         every = zip(found, laws(kernel, expansion.omega.shape[-1]), draws, strict=True)
@@ -169,9 +188,10 @@ def _mean_outer(
 def _central_cell(
     symbol: Symbol, term: Term, own: LatticeDraw, space: Sequence[int]
 ) -> Float[Tensor, "q q"]:
-    """S(0) h^d times the mean of Q A Q* over directions, for antiderivatives of derivatives."""
+    """S(0) h^d times the mean of Q A Q* over directions, for antiderivatives of derivatives: the
+    same at all points of one time."""
     q = symbol.num_outputs(term.num_outputs)
-    if not term.leaves or symbol.order >= 0 or len(term.leaves) > 1:
+    if not term.leaves or symbol.order >= 0:
         return term.outputscale.new_zeros(q, q).double()
     law, dims = spectra_of(term)[0], own.dims[0]
     points, weights = _sphere(len(dims), term.outputscale.device)

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -34,7 +35,8 @@ class Symbol(ABC):
     Attributes:
         order: of the derivative: |Q(ω)| grows as ‖ω‖^order. Where the prior's spectral density has
             no such moment, the quantity does not exist, and asking for it raises.
-        homogeneous: whether Q(cω) = c^order Q(ω).
+        homogeneous: whether Q(cω) = c^order Q(ω) for c > 0; what a grid leaves out is then known in
+            closed form.
         reference: a point whose value is subtracted, or None.
 
     Example:
@@ -42,7 +44,7 @@ class Symbol(ABC):
 
         >>> import gp_orff, torch
         >>> class AlongDerivative(gp_orff.Symbol):
-        ...     order = 1
+        ...     order, homogeneous = 1, True
         ...     def __init__(self, u):
         ...         self.u = torch.as_tensor(u, dtype=torch.float64)
         ...     def num_outputs(self, p):
@@ -53,7 +55,7 @@ class Symbol(ABC):
     """
 
     order: int = 0
-    homogeneous: bool = True
+    homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
 
     @abstractmethod
@@ -82,12 +84,18 @@ class Symbol(ABC):
         return points
 
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """Where it looks at a field, its outermost points at least: x itself, if not said."""
+        """Where it looks at a field from x, the outermost points at least; x if not said."""
         return x
 
-    def quadrature(self, p: int) -> Quadrature | None:
-        """Shifts s and matrices M with Qf(x) ≈ Σ_s M f(x + s), for exact kernels; None where there
-        are none."""
+    def all_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
+        """The same, from the reference too."""
+        referred = self.referred(x, space)
+        looked = x if referred is None else torch.cat([x, referred])
+        return self.points(looked, space)
+
+    def quadrature(self, p: int, scale: float) -> Quadrature | None:
+        """Shifts s and matrices M with Qf(x) ≈ Σ_s M f(x + s) for fields that vary over lengths of
+        `scale`, for exact kernels; None where there are none."""
         return None
 
     def __matmul__(self, other: "Symbol") -> "Symbol":
@@ -100,6 +108,7 @@ class Symbol(ABC):
 class _OfVectors(Symbol):
     """A map of fields with one component for each direction of space."""
 
+    homogeneous = True
     dims: tuple[int, ...] | None = None  # where it is defined, if not in any number
 
     def check(self, num_dims: int, p: int) -> None:
@@ -118,6 +127,8 @@ class _OfVectors(Symbol):
 @dataclass(frozen=True)
 class Identity(Symbol):
     """The field itself."""
+
+    homogeneous = True
 
     def num_outputs(self, p: int) -> int:
         return p
@@ -179,7 +190,7 @@ class Jacobian(Symbol):
     """
 
     num_dims: int | None = None  # d, if not p
-    order = 1
+    order, homogeneous = 1, True
 
     def num_outputs(self, p: int) -> int:
         return p * (self.num_dims or p)
@@ -227,6 +238,9 @@ class Potential(_Antiderivative):
 
     reference: Float[Tensor, "d"] | None = None
 
+    def __post_init__(self):
+        object.__setattr__(self, "reference", _point(self.reference))
+
     def num_outputs(self, p: int) -> int:
         return 1
 
@@ -250,6 +264,9 @@ class StreamFunction(_Antiderivative):
 
     reference: Float[Tensor, "d"] | None = None
     dims = (2,)
+
+    def __post_init__(self):
+        object.__setattr__(self, "reference", _point(self.reference))
 
     def num_outputs(self, p: int) -> int:
         return 1
@@ -330,8 +347,6 @@ class Background(Symbol):
         [1.0, 0.0]
     """
 
-    homogeneous = False
-
     def num_outputs(self, p: int) -> int:
         return p
 
@@ -351,6 +366,7 @@ class Component(Symbol):
     """
 
     direction: Sequence[float] | Float[Tensor, "p"]
+    homogeneous = True
 
     def num_outputs(self, p: int) -> int:
         return 1
@@ -388,7 +404,7 @@ class LineIntegral(_OfVectors):
     homogeneous = False
 
     def __post_init__(self):
-        path = torch.as_tensor(self.path, dtype=torch.float64)
+        path = torch.as_tensor(self.path, dtype=torch.float64).clone()
         if path.dim() != 2 or len(path) < 2:
             raise ValueError(
                 f"{type(self).__name__} expects a path of at least two corners (k, d), got shape "
@@ -421,15 +437,15 @@ class LineIntegral(_OfVectors):
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "n*k d"]:
         return _shifted(x, space, self.path)
 
-    def quadrature(self, p: int) -> Quadrature:
-        """Gauss–Legendre."""
-        pieces, middle = self.path.diff(dim=0), 0.5 * (self.path[1:] + self.path[:-1])
-        nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(_NODES))
-        return [
-            (centre + 0.5 * node * piece, 0.5 * weight * vector.unsqueeze(0))
-            for centre, piece, vector in zip(middle, pieces, self._vectors(pieces), strict=True)
-            for node, weight in zip(nodes, weights, strict=True)
-        ]
+    def quadrature(self, p: int, scale: float) -> Quadrature:
+        """Gauss–Legendre rules, one after the other along each piece."""
+        found = []
+        for start, piece in zip(self.path, self.path.diff(dim=0), strict=False):
+            vector = self._vectors(piece.unsqueeze(0))
+            for node, weight in _rule(piece.norm().item(), scale):
+                found.append((start + node * piece, weight * vector))
+        _bounded(len(found))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -464,7 +480,6 @@ class BoxAverage(Symbol):
     """
 
     widths: float | tuple[float, ...]
-    homogeneous = False
 
     def num_outputs(self, p: int) -> int:
         return p
@@ -485,17 +500,18 @@ class BoxAverage(Symbol):
         half = 0.5 * torch.as_tensor(self.widths, dtype=torch.float64).expand(len(space))
         return _shifted(x, space, torch.stack([-half, half]))
 
-    def quadrature(self, p: int) -> Quadrature:
+    def quadrature(self, p: int, scale: float) -> Quadrature:
         """Products of Gauss–Legendre rules, over as many inputs as there are widths, else p."""
         widths = torch.as_tensor(self.widths, dtype=torch.float64).reshape(-1)
-        widths = widths if len(widths) > 1 else widths.repeat(p)
-        nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(_NODES // 2))
-        shifts = (
-            0.5 * widths * torch.cartesian_prod(*[nodes] * len(widths)).reshape(-1, len(widths))
-        )
-        products = torch.cartesian_prod(*[0.5 * weights] * len(widths)).reshape(-1, len(widths))
-        eye = torch.eye(p, dtype=torch.float64)
-        return [(s, w * eye) for s, w in zip(shifts, products.prod(-1), strict=True)]
+        widths = (widths if len(widths) > 1 else widths.repeat(p)).tolist()
+        rules = [_rule(width, scale) for width in widths]
+        _bounded(math.prod(map(len, rules)))
+        eye, found = torch.eye(p, dtype=torch.float64), []
+        for axes in product(*rules):
+            nodes, weights = zip(*axes, strict=True)
+            shift = [(node - 0.5) * width for node, width in zip(nodes, widths, strict=True)]
+            found.append((torch.tensor(shift, dtype=torch.float64), math.prod(weights) * eye))
+        return found
 
 
 @dataclass(frozen=True)
@@ -537,7 +553,29 @@ class Composed(Symbol):
 
 
 _TINY = 1e-300
-_NODES = 12  # of a quadrature, for each straight piece
+_NODES = 8  # of a quadrature, for every half of a lengthscale
+_MOST_NODES = 4096
+
+
+def _point(reference: object) -> Float[Tensor, "d"] | None:
+    """A copy, which no one else can change."""
+    return None if reference is None else torch.as_tensor(reference, dtype=torch.float64).clone()
+
+
+def _rule(length: float, scale: float) -> list[tuple[float, float]]:
+    """Nodes in (0, 1) and weights of a mean over a length."""
+    parts = max(1, math.ceil(2 * length / scale))
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return [
+        ((part + 0.5 * (1 + node)) / parts, 0.5 * weight / parts)
+        for part in range(parts)
+        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)
+    ]
+
+
+def _bounded(nodes: int) -> None:
+    if nodes > _MOST_NODES:
+        raise NotImplementedError(f"an integral over many lengthscales, {nodes} nodes")
 
 
 def _turned_left(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:

@@ -274,6 +274,70 @@ def test_space_and_time(rule):
     assert (field.divergence(xs).variance > 0).all()
 
 
+@pytest.mark.parametrize("nu", [1.5, 2.5, None])
+def test_integrals_of_rough_and_of_long_exact_fields(nu):
+    """Over many lengthscales and of kernels with a kink: a circulation of a curl-free field is
+    zero, a line integral of it is a difference of potentials."""
+    base = RBFKernel() if nu is None else MaternKernel(nu=nu)
+    kernel = ScaleKernel(gp_orff.CurlFreeKernel(base, num_dims=2))
+    base.lengthscale = 0.7
+    field = model_of(kernel, None, 2, points=30).posterior()
+    x = uniform(3, 2, seed=5)
+    scale = field.variance(x, LineIntegral(torch.tensor([[0.0, 0.0], [0.7, 0.0]]))).max()
+    square = torch.tensor([[0.0, 0], [1, 0], [1, 1], [0, 1], [0, 0]])
+    assert field.variance(x, LineIntegral(square)).max() < 5e-3 * scale
+    assert field.mean(x, LineIntegral(square)).abs().max() < 1e-3
+    far = torch.tensor([8.0, 0.0])
+    line = LineIntegral(torch.stack([torch.zeros(2), far]))
+    start = torch.zeros(1, 2).double()
+    potential = field.potential(far.double().unsqueeze(0), reference=[0.0, 0.0])
+    constant = (field.mean(start, Background()) @ far.double()).item()
+    expected = potential.mean.item() + constant
+    assert field.mean(start, line).item() == pytest.approx(expected, abs=1e-3)
+    assert field.variance(start, line).item() == pytest.approx(potential.variance.item(), rel=3e-3)
+
+
+def test_potentials_in_space_and_time():
+    """The constant in space drops out with a reference; the exact kernel and a grid agree."""
+    kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(1, 2))
+    kernel = ScaleKernel(kernel * RBFKernel(active_dims=(0,)))
+    x, xs = uniform(50, 3), uniform(5, 3, seed=2)
+    y = torch.stack([torch.sin(3 * x[:, 1]) * x[:, 0], torch.cos(2 * x[:, 2])], dim=-1)
+    found = []
+    for own in (None, gp_orff.Grid(domain=((-0.5, 2.5),) * 3, tolerance=1e-4)):
+        model = gp_orff.VectorFieldGP(kernel, frequencies=own)
+        model.likelihood.noise = 0.01
+        field = model.condition(x, y).posterior()
+        found.append(field(xs, Potential([1.0, 1.0])))
+        if own is not None:
+            with pytest.raises(ValueError, match="reference=x0"):
+                field.potential(xs)
+    exact, grid = found
+    sd = exact.stddev.max()
+    torch.testing.assert_close(grid.mean, exact.mean, rtol=0, atol=0.05 * sd.item())
+    torch.testing.assert_close(
+        grid.covariance_matrix, exact.covariance_matrix, rtol=0, atol=0.05 * sd.item() ** 2
+    )
+
+
+def test_points_a_symbol_looks_at_are_served():
+    """By a wider grid, or refused: never aliased. Of a reference, a path, a box."""
+    kernel = helmholtz(2)
+    exact = model_of(kernel, None, 2).posterior()
+    grid = model_of(kernel, gp_orff.Auto(exact_values=0, tolerance=1e-6), 2).posterior()
+    x = uniform(3, 2, seed=5)
+    symbols = {
+        "reference": Potential([6.0, 1.0]),
+        "path": LineIntegral(torch.tensor([[0.0, 0.0], [5.0, 0.0]])),
+        "box": BoxAverage((6.0, 1.0)),
+    }
+    for symbol in symbols.values():
+        one, other = grid.variance(x, symbol), exact.variance(x, symbol)
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0)
+        with pytest.raises(ValueError, match="inside the grid's domain"):
+            grid.sample_paths(2)(x, symbol)
+
+
 def test_a_constant_term_is_background():
     kernel = helmholtz(2) + MultitaskKernel(ConstantKernel(), num_tasks=2, rank=0)
     zero = gpytorch.means.ZeroMean()
@@ -291,7 +355,7 @@ def test_a_symbol_of_ones_own():
     class Strain(gp_orff.Symbol):
         """½(∂₁f₂ + ∂₂f₁)."""
 
-        order = 1
+        order, homogeneous = 1, True
 
         def num_outputs(self, p):
             return 1
