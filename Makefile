@@ -39,7 +39,7 @@ tutorials: $(VENV)/.installed
 bench: $(VENV)/.installed
 	set -e; for file in benchmarks/*.py; do case $$file in \
 		*/magnetometer.py|*/drifters.py) test -z "$(DATA)" || $(BIN)/python $$file $(DATA);; \
-		*/small_fields.py) $(BIN)/python $$file $(DATA);; \
+		*/small_fields.py|*/derived_fields.py) $(BIN)/python $$file $(DATA);; \
 		*) $(BIN)/python $$file;; esac; done
 
 clean:

@@ -1,6 +1,7 @@
 """The posterior of a vector field, as a scientist asks for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -8,10 +9,12 @@ from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.labelled import on_grid
+from gp_orff.observations import ExactLaw
 from gp_orff.operators import NoisyPosteriorCovariance, PosteriorCovariance
 from gp_orff.paths import SamplePaths, Summary, sample_paths
 from gp_orff.readings import as_points
-from gp_orff.snapshot import Conditioned, ExactGPSnapshot, Snapshot
+from gp_orff.snapshot import Conditioned, ExactGPSnapshot, PartSnapshot, Snapshot
 from gp_orff.symbols import (
     Curl,
     CurlFreePart,
@@ -23,6 +26,9 @@ from gp_orff.symbols import (
     Symbol,
     VectorPotential,
 )
+
+if TYPE_CHECKING:
+    import xarray
 
 
 class FieldPosterior:
@@ -80,6 +86,10 @@ class FieldPosterior:
             torch.Size([7])
         """
         return cls(ExactGPSnapshot.of(model))
+
+    @property
+    def num_inputs(self) -> int:
+        return self._snapshot.num_inputs
 
     @property
     def num_outputs(self) -> int:
@@ -154,6 +164,19 @@ class FieldPosterior:
         """The part of f without divergence (n, d); see `DivergenceFreePart`."""
         return self(x, DivergenceFreePart())
 
+    def part(self, name: str | int) -> "FieldPosterior":
+        """The posterior of one term of a sum of kernels, such as `field.part("curl_free")` of a
+        `HelmholtzKernel`, or `field.part(0)`; without the mean, which is in none of them.
+
+        Unlike `CurlFreePart`, which is a map of any field, this asks which term of the prior
+        explains the data.
+
+        Raises:
+            ValueError: a kernel that is no sum, or a name that is none of its terms.
+            NotImplementedError: terms that share their features.
+        """
+        return FieldPosterior(PartSnapshot.of(self._snapshot, name))
+
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
         """Functions drawn from the posterior: `paths(x)` is (num_paths, n, p) at any points, the
         same functions in every call; see `SamplePaths`. By drawn weights of the features; of exact
@@ -164,6 +187,11 @@ class FieldPosterior:
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
+        if isinstance(self._snapshot, PartSnapshot) and isinstance(self._own.law, ExactLaw):
+            raise NotImplementedError(
+                "sample paths of a part of an exact model are not known: expected features, such "
+                "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+            )
         with torch.no_grad():
             paths = sample_paths(self._own.law, self._snapshot.num_inputs, num_paths, seed)
         return SamplePaths(paths, self._snapshot)
@@ -180,6 +208,52 @@ class FieldPosterior:
         values at n points, by sample paths: `field.summarize(x, lambda f: f.norm(dim=-1))` is the
         speed."""
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x)))
+
+    def to_xarray(
+        self,
+        coordinates: Mapping[str, object],
+        *,
+        names: Sequence[str] | None = None,
+        symbols: Mapping[str, Symbol] | None = None,
+        attrs: Mapping[str, Mapping[str, Any]] | None = None,
+        time_unit: str = "s",
+        epoch: object = None,
+    ) -> "xarray.Dataset":
+        """A Dataset on the product of coordinates: for every output and symbol its mean, and its
+        standard deviation as `<name>_sd`; float64, in chunks of points.
+
+        Args:
+            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+                datetime64 becomes a number of `time_unit` since `epoch` for the model, as in
+                `gp_orff.labelled.readings`, and stays a time in the Dataset.
+            names: of the outputs; u, v, w of two or three, else f1, f2, ...
+            symbols: maps of the field by name, numbered where they have several outputs; if None,
+                divergence and vorticity of a planar field, where they exist.
+            attrs: attributes by name, such as {"u": {"units": "m s-1"}}, added to those of the
+                coordinates; units and standard_name go to the standard deviation too.
+
+        Raises:
+            ImportError: no xarray; `pip install gp_orff[xarray]`.
+            TypeError: coordinates that are neither numbers nor times, no symbol.
+            ValueError: coordinates, names or symbols that do not fit the field or each other.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> ds = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]})
+            >>> ds["vorticity_sd"].dims, ds["vorticity_sd"].shape
+            (('x', 'y'), (3, 2))
+        """
+        return on_grid(
+            self,
+            coordinates,
+            names=names,
+            symbols=symbols,
+            attrs=attrs,
+            time_unit=time_unit,
+            epoch=epoch,
+        )
 
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None

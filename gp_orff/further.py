@@ -1,14 +1,17 @@
 """Observations of symbols of a field: a potential at a gauge, no divergence in a box."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.expansion import Expansion, seen_through
+from gp_orff.readings import as_matrix, as_points
+from gp_orff.symbol_moments import require, space_of
 from gp_orff.symbols import Symbol
+from gp_orff.terms import terms
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,38 @@ class Further:
     y: Float[Tensor, "m q"]
     noise: Float[Tensor, "q q"]
     space: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, kernel: Kernel, num_inputs: int, x: object, y: object, symbol: Symbol, noise: object
+    ) -> "Further":
+        """Copies of what a user gives, on the kernel's device.
+
+        Raises:
+            TypeError: what is no symbol.
+            ValueError: shapes that do not fit, a symbol that does not exist for the kernel, a
+                potential without a reference, a noise that is not positive.
+        """
+        if not isinstance(symbol, Symbol):
+            raise TypeError(
+                f"expected a symbol, such as gp_orff.Divergence(), got {type(symbol).__name__}"
+            )
+        space = space_of(kernel, num_inputs)
+        require(symbol, kernel, space)
+        if symbol.order < 0 and symbol.reference is None:
+            raise ValueError(
+                f"expected a reference in an observed {type(symbol).__name__}, which readings tell "
+                "up to a constant only, got none; pass reference=x0"
+            )
+        x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
+        q = symbol.num_outputs(terms(kernel)[0].num_outputs)
+        if y.shape != (len(x), q) or not torch.isfinite(y).all():
+            raise ValueError(
+                f"expected finite observations of {type(symbol).__name__} of shape {(len(x), q)}, "
+                f"got shape {tuple(y.shape)}{'' if torch.isfinite(y).all() else ' with NaN'}"
+            )
+        own = cls(symbol, x.clone(), y.clone(), _covariance(noise, q), space)
+        return own.to(next(kernel.parameters()).device)
 
     @property
     def num_values(self) -> int:
@@ -62,27 +97,14 @@ class Further:
         return replace(self, x=self.x.to(device), y=self.y.to(device), noise=self.noise.to(device))
 
 
-@dataclass(frozen=True)
-class DenseRows:
-    """Rows that are written out: features, V and the covariance of their noise."""
-
-    features: Float[Tensor, "m F"]
-    columns: Float[Tensor, "m 1+p"]
-    noise: Float[Tensor, "m m"]
-
-    @classmethod
-    def of(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
-        """All of them."""
-        return cls(
-            torch.cat([own.features for own in parts]),
-            torch.cat([own.columns for own in parts]),
-            torch.block_diag(*(own.noise for own in parts)),
+def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:
+    """Of a variance for all outputs or one for each, or itself."""
+    covariance = torch.as_tensor(noise, dtype=torch.float64).clone()
+    if covariance.dim() < 2 and covariance.numel() in (1, q):
+        covariance = torch.diag(covariance.expand(q))
+    symmetric = covariance.shape == (q, q) and torch.allclose(covariance, covariance.mT)
+    if not symmetric or not (torch.linalg.eigvalsh(covariance) > 0).all():
+        raise ValueError(
+            f"expected a positive noise variance, {q} of them or a covariance matrix, got {noise!r}"
         )
-
-    def whitened(self) -> tuple[Float[Tensor, "m F"], Float[Tensor, "m 1+p"], Float[Tensor, ""]]:
-        """N^{−½}Φ, N^{−½}V and log|N|."""
-        factor = torch.linalg.cholesky(self.noise)
-        both = torch.cat([self.features, self.columns], dim=-1)
-        half = torch.linalg.solve_triangular(factor, both, upper=False)
-        logdet = 2 * factor.diagonal().log().sum()
-        return *half.split([self.features.shape[-1], self.columns.shape[-1]], dim=-1), logdet
+    return covariance

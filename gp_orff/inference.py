@@ -17,6 +17,7 @@ Where there are fewer numbers than features, the dual: K + I⊗Σ itself.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
-from gp_orff.further import DenseRows
 from gp_orff.quadratic import InvQuadLogdet, KroneckerInvQuadLogdet, MaskedInvQuadLogdet, masked
 from gp_orff.statistics import Statistics
 
@@ -89,6 +89,32 @@ class Evidence(NamedTuple):
 def prefers_dual(expansion: Expansion, num_points: float) -> bool:
     """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A."""
     return (num_points * expansion.num_outputs) ** 3 < expansion.cholesky_cost
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows that are written out: features, V and the covariance of their noise."""
+
+    features: Float[Tensor, "m F"]
+    columns: Float[Tensor, "m 1+p"]
+    noise: Float[Tensor, "m m"]
+
+    @classmethod
+    def of(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
+        """All of them."""
+        return cls(
+            torch.cat([own.features for own in parts]),
+            torch.cat([own.columns for own in parts]),
+            torch.block_diag(*(own.noise for own in parts)),
+        )
+
+    def whitened(self) -> tuple[Float[Tensor, "m F"], Float[Tensor, "m 1+p"], Float[Tensor, ""]]:
+        """N^{−½}Φ, N^{−½}V and log|N|."""
+        factor = torch.linalg.cholesky(self.noise)
+        both = torch.cat([self.features, self.columns], dim=-1)
+        half = torch.linalg.solve_triangular(factor, both, upper=False)
+        logdet = 2 * factor.diagonal().log().sum()
+        return *half.split([self.features.shape[-1], self.columns.shape[-1]], dim=-1), logdet
 
 
 class Group(NamedTuple):

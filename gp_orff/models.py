@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
-from gpytorch.means import ConstantMean, Mean, MultitaskMean
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
 from gp_orff import storage
 from gp_orff.data import MOST_KEPT, Data, HeldData, HeldSums
+from gp_orff.defaults import check_mean, default_likelihood, default_mean, is_trained
 from gp_orff.field import FieldPosterior
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
@@ -35,14 +36,13 @@ from gp_orff.observations import (
     group_noise,
 )
 from gp_orff.patterns import LineOfSight
-from gp_orff.readings import DEFAULT, GroupKey, Options, as_matrix, as_points
+from gp_orff.readings import DEFAULT, GroupKey, Options
 from gp_orff.recipes import build, build_rule, describe, describe_rule
 from gp_orff.robust import LeaveOneOut, leave_one_out
 from gp_orff.snapshot import Snapshot
 from gp_orff.sources import Arrays, Chunks, Reader, base_means, is_constant
 from gp_orff.starting import with_amplitude
 from gp_orff.storage import pack_data, pack_statistics, unpack_data, unpack_statistics
-from gp_orff.symbol_moments import require, space_of
 from gp_orff.symbols import Symbol
 from gp_orff.terms import terms
 from gp_orff.training import log_marginal_likelihood, noises_of
@@ -120,10 +120,8 @@ class VectorFieldGP(torch.nn.Module):
             )
         self.num_outputs = outputs[0]
         self.kernel = with_amplitude(kernel)
-        self.likelihood = (
-            _default_likelihood(self.num_outputs) if likelihood is None else likelihood
-        )
-        self.mean = _default_mean(self.num_outputs) if mean is None else mean
+        self.likelihood = default_likelihood(self.num_outputs) if likelihood is None else likelihood
+        self.mean = default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
         self.likelihoods = Instruments()  # that have a name
         self._fit: Fit | None = None
@@ -133,7 +131,7 @@ class VectorFieldGP(torch.nn.Module):
         self._story: list[str] = []
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
-        _check_mean(self.mean, self.num_outputs)
+        check_mean(self.mean, self.num_outputs)
 
     @property
     def report(self) -> str:
@@ -310,7 +308,12 @@ class VectorFieldGP(torch.nn.Module):
         """
         fit, before = self._held(), self._state()
         try:
-            further = self._further(x, y, symbol, noise)
+            if not is_constant(self.mean):
+                raise NotImplementedError(
+                    "observations of symbols expect a constant mean, got "
+                    f"{type(self.mean).__name__}: make the trend a term of the kernel"
+                )
+            further = Further.of(self.kernel, fit.data.num_inputs, x, y, symbol, noise)
             data = fit.data.observing(further)
             self._accept(replace(fit, data=data, notes=list(fit.notes)))
             self._snapshot()
@@ -511,47 +514,9 @@ class VectorFieldGP(torch.nn.Module):
             start_noise(likelihood, variance.item())
         self.likelihoods[key.label] = deepcopy(likelihood).to(next(self.kernel.parameters()))
 
-    def _further(self, x: object, y: object, symbol: Symbol, noise: object) -> Further:
-        """Observations of a symbol, checked."""
-        if not isinstance(symbol, Symbol):
-            raise TypeError(
-                f"expected a symbol, such as gp_orff.Divergence(), got {type(symbol).__name__}"
-            )
-        if not is_constant(self.mean):
-            raise NotImplementedError(
-                "observations of symbols expect a constant mean, got "
-                f"{type(self.mean).__name__}: make the trend a term of the kernel"
-            )
-        num_inputs = self._held().data.num_inputs
-        space = space_of(self.kernel, num_inputs)
-        require(symbol, self.kernel, space)
-        x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
-        q = symbol.num_outputs(self.num_outputs)
-        if y.shape != (len(x), q) or not torch.isfinite(y).all():
-            raise ValueError(
-                f"expected finite observations of {type(symbol).__name__} of shape {(len(x), q)}, "
-                f"got shape {tuple(y.shape)}{'' if torch.isfinite(y).all() else ' with NaN'}"
-            )
-        covariance = torch.as_tensor(noise, dtype=torch.float64)
-        if covariance.dim() < 2:
-            covariance = torch.diag(covariance.expand(q))
-        symmetric = covariance.shape == (q, q) and torch.allclose(covariance, covariance.mT)
-        if not symmetric or not (torch.linalg.eigvalsh(covariance) > 0).all():
-            raise ValueError(
-                f"expected a positive noise variance, {q} of them or a covariance matrix, got "
-                f"{noise!r}"
-            )
-        device = next(self.kernel.parameters()).device
-        if symbol.order < 0 and symbol.reference is None:
-            raise ValueError(
-                f"expected a reference in an observed {type(symbol).__name__}, which readings tell "
-                "up to a constant only, got none; pass reference=x0"
-            )
-        return Further(symbol, x.clone(), y.clone(), covariance.clone(), space).to(device)
-
     def _fit_of(self, data: Data, show: Callable[..., None] = silent) -> Fit:
         fixed, means = None, base_means(self.mean)
-        if not _is_trained(self.mean):
+        if not is_trained(self.mean):
             fixed = torch.zeros(self.num_outputs).to(next(self.kernel.parameters()))
             if is_constant(self.mean) and len(means) == self.num_outputs:
                 constants = [getattr(m, "constant", fixed[0]).detach() for m in means]
@@ -616,7 +581,7 @@ class VectorFieldGP(torch.nn.Module):
         now = self._hyperparameters
         if self._last is None or not all(map(torch.equal, now, self._last[0])):
             snapshot = _Snapshot.of(self, fit, observations)
-            if _is_trained(self.mean):
+            if is_trained(self.mean):
                 for own, value in zip(base_means(self.mean), snapshot.constant, strict=True):
                     own.initialize(constant=value)
             self._last = [p.detach().clone() for p in now], snapshot
@@ -696,45 +661,6 @@ class _Snapshot(Snapshot):
         if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
             observations.draws[0].lattice.check(points)
         return observations
-
-
-def _default_likelihood(num_outputs: int) -> Likelihood:
-    """One global noise, positive: a lower bound would have units."""
-    if num_outputs == 1:
-        return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
-    return MultitaskGaussianLikelihood(
-        num_outputs, has_task_noise=False, noise_constraint=GreaterThan(0.0)
-    )
-
-
-def _default_mean(num_outputs: int) -> Mean:
-    return MultitaskMean(ConstantMean(), num_outputs) if num_outputs > 1 else ConstantMean()
-
-
-def _is_trained(mean: Mean) -> bool:
-    """Whether it is a constant for every output, to be found."""
-    means = base_means(mean)
-    return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
-
-
-def _check_mean(mean: Mean, num_outputs: int) -> None:
-    """Constants are found in closed form: one for each output, all trained or none, and free."""
-    means = base_means(mean)
-    if not all(isinstance(m, ConstantMean) for m in means):
-        return
-    if len(means) != num_outputs:
-        raise ValueError(
-            f"expected a constant mean for each of the kernel's {num_outputs} outputs, got "
-            f"{len(means)}; use MultitaskMean(ConstantMean(), num_tasks={num_outputs})"
-        )
-    trained = {m.raw_constant.requires_grad for m in means}
-    bound = any([*m.named_priors(), *m.named_constraints()] for m in means)
-    if len(trained) > 1 or (bound and True in trained):
-        raise ValueError(
-            "expected constant means without priors and constraints, all trained or none, since "
-            "the best ones are found in closed form; a Gaussian prior on a constant is the term "
-            "MultitaskKernel(ConstantKernel(), num_tasks=...) of the kernel"
-        )
 
 
 def _around(box: Box, points: Tensor) -> Box:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -17,8 +17,9 @@ from gp_orff.exact_symbols import ExactSymbolLaw, SymbolCovariance
 from gp_orff.expansion import Expansion
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import Draw
-from gp_orff.further import DenseRows, Further
+from gp_orff.further import Further
 from gp_orff.inference import (
+    DenseRows,
     Evidence,
     Group,
     Noise,
@@ -29,7 +30,7 @@ from gp_orff.inference import (
 )
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
 from gp_orff.readings import GroupKey, Readings
-from gp_orff.resolution import check_domain, expand, spectra_of
+from gp_orff.resolution import check_domain, expand, expand_terms, spectra_of
 from gp_orff.symbol_moments import left_out
 from gp_orff.symbols import Identity, Symbol
 from gp_orff.terms import terms
@@ -78,6 +79,13 @@ class Observations(ABC):
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
         """Variance of a symbol that the law does not hold: white, and common to all points."""
         return None
+
+    def of_terms(
+        self, kernel: Kernel, chosen: Sequence[int]
+    ) -> tuple["Observations", Expansion | None]:
+        """The frequencies of some terms of a sum; and the features of the whole kernel with the
+        directions of the other terms zero."""
+        return self, None
 
     @abstractmethod
     def describe(self, kernel: Kernel) -> str:
@@ -234,6 +242,9 @@ class ExactLaw(FieldLaw):
         law = ExactSymbolLaw(self.kernel, symbol, tuple(space), seen, self.factor, self.alpha)
         return law.check(self.rows.x[:1])
 
+    def of_part(self, expansion, kernel):
+        return replace(self, kernel=kernel)
+
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
         white = self._whitened(x)
@@ -361,7 +372,16 @@ class FeatureObservations(Observations):
         return truncated_variance(kernel, self.draws, expansion)
 
     def left_out(self, symbol, kernel, space):
-        return left_out(symbol, kernel, self.draws, self._model(kernel)[0], space)
+        expansion = expand(kernel, self.draws, self.data.num_inputs).double()
+        return left_out(symbol, kernel, self.draws, expansion, space)
+
+    def of_terms(self, kernel, chosen):
+        found = [
+            term if i in chosen else term.scaled(torch.zeros_like(term.outputscale))
+            for i, term in enumerate(terms(kernel))
+        ]
+        whole = expand_terms(found, self.draws, self.data.num_inputs).double().general()
+        return replace(self, draws=[self.draws[i] for i in chosen]), whole
 
     def _prefers_dual(self, expansion: Expansion) -> bool:
         """Constant statistics need no features of the data, which the dual writes out."""

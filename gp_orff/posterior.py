@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
+from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -22,8 +23,8 @@ from gp_orff.expansion import (
     seen_through,
     weights_through,
 )
-from gp_orff.further import DenseRows
 from gp_orff.inference import (
+    DenseRows,
     Evidence,
     Group,
     Noise,
@@ -72,6 +73,11 @@ class FieldLaw(ABC):
         """The law of a symbol of the field, whose directions are these columns of x."""
         raise NotImplementedError
 
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "FieldLaw":
+        """The law of one term of a sum: features with directions of their own for the same θ, where
+        there are features, and its kernel."""
+        raise NotImplementedError
+
     @property
     @abstractmethod
     def _width(self) -> int:
@@ -91,7 +97,12 @@ class WeightPosterior(FieldLaw):
     """θ | y ~ N(mean, Cov)."""
 
     expansion: Expansion
-    weights: Float[Tensor, "*b 2*D p"]  # of the columns: E[f(x)] = φ(x) weights
+    theta: Float[Tensor, "*b F 1"]  # E[θ]
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "*b 2*D p"]:
+        """Of the columns: E[f(x)] = φ(x) weights."""
+        return self.expansion.column_weights(self.theta)
 
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         return self.expansion.phi.apply(x, self.weights)
@@ -102,7 +113,7 @@ class WeightPosterior(FieldLaw):
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.weights.shape[:-2]
+        return self.theta.shape[:-2]
 
     @property
     def _width(self) -> int:
@@ -151,6 +162,15 @@ class WeightPosterior(FieldLaw):
         expansion = seen_through(symbol, self.expansion, space)
         weights = weights_through(symbol, self.expansion, self.weights, space)
         return DerivedLaw(self, expansion, weights, symbol, tuple(space))
+
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldLaw:
+        whole, part = self.expansion, expansion
+        if isinstance(self, KroneckerPosterior) or part.num_features != whole.num_features:
+            raise NotImplementedError(
+                "the parts of a sum of separable kernels, which share their features, are not "
+                "known: expected a sum of field kernels, or of one and separable kernels"
+            )
+        return replace(self, expansion=part)
 
     @property
     def requires_grad(self) -> bool:
@@ -214,7 +234,7 @@ class PrimalPosterior(WeightPosterior):
     def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
         law = super().through(symbol, space)
         plain = isinstance(law.expansion, FeatureExpansion) and symbol.reference is None
-        return replace(self, expansion=law.expansion, weights=law.weights) if plain else law
+        return replace(self, expansion=law.expansion) if plain else law
 
 
 @dataclass(frozen=True)
@@ -414,9 +434,8 @@ def dual_posterior(
     logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
     evidence = Evidence(half.mT @ half, logdet)
     alpha = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
-    weights = expansion.column_weights(features.mT @ alpha)
     whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-    return DualPosterior(expansion, weights, whitened), evidence
+    return DualPosterior(expansion, features.mT @ alpha, whitened), evidence
 
 
 def _residual(evidence: Evidence, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
@@ -460,7 +479,7 @@ def _primal(
     logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
     evidence = evidence_of(groups, half.mT @ half - further[0], logdet + further[1])
     theta = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
-    return PrimalPosterior(expansion, expansion.column_weights(theta), factor), evidence
+    return PrimalPosterior(expansion, theta, factor), evidence
 
 
 def _kronecker_posterior(
@@ -475,5 +494,4 @@ def _kronecker_posterior(
     logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum((-1, -2))
     evidence = evidence_of(groups, explained, logdet)
     theta = unrotated(solved @ _residual(evidence, mean).unsqueeze(-3), u).flatten(-2)
-    weights = expansion.column_weights(theta.mT)
-    return KroneckerPosterior(expansion, weights, u, factor), evidence
+    return KroneckerPosterior(expansion, theta.mT, u, factor), evidence

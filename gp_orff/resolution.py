@@ -63,7 +63,12 @@ def _sharing(term: Term, every: Sequence[Term]) -> list[int]:
 
 def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
     """The features of a kernel tree at its present hyperparameters, on `num_inputs` columns."""
-    found, parts = terms(kernel), []
+    return expand_terms(terms(kernel), draws, num_inputs)
+
+
+def expand_terms(found: Sequence[Term], draws: Sequence[Draw], num_inputs: int) -> Expansion:
+    """Those of the sum of these terms."""
+    parts = []
     shared = draws[0].shared_columns()
     if shared is not None:
         return _expand_on_lattice(shared, found, draws)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from gpytorch.kernels import Kernel
-from gpytorch.means import Mean
+from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.means import Mean, ZeroMean
 from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +27,7 @@ from gp_orff.posterior import FieldLaw, Offset
 from gp_orff.readings import DEFAULT, Options, read
 from gp_orff.sources import is_constant, varying_mean
 from gp_orff.symbol_moments import require, space_of
-from gp_orff.symbols import Symbol
+from gp_orff.symbols import Identity, Symbol
 from gp_orff.terms import terms
 
 
@@ -76,13 +76,22 @@ class Snapshot(ABC):
     @torch.no_grad()
     def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
         """For the data's own domain, or one that holds these points too."""
+        return self._conditioned(*self._found(points))
+
+    def _found(
+        self, points: Float[Tensor, "n d"] | None
+    ) -> tuple[Observations, FieldLaw, Float[Tensor, "p p"] | None]:
         observations, found = self.observations, self.own
         if points is not None:
             observations = self.elsewhere(points)
             found = observations.posterior(self.kernel, self.noises, self.constant)
+        return observations, found.law, found.white
+
+    def _conditioned(
+        self, observations: Observations, law: FieldLaw, white: Float[Tensor, "p p"] | None
+    ) -> Conditioned:
         covers = partial(observations.covers, self.kernel)
-        through = partial(self._through, observations, found.law, covers)
-        return Conditioned(found.law, found.white, covers, through)
+        return Conditioned(law, white, covers, partial(self._through, observations, law, covers))
 
     def require(self, points: Float[Tensor, "n d"]) -> None:
         """Raise ValueError for points that the data's own frequencies do not serve."""
@@ -169,3 +178,56 @@ class ExactGPSnapshot(Snapshot):
     def elsewhere(self, points):
         self.observations.draws[0].lattice.check(points)
         return self.observations
+
+
+@dataclass(frozen=True)
+class PartSnapshot(Snapshot):
+    """Of one term of a sum, given the data of the whole; without the mean."""
+
+    whole: Snapshot
+    kernel: Kernel
+    chosen: tuple[int, ...]  # its terms among those of the whole
+
+    @classmethod
+    def of(cls, whole: Snapshot, name: str | int) -> "PartSnapshot":
+        parts = list(whole.kernel.kernels) if isinstance(whole.kernel, AdditiveKernel) else []
+        part = parts[name] if isinstance(name, int) and -len(parts) <= name < len(parts) else None
+        part = getattr(whole.kernel, name, None) if isinstance(name, str) else part
+        place = [i for i, own in enumerate(parts) if own is part]
+        if not place:
+            raise ValueError(
+                f"expected a term of a sum of kernels, by its name, such as 'curl_free' of a "
+                f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}"
+            )
+        start = sum(len(terms(own)) for own in parts[: place[0]])
+        return cls(whole, part, tuple(range(start, start + len(terms(part)))))
+
+    @property
+    def observations(self) -> Observations:
+        return self.whole.observations
+
+    @property
+    def num_inputs(self) -> int:
+        return self.whole.num_inputs
+
+    @property
+    def given(self) -> Float[Tensor, "p"]:
+        return torch.zeros_like(self.whole.constant)
+
+    prior_mean = ZeroMean()
+
+    def elsewhere(self, points):
+        return self.whole.elsewhere(points)
+
+    def require(self, points):
+        self.whole.require(points)
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        return self.whole.space
+
+    def _found(self, points):
+        observations, law, _ = self.whole._found(points)
+        own, expansion = observations.of_terms(self.whole.kernel, self.chosen)
+        missing = own.left_out(Identity(), self.kernel, self.space)
+        return own, law.of_part(expansion, self.kernel), None if missing is None else missing[0]

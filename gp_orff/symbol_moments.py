@@ -150,7 +150,8 @@ def _beyond(
     q = symbol.num_outputs(term.num_outputs)
     if not term.leaves:  # a constant is never cut
         return term.outputscale.new_zeros(q, q).double()
-    drawn = QuasiMonteCarlo(_NODES, seed=0).draw([law])[0].to(own.lattice.spacing)
+    measure = "trace" if hasattr(law.leaves[0].spectrum, "lengthscale") else "base"
+    drawn = QuasiMonteCarlo(_NODES, measure=measure, seed=0).draw([law])[0].to(own.lattice.spacing)
     omegas, weights = drawn.nodes(spectra_of(term))
     spacing = own.lattice.spacing
     wide = spacing.new_zeros(_NODES, len(spacing))

@@ -338,6 +338,70 @@ def test_points_a_symbol_looks_at_are_served():
             grid.sample_paths(2)(x, symbol)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_terms_of_a_sum(rule):
+    """They add up, are the curl-free and the divergence-free part where they have nothing else, and
+    have the covariance of dense algebra."""
+    kernel = helmholtz(2) + MultitaskKernel(RBFKernel(), num_tasks=2, rank=0)
+    model = model_of(kernel, RULES[rule], 2)
+    field, x = model.posterior(), uniform(6, 2, seed=5)
+    parts = [field.part(i) for i in range(3)]  # gpytorch's sums are flat
+    rest = parts[-1]
+    constant = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
+    total = sum(part.mean(x) for part in parts) + constant
+    torch.testing.assert_close(total, field.mean(x), rtol=0, atol=1e-8)
+    assert rest(x, Component([1.0, 0.0])).mean.shape == (6,)
+    if rule in ("exact", "grid"):
+        exact, data = model.kernel.requires_grad_(False), model._fit.data.readings[0]
+        part = exact.kernels[2]
+        noise = model.likelihood.noise.item()
+        noisy = exact(data.x).to_dense() + noise * torch.eye(120).double()
+        cross = part(x, data.x).to_dense()
+        wanted = part(x).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT)
+        atol = 1e-8 if rule == "exact" else 2e-3
+        torch.testing.assert_close(rest(x).covariance_matrix, wanted, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_parts_of_a_helmholtz_kernel(rule):
+    field, x = model_of(helmholtz(2), RULES[rule], 2).posterior(), uniform(6, 2, seed=5)
+    for name, symbol in {
+        "curl_free": CurlFreePart(),
+        "divergence_free": DivergenceFreePart(),
+    }.items():
+        part = field.part(name)
+        torch.testing.assert_close(part.mean(x), field.mean(x, symbol), rtol=0, atol=1e-8)
+        one, other = part(x).covariance_matrix, field(x, symbol).covariance_matrix
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+    assert field.part("curl_free").variance(x, Curl()).max() < 1e-8
+    if rule == "exact":
+        with pytest.raises(NotImplementedError, match="paths of a part"):
+            field.part("curl_free").sample_paths(2)
+    else:
+        paths = field.part("curl_free").sample_paths(3, seed=1)
+        whole = field.sample_paths(3, seed=1)(x, CurlFreePart())
+        torch.testing.assert_close(paths(x), whole, rtol=0, atol=1e-8)
+    for wrong in ("gradient", 2, "kernels"):
+        with pytest.raises(ValueError, match="a term of a sum of kernels"):
+            field.part(wrong)
+
+
+def test_a_spectral_mixture_has_symbols():
+    """On a grid, whose cut is known by quadrature only: divergence against autograd."""
+    mixture = gpytorch.kernels.SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2)
+    mixture.mixture_scales = 0.2 * torch.ones(2, 1, 2)
+    mixture.mixture_means = torch.tensor([[[0.1, 0.2]], [[0.3, 0.0]]])
+    kernel = ScaleKernel(gp_orff.CurlFreeKernel(mixture, num_dims=2))
+    rule = gp_orff.Grid(domain=((0, 2),) * 2, tolerance=1e-4)
+    field = model_of(kernel, rule, 2).posterior()
+    x = uniform(4, 2, seed=5)
+    slopes = jacobian(lambda z: field.mean(z).sum(0), x).permute(1, 0, 2)
+    divergence = field.divergence(x)
+    expected = slopes.diagonal(dim1=1, dim2=2).sum(-1)
+    torch.testing.assert_close(divergence.mean, expected, rtol=0, atol=1e-8)
+    assert (divergence.variance > 0).all()
+
+
 def test_a_constant_term_is_background():
     kernel = helmholtz(2) + MultitaskKernel(ConstantKernel(), num_tasks=2, rank=0)
     zero = gpytorch.means.ZeroMean()

@@ -1,0 +1,293 @@
+"""Data with names: readings out of an xarray Dataset, a posterior into one.
+
+xarray is optional, `pip install gp_orff[xarray]`, and imported where a function is called.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.symbols import Curl, Divergence, Symbol
+
+if TYPE_CHECKING:
+    import xarray
+
+_CHUNK = 2**18  # points that are evaluated together
+_UNITS = ("W", "D", "h", "m", "s", "ms", "us", "ns")  # of a fixed length
+_UNIX = "1970-01-01"
+
+
+class _Field(Protocol):
+    """What is asked of a `FieldPosterior`."""
+
+    num_inputs: int
+    num_outputs: int
+
+    def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]: ...
+
+    def variance(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]: ...
+
+
+def readings(
+    dataset: "xarray.Dataset",
+    variables: str | Sequence[str],
+    coordinates: str | Sequence[str],
+    *,
+    time_unit: str = "s",
+    epoch: object = None,
+) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"]]:
+    """Points x and vectors y of a Dataset, for `model.fit(x, y, missing="mask")`.
+
+    On grids or along trajectories: coordinates are repeated over the dimensions of the variables.
+    NaN is a land mask or a gap; a point where no variable was read is dropped. Name variables in
+    the order of the directions they point to: u with lon, v with lat.
+
+    Args:
+        variables: p names, all of the same dimensions.
+        coordinates: d names, of coordinates or variables, in the order of the model's inputs.
+        time_unit: of datetime64 and timedelta64, which become numbers: a NumPy unit from "W" to
+            "ns".
+        epoch: the datetime64, or what NumPy makes one, that is zero; 1970-01-01 if None.
+
+    Raises:
+        ImportError: no xarray.
+        KeyError: a name that the Dataset does not have.
+        TypeError: what is no Dataset, values that are neither numbers nor times.
+        ValueError: dimensions that do not fit, a unit that is not known, nothing that was read.
+
+    Example:
+        >>> import gp_orff, xarray
+        >>> u = xarray.DataArray([[1.0, 2.0, 3.0], [4.0, float("nan"), 6.0]], dims=("lat", "lon"))
+        >>> ds = xarray.Dataset({"u": u, "v": -u}, {"lon": [0.0, 0.1, 0.2], "lat": [50.0, 50.1]})
+        >>> x, y = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"])
+        >>> x.shape, y[-1].tolist()
+        ((5, 2), [6.0, -6.0])
+    """
+    xr = _xarray()
+    if not isinstance(dataset, xr.Dataset):
+        raise TypeError(
+            f"expected an xarray Dataset, got {type(dataset).__name__}; a DataArray becomes one by "
+            "to_dataset"
+        )
+    fields, places = _named(dataset, variables), _named(dataset, coordinates)
+    sizes = dict(next(iter(fields.values())).sizes)
+    for name, own in fields.items():
+        if set(own.dims) != set(sizes):
+            raise ValueError(
+                f"expected variables with the same dimensions {tuple(sizes)}, got {name!r} with "
+                f"{own.dims}; choose from them by isel, or bring them together by interp"
+            )
+    for name, own in places.items():
+        if not set(own.dims) <= set(sizes):
+            raise ValueError(
+                f"expected coordinates along the dimensions {tuple(sizes)} of the variables, got "
+                f"{name!r} along {own.dims}; a reading has one place: choose one by isel"
+            )
+    y = np.stack([_floats(name, own.set_dims(sizes)) for name, own in fields.items()], axis=-1)
+    seen = ~np.isnan(y).all(-1)
+    if not seen.any():
+        raise ValueError(f"expected readings of {' or '.join(fields)}, got nothing but NaN")
+    columns = [
+        _numbers(name, own.set_dims(sizes).to_numpy()[seen], time_unit, epoch)
+        for name, own in places.items()
+    ]
+    return np.stack(columns, axis=-1), y[seen]
+
+
+def on_grid(
+    field: _Field,
+    coordinates: Mapping[str, object],
+    *,
+    names: Sequence[str] | None = None,
+    symbols: Mapping[str, Symbol] | None = None,
+    attrs: Mapping[str, Mapping[str, Any]] | None = None,
+    time_unit: str = "s",
+    epoch: object = None,
+) -> "xarray.Dataset":
+    """Means and standard deviations on a grid, in chunks; see `FieldPosterior.to_xarray`.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> grid = {"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}
+        >>> ds = gp_orff.labelled.on_grid(field, grid, symbols={})
+        >>> list(ds.data_vars), ds["u"].shape
+        (['u', 'u_sd', 'v', 'v_sd'], (3, 2))
+    """
+    xr = _xarray()
+    if len(coordinates) != field.num_inputs:
+        raise ValueError(
+            f"expected a coordinate for each of the model's {field.num_inputs} inputs, in their "
+            f"order, got {list(coordinates)}"
+        )
+    given = {} if attrs is None else attrs
+    coords = {name: _axis(xr, name, own, given.get(name)) for name, own in coordinates.items()}
+    axes = [_numbers(name, own.to_numpy(), time_unit, epoch) for name, own in coords.items()]
+    ends = [(axis.min(), axis.max()) for axis in axes]
+    corners = torch.tensor(list(product(*ends)), dtype=torch.float64)
+    symbols = _derivatives(field, corners) if symbols is None else symbols
+    wanted = [(None, _names(field, names))]
+    wanted += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
+    means = [name for _, outputs in wanted for name in outputs]
+    _check_names([*coords, *means, *(f"{name}_sd" for name in means)])
+    unknown = sorted(set(given) - {*coords, *means})
+    if unknown:
+        raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
+    found = {}
+    for symbol, outputs in wanted:
+        field.mean(corners, symbol)  # one domain for all chunks
+        for name, *moments in zip(outputs, *_moments(field, symbol, axes), strict=True):
+            own = _attributes(name, given.get(name, {}))
+            for key, values, described in zip((name, f"{name}_sd"), moments, own, strict=True):
+                found[key] = xr.Variable(list(coords), values, described)
+    return xr.Dataset(found, coords)
+
+
+def _xarray() -> ModuleType:
+    try:
+        import xarray
+    except ImportError as error:
+        raise ImportError(
+            "expected xarray for labelled data, got none installed; pip install gp_orff[xarray]"
+        ) from error
+    return xarray
+
+
+def _named(dataset: "xarray.Dataset", names: str | Sequence[str]) -> dict[str, "xarray.Variable"]:
+    names = [names] if isinstance(names, str) else list(names)
+    missing = [name for name in names if name not in dataset.variables]
+    if missing or not names:
+        raise KeyError(
+            f"expected names among {sorted(map(str, dataset.variables))}, got {missing or 'none'}"
+        )
+    return {name: dataset.variables[name] for name in names}
+
+
+def _floats(name: str, variable: "xarray.Variable") -> np.ndarray:
+    if variable.dtype.kind not in "fiu":
+        raise TypeError(f"expected numbers in {name!r}, got type {variable.dtype}")
+    return variable.to_numpy().astype(np.float64)
+
+
+def _numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarray:
+    """Coordinates as float64, times in units since an epoch; NaT is NaN."""
+    if unit not in _UNITS:
+        raise ValueError(f"expected a time_unit among {', '.join(_UNITS)}, got {unit!r}")
+    if values.dtype.kind == "M":
+        seconds = _seconds(values, np.datetime64(_UNIX if epoch is None else epoch))
+        return seconds / (np.timedelta64(1, unit) / np.timedelta64(1, "s"))
+    if values.dtype.kind == "m":
+        return values / np.timedelta64(1, unit)
+    if values.dtype.kind not in "fiu":
+        raise TypeError(
+            f"expected numbers or datetime64 as coordinate {name!r}, got type {values.dtype}; "
+            "convert them first, for instance by convert_calendar"
+        )
+    return values.astype(np.float64)
+
+
+def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
+    """Since the epoch, fractions apart: in nanoseconds, three centuries overflow."""
+    whole, start = times.astype("M8[s]"), epoch.astype("M8[s]")
+    one = np.timedelta64(1, "s")
+    return (whole - start) / one + ((times - whole) / one - (epoch - start) / one)
+
+
+def _axis(
+    xr: ModuleType, name: str, values: object, attrs: Mapping[str, Any] | None
+) -> "xarray.Variable":
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(
+            f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; of one value "
+            "it is [value]"
+        )
+    return xr.Variable(name, array, {**getattr(values, "attrs", {}), **(attrs or {})})
+
+
+def _names(field: _Field, names: Sequence[str] | None) -> list[str]:
+    p = field.num_outputs
+    if names is None:
+        return list("uvw"[:p]) if p in (2, 3) else [f"f{i + 1}" for i in range(p)]
+    if isinstance(names, str) or len(names) != p:
+        raise ValueError(f"expected a list of {p} names, one for each output, got {names!r}")
+    return list(names)
+
+
+def _outputs(field: _Field, name: str, symbol: Symbol) -> list[str]:
+    """Of a symbol: its name, numbered if there are several."""
+    if not isinstance(symbol, Symbol):
+        raise TypeError(
+            f"expected a symbol as {name!r}, such as gp_orff.Divergence(), got "
+            f"{type(symbol).__name__}"
+        )
+    q = symbol.num_outputs(field.num_outputs)
+    return [name] if q == 1 else [f"{name}_{i + 1}" for i in range(q)]
+
+
+def _check_names(names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"expected different names for coordinates, outputs, symbols and their _sd, got "
+            f"{twice} more than once; choose others by names= and symbols="
+        )
+
+
+def _derivatives(field: _Field, x: Float[Tensor, "n d"]) -> dict[str, Symbol]:
+    """Those of a planar field that exist."""
+    found = {"divergence": Divergence(), "vorticity": Curl()} if field.num_outputs == 2 else {}
+    return {name: symbol for name, symbol in found.items() if _exists(field, symbol, x)}
+
+
+def _exists(field: _Field, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
+    try:
+        field.mean(x, symbol)
+    except (ValueError, NotImplementedError):
+        field.mean(x, None)  # raises where it is the points that do not fit
+        return False
+    return True
+
+
+def _moments(
+    field: _Field, symbol: Symbol | None, axes: list[np.ndarray]
+) -> tuple[Float[np.ndarray, "q *grid"], Float[np.ndarray, "q *grid"]]:
+    """Mean and standard deviation on the product of axes."""
+    q = field.num_outputs if symbol is None else symbol.num_outputs(field.num_outputs)
+    shape = tuple(map(len, axes))
+    mean, sd = np.empty((2, q, np.prod(shape)))
+    for rows, x in _points(axes, shape):
+        mean[:, rows] = field.mean(x, symbol).mT
+        sd[:, rows] = field.variance(x, symbol).clamp_min(0).sqrt().mT
+    return mean.reshape(q, *shape), sd.reshape(q, *shape)
+
+
+def _points(
+    axes: list[np.ndarray], shape: tuple[int, ...]
+) -> Iterator[tuple[slice, Float[Tensor, "n d"]]]:
+    size = int(np.prod(shape))
+    for start in range(0, size, _CHUNK):
+        rows = slice(start, min(start + _CHUNK, size))
+        index = np.unravel_index(np.arange(rows.start, rows.stop), shape)
+        x = [axis[own] for axis, own in zip(axes, index, strict=True)]
+        yield rows, torch.from_numpy(np.stack(x, axis=-1))
+
+
+def _attributes(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of a mean, and of its standard deviation."""
+    words = given.get("long_name", name)
+    mean = {"long_name": f"posterior mean of {name}", **given, "ancillary_variables": f"{name}_sd"}
+    sd = {"long_name": f"posterior standard deviation of {words}"}
+    if "units" in given:
+        sd["units"] = given["units"]
+    if "standard_name" in given:  # with the modifier that the CF conventions have for it
+        sd["standard_name"] = f"{given['standard_name']} standard_error"
+    return mean, sd
