@@ -127,6 +127,17 @@ class FieldPosterior:
             variance = variance + conditioned.white.diagonal()
         return variance.to(_device(x), _dtype(x))
 
+    def pointwise_covariance(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q q"]:
+        """Cov[f(x_n)] of the components at every point by itself, for `plotting.plot_uncertainty`;
+        nothing n×n."""
+        points, conditioned = self._at(x, symbol)
+        blocks = conditioned.law.blocks(points)
+        if conditioned.white is not None:
+            blocks = blocks + conditioned.white
+        return blocks.to(_device(x), _dtype(x))
+
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
         """∇·f (n,); see `Divergence`."""
         return self(x, Divergence())

@@ -402,6 +402,17 @@ def test_a_spectral_mixture_has_symbols():
     assert (divergence.variance > 0).all()
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_covariances_at_every_point(rule):
+    field, x = model_of(helmholtz(2), RULES[rule], 2).posterior(), uniform(5, 2, seed=5)
+    for symbol in (None, CurlFreePart(), Potential([0.5, 0.5])):
+        joint = field(x, symbol).covariance_matrix
+        q = len(joint) // 5
+        blocks = joint.reshape(5, q, 5, q).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        found = field.pointwise_covariance(x, symbol)
+        torch.testing.assert_close(found, blocks, rtol=1e-7, atol=1e-9)
+
+
 def test_a_constant_term_is_background():
     kernel = helmholtz(2) + MultitaskKernel(ConstantKernel(), num_tasks=2, rank=0)
     zero = gpytorch.means.ZeroMean()
