@@ -43,8 +43,7 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
     found = terms(kernel)
     symbol.check(len(space), found[0].num_outputs)
     for term in found:
-        seen = [dim for leaf in term.leaves for dim in leaf.active_dims or space]
-        if not set(seen) & set(space):  # what does not vary in space is background
+        if not _varies(term, space):
             continue
         tilt = term.factor.degree + symbol.order
         name = type(symbol).__name__
@@ -78,6 +77,12 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
             )
 
 
+def _varies(term: Term, space: Sequence[int]) -> bool:
+    """Whether a term varies in space: what does not is background."""
+    seen = {dim for leaf in term.leaves for dim in leaf.active_dims or space}
+    return bool(seen & set(space))
+
+
 @torch.no_grad()
 def left_out(
     symbol: Symbol,
@@ -93,7 +98,7 @@ def left_out(
     """
     found = terms(kernel)
     lattice = all(isinstance(own, LatticeDraw) for own in draws)
-    if lattice and any(t.leaves and t.factor.degree + symbol.order < 0 for t in found):
+    if lattice and any(t.factor.degree + symbol.order < 0 and _varies(t, space) for t in found):
         raise NotImplementedError(
             f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
             "near zero, which a grid does not have: expected frequencies such as "
@@ -129,7 +134,7 @@ def _whole(
     """E[Q A Q*] over the whole law of one term: a moment of the radius times a mean over
     directions; None where it is not that."""
     tilt = term.factor.degree + symbol.order
-    if not term.leaves:
+    if not _varies(term, space):
         origin = term.outputscale.new_zeros(1, len(space)).double()
         return _mean_outer(symbol, term, origin, torch.ones_like(origin[:, 0]), space, space)
     law, alone = spectra_of(term)[0], len(term.leaves) == 1 or term.factor.degree
@@ -148,7 +153,7 @@ def _beyond(
 ) -> Float[Tensor, "q q"]:
     """E[Q A Q*] over frequencies whose cell is not on the grid, by quasi-Monte Carlo."""
     q = symbol.num_outputs(term.num_outputs)
-    if not term.leaves:  # a constant is never cut
+    if not _varies(term, space):  # what is constant in space is never cut
         return term.outputscale.new_zeros(q, q).double()
     measure = "trace" if hasattr(law.leaves[0].spectrum, "lengthscale") else "base"
     drawn = QuasiMonteCarlo(_NODES, measure=measure, seed=0).draw([law])[0].to(own.lattice.spacing)
@@ -192,7 +197,7 @@ def _central_cell(
     """S(0) h^d times the mean of Q A Q* over directions, for antiderivatives of derivatives: the
     same at all points of one time."""
     q = symbol.num_outputs(term.num_outputs)
-    if not term.leaves or symbol.order >= 0:
+    if not _varies(term, space) or symbol.order >= 0:
         return term.outputscale.new_zeros(q, q).double()
     law, dims = spectra_of(term)[0], own.dims[0]
     points, weights = _sphere(len(dims), term.outputscale.device)

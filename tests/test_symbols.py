@@ -386,6 +386,22 @@ def test_the_parts_of_a_helmholtz_kernel(rule):
             field.part(wrong)
 
 
+def test_what_varies_in_time_only_is_background():
+    field_kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(0, 1))
+    offset = MultitaskKernel(RBFKernel(), num_tasks=2, rank=0, active_dims=(2,))
+    kernel = ScaleKernel(field_kernel) + offset
+    rule = gp_orff.Grid(domain=((-0.5, 2.5),) * 3, tolerance=1e-4)
+    x, xs = uniform(60, 3), uniform(4, 3, seed=2)
+    y = torch.stack([torch.sin(3 * x[:, 0]) + x[:, 2], torch.cos(2 * x[:, 1])], dim=-1)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
+    model.likelihood.noise = 0.01
+    field = model.condition(x, y).posterior()
+    gradient = jacobian(lambda z: field.mean(z, Potential([0.0, 0.0])).sum(0), xs)[0, :, :2]
+    torch.testing.assert_close(gradient, field.curl_free_part(xs).mean, rtol=0, atol=1e-8)
+    torch.testing.assert_close(field.part(0).mean(xs), field.curl_free_part(xs).mean)
+    assert (field.potential(xs, reference=[0.0, 0.0]).variance > 0).all()
+
+
 def test_a_spectral_mixture_has_symbols():
     """On a grid, whose cut is known by quadrature only: divergence against autograd."""
     mixture = gpytorch.kernels.SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2)
