@@ -282,8 +282,13 @@ class FieldPosterior:
         if symbol is None:
             return points, conditioned
         last = self._derived
-        if last is None or last[0] is not conditioned or last[1] is not symbol:
-            last = self._derived = (conditioned, symbol, conditioned.through(symbol))
+        if (
+            last is None
+            or last[0] is not conditioned
+            or last[1] is not symbol
+            or not last[2].covers(looked)
+        ):
+            last = self._derived = (conditioned, symbol, conditioned.through(symbol, looked))
         return points, last[2]
 
 

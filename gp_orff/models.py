@@ -24,7 +24,7 @@ from gp_orff.field import FieldPosterior
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
 from gp_orff.frequencies import Auto, Rule
-from gp_orff.frequencies.grid import Box, box_of
+from gp_orff.frequencies.grid import MOST_FEATURES, Box, Grid, box_of
 from gp_orff.further import Further
 from gp_orff.instruments import Instruments
 from gp_orff.lattice import LatticeColumns
@@ -655,6 +655,11 @@ class _Snapshot(Snapshot):
     def log_marginal_likelihood(self) -> float:
         values, bound = self.observations.num_values, self.fit.data.bound
         return (self.own.evidence.log_density(self.constant, values) + bound).item()
+
+    def by_features(self, points: Float[Tensor, "n d"]) -> Observations:
+        rule = Grid(data=self.fit.data.box, max_features=MOST_FEATURES)
+        fit = replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[])
+        return fit.observations(_around(self.fit.data.box, points))
 
     def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
         observations = self.fit.observations(_around(self.fit.data.box, points))

@@ -446,7 +446,14 @@ def prior_covariance(
 ) -> Float[Tensor, "n*q m*r"]:
     """Of the field at x, or of a symbol that is observed there, with an observed symbol."""
     symbol = Identity() if left is None else left.symbol
-    return SymbolCovariance(kernel, symbol, right.symbol, right.space).less(x, right.x)
+    try:
+        return SymbolCovariance(kernel, symbol, right.symbol, right.space).less(x, right.x)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"an observed {type(right.symbol).__name__} has no closed form under this exact kernel "
+            f"({error}); features have one: expected, for instance, VectorFieldGP(kernel, "
+            "frequencies=gp_orff.Auto(exact_values=0))"
+        ) from error
 
 
 def _num_outputs(noises: Noises) -> int:

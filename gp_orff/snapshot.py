@@ -38,7 +38,7 @@ class Conditioned:
     law: FieldLaw
     white: Float[Tensor, "p p"] | None  # truncated by a grid
     covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
-    through: Callable[[Symbol], "Conditioned"] | None = None  # of a symbol of the field
+    through: Callable[[Symbol, Tensor], "Conditioned"] | None = None  # of a symbol, at some points
 
 
 class Snapshot(ABC):
@@ -102,12 +102,29 @@ class Snapshot(ABC):
         """Raise ValueError for a symbol that does not exist for the field."""
         require(symbol, self.kernel, self.space)
 
+    def by_features(self, points: Float[Tensor, "n d"]) -> Observations | None:
+        """Observations on features, for what the exact kernel has no closed form of."""
+        return None
+
     @torch.no_grad()
     def _through(
-        self, observations: Observations, law: FieldLaw, covers: Callable, symbol: Symbol
+        self,
+        observations: Observations,
+        law: FieldLaw,
+        covers: Callable,
+        symbol: Symbol,
+        points: Float[Tensor, "n d"],
     ) -> Conditioned:
         missing = observations.left_out(symbol, self.kernel, self.space)
-        law = law.through(symbol, self.space)
+        try:
+            law = law.through(symbol, self.space)
+        except NotImplementedError:
+            features = self.by_features(points)
+            if features is None or isinstance(observations, FeatureObservations):
+                raise
+            found = features.posterior(self.kernel, self.noises, self.constant)
+            covers = partial(features.covers, self.kernel)
+            return self._through(features, found.law, covers, symbol, points)
         if missing is None:
             return Conditioned(law, None, covers)
         white, common = missing

@@ -206,6 +206,19 @@ def test_they_stay_with_the_model(rule, tmp_path):
     torch.testing.assert_close(model.posterior().mean(xs), plain, rtol=0, atol=1e-9)
 
 
+def test_what_has_no_closed_form_is_refused_by_exact_kernels():
+    model = model_of(helmholtz(2), None, 2)
+    before = model.posterior().mean(XE)
+    smooth = gp_orff.Divergence() @ gp_orff.BoxAverage(0.1)
+    with pytest.raises(NotImplementedError, match="no closed form under this exact kernel"):
+        model.observe(XE, torch.zeros(5), smooth, noise=0.1)
+    assert torch.equal(model.posterior().mean(XE), before)
+    model = model_of(helmholtz(2), RULES["grid"], 2)
+    free = model.posterior().variance(XE, smooth)
+    model.observe(XE, torch.zeros(5), smooth, noise=1e-4)
+    assert (model.posterior().variance(XE, smooth) < 0.1 * free).all()
+
+
 def test_paths_pass_through_what_is_observed():
     model = observing(None, ["component"])
     symbol, _, _ = OBSERVED["component"]

@@ -251,9 +251,6 @@ def test_what_does_not_exist_is_refused():
     with pytest.raises(ValueError, match="one component for each of its 2 inputs"):
         field.divergence(uniform(2, 2))
     assert field.jacobian(uniform(2, 2)).mean.shape == (2, 6)
-    exact = gp_orff.VectorFieldGP(helmholtz(3)).condition(uniform(20, 3), uniform(20, 3))
-    with pytest.raises(NotImplementedError, match="no closed form under this exact kernel"):
-        exact.posterior().vector_potential(uniform(2, 3))
 
 
 @pytest.mark.parametrize("rule", ["exact", "grid"])
@@ -384,6 +381,40 @@ def test_the_parts_of_a_helmholtz_kernel(rule):
     for wrong in ("gradient", 2, "kernels"):
         with pytest.raises(ValueError, match="a term of a sum of kernels"):
             field.part(wrong)
+
+
+def test_what_has_no_closed_form_takes_features():
+    """Under the exact kernel of small data: a vector potential, a part of a separable kernel, an
+    average of a derivative; anywhere, against a grid made for them."""
+    x = uniform(5, 3, seed=5)
+    domain = ((-1.0, 3.0),) * 3
+    exact = model_of(helmholtz(3), None, 3).posterior()
+    grid = gp_orff.Grid(domain=domain, tolerance=1e-3, lengthscale_range=(1, 1))
+    fine = model_of(helmholtz(3), grid, 3).posterior()
+    symbol = VectorPotential()
+    sd = fine.variance(x, symbol).sqrt()
+    assert ((exact.mean(x, symbol) - fine.mean(x, symbol)) / sd).abs().max() < 0.1
+    torch.testing.assert_close(exact.variance(x, symbol).sqrt(), sd, rtol=0.05, atol=0)
+    far = x + 4.0
+    assert exact.vector_potential(far).variance.mean() > exact.vector_potential(x).variance.mean()
+    slopes = jacobian(lambda z: exact.mean(z, symbol).sum(0), x).permute(1, 0, 2)
+    pairs = ((2, 1), (0, 2), (1, 0))
+    curl = torch.stack([slopes[:, a, b] - slopes[:, b, a] for a, b in pairs], dim=-1)
+    part = exact.mean(x, DivergenceFreePart())
+    torch.testing.assert_close(curl, part, rtol=0, atol=2e-2)  # of a grid, and exact
+
+    torch.manual_seed(0)  # gpytorch starts task covariances at random
+    separable = MultitaskKernel(RBFKernel(), num_tasks=2, rank=1)
+    exact = model_of(separable, None, 2).posterior()
+    x = uniform(5, 2, seed=5)
+    both = exact.mean(x, CurlFreePart()) + exact.mean(x, DivergenceFreePart())
+    total = both + exact.mean(x, Background())
+    spread = (total - exact.mean(x)).std(0)  # a grid's slowest wave is constant
+    assert (spread < 1e-2).all()
+    smooth = Divergence() @ BoxAverage(0.1)
+    field = model_of(helmholtz(2), None, 2).posterior()
+    rough = field.variance(x, Divergence()).sqrt()
+    assert ((field.mean(x, smooth) - field.mean(x, Divergence())).abs() < rough).all()
 
 
 def test_what_varies_in_time_only_is_background():
