@@ -58,6 +58,9 @@ class FieldPosterior:
         self._wide: Conditioned | None = None  # of the points outside that came last
         self._derived: tuple[Conditioned, Symbol, Conditioned] | None = None  # the last one
 
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_derived": None}  # which may hold closures
+
     @classmethod
     def from_exact_gp(cls, model: ExactGP) -> "FieldPosterior":
         """Of a trained gpytorch model, whose `covar_module` is an `ORFFKernel` or an exact kernel.

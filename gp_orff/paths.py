@@ -21,6 +21,10 @@ from gp_orff.symbols import Symbol
 _PRIOR_FREQUENCIES = 2048  # of paths of the prior of an exact model
 
 
+def _nowhere(x: Tensor) -> None:
+    """Nothing is subtracted."""
+
+
 class Paths(ABC):
     """Draws of a field without its mean."""
 
@@ -47,7 +51,7 @@ class WeightPaths(Paths):
 
     expansion: Expansion
     weights: Float[Tensor, "S 2*D p"]
-    referred: Callable[[Tensor], Tensor | None] = lambda x: None
+    referred: Callable[[Tensor], Tensor | None] = _nowhere
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 3:

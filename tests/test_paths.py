@@ -1,5 +1,7 @@
 """Sample paths: functions, of the posterior's law, near the data and far from them."""
 
+import pickle
+
 import gpytorch
 import pytest
 import torch
@@ -105,6 +107,15 @@ def test_pathwise_variance_does_not_starve():
     starved = model_of(kernel, gp_orff.MonteCarlo(15), 2, points=300).posterior()
     prior = exact.posterior().variance(far).mean()
     assert starved.sample_paths(200, seed=0)(far).var(0).mean() < 0.6 * prior
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_posteriors_and_paths_pickle(rule):
+    field, x = model_of(helmholtz(2), RULES[rule], 2).posterior(), uniform(4, 2, seed=5)
+    divergence, paths = field.divergence(x).mean, field.sample_paths(2)
+    again, same = pickle.loads(pickle.dumps((field, paths)))
+    torch.testing.assert_close(again.divergence(x).mean, divergence)
+    torch.testing.assert_close(same(x), paths(x))
 
 
 def test_outside_the_grid_paths_say_so():
