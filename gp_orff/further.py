@@ -83,8 +83,6 @@ class Further:
         if missing is None:
             return torch.kron(eye, self.noise)
         white, common = missing
-        if self.symbol.reference is not None:
-            common = white
         return torch.kron(eye, self.noise + white) + common.repeat(count, count)
 
     @property

@@ -191,12 +191,8 @@ class ExactObservations(Observations):
         noisy, further = latent + self.rows.noise(noises), self.data.further
         if not further:
             return noisy
-        cross = [self.rows.see(prior_covariance(kernel, None, self.rows.x, own)) for own in further]
-        own = [
-            torch.cat([prior_covariance(kernel, a, a.x, b) for b in further], dim=-1)
-            for a in further
-        ]
-        cross, own = torch.cat(cross, dim=-1), torch.cat(own)
+        cross = self.rows.see(prior_covariance(kernel, Identity(), self.rows.x, further))
+        own = torch.cat([prior_covariance(kernel, a.symbol, a.x, further) for a in further])
         own = own + torch.block_diag(*(part.covariance(None) for part in further))
         return torch.cat([torch.cat([noisy, cross], -1), torch.cat([cross.mT, own], -1)])
 
@@ -230,16 +226,12 @@ class ExactLaw(FieldLaw):
         return by_chunks(part, x.double(), self._width)
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> ExactSymbolLaw:
-        def seen(x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q M"]:
-            own = SymbolCovariance(self.kernel, symbol, Identity(), tuple(space))
-            whole = own.less(x, self.rows.x)
-            further = [
-                SymbolCovariance(self.kernel, symbol, own.symbol, own.space).less(x, own.x)
-                for own in self.further
-            ]
-            return torch.cat([self.rows.see(whole.mT).mT, *further], dim=-1)
+        def cross(x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q M"]:
+            covariance = SymbolCovariance(self.kernel, symbol, Identity(), tuple(space))
+            seen = self.rows.see(covariance.less(x, self.rows.x).mT).mT
+            return self._with_further(seen, symbol, x)
 
-        law = ExactSymbolLaw(self.kernel, symbol, tuple(space), seen, self.factor, self.alpha)
+        law = ExactSymbolLaw(self.kernel, symbol, tuple(space), cross, self.factor, self.alpha)
         return law.check(self.rows.x[:1])
 
     def of_part(self, expansion, kernel):
@@ -264,9 +256,16 @@ class ExactLaw(FieldLaw):
 
     def cross(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "m*p M"]:
         """Of the field at x with the readings."""
-        whole = self.rows.see(to_dense(self.kernel(x, self.rows.x)).mT).mT
-        further = [prior_covariance(self.kernel, None, x, own) for own in self.further]
-        return torch.cat([whole, *further], dim=-1)
+        seen = self.rows.see(to_dense(self.kernel(x, self.rows.x)).mT).mT
+        return self._with_further(seen, Identity(), x)
+
+    def _with_further(
+        self, seen: Float[Tensor, "m*q K"], symbol: Symbol, x: Float[Tensor, "m d"]
+    ) -> Float[Tensor, "m*q M"]:
+        """And the covariance of the symbol at x with the symbols that are observed."""
+        if not self.further:
+            return seen
+        return torch.cat([seen, prior_covariance(self.kernel, symbol, x, self.further)], dim=-1)
 
     def _whitened(self, x: Float[Tensor, "m d"]) -> Float[Tensor, "M m*p"]:
         return torch.linalg.solve_triangular(self.factor, self.cross(x).mT, upper=False)
@@ -442,18 +441,21 @@ def _groups(
 
 
 def prior_covariance(
-    kernel: Kernel, left: Further | None, x: Float[Tensor, "n d"], right: Further
+    kernel: Kernel, symbol: Symbol, x: Float[Tensor, "n d"], observed: Sequence[Further]
 ) -> Float[Tensor, "n*q m*r"]:
-    """Of the field at x, or of a symbol that is observed there, with an observed symbol."""
-    symbol = Identity() if left is None else left.symbol
-    try:
-        return SymbolCovariance(kernel, symbol, right.symbol, right.space).less(x, right.x)
-    except NotImplementedError as error:
-        raise NotImplementedError(
-            f"an observed {type(right.symbol).__name__} has no closed form under this exact kernel "
-            f"({error}); features have one: expected, for instance, VectorFieldGP(kernel, "
-            "frequencies=gp_orff.Auto(exact_values=0))"
-        ) from error
+    """Of a symbol of the field at x with all observed symbols."""
+    blocks = []
+    for own in observed:
+        try:
+            covariance = SymbolCovariance(kernel, symbol, own.symbol, own.space)
+            blocks.append(covariance.less(x, own.x))
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"an observed {type(own.symbol).__name__} has no closed form under this exact "
+                f"kernel ({error}); features have one: expected, for instance, "
+                "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+            ) from error
+    return torch.cat(blocks, dim=-1)
 
 
 def _num_outputs(noises: Noises) -> int:

@@ -128,8 +128,6 @@ class Snapshot(ABC):
         if missing is None:
             return Conditioned(law, None, covers)
         white, common = missing
-        if symbol.reference is not None:  # the constant drops out, what is white there is shared
-            common = white
         return Conditioned(Offset(law, common) if common.any() else law, white, covers)
 
     def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:

@@ -94,7 +94,8 @@ def left_out(
     """Var Q f less that on a grid: white, and common to all points; None for other rules.
 
     The cell around ω = 0, which features of derivatives do not have, holds a constant of an
-    antiderivative: S(0) h^d of a potential. What lies beyond the grid is white.
+    antiderivative: S(0) h^d of a potential. What lies beyond the grid is white. With a reference
+    the constant drops out, and what is white there is common to all points.
     """
     found = terms(kernel)
     lattice = all(isinstance(own, LatticeDraw) for own in draws)
@@ -109,11 +110,12 @@ def left_out(
     whole = [_whole(symbol, term, own, space) for term, own in zip(found, draws, strict=True)]
     if any(own is None for own in whole):
         every = zip(found, laws(kernel, expansion.omega.shape[-1]), draws, strict=True)
-        cut = sum(_beyond(symbol, *part, space) for part in every)
-        return cut, torch.zeros_like(cut)
+        white = sum(_beyond(symbol, *part, space) for part in every)
+        return white, torch.zeros_like(white) if symbol.reference is None else white
     common = sum(_central_cell(symbol, *part, space) for part in zip(found, draws, strict=True))
     kept = _variance(seen_through(symbol, expansion, space))
-    return _positive(sum(whole) - kept - common), common
+    white = _positive(sum(whole) - kept - common)
+    return white, common if symbol.reference is None else white
 
 
 def _variance(expansion: FeatureExpansion | WaveExpansion) -> Float[Tensor, "q q"]:

@@ -6,6 +6,7 @@ import torch
 from gpytorch.kernels import ScaleKernel
 
 import gp_orff
+from tests.models import VectorGP
 from tests.test_readings import directions
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 
@@ -106,19 +107,8 @@ def test_features_in_an_exact_gp(device, rule, dtype):
         rule_ = RULES["random"] if rule == "random" else gp_orff.Grid.for_data(x)
         features = gp_orff.ORFFKernel(kernel, rule_, num_dims=2).to(where, dtype)
         likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, has_task_noise=False)
-
-        class Model(gpytorch.models.ExactGP):
-            def __init__(self, x, y, likelihood, kernel):
-                super().__init__(x, y, likelihood)
-                self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), 2)
-                self.covar_module = kernel
-
-            def forward(self, x):
-                mean, covariance = self.mean_module(x), self.covar_module(x)
-                return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
-
         inputs, targets = x.to(where, dtype), y.to(where, dtype)
-        model = Model(inputs, targets, likelihood, features).to(where, dtype)
+        model = VectorGP(inputs, targets, likelihood, features).to(where, dtype)
         mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
         evidence = mll(model(inputs), targets)
         evidence.backward()

@@ -9,6 +9,7 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel
 from torch.autograd.functional import jacobian
 
 import gp_orff
+from tests.models import VectorGP
 from tests.test_symbols import RULES, helmholtz, model_of, symbols, uniform
 
 KERNELS = {
@@ -144,17 +145,6 @@ def test_anything_nonlinear_by_paths(rule):
     torch.testing.assert_close(speed.mean**2 + speed.sd**2, second, rtol=0.03, atol=0)
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, kernel, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 2)
-        self.covar_module = kernel
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_posterior_of_an_exact_gp(rule, dtype):
@@ -166,7 +156,7 @@ def test_the_posterior_of_an_exact_gp(rule, dtype):
     elif rule != "exact":
         kernel = gp_orff.ORFFKernel(kernel, RULES[rule])
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, rank=1)
-    model = Model(x, y, kernel, likelihood).to(dtype)
+    model = VectorGP(x, y, likelihood, kernel).to(dtype)
     for i, mean in enumerate(model.mean_module.base_means):
         mean.constant = 1.0 + i
     model.eval()
@@ -188,7 +178,7 @@ def test_what_is_no_exact_gp():
     x, y = uniform(10, 2), uniform(10, 2)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2)
     features = gp_orff.ORFFKernel(helmholtz(2), gp_orff.MonteCarlo(5))
-    model = Model(x, y, gpytorch.kernels.ScaleKernel(features), likelihood)
+    model = VectorGP(x, y, likelihood, gpytorch.kernels.ScaleKernel(features))
     with pytest.raises(TypeError, match="kernels inside ORFFKernel"):
         gp_orff.FieldPosterior.from_exact_gp(model)
     with pytest.raises(TypeError, match="ExactGP with training data, got VectorFieldGP"):
