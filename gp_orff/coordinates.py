@@ -5,40 +5,71 @@ unconstrained one in units of its starting size. A change of units then shifts t
 leaves every step the same.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-_FARTHEST, _SHORTEST = 16.0, math.log(100.0)
-_FREQUENCY_SCALES = ("raw_lengthscale", "raw_mixture_means", "raw_mixture_scales")
+from gp_orff.ranges import Range
+
+_FARTHEST = 16.0  # from where it started, for a parameter whose size the data may not tell
+_AT_BOUND = 1e-3  # of a coordinate: closer to its bound it is there
 
 
 @dataclass(frozen=True)
 class Coordinate:
     """One parameter: its value from a coordinate u, and u from its value."""
 
+    name: str
     parameter: nn.Parameter  # the raw one
     constraint: Interval | None
     scale: float  # of a parameter without constraint
-    moves_frequencies: bool  # a grid is built for a range of it
+    ranges: tuple[Range, ...] = ()  # of a parameter that moves frequencies
+
+    @property
+    def value(self) -> Float[Tensor, "k"]:
+        """As the user sees it."""
+        raw = self.parameter.detach()
+        return (raw if self.constraint is None else self.constraint.transform(raw)).flatten()
+
+    @property
+    def stretch(self) -> float:
+        """How much faster than frequencies it may move; 0 where it does not move them."""
+        return min((own.stretch for own in self.ranges), default=0.0)
 
     def get(self) -> Float[Tensor, "k"]:
-        raw = self.parameter.detach().double().flatten()
+        return self._place(self.value.double())
+
+    def bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+        """The values of u that are sought; where it stands is always among them."""
+        origin = self.get()
+        if not self.ranges:
+            return origin - _FARTHEST, origin + _FARTHEST
+        places = [
+            [self._place(self._like(value)) for value in (own.low, own.high)] for own in self.ranges
+        ]
+        low, high = (torch.stack(side) for side in zip(*places, strict=True))
+        return low.amin(0).minimum(origin), high.amax(0).maximum(origin)
+
+    def _place(self, value: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
+        """u of a value."""
         if self.constraint is None:
-            return raw / self.scale
-        value = self.constraint.transform(self.parameter.detach()).double().flatten()
+            return value / self.scale
         low, high = self._bounds()
         if _finite(low) and _finite(high):
             return torch.logit((value - low) / (high - low), eps=1e-12)
         distance = value - low if _finite(low) else high - value
         return distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
+
+    def _like(self, value: float | Tensor) -> Float[Tensor, "k"]:
+        """A value for every element."""
+        value = torch.as_tensor(value).to(self.parameter).double()
+        return value.expand_as(self.parameter).flatten()
 
     def set(self, u: Float[Tensor, "k"]) -> None:
         if self.constraint is None:
@@ -96,17 +127,20 @@ def _finite(bound: Tensor) -> bool:
 class Coordinates:
     """The trainable hyperparameters of some modules as one vector.
 
-    `longest` is the logarithm of how much longer than at the start a lengthscale may become.
+    `ranges` has those that move frequencies, and the values of them that are sought.
     """
 
-    def __init__(self, *modules: Module, longest: float = _SHORTEST):
+    def __init__(
+        self,
+        *modules: Module,
+        ranges: Mapping[nn.Parameter, tuple[Range, ...]] | None = None,
+    ):
         self.modules = modules
-        self.parts = list(_coordinates(modules))
-        origin = self.get()
-        # a parameter that the data do not need ends this far from where it started
-        self.low, self.high = origin - _FARTHEST, origin + _FARTHEST
-        self.low[self.moves_frequencies] = (origin - _SHORTEST)[self.moves_frequencies]
-        self.high[self.moves_frequencies] = (origin + longest)[self.moves_frequencies]
+        self.parts = list(_coordinates(modules, ranges or {}))
+        bounds = [part.bounds() for part in self.parts]
+        self.low, self.high = (
+            np.concatenate([[], *(own[side].cpu().numpy() for own in bounds)]) for side in (0, 1)
+        )
 
     def get(self) -> Float[np.ndarray, "k"]:
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
@@ -118,10 +152,31 @@ class Coordinates:
             part.set(torch.from_numpy(own).to(part.parameter.device))
 
     @property
-    def moves_frequencies(self) -> np.ndarray:
-        """Which coordinates a grid is built for a range of."""
-        flags = [np.full(p.parameter.numel(), p.moves_frequencies) for p in self.parts]
-        return np.concatenate([np.zeros(0, bool), *flags])
+    def stretch(self) -> Float[np.ndarray, "k"]:
+        """How much faster than frequencies each moves, in logarithms; 0 for what does not move
+        them."""
+        flags = [np.full(part.parameter.numel(), part.stretch) for part in self.parts]
+        return np.concatenate([np.zeros(0), *flags])
+
+    def at_bounds(self, u: Float[np.ndarray, "k"]) -> Int[np.ndarray, "k"]:
+        """−1 or 1 where a coordinate is as low or as high as it is sought."""
+        return (u >= self.high - _AT_BOUND).astype(int) - (u <= self.low + _AT_BOUND).astype(int)
+
+    def reached(self) -> list[str]:
+        """What ended at a bound, in words."""
+        sides = np.split(
+            self.at_bounds(self.get()), np.cumsum([p.parameter.numel() for p in self.parts])[:-1]
+        )
+        found = []
+        for part, side in zip(self.parts, sides, strict=True):
+            for value, at in zip(part.value.tolist(), side, strict=True):
+                if at:
+                    edge = "largest" if at > 0 else "smallest"
+                    found.append(
+                        f"{part.name.replace('raw_', '')} = {value:.4g} is the {edge} that was "
+                        "sought: the data do not tell it"
+                    )
+        return found
 
     def value_and_gradient(
         self, objective: Callable[[], Float[Tensor, ""]]
@@ -147,13 +202,14 @@ class Coordinates:
         return sum(terms, 0.0)
 
 
-def _coordinates(modules: tuple[Module, ...]) -> Iterator[Coordinate]:
+def _coordinates(
+    modules: tuple[Module, ...], ranges: Mapping[nn.Parameter, tuple[Range, ...]]
+) -> Iterator[Coordinate]:
     seen = set()
     for module in modules:
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if not parameter.requires_grad or parameter in seen:
                 continue
             seen.add(parameter)
-            size = parameter.detach().double().square().mean().sqrt().item()
-            moves = name.rpartition(".")[2] in _FREQUENCY_SCALES
-            yield Coordinate(parameter, constraint, size or 1.0, moves)
+            size = parameter.detach().double().square().mean().sqrt().item() or 1.0
+            yield Coordinate(name, parameter, constraint, size, ranges.get(parameter, ()))

@@ -1,6 +1,7 @@
 """How a model is fitted: starting values, then searches on better and better representations."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from gp_orff.coordinates import Coordinates
 from gp_orff.data import Data, HeldData, HeldSums
+from gp_orff.distances import Distances, warn_of_far_points
 from gp_orff.field_statistics import FieldStatistics
-from gp_orff.frequencies import Auto, Draw, Grid, QuasiMonteCarlo, Rule
-from gp_orff.frequencies.grid import MOST_FEATURES, Box, lengthscales
+from gp_orff.frequencies import Auto, Draw, Grid, GridWarning, QuasiMonteCarlo, Rule
+from gp_orff.frequencies.grid import MOST_FEATURES, Box, GridBudgetError, lengthscales
 from gp_orff.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.noise import scale_noise
 from gp_orff.observations import (
@@ -25,19 +27,22 @@ from gp_orff.observations import (
     FeatureObservations,
     Observations,
 )
+from gp_orff.ranges import parameter_ranges
 from gp_orff.readings import join
 from gp_orff.resolution import draw, expand, laws
 from gp_orff.robust import StudentT, reweigh
-from gp_orff.starting import LENGTHSCALES, start, subset
+from gp_orff.starting import start, starts, subset
 from gp_orff.terms import terms
 from gp_orff.training import Search, log_marginal_likelihood, noises_of
 from gp_orff.truncation import at_zero
 
 _FEW_VALUES = 200  # numbers that do not tell a constant from a field that varies slowly
+_SCREENED_VALUES, _SHORT, _FINALISTS = 200, 4, 3  # numbers, iterations and survivors of starts
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
-_LONGEST = 3.0  # extents of the data: the longest lengthscale that is sought
+_SOME_VALUES = 1500  # numbers of a search before that with all of them
+_CUBIC, _FEWEST, _MOST = 100.0, 4, 60  # iterations with 1000 numbers; at least and at most
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
-_FINE_REACH, _LAST_REACH = 1.2, 1.05
+_FINE_REACH, _LAST_REACH, _LAST_ROUNDS = 1.2, 1.05, 4
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
 _SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
@@ -62,7 +67,6 @@ class Fit:
     data: Data
     progress: Callable[..., None] = silent
     notes: list[str] = field(default_factory=list)
-    _coordinates: Coordinates | None = None
     choice: Rule | None = None
     _chosen: bool = False
     conditioned_by: Rule | None = None
@@ -79,19 +83,22 @@ class Fit:
             self._reweigh()
 
     def _run(self, warm_start: bool) -> None:
-        if self._small:
-            self._on_exact_kernel(warm_start)
-            return
-        if not warm_start:
-            self._start_on_a_subset()
-        rule = self._rule()
+        begin = self._continue if warm_start else self._start
+        search = begin()
+        rule = None if self._small else self._rule()
         if rule is None:
-            self._search(self._new_search(), ExactObservations(self.data), "exact kernel")
+            self._on_exact_kernel(search, begin)
         elif isinstance(rule, Grid):
-            self._on_grids(rule)
+            self._on_grids(rule, search)
         else:
             observations = FeatureObservations(self.data, self._draw(rule))
-            self._search(self._new_search(), observations, repr(rule))
+            self._search(search, observations, repr(rule))
+        for text in search.coordinates.reached():
+            self._note(text)
+
+    def _continue(self) -> Search:
+        """From the hyperparameters as they are."""
+        return Search(self._sought())
 
     def observations(self, domain: tuple | None = None) -> Observations:
         """The data under the hyperparameters as they are, for evidence and predictions."""
@@ -268,26 +275,37 @@ class Fit:
         if self._small:
             return None
         rule, reason = auto.for_data(self._corners).choose(laws(self.kernel, self.data.num_inputs))
-        scarce = not isinstance(rule, Grid)
-        if not scarce:
-            achieved = self._draw(rule)[0].lattice.tolerance.item()
-            scarce = achieved > _SCARCE * auto.tolerance
         few = self.data.num_values <= auto.max_features
-        if scarce and few and has_covariance(self.kernel, self._corners):
-            self._note(f"exact kernel: no more numbers than features; {reason}")
+        if few and has_covariance(self.kernel, self._corners) and not self._suffices(rule):
+            self._note(f"exact kernel: cheaper than the features it would take; {reason}")
             return None
         self._note(reason)
         return rule
+
+    def _suffices(self, rule: Rule) -> bool:
+        """Whether a grid of fewer features than there are numbers leaves out little, at the
+        hyperparameters as they are."""
+        if not isinstance(rule, Grid):
+            return False
+        draws = self._draw(self._fine(rule, _FINE_REACH))
+        features = self._num_features(draws)
+        enough = max(_SCARCE * rule.tolerance, self._tolerance(rule))
+        return features <= self.data.num_values and draws[0].lattice.tolerance.item() <= enough
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _new_search(self) -> Search:
-        """In the coordinates of the starting values, if there were any."""
-        if self._coordinates is None:
-            self._coordinates = Coordinates(self.kernel, *self.likelihoods.values())
-        return Search(self._coordinates)
+    def _sought(self) -> Coordinates:
+        """All that is trained, within what the data can tell."""
+        ranges = parameter_ranges(self.kernel, self._distances)
+        return Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges)
+
+    @property
+    def _distances(self) -> Distances:
+        survey = self.data.survey
+        sample = torch.cat([own.x for own in survey.sample]).cpu().numpy()
+        return Distances(sample, np.ptp(np.array(survey.box), axis=1), survey.num_points)
 
     def _search(
         self, search: Search, observations: Observations, name: str, note: bool = True, **options
@@ -296,7 +314,7 @@ class Fit:
             value = log_marginal_likelihood(observations, self.kernel, self.likelihoods, self.mean)
             return value + search.coordinates.log_prior()
 
-        before = search.evaluations
+        before, failed = search.evaluations, len(search.failures)
         search.run(
             objective,
             observations.num_values,
@@ -306,40 +324,61 @@ class Fit:
         if note:
             evaluations = search.evaluations - before
             self._note(f"{name}: {evaluations} evaluations, {search.value:.5f} nats per number")
+        if len(search.failures) > failed:
+            failures = len(search.failures) - failed
+            self._note(f"{name}: {failures} of them failed ({search.failures[-1]}): shorter steps")
         return search
 
-    def _multistart(
-        self, observations: Observations, name: str, warm_start: bool, **options
-    ) -> Search:
-        """The best of searches from several lengthscales."""
+    def _start(self) -> Search:
+        """Hyperparameters of the largest evidence of few readings: short searches on very few from
+        many places, the best of them again on some more, the best of these to its end."""
+        distances = self._distances
+        warn_of_far_points(distances)
+        few = self._represented(self._subset(_SCREENED_VALUES))
         found = []
-        for share in (None,) if warm_start else LENGTHSCALES:
-            label = name
-            if share is not None:
-                start(self.kernel, self.likelihoods, observations.data.readings, share)
-                label = f"{name} from {share:g} of the extent"
-            longest = {} if share is None else {"longest": math.log(_LONGEST / share)}
-            self._coordinates = Coordinates(self.kernel, *self.likelihoods.values(), **longest)
-            search = self._search(self._new_search(), observations, label, **options)
-            found.append((search, search.coordinates.get()))
-        search, place = max(found, key=lambda pair: pair[0].value)
-        self._coordinates = search.coordinates
-        self._coordinates.set(place)
-        return search
+        for where in starts(self.kernel, distances):
+            start(self.kernel, self.likelihoods, few.data.readings, distances, where)
+            found.append(self._begun(Search(self._sought()), few, f"start {where}"))
+        some = self._represented(self._subset(_SUBSET_VALUES))
+        name = f"start, {some.data.survey.num_points} points"
+        found = sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]
+        again = []
+        for search, place in found:
+            search.coordinates.set(place)
+            again.append(self._begun(search, some, name))
+        search, place = max(again, key=lambda pair: pair[0].value)
+        search.coordinates.set(place)
+        return self._search(search, some, name, nats=0.1)
 
-    def _on_exact_kernel(self, warm_start: bool) -> None:
+    def _begun(
+        self, search: Search, observations: Observations, name: str
+    ) -> tuple[Search, Float[np.ndarray, "k"]]:
+        """A short search, and where it came to."""
+        self._search(search, observations, name, note=False, iterations=_SHORT)
+        return search, search.coordinates.get()
+
+    def _on_exact_kernel(self, search: Search, begin: Callable[[], Search]) -> None:
         """Few data get a constant mean only if they pay for it (Schwarz 1978)."""
-        observations = ExactObservations(self.data)
-        search = self._multistart(observations, "exact kernel", warm_start)
+        self._search_exactly(search, "exact kernel")
         if self.mean is not None or self.data.num_values > _FEW_VALUES:
             return
         place = search.coordinates.get()
         self.mean = torch.zeros(self._num_outputs, dtype=torch.float64, device=self._device)
-        without = self._multistart(observations, "exact kernel, mean zero", warm_start)
-        gain = (search.value - without.value) * observations.num_values
+        without = self._search_exactly(begin(), "exact kernel, mean zero")
+        gain = (search.value - without.value) * self.data.num_values
         if gain > 0.5 * self._num_outputs * math.log(self.data.survey.num_points):
-            self.mean, self._coordinates = None, search.coordinates
-            self._coordinates.set(place)
+            self.mean = None
+            search.coordinates.set(place)
+
+    def _search_exactly(self, search: Search, name: str) -> Search:
+        """On some of many readings first: an evaluation costs the third power of their number."""
+        if self.data.num_values > 2 * _SOME_VALUES:
+            some = self._subset(_SOME_VALUES)
+            label = f"exact kernel, {some.survey.num_points} points"
+            self._search(search, ExactObservations(some), label, nats=0.1)
+        iterations = _CUBIC * (1000 / self.data.num_values) ** 3
+        iterations = int(min(max(iterations, _FEWEST), _MOST))
+        return self._search(search, ExactObservations(self.data), name, iterations=iterations)
 
     def _subset(self, numbers: int = _SUBSET_VALUES) -> HeldData:
         parts = join(self.data.survey.sample)
@@ -359,16 +398,11 @@ class Fit:
             return ExactObservations(few)
         return FeatureObservations(few, self._draw(QuasiMonteCarlo(1024)))
 
-    def _start_on_a_subset(self) -> None:
-        observations = self._represented(self._subset())
-        name = f"start, {observations.data.survey.num_points} points"
-        self._multistart(observations, name, warm_start=False, nats=0.1)
-
     def _start_robustly(self, warm_start: bool) -> None:
         """EM on few readings, then weights for all of them."""
         few = self._subset(_SUBSET_VALUES // 2)
         if not warm_start:
-            self._multistart(self._represented(few), "start, Gaussian noise", False, nats=0.1)
+            self._start()
         few = self._expectation_maximisation(few, self._represented, "start, weights", 30)
         observations = self._represented(few)
         noises = noises_of(self.kernel, self.likelihoods)
@@ -407,7 +441,7 @@ class Fit:
             conditioning = represented(data).posterior(self.kernel, noises, self.mean)
             plain = data.unweighted()
             data = plain.weighted(*self._weights(plain, conditioning))
-            search = Search(Coordinates(self.kernel, *self.likelihoods.values()))
+            search = self._continue()
             options = {"iterations": 5, "nats": 0.1, "reach": _FINE_REACH, "note": False}
             self._search(search, represented(data), name, **options)
             if search.value - previous < _SETTLED:
@@ -422,22 +456,24 @@ class Fit:
         mean = conditioning.evidence.best_mean() if self.mean is None else self.mean
         return reweigh(data.visit(), self.tails, conditioning, noises, mean)
 
-    def _on_grids(self, rule: Grid) -> None:
+    def _on_grids(self, rule: Grid, search: Search) -> None:
         """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""
-        search = self._new_search()
         if rule.spacing is not None:  # by hand: it is what it is
             observations = FeatureObservations(self.data, self._draw(rule))
             self._search(search, observations, "grid by hand")
             return
-        beginning = search.coordinates.get()
+        seen = [search.coordinates.get()]
         self._follow(search, "coarse", _COARSE_REACH, lambda: self._coarse(rule))
+        seen.append(search.coordinates.get())
         self._follow(search, "fine", _FINE_REACH, lambda: self._fine(rule, _FINE_REACH))
+        seen.append(search.coordinates.get())
         share = self._cut()
         if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
             for likelihood in self.likelihoods.values():
                 scale_noise(likelihood, max(1 - share, 0.5))
         if share > _MUCH:
-            self._with_what_is_cut(rule, search, beginning)
+            seen.append(search.coordinates.get())
+            self._with_what_is_cut(rule, search, seen)
 
     def _follow(
         self, search: Search, name: str, reach: float, level: Callable[[], Grid], rounds: int = 8
@@ -446,7 +482,8 @@ class Fit:
         for _ in range(rounds):
             try:
                 observations = FeatureObservations(self.data, self._draw(level()))
-            except ValueError:  # no grid of this kind within its budget
+            except GridBudgetError as error:
+                self._note(f"no {name} grid: {error}")
                 return
             features = self._num_features(observations.draws)
             self._search(search, observations, f"{name} grid, F = {features}", reach=reach)
@@ -488,24 +525,47 @@ class Fit:
         present = {key.label for key in self.data.keys}
         return torch.stack([found[label].diagonal().mean() for label in present]).amin()
 
-    def _with_what_is_cut(self, rule: Grid, search: Search, beginning: np.ndarray) -> None:
-        """Where a budget cuts much, go on with it in its place, from the better of two starts."""
+    def _with_what_is_cut(
+        self, rule: Grid, search: Search, seen: list[Float[np.ndarray, "k"]]
+    ) -> None:
+        """Where a budget cuts much, go on with it in its place, from the best of what was seen;
+        what is best in the end is kept."""
 
-        @torch.no_grad()
-        def evidence(place: np.ndarray) -> float:
-            search.coordinates.set(place)
-            return log_marginal_likelihood(
-                self.observations(), self.kernel, self.likelihoods, self.mean
-            ).item()
+        def best() -> Float[np.ndarray, "k"]:
+            return max(seen, key=partial(self._evidence_at, search.coordinates))
 
-        search.coordinates.set(max(search.coordinates.get(), beginning, key=evidence))
-        search = Search(search.coordinates)
+        search.coordinates.set(best())
         level = partial(self._fine, rule, _LAST_REACH, returned=rule.diagonal_correction)
-        self._follow(search, "last", _LAST_REACH, level, rounds=4)
-        self._note(
-            f"what the grid cuts is {self._cut():.2g} of the noise: a larger max_features would "
-            "narrow the error bars"
-        )
+        for _ in range(_LAST_ROUNDS):
+            again = Search(search.coordinates)
+            self._follow(again, "last", _LAST_REACH, level, rounds=1)
+            seen.append(search.coordinates.get())
+            if again.settled:
+                break
+        search.coordinates.set(best())
+        self._warn_of_what_is_cut()
+
+    @torch.no_grad()
+    def _evidence_at(self, coordinates: Coordinates, place: Float[np.ndarray, "k"]) -> float:
+        """On the grid that predictions would be made from there, what it cuts being returned."""
+        coordinates.set(place)
+        try:
+            observations = self.observations()
+            return log_marginal_likelihood(
+                observations, self.kernel, self.likelihoods, self.mean
+            ).item()
+        except (ValueError, torch.linalg.LinAlgError):  # no grid within the budget, no covariance
+            return -math.inf
+
+    def _warn_of_what_is_cut(self) -> None:
+        share = self._cut()
+        if share > _MUCH:
+            text = (
+                f"what the grid cuts is {share:.2g} times the noise variance: the error bars hold "
+                "it, and a larger max_features= of the frequencies would narrow them"
+            )
+            self._note(text)
+            warnings.warn(text, GridWarning, stacklevel=2)
 
     @torch.no_grad()
     def _tolerance(self, rule: Grid) -> float:
@@ -537,7 +597,11 @@ class Fit:
         key = rule, [p.detach().clone() for p in self.kernel.parameters()]
         last = self._informed
         if last is None or last[0] != rule or not all(map(torch.equal, last[1], key[1])):
-            self._informed = (*key, self._num_features(self._draw(rule)))
+            try:
+                features = self._num_features(self._draw(rule))
+            except GridBudgetError:
+                features = rule.max_features
+            self._informed = (*key, features)
         return self._informed[2]
 
     def _draw(self, rule: Rule) -> list[Draw]:

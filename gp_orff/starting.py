@@ -5,6 +5,7 @@ Everything here scales with the units of x and y, so that a fit does not depend 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import singledispatch
 
 import numpy as np
@@ -24,13 +25,53 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.coordinates import admissible
+from gp_orff.distances import Distances
 from gp_orff.noise import start_noise
 from gp_orff.readings import Readings
-from gp_orff.terms import Term, terms
+from gp_orff.terms import Leaf, Term, terms
 from gp_orff.truncation import at_zero
 
-LENGTHSCALES = (0.05, 0.15, 0.4)  # shares of the data's extent
+_SHARES = (0.4, 0.15, 0.05)  # of the extent of the bulk of the data: lengthscales to start from
+_NEIGHBOURS, _SHORTER = 2.0, 5  # shorter ones, down to so many distances of neighbours; how many
+_MINOR = 0.01  # of the variance, that other terms of a sum have where one dominates
 _NOISE = 0.1  # share of the data's variance
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search may begin."""
+
+    share: float  # of the extent of the bulk of the data, that lengthscales are
+    dominant: int | None = None  # the varying term of a sum that has nearly all of the variance
+
+    def __str__(self) -> str:
+        only = "" if self.dominant is None else f", term {self.dominant + 1} of the sum dominant"
+        return f"from {self.share:.2g} of the extent{only}"
+
+
+def starts(kernel: Kernel, distances: Distances) -> list[Start]:
+    """Lengthscales from large to small, down to what neighbours could tell; for a sum, also each
+    term almost alone."""
+    shares = list(_SHARES)
+    leaf = max((leaf for t in terms(kernel) for leaf in t.leaves), key=_breadth, default=None)
+    if leaf is not None:
+        dims = leaf.active_dims or range(distances.points.shape[-1])
+        size, apart = distances.bulk[list(dims)].max(), distances.typical(dims)
+        while shares[-1] * size > 3 * _NEIGHBOURS * apart > 0 and len(shares) < 3 + _SHORTER:
+            shares.append(shares[-1] / 3)
+    varying = len(_varying(kernel))
+    dominant = [None, *range(varying)] if varying > 1 else [None]
+    return [Start(share, which) for share in shares for which in dominant]
+
+
+def _breadth(leaf: Leaf) -> float:
+    return math.inf if leaf.active_dims is None else len(leaf.active_dims)
+
+
+def _varying(kernel: Kernel) -> list[Kernel]:
+    """The terms of a sum that are no constants."""
+    return [part for part in _summands(kernel) if any(term.leaves for term in terms(part))]
 
 
 @torch.no_grad()
@@ -38,22 +79,26 @@ def start(
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     readings: Sequence[Readings],
-    share: float,
+    distances: Distances,
+    where: Start,
 ) -> None:
     """Set lengthscales to a share of the data's extent, variances to that of the data."""
     variance, level = _sizes_of(readings)
-    x = torch.cat([own.x for own in readings])
-    extent = x.amax(0) - x.amin(0)
+    bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
     for term in terms(kernel):
         for leaf in term.leaves:
-            seen = extent if leaf.active_dims is None else extent[list(leaf.active_dims)]
-            _set_scales(leaf.kernel, share * _sizes(seen, isotropic=term.factor.degree > 0))
-    parts = _summands(kernel)
-    varying = sum(any(term.leaves for term in terms(part)) for part in parts) or 1
-    for part in parts:
-        own = terms(part)
-        target = variance / varying if any(term.leaves for term in own) else level
-        rescale(part, target / max(_variance(own), torch.finfo(torch.float64).tiny))
+            dims = list(leaf.active_dims or range(len(bulk)))
+            sizes = where.share * _sizes(bulk[dims], isotropic=term.factor.degree > 0)
+            _set_scales(leaf.kernel, sizes.clamp_min(distances.typical(dims)))
+    varying = _varying(kernel)
+    shares = [1 / max(len(varying), 1)] * len(varying)
+    if where.dominant is not None:
+        shares = [_MINOR] * len(varying)
+        shares[where.dominant] = 1.0
+    wanted = {own: share * variance for own, share in zip(varying, shares, strict=True)}
+    for part in _summands(kernel):
+        factor = wanted.get(part, level) / max(_variance(terms(part)), _TINY)
+        rescale(part, factor)
     for likelihood in likelihoods.values():
         start_noise(likelihood, _NOISE * variance)
 

@@ -1,14 +1,14 @@
 """Evidence maximisation: hyperparameters from the marginal likelihood of observations."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import scipy.optimize
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.coordinates import Coordinates
@@ -28,6 +28,7 @@ class Search:
     coordinates: Coordinates
     inverse_hessian: Float[np.ndarray, "k k"] | None = None
     evaluations: int = 0
+    failures: list[str] = field(default_factory=list)  # of evaluations, taken as too long steps
     value: float = -np.inf  # nats per observed number
     settled: bool = True  # whether no lengthscale has reached the edge of its range
 
@@ -43,74 +44,170 @@ class Search:
     ) -> "Search":
         """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
 
-        With `reach`, a coordinate that moves frequencies stays within a factor of it:
-        u = u₀ + log(reach) tanh(t / log(reach)), t free. The search ends when one comes to the
-        edge.
+        With `reach`, a coordinate that moves frequencies stays within a factor of it, where it
+        moves them as fast as it moves itself. The search ends when one comes to the edge. A
+        coordinate that comes to a bound is held there, while the others go on.
         """
-        center, moves = self.coordinates.get(), self.coordinates.moves_frequencies
-        width = np.log(reach) if reach else 1.0
-        bounded = moves if reach else np.zeros_like(moves)
-        best = [-np.inf, center]
-
-        def place(t: np.ndarray) -> np.ndarray:
-            u = center + np.where(bounded, width * np.tanh(t / width), t)
-            return np.clip(u, self.coordinates.low, self.coordinates.high)
-
-        def slope(t: np.ndarray) -> np.ndarray:  # ∂u/∂t
-            return np.where(bounded, 1 - np.tanh(t / width) ** 2, 1.0)
-
-        def at_edge(t: np.ndarray) -> bool:
-            return bool((np.abs(np.tanh(t / width))[bounded] > _EDGE).any())
-
-        def loss(t: np.ndarray) -> tuple[float, np.ndarray]:
-            u = place(t)
-            self.coordinates.set(u)
-            self.evaluations += 1
-            try:
-                value, gradient = self.coordinates.value_and_gradient(objective)
-            except (torch.linalg.LinAlgError, ValueError, RuntimeError):
-                if best[0] == -np.inf:  # not the fault of a long step
-                    raise
-                value, gradient = -np.inf, np.zeros_like(t)
-            value /= num_values
-            if not np.isfinite(value):
-                value = min(best[0], 0.0) - 1e3
-            if value > best[0]:
-                best[:] = [value, u]
-            report(value)
-            return -value, -np.nan_to_num(gradient) * slope(t) / num_values
-
-        previous = [np.inf]
-
-        def stop(intermediate_result) -> None:
-            gain = previous[0] - intermediate_result.fun
-            previous[0] = intermediate_result.fun
-            if gain * num_values < nats or at_edge(intermediate_result.x):
-                raise StopIteration
-
-        if len(center):
-            result = scipy.optimize.minimize(
-                loss,
-                np.zeros_like(center),
-                jac=True,
-                method="BFGS",
-                callback=stop,
-                options={"maxiter": iterations, "gtol": 1e-9, "hess_inv0": self.inverse_hessian},
-            )
-            self._carry(result, slope(result.x))
-            self.settled = not at_edge(result.x)
-        else:
-            loss(center)
-        self.value, u = best
-        self.coordinates.set(u)
+        climb = _Climb(self, _Path.of(self.coordinates, reach), objective, num_values, report)
+        t = np.zeros_like(climb.u)
+        free = np.ones(len(t), dtype=bool)
+        if not len(t):
+            climb.value_and_slope(t)
+        while free.any() and iterations > 0:
+            iterations -= climb.ascend(t, free, nats, iterations)
+            t = climb.path.inverse(climb.u)
+            stuck = free & (self.coordinates.at_bounds(climb.u) * climb.gradient > 0)
+            if not (stuck.any() or climb.clipped):
+                break
+            free &= ~stuck
+        self.settled, self.value = not climb.path.at_edge(t), climb.value
+        self.coordinates.set(climb.u)
         return self
 
-    def _carry(self, result, slope: Float[np.ndarray, "k"]) -> None:
-        """The curvature in the coordinates u, where it can be of use for the next search."""
-        inverse = result.hess_inv * np.outer(slope, slope)
-        inverse = 0.5 * (inverse + inverse.T)
-        if result.nit and np.isfinite(inverse).all() and np.linalg.eigvalsh(inverse)[0] > 0:
-            self.inverse_hessian = inverse
+
+@dataclass(frozen=True)
+class _Path:
+    """Coordinates u from free ones t: u = u₀ + w tanh(t / w) where a grid is built for a range of
+    u, w the logarithm of that, else u = u₀ + t; both cut at the bounds of u."""
+
+    coordinates: Coordinates
+    center: Float[np.ndarray, "k"]  # u₀
+    bounded: Bool[np.ndarray, "k"]
+    width: Float[np.ndarray, "k"]  # w
+
+    @classmethod
+    def of(cls, coordinates: Coordinates, reach: float | None) -> "_Path":
+        stretch = coordinates.stretch
+        bounded = (stretch > 0) & (reach is not None)
+        width = np.where(bounded, stretch * np.log(reach or np.e), 1.0)
+        return cls(coordinates, coordinates.get(), bounded, width)
+
+    def place(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
+        """u."""
+        return np.clip(self._uncut(t), self.coordinates.low, self.coordinates.high)
+
+    def slope(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
+        """∂u/∂t."""
+        own = np.where(self.bounded, 1 - np.tanh(t / self.width) ** 2, 1.0)
+        return np.where(self.place(t) == self._uncut(t), own, 0.0)
+
+    def inverse(self, u: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
+        """A t of u."""
+        step = u - self.center
+        share = np.clip(step / self.width, -1 + 1e-9, 1 - 1e-9)
+        return np.where(self.bounded, self.width * np.arctanh(share), step)
+
+    def at_edge(self, t: Float[np.ndarray, "k"]) -> bool:
+        """Whether a range, not a bound, is in the way."""
+        inside = self.bounded & (self.coordinates.at_bounds(self.place(t)) == 0)
+        return bool((np.abs(np.tanh(t / self.width))[inside] > _EDGE).any())
+
+    def _uncut(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
+        return self.center + np.where(self.bounded, self.width * np.tanh(t / self.width), t)
+
+
+class _Climb:
+    """One search: the best place that was seen."""
+
+    def __init__(
+        self,
+        search: Search,
+        path: _Path,
+        objective: Callable[[], Float[Tensor, ""]],
+        num_values: int,
+        report: Report,
+    ):
+        self.search, self.path = search, path
+        self.objective, self.num_values, self.report = objective, num_values, report
+        self.value, self.u, self.gradient = -np.inf, path.center, np.zeros_like(path.center)
+        self.clipped = False  # whether the last ascent ended at a bound
+
+    def value_and_slope(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
+        """Nats per number, and their derivative in t."""
+        u, search = self.path.place(t), self.search
+        search.coordinates.set(u)
+        search.evaluations += 1
+        try:
+            value, gradient = search.coordinates.value_and_gradient(self.objective)
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
+            if self.value == -np.inf:  # not the fault of a long step
+                raise
+            search.failures.append(str(error))
+            value, gradient = -np.inf, np.zeros_like(t)
+        value, gradient = value / self.num_values, np.nan_to_num(gradient) / self.num_values
+        if not np.isfinite(value):
+            value = min(self.value, 0.0) - 1e3
+        if value > self.value:
+            self.value, self.u, self.gradient = value, u, gradient
+        self.report(value)
+        return value, gradient * self.path.slope(t)
+
+    def ascend(
+        self,
+        t: Float[np.ndarray, "k"],
+        free: Bool[np.ndarray, "k"],
+        nats: float,
+        iterations: int,
+    ) -> int:
+        """BFGS in the free coordinates: how many iterations it took."""
+        previous, begin = [np.inf], self._at_bounds(t)
+        self.clipped = False
+
+        def whole(part: np.ndarray) -> np.ndarray:
+            full = t.copy()
+            full[free] = part
+            return full
+
+        def loss(part: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slope = self.value_and_slope(whole(part))
+            return -value, -slope[free]
+
+        def stop(intermediate_result) -> None:
+            gain, now = previous[0] - intermediate_result.fun, whole(intermediate_result.x)
+            previous[0] = intermediate_result.fun
+            self.clipped = bool((self._at_bounds(now) & ~begin & free).any())
+            if gain * self.num_values < nats or self.clipped or self.path.at_edge(now):
+                raise StopIteration
+
+        options = {"maxiter": iterations, "gtol": 1e-9, "hess_inv0": self._curvature(t, free)}
+        result = scipy.optimize.minimize(
+            loss, t[free], jac=True, method="BFGS", callback=stop, options=options
+        )
+        self._carry(result, whole(result.x), free)
+        return max(result.nit, 1)
+
+    def _at_bounds(self, t: Float[np.ndarray, "k"]) -> Bool[np.ndarray, "k"]:
+        return self.search.coordinates.at_bounds(self.path.place(t)) != 0
+
+    def _curvature(
+        self, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]
+    ) -> Float[np.ndarray, "m m"] | None:
+        """The inverse Hessian that is known, in the free coordinates."""
+        if self.search.inverse_hessian is None:
+            return None
+        slope = self.path.slope(t)
+        slope = np.where(slope > 0, slope, 1.0)
+        return _positive((self.search.inverse_hessian / np.outer(slope, slope))[np.ix_(free, free)])
+
+    def _carry(self, result, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]) -> None:
+        """The curvature in u, where it can be of use for the next search."""
+        slope = self.path.slope(t)[free]
+        inverse = _positive(result.hess_inv * np.outer(slope, slope))
+        if result.nit and inverse is not None:
+            known = self.search.inverse_hessian
+            whole = np.eye(len(free)) if known is None else known.copy()
+            whole[free, :] = whole[:, free] = 0.0
+            whole[np.ix_(free, free)] = inverse
+            self.search.inverse_hessian = whole
+
+
+def _positive(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"] | None:
+    """A symmetric matrix, where it is positive definite beyond rounding."""
+    matrix = 0.5 * (matrix + matrix.T)
+    if not np.isfinite(matrix).all():
+        return None
+    eigenvalues = np.linalg.eigvalsh(matrix)
+    return matrix if eigenvalues[0] > 1e-12 * eigenvalues[-1] else None
 
 
 def log_marginal_likelihood(

@@ -43,6 +43,8 @@ ORDER = [  # a module may import from those before it
     "exact_symbols",
     "trust",
     "operators",
+    "distances",
+    "ranges",
     "coordinates",
     "noise",
     "likelihoods",

@@ -259,7 +259,8 @@ def test_what_a_budget_cuts_is_returned():
     y = field + 0.05 * draw(900, 2, seed=5)
     rule = gp_orff.Auto(exact_values=0, max_features=700)
     trained = curl_free(kernel=lambda: MaternKernel(nu=2.5))
-    model = fitted(x[:700], y[:700], rule, trained)
+    with pytest.warns(gp_orff.GridWarning, match="times the noise"):
+        model = fitted(x[:700], y[:700], rule, trained)
     assert "of the variance truncated" in model.report
     posterior = model.posterior()
     error = posterior.mean(x[700:]) - field[700:]

@@ -17,6 +17,10 @@ MOST_FEATURES = 40_000  # A alone would need 13 GB
 Box = tuple[tuple[float, float], ...]
 
 
+class GridBudgetError(ValueError):
+    """A grid that does not exist within its number of features."""
+
+
 @dataclass(frozen=True)
 class Grid:
     r"""Equispaced frequencies ω_k = h∘k with weights 2 S(ω_k) ∏h: for 1 to 3 inputs, and time.
@@ -184,7 +188,7 @@ class Grid:
         if found is not None:
             return self.tolerance, found
         if self.max_features is None:
-            raise ValueError(
+            raise GridBudgetError(
                 f"Grid needs more than {MOST_FEATURES} features for tolerance {self.tolerance:g} "
                 "on this domain with these lengthscales; give max_features= (what it truncates is "
                 "returned as white variance), a larger tolerance, or use gp_orff.QuasiMonteCarlo"
@@ -195,15 +199,17 @@ class Grid:
             if capped is not None and (best is None or shorter < tolerance):
                 tolerance, best = shorter, capped
         if best is None or not all(map(len, best[1])):
-            raise ValueError(
-                f"Grid(max_features={self.max_features}) has not one frequency for each term on "
-                "this domain with these lengthscales; raise max_features"
+            raise GridBudgetError(
+                "expected a kernel that varies slowly enough over the domain for a frequency grid, "
+                f"got one of which {self.max_features} features hold next to nothing "
+                f"(lengthscales {_numbers(lengthscales(laws, num_inputs))}, longest lags "
+                f"{_numbers(self._lag(domain))}); give a smaller domain or more max_features"
             )
         return tolerance, best
 
     def _bisect(self, attempt: Callable) -> tuple[float, tuple | None]:
         """The smallest tolerance for which an attempt succeeds, and what it gives."""
-        low, high = math.log(self.tolerance), math.log(0.95)
+        low, high = math.log(self.tolerance), math.log(_MOST_CUT)
         best = attempt(math.exp(high), _ALIASING)
         while best is not None and high - low > 0.02:
             middle = 0.5 * (low + high)
@@ -282,6 +288,7 @@ class Grid:
 # under a budget every pair of points suffers from truncation, but few from aliasing, those at the
 # longest lags: it may be this many times as large, and at most a share of this
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
+_MOST_CUT = 0.9999  # of the variance; what is left is better than no grid
 
 
 @dataclass(frozen=True)
@@ -354,6 +361,10 @@ def lengthscales(laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, 
     for leaf, axis, dim in _axes(laws):
         found[dim] = max(found[dim], unit_reaches(leaf.spectrum, leaf.num_dims)[axis])
     return found
+
+
+def _numbers(values: Float[np.ndarray, "k"]) -> str:
+    return "(" + ", ".join(f"{value:.3g}" for value in values) + ")"
 
 
 def _first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:

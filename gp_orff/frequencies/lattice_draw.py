@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import singledispatch
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from gp_orff.frequencies.draw import Draw, TermLaw
 from gp_orff.lattice import GramCache, LatticeColumns
-from gp_orff.spectra import Spectrum
+from gp_orff.spectra import GammaMixture, SpectralMixture, Spectrum
 
 
 class GridWarning(UserWarning):
@@ -98,8 +99,8 @@ class LatticeDraw(_Fixed, Draw):
         self.served, self.correct = served, correct
         self.warned = False
         self.register_buffer("position", torch.from_numpy(position))
-        built = [unit_reaches(leaf.spectrum, leaf.num_dims) for leaf in law.leaves]
-        self.register_buffer("built", torch.from_numpy(np.concatenate([[], *built])))
+        built = _lengths([leaf.spectrum for leaf in law.leaves], self.dims)
+        self.register_buffer("built", torch.from_numpy(np.concatenate(built)))
 
     @property
     def num_frequencies(self) -> int:
@@ -128,10 +129,12 @@ class LatticeDraw(_Fixed, Draw):
             self.lattice.check(x)
 
     def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
-        now = [unit_reaches(s, len(dims)) for s, dims in zip(spectra, self.dims, strict=True)]
-        ratio = np.concatenate([[], *now]) / self.built.cpu().numpy()
+        first, others = _lengths(spectra, self.dims)
+        built = self.built.cpu().numpy()
+        power = np.repeat([1, 2], [len(first), len(others)])[: len(built)]  # of two that move
+        ratio = np.concatenate([first, others])[: len(built)] / built
         low, high = self.served
-        outside = ratio[(ratio < 0.999 * low) | (ratio > 1.001 * high)]
+        outside = ratio[(ratio < 0.999 * low**power) | (ratio > 1.001 * high**power)]
         return float(outside[0]) if len(outside) else None
 
     def _check_range(self, spectra: Sequence[Spectrum]) -> None:
@@ -149,6 +152,35 @@ class LatticeDraw(_Fixed, Draw):
 
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"
+
+
+def _lengths(
+    spectra: Sequence[Spectrum], dims: Sequence[Sequence[int]]
+) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "m"]]:
+    """The lengthscales, and other lengths, that a grid is built for."""
+    first = [unit_reaches(law, len(own)) for law, own in zip(spectra, dims, strict=True)]
+    others = [other_lengths(law, len(own)) for law, own in zip(spectra, dims, strict=True)]
+    return np.concatenate([[], *first]), np.concatenate([[], *others])
+
+
+@singledispatch
+def other_lengths(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "m"]:
+    """Lengths that a grid must serve beside those of the reach; none for most laws."""
+    return np.zeros(0)
+
+
+@other_lengths.register
+def _(spectrum: GammaMixture, num_dims: int):
+    """Of the shortest correlations: ℓ √(α / (α + 1))."""
+    alpha = spectrum.alpha.detach().double().cpu().min().item()
+    return unit_reaches(spectrum, num_dims) * math.sqrt(alpha / (alpha + 1))
+
+
+@other_lengths.register
+def _(spectrum: SpectralMixture, num_dims: int):
+    """Of the longest correlations: of the narrowest component along every axis."""
+    scales = spectrum.scales.detach().double().cpu().numpy()
+    return 1 / (2 * math.pi * scales.reshape(-1, num_dims).min(axis=0))
 
 
 def unit_reaches(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:

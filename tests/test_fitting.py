@@ -1,0 +1,212 @@
+"""How a fit finds its hyperparameters: starting values, ranges, representations, what is kept."""
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
+
+import gp_orff
+from gp_orff.coordinates import Coordinates
+from gp_orff.distances import DataWarning, Distances
+from gp_orff.fitting import Fit
+from gp_orff.observations import ExactObservations, FeatureObservations
+from gp_orff.ranges import parameter_ranges
+from gp_orff.starting import starts
+from gp_orff.training import Search
+from tests.test_vector_field_gp import draw
+
+WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
+
+
+def points(number, seed=0, num_dims=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(number, num_dims, generator=generator).double()
+
+
+def swirl(x):
+    """Without divergence; it varies over a few tenths."""
+    return torch.stack([torch.sin(7 * x[:, 1]), torch.cos(6 * x[:, 0])], dim=-1)
+
+
+def distances_of(x):
+    return Distances(x.numpy(), np.ptp(x.numpy(), axis=0), len(x))
+
+
+def rational():
+    return ScaleKernel(gp_orff.CurlFreeKernel(RQKernel(), num_dims=2)).double()
+
+
+# -- distances and starting values ------------------------------------------------------------
+
+
+def test_distances_of_a_lattice():
+    """Neighbours are a step apart, whatever repeats and however far one point lies."""
+    step = torch.arange(10).double()
+    x = torch.cartesian_prod(step, 3 * step)
+    found = distances_of(torch.cat([x, x[:7]]))
+    assert found.shortest((0, 1)) == pytest.approx(1)
+    assert found.typical((1,)) == pytest.approx(3)
+    assert found.bulk == pytest.approx([9, 27])
+    far = distances_of(torch.cat([x, torch.tensor([[1e5, 1e5]]).double()]))
+    assert far.extent == pytest.approx([1e5, 1e5])
+    assert far.bulk == pytest.approx([9, 27], rel=0.15)
+
+
+def test_one_place_has_no_distances():
+    found = distances_of(torch.ones(5, 2).double())
+    assert found.shortest((0, 1)) == found.typical((0, 1)) == 0
+    ranges = parameter_ranges(rational(), found)
+    for own in ranges.values():
+        assert own[0].low < own[0].high
+
+
+def test_starts_reach_down_to_neighbours():
+    """Four clusters a thousandth of their distances wide."""
+    centres = torch.tensor([[0.0, 0], [1, 0], [0.3, 1], [0.5, 0.5]]).double()
+    x = torch.cat([1e-3 * points(80, seed) + centre for seed, centre in enumerate(centres)])
+    shares = sorted({own.share for own in starts(rational(), distances_of(x))})
+    assert shares[0] < 1e-3
+    even = sorted({own.share for own in starts(rational(), distances_of(points(200)))})
+    assert even == pytest.approx([0.05, 0.15, 0.4])
+
+
+def test_terms_of_a_sum_also_start_alone():
+    kernel = gp_orff.HelmholtzKernel(num_dims=2)
+    assert {own.dominant for own in starts(kernel, distances_of(points(50)))} == {None, 0, 1}
+
+
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT])
+def test_a_far_point_does_not_turn_the_field_into_noise(rule):
+    """It is told of, and the map of the others stays what it is without it."""
+    x, far = points(120), torch.tensor([[1e4, 1e4]]).double()
+    y = swirl(x) + 0.1 * draw(120, 2)
+    kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
+    with pytest.warns(DataWarning, match=r"90 % of them are within 0\.\d+ in column 0"):
+        model.fit(torch.cat([x, far]), torch.cat([y, y[:1]]), progress=False)
+    xs = points(60, seed=5)
+    field = model.posterior()
+    error = field.mean(xs) - swirl(xs)
+    assert error.square().mean().sqrt() < 0.08
+    assert field.variance(xs).sqrt().max() < 0.3
+
+
+# -- what moves frequencies ------------------------------------------------------------------
+
+
+def test_the_ranges_of_a_tree():
+    """Every parameter that moves frequencies, within what the points can tell."""
+    x = points(100)
+    kernel = rational() + MultitaskKernel(
+        gpytorch.kernels.SpectralMixtureKernel(num_mixtures=2, ard_num_dims=2), num_tasks=2
+    )
+    found = parameter_ranges(kernel.double(), distances_of(x))
+    names = {name for name, p in kernel.named_parameters() if p in found}
+    assert {name.rpartition(".")[2] for name in names} == {
+        "raw_lengthscale",
+        "raw_alpha",
+        "raw_mixture_means",
+        "raw_mixture_scales",
+    }
+    (lengthscale,) = found[kernel.kernels[0].base_kernel.base_kernel.raw_lengthscale]
+    assert 0.001 < lengthscale.low < 0.1
+    assert lengthscale.high == pytest.approx(3, rel=0.05)
+
+
+def test_coordinates_stay_where_the_data_can_tell():
+    kernel = rational()
+    coordinates = Coordinates(kernel, ranges=parameter_ranges(kernel, distances_of(points(100))))
+    coordinates.set(coordinates.low)
+    assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(0.1)
+    assert len(coordinates.reached()) == 3
+    assert "alpha = 0.1 is the smallest that was sought" in "".join(coordinates.reached())
+    coordinates.set(coordinates.high)
+    assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(1e3)
+    coordinates.set(0.5 * (coordinates.low + coordinates.high))
+    assert coordinates.reached() == []
+
+
+def test_a_grid_sees_alpha_leave():
+    """As far as lengthscales may move, and no farther."""
+    x = points(60)
+    kernel = gp_orff.CurlFreeKernel(RQKernel(), num_dims=2).double()
+    kernel.base_kernel.lengthscale = 0.5
+    kernel.base_kernel.alpha = 2.0
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, max_features=500))
+    orff(x).to_dense()
+    kernel.base_kernel.alpha = 0.1  # ℓ √(α / (α + 1)) falls to 0.37 of what it was
+    with pytest.warns(gp_orff.GridWarning, match="outside its range"):
+        orff(x).to_dense()
+
+
+def test_bounds_that_were_reached_are_reported():
+    """Gaussian data: no rational quadratic kernel is as smooth as they are."""
+    x = points(60)
+    model = gp_orff.VectorFieldGP(rational()).fit(x, 0.2 * x + 1e-3 * draw(60, 2), progress=False)
+    assert "is the largest that was sought: the data do not tell it" in model.report
+
+
+# -- searches ----------------------------------------------------------------------------------
+
+
+def test_errors_in_a_search_are_told():
+    """A step that fails is taken back; the search goes on to the optimum."""
+    kernel = RBFKernel().double()
+    calls = []
+
+    def objective():
+        calls.append(kernel.lengthscale.item())
+        if len(calls) == 2:
+            raise torch.linalg.LinAlgError("no Cholesky factor")
+        return -100 * (kernel.lengthscale.log() - 0.5).square().sum()
+
+    search = Search(Coordinates(kernel))
+    search.run(objective, 10)
+    assert search.failures == ["no Cholesky factor"]
+    assert kernel.lengthscale.log().item() == pytest.approx(0.5, abs=1e-2)
+
+
+def rough(number, seed=0):
+    """A field with structure from the extent down to the distances between points."""
+    x, generator = points(number, seed), torch.Generator().manual_seed(seed + 1)
+    waves = 40 * torch.rand(60, 2, generator=generator).double() ** 2 * 3
+    phases = 6.3 * torch.rand(60, 1, generator=generator).double().mT
+    sizes = draw(60, 2, seed=seed + 2) / (1 + waves.norm(dim=-1, keepdim=True) / 10)
+    return x, torch.sin(x @ waves.mT + phases) @ sizes / 3 + 0.1 * draw(number, 2, seed=seed + 3)
+
+
+def test_the_best_that_was_seen_is_kept(monkeypatch):
+    """Under a budget that cuts much, by one evidence; and the error bars' width is warned of."""
+    x, y = rough(250)
+    seen, score = [], Fit._evidence_at
+
+    def recorded(self, coordinates, place):
+        seen.append(score(self, coordinates, place))
+        return seen[-1]
+
+    monkeypatch.setattr(Fit, "_evidence_at", recorded)
+    kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=1.5), num_dims=2)
+    rule = gp_orff.Auto(exact_values=0, max_features=200)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
+    with pytest.warns(gp_orff.GridWarning, match="times the noise variance"):
+        model.fit(x, y, progress=False)
+    assert len(seen) > 4
+    assert model.log_marginal_likelihood().item() == pytest.approx(max(seen), abs=1e-6)
+    assert "times the noise variance" in model.report
+
+
+# -- exact or grid -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("potential", "kind"),
+    [(RBFKernel(), FeatureObservations), (MaternKernel(nu=1.5), ExactObservations)],
+)
+def test_the_cheaper_of_exact_kernel_and_grid(potential, kind):
+    """Few features hold an RBF field of 1020 numbers; a rough one would take more."""
+    x = points(510)
+    y = swirl(x) + 0.1 * draw(510, 2)
+    kernel = gp_orff.DivergenceFreeKernel(potential, num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
+    assert isinstance(model._observations, kind)
