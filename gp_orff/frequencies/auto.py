@@ -20,13 +20,14 @@ class Auto:
     - up to 4 inputs (three of space, and time): `Grid`, to the tolerance if the budget allows;
     - more inputs, kernels a grid cannot hold, or no data to choose a domain from:
       `QuasiMonteCarlo` with as many frequencies as the budget allows;
-    - in `VectorFieldGP`, where N·p is at most `exact_values`, or a grid would not reach the
-      tolerance and N·p is at most `max_features`: the exact kernel, no features.
+    - in `VectorFieldGP` the exact kernel, no features, where N·p is at most `exact_values`; and up
+      to `max_features` where a grid would have more features than there are numbers, or leave out
+      more than they allow.
 
     Args:
         tolerance: of the grid, as a share of the variance.
         max_features: a budget that wins over the tolerance.
-        exact_values: the largest N·p for which `VectorFieldGP` uses the exact kernel.
+        exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
         domain, data: boxes, as for `Grid`; `Auto.for_data(x)` sets `data`.
         lengthscale_range: as for `Grid`.
 
