@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gp_orff"
 ORDER = [  # a module may import from those before it
     "settings",
+    "threads",
     "scalar_kernels",
     "spectra",
     "factors",
