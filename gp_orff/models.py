@@ -355,6 +355,7 @@ class VectorFieldGP(torch.nn.Module):
         sums.require(new.box)
         return new.statistics(sums.sums.phi)
 
+    @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """log p(y), total nats, without priors; differentiable in the hyperparameters.
 
@@ -560,6 +561,7 @@ class VectorFieldGP(torch.nn.Module):
             self._meet(key)
         return statistics
 
+    @chosen_threads()
     def _sums(self) -> HeldSums:
         """Statistics in the place of the data."""
         fit, now = self._held(), self._hyperparameters
