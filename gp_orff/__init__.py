@@ -4,6 +4,12 @@ Curl-free, divergence-free, Helmholtz and separable kernels, exact and as operat
 Fourier features.
 """
 
+import warnings
+
+with warnings.catch_warnings():  # linear_operator, for what it does when it is imported
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
+    import gpytorch  # noqa: F401
+
 import gp_orff.gpytorch_hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import settings, spectra
 from gp_orff.comparison import (

@@ -14,6 +14,7 @@ from gp_orff.kernels import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKerne
 from gp_orff.models import VectorFieldGP
 from gp_orff.observations import ExactObservations, FeatureObservations, Observations
 from gp_orff.readings import Options, as_matrix, as_points
+from gp_orff.threads import chosen_threads
 from gp_orff.training import noises_of
 
 
@@ -157,6 +158,7 @@ class ExactComparison:
 
 
 @torch.no_grad()
+@chosen_threads()
 def compare_with_exact(
     model: VectorFieldGP, x: object, y: object, subset: int = 500, seed: int = 0, **how: object
 ) -> ExactComparison:

@@ -26,6 +26,7 @@ from gp_orff.symbols import (
     Symbol,
     VectorPotential,
 )
+from gp_orff.threads import chosen_threads
 
 if TYPE_CHECKING:
     import xarray
@@ -98,6 +99,7 @@ class FieldPosterior:
     def num_outputs(self) -> int:
         return self._own.law.num_outputs
 
+    @chosen_threads()
     def __call__(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
@@ -114,12 +116,14 @@ class FieldPosterior:
             return MultivariateNormal(mean.squeeze(-1), covariance)
         return MultitaskMultivariateNormal(mean, covariance)
 
+    @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
         """E[f(x)], or that of a symbol of f."""
         points, conditioned = self._at(x, symbol)
         mean = conditioned.law.mean(points) + self._snapshot.mean(points, symbol)
         return mean.to(_device(x), _dtype(x))
 
+    @chosen_threads()
     def variance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
@@ -130,6 +134,7 @@ class FieldPosterior:
             variance = variance + conditioned.white.diagonal()
         return variance.to(_device(x), _dtype(x))
 
+    @chosen_threads()
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q q"]:

@@ -33,6 +33,7 @@ from gp_orff.resolution import draw, expand, laws
 from gp_orff.robust import StudentT, reweigh
 from gp_orff.starting import start, starts, subset
 from gp_orff.terms import terms
+from gp_orff.threads import again
 from gp_orff.training import Search, log_marginal_likelihood, noises_of
 from gp_orff.truncation import at_zero
 
@@ -311,6 +312,7 @@ class Fit:
         self, search: Search, observations: Observations, name: str, note: bool = True, **options
     ) -> Search:
         def objective() -> Float[Tensor, ""]:
+            again()  # the machine may have become busy
             value = log_marginal_likelihood(observations, self.kernel, self.likelihoods, self.mean)
             return value + search.coordinates.log_prior()
 

@@ -45,6 +45,7 @@ from gp_orff.starting import with_amplitude
 from gp_orff.storage import pack_data, pack_statistics, unpack_data, unpack_statistics
 from gp_orff.symbols import Symbol
 from gp_orff.terms import terms
+from gp_orff.threads import chosen_threads
 from gp_orff.training import log_marginal_likelihood, noises_of
 
 _KIND = "gp_orff.VectorFieldGP"
@@ -190,7 +191,10 @@ class VectorFieldGP(torch.nn.Module):
             how = Options(variances, directions, group, missing)
             prepare = partial(self._prepare, x, y, how)
         began, before = time.perf_counter(), self._state()
-        with tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar:
+        with (
+            chosen_threads() as threads,
+            tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar,
+        ):
 
             def show(stage: str, nats: float) -> None:
                 bar.set_description_str(f"{stage} ", refresh=False)
@@ -205,9 +209,10 @@ class VectorFieldGP(torch.nn.Module):
             except BaseException:
                 self._restore(before)
                 raise
-        self._story = [f"fitted in {time.perf_counter() - began:.1f} s"]
+        self._story = [f"fitted in {time.perf_counter() - began:.1f} s with {threads}"]
         return self
 
+    @chosen_threads()
     def condition(
         self,
         x: object,
@@ -233,6 +238,7 @@ class VectorFieldGP(torch.nn.Module):
         self._story = ["conditioned"]
         return self
 
+    @chosen_threads()
     def update(
         self,
         x: object,
@@ -269,6 +275,7 @@ class VectorFieldGP(torch.nn.Module):
             raise
         return self
 
+    @chosen_threads()
     def observe(
         self,
         x: Float[Tensor, "m d"],
@@ -328,6 +335,7 @@ class VectorFieldGP(torch.nn.Module):
         1.4 times the present ones and a domain a quarter wider than the data on each side."""
         return self._sums().sums
 
+    @chosen_threads()
     def statistics_of(
         self,
         x: object,
@@ -347,6 +355,7 @@ class VectorFieldGP(torch.nn.Module):
         sums.require(new.box)
         return new.statistics(sums.sums.phi)
 
+    @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """log p(y), total nats, without priors; differentiable in the hyperparameters.
 
@@ -360,10 +369,12 @@ class VectorFieldGP(torch.nn.Module):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not moving):
             return log_marginal_likelihood(observations, self.kernel, self._instruments, fit.mean)
 
+    @chosen_threads()
     def posterior(self) -> FieldPosterior:
         """The field given the data."""
         return FieldPosterior(self._snapshot())
 
+    @chosen_threads()
     def leave_one_out(
         self,
         x: object,
@@ -550,6 +561,7 @@ class VectorFieldGP(torch.nn.Module):
             self._meet(key)
         return statistics
 
+    @chosen_threads()
     def _sums(self) -> HeldSums:
         """Statistics in the place of the data."""
         fit, now = self._held(), self._hyperparameters

@@ -17,6 +17,7 @@ from gp_orff.readings import as_points
 from gp_orff.resolution import draw, expand
 from gp_orff.snapshot import Snapshot
 from gp_orff.symbols import Symbol
+from gp_orff.threads import chosen_threads
 
 _PRIOR_FREQUENCIES = 2048  # of paths of the prior of an exact model
 
@@ -150,6 +151,7 @@ class SamplePaths:
     def __init__(self, paths: Paths, snapshot: Snapshot):
         self._paths, self._snapshot = paths, snapshot
 
+    @chosen_threads()
     def __call__(
         self,
         x: Float[Tensor, "n d"] | Float[Tensor, "S n d"],

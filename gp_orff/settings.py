@@ -1,6 +1,6 @@
 """Switches of this package, used like those of `gpytorch.settings`."""
 
-from gpytorch.settings import _feature_flag
+from gpytorch.settings import _feature_flag, _value_context
 
 
 class check_features(_feature_flag):
@@ -18,4 +18,28 @@ class check_features(_feature_flag):
     _default = True
 
 
-__all__ = ["check_features"]
+class num_threads(_value_context):
+    """How many threads the calls of `VectorFieldGP` and `FieldPosterior` use.
+
+    None by default: a short measurement inside each call chooses, see `gp_orff.threads`. The number
+    changes results by rounding; with 1, they are the same on every run.
+
+    Raises:
+        ValueError: a number that is not a positive integer.
+
+    Example:
+        >>> import gp_orff
+        >>> with gp_orff.settings.num_threads(4):
+        ...     gp_orff.settings.num_threads.value()
+        4
+    """
+
+    def __init__(self, value: int | None):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(
+                f"num_threads expects a positive integer, or None for a measurement, got {value!r}"
+            )
+        super().__init__(value)
+
+
+__all__ = ["check_features", "num_threads"]

@@ -4,6 +4,8 @@ import ast
 import doctest
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import gpytorch
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gp_orff"
 ORDER = [  # a module may import from those before it
     "settings",
+    "threads",
     "scalar_kernels",
     "spectra",
     "factors",
@@ -103,6 +106,13 @@ def test_imports_run_one_way(path):
     for name in imported_modules(path):
         assert name == own or ORDER.index(name) < ORDER.index(own)
         assert name != "plotting"
+
+
+def test_importing_warns_of_nothing():
+    """Not of what linear_operator does while it is imported, of any category."""
+    command = [sys.executable, "-W", "error", "-c", "import gp_orff"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def exported(kind):

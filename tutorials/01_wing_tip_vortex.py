@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 import gp_orff
 from gp_orff.plotting import plot_field
+from gp_orff.threads import again, chosen_threads
 
 parser = argparse.ArgumentParser(description="Learn a velocity field with uncertainty.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -122,6 +123,7 @@ def learn(name, kernel, rows):
     with tqdm(desc=f"{name:24}", unit=" evaluations", mininterval=0.5) as bar:
 
         def closure():
+            again()  # the machine may have become busy, or idle
             optimizer.zero_grad()
             loss = -mll(model(x[rows]), y[rows])
             loss.backward()
@@ -133,8 +135,9 @@ def learn(name, kernel, rows):
     return model.eval(), nats, time.perf_counter() - start
 
 
-# exact kernels by Cholesky: beyond 800 numbers gpytorch would switch to conjugate gradients
-with gpytorch.settings.max_cholesky_size(10_000):
+# exact kernels by Cholesky: beyond 800 numbers gpytorch would switch to conjugate gradients; and as
+# many threads as are fast beside what else this machine does
+with gpytorch.settings.max_cholesky_size(10_000), chosen_threads():
     models = {
         name: learn(name, kernel, rows)
         for name, kernel, rows in [
@@ -173,7 +176,7 @@ def posterior_from(kernel, rows):
     trained = models["divergence-free, ORFF (all)"][0]
     model = FlowModel(x[rows], y[rows], trained.likelihood, kernel).double().eval()
     model.mean_module.load_state_dict(trained.mean_module.state_dict())
-    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10_000):
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10_000), chosen_threads():
         posterior = model(x[fifth])
         return posterior.mean, posterior.stddev
 
@@ -193,7 +196,7 @@ print(f"standard deviation {sd_ratio:.2f} times the exact one\n")
 
 # %%
 def score(model, rows):
-    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10_000):
+    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10_000), chosen_threads():
         prediction = model.likelihood(model(x[rows]))
         mean, variance = prediction.mean, prediction.variance
     error = mean - y[rows]
@@ -234,7 +237,7 @@ for name, (model, nats, seconds) in models.items():
 
 # %%
 model = models["divergence-free, ORFF (all)"][0]
-with torch.no_grad():
+with torch.no_grad(), chosen_threads():
     posterior = model(x)
     mean, sd = posterior.mean * unit, posterior.stddev * unit
 
