@@ -12,7 +12,7 @@ from torch import Tensor
 from gp_orff.data import HeldData
 from gp_orff.kernels import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models import VectorFieldGP
-from gp_orff.observations import ExactObservations, FeatureObservations, Observations
+from gp_orff.observations import ExactObservations, FeatureObservations
 from gp_orff.readings import Options, as_matrix, as_points
 from gp_orff.training import noises_of
 
@@ -192,7 +192,7 @@ def compare_with_exact(
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises = noises_of(model.kernel, model._instruments)
     results = []
-    for own in (ExactObservations(few), _same_features(fit, observations, few)):
+    for own in (ExactObservations(few), observations.of(few)):
         found = own.posterior(model.kernel, noises, fit.mean)
         mean = found.evidence.best_mean() if fit.mean is None else fit.mean
         variance = found.law.variance(points)
@@ -220,17 +220,10 @@ def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Te
     }
     before = model._state()
     try:
-        fit = model._prepare(x[rows], y[rows], Options(**chosen))
-        return fit.weighed_by(model._observations)
+        few = model._prepare(x[rows], y[rows], Options(**chosen)).data
+        return model._weighed(few, model._fit.data)
     finally:
         model._restore(before)
-
-
-def _same_features(fit, observations: Observations, few: HeldData) -> Observations:
-    """The frequencies of the model, with other data."""
-    if not isinstance(observations, FeatureObservations):
-        return ExactObservations(few)
-    return FeatureObservations(few, observations.draws)
 
 
 def _rms(values: Float[Tensor, "n p"]) -> float:

@@ -216,12 +216,13 @@ class VectorFieldGP(torch.nn.Module):
     ) -> "VectorFieldGP":
         """Condition on observations with the hyperparameters as they are; arguments as for `fit`.
 
-        Or on `FieldStatistics` made by `statistics` and `statistics_of` of this model.
+        Or on `FieldStatistics` made by `statistics` and `statistics_of` of this model, and on
+        nothing else: symbols that were observed are no longer known.
         """
         before = self._state()
         try:
             if isinstance(x, FieldStatistics):
-                fit = self._fit_of(replace(self._sums(), sums=self._own(x)))
+                fit = self._fit_of(replace(self._sums(), sums=self._own(x), further=()))
             else:
                 fit = self._prepare(x, y, Options(**how))
                 fit.weigh()
@@ -263,7 +264,7 @@ class VectorFieldGP(torch.nn.Module):
                 self._accept(merged)
             else:
                 new = self._prepare(x, y, Options(**how))
-                self._add(fit, new.weighed_by(self._observations))
+                self._add(fit, self._weighed(new.data))
         except BaseException:
             self._restore(before)
             raise
@@ -341,7 +342,7 @@ class VectorFieldGP(torch.nn.Module):
         options = Options(**how)
         sums, before = self._sums(), self._state()
         try:
-            new = self._prepare(x, y, options).weighed_by(self._observations)
+            new = self._weighed(self._prepare(x, y, options).data, self._fit.data)
         finally:
             self._restore(before)
         sums.require(new.box)
@@ -391,14 +392,11 @@ class VectorFieldGP(torch.nn.Module):
         snapshot, before = self._snapshot(), self._state()
         try:
             data = self._read(x, y, Options(**how))
-            fit = self._fit_of(data)
-            weighed = self._fit.data
-            if not weighed.same_readings(data):
-                weighed = fit.weighed_by(self._observations)
+            weighed = self._weighed(data, self._fit.data)
         finally:
             self._restore(before)
         pairs = zip(data.visit(), weighed.visit(), strict=True)
-        return leave_one_out(pairs, len(x), fit.tails, snapshot)
+        return leave_one_out(pairs, len(x), snapshot.fit.tails, snapshot)
 
     def save(self, path: str | os.PathLike) -> None:
         """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
@@ -535,6 +533,13 @@ class VectorFieldGP(torch.nn.Module):
         notes, instruments = list(fit.notes), self._instruments
         fit = replace(fit, data=data, notes=notes, likelihoods=instruments)
         self._accept(fit, fit.grown(self._observations, new))
+
+    def _weighed(self, data: HeldData, held: Data | None = None) -> HeldData:
+        """Data, under Student-t noise with the weights they have among those held; others with
+        weights from the field as it is."""
+        fit, observations = self._conditioned()
+        fit = replace(fit, data=data, likelihoods=self._instruments)
+        return fit.weighed_by(observations, held)
 
     def _own(self, statistics: FieldStatistics) -> FieldStatistics:
         """Statistics that this model can take, with instruments for their groups."""
