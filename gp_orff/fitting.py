@@ -44,7 +44,7 @@ _SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _STEP = 4.0  # between tolerances
-_ROUND = 1e-4  # nats per number, a round of EM that gains less ends it
+_ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
 _NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
 _SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
 
@@ -392,7 +392,7 @@ class Fit:
         few = self._subset(_SUBSET_VALUES // 2)
         if not warm_start:
             self._multistart(self._represented(few), "start, Gaussian noise", False, nats=0.1)
-        few = self._expectation_maximisation(few, self._represented, "start, weights", 30)
+        few = self._expectation_maximisation(few, self._represented, "start, weights")
         observations = self._represented(few)
         noises = noises_of(self.kernel, self.likelihoods)
         conditioning = observations.posterior(self.kernel, noises, self.mean)
@@ -412,14 +412,15 @@ class Fit:
                     return ExactObservations(data)
                 return FeatureObservations(data, self._draw(own))
 
-            self.data = self._expectation_maximisation(self.data, represented, "weights", 20)
+            self.data = self._expectation_maximisation(self.data, represented, "weights")
+        self.weigh()
 
     def _expectation_maximisation(
         self,
         data: HeldData,
         represented: Callable[[HeldData], Observations],
         name: str,
-        rounds: int,
+        rounds: int = 100,
     ) -> HeldData:
         """Weights and hyperparameters in turn, until the bound on the evidence settles."""
         previous = -np.inf
