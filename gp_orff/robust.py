@@ -93,7 +93,8 @@ def reweigh(
     """E-step: the weights of all readings, and what they add to the log density; those that are
     `known`, not NaN, stay."""
     weights, bound = [], 0.0
-    for part, own in zip(parts, repeat(torch.tensor(math.nan)) if known is None else known):
+    stored = repeat(torch.tensor(math.nan)) if known is None else known
+    for part, own in zip(parts, stored, strict=False):
         model, values = models.get(part.key.label), part.pattern.num_values
         if model is None:
             weights.append(torch.ones_like(part.y[:, 0]))

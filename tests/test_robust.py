@@ -173,7 +173,7 @@ def test_leaving_one_out_is_conditioning_on_the_others(rule, weighted):
 
 
 def dense_em(x, y, prior, noise, deg_free):
-    """Weights, mean and variance of the field at their fixed point, by plain EM on dense algebra."""
+    """Weights, mean and variance of the field at their fixed point: plain EM, dense algebra."""
     count, precision = len(x), torch.eye(2).double() / noise
     weights, change = torch.ones(count).double(), 1.0
     while change > 1e-10:

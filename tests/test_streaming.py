@@ -194,10 +194,10 @@ def test_statistics_of_parts_add_up_under_noise_of_heavy_tails(trend):
 def test_readings_are_found_again():
     """Against a search one by one, numbers that stand there again and again among them."""
     rng = np.random.default_rng(0)
-    for held, asked in ((50, 30), (1, 5), (20, 200)):
-        held, asked = rng.integers(0, 25, held), rng.integers(0, 25, asked)
-        found, left = places(asked, held), list(held)
-        for own, place in zip(asked, found, strict=True):
+    for sizes in ((50, 30), (1, 5), (20, 200)):
+        there, asked = (rng.integers(0, 25, size) for size in sizes)
+        left = list(there)
+        for own, place in zip(asked, places(asked, there), strict=True):
             expected = left.index(own) if own in left else -1
             assert place == expected
             if place >= 0:
