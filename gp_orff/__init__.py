@@ -4,6 +4,9 @@ Curl-free, divergence-free, Helmholtz and separable kernels, exact and as operat
 Fourier features.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 import gp_orff.gpytorch_hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import settings, spectra
 from gp_orff.comparison import (
@@ -86,6 +89,7 @@ __all__ = [
     "VectorPotential",
     "compare_kernels",
     "compare_with_exact",
+    "plotting",
     "radial_derivatives",
     "settings",
     "spectra",
@@ -93,3 +97,15 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`gp_orff.plotting`, when it is asked for."""
+    if name == "plotting":
+        return import_module("gp_orff.plotting")
+    raise AttributeError(f"module 'gp_orff' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]

@@ -123,6 +123,7 @@ class ExactComparison:
         mean: root mean square of the difference of posterior means, over the exact posterior sd.
         sd: the largest difference of posterior standard deviations, over the exact one.
         evidence: difference of log marginal likelihoods, nats per number.
+        on_grid: whether the features are those of a `Grid`.
         verdict: the same in words.
     """
 
@@ -131,6 +132,7 @@ class ExactComparison:
     evidence: float
     num_features: int
     num_points: int
+    on_grid: bool = False
 
     @property
     def verdict(self) -> str:
@@ -142,11 +144,14 @@ class ExactComparison:
         if worst <= 0.02:
             return "good: indistinguishable from the exact kernel"
         if worst <= 0.2:
-            return "fair: means and error bars are usable, a finer tolerance would sharpen them"
-        return (
-            "poor: the error of the features is not small against the error bars; use gp_orff.Grid,"
-            " a smaller tolerance or a larger max_features"
+            finer = "a finer tolerance" if self.on_grid else "gp_orff.Grid, or more frequencies,"
+            return f"fair: means and error bars are usable, {finer} would sharpen them"
+        remedy = (
+            "give the grid a larger max_features, or a smaller tolerance where that does not bind"
+            if self.on_grid
+            else "use gp_orff.Grid, or more frequencies"
         )
+        return f"poor: the error of the features is not small against the error bars; {remedy}"
 
     def __str__(self) -> str:
         return (
@@ -201,15 +206,17 @@ def compare_with_exact(
         nats = found.evidence.log_density(mean, few.num_values) / few.num_values
         results.append((found.law.mean(points) + mean, variance.sqrt(), nats.item()))
     (mean, sd, nats), (other_mean, other_sd, other_nats) = results
-    features = 0
+    features, on_grid = 0, False
     if isinstance(observations, FeatureObservations):
         features = observations.num_features(model.kernel)
+        on_grid = observations.draws[0].shared_columns() is not None
     return ExactComparison(
         _rms((other_mean - mean) / sd),
         ((other_sd - sd) / sd).abs().max().item(),
         other_nats - nats,
         features,
         len(few.readings[0]),
+        on_grid,
     )
 
 

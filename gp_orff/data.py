@@ -42,6 +42,11 @@ class Data(ABC):
     def describe(self) -> str:
         """What is held, in words."""
 
+    @property
+    def varies(self) -> bool:
+        """Whether what was read differs from reading to reading, or may do so."""
+        return True
+
     def weights_of(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
         """The weights that other readings have here, part by part; NaN where one is not held."""
         return repeat(torch.tensor(math.nan))
@@ -211,6 +216,12 @@ class HeldData(Data):
             return
         for part, weight in zip(parts, self.weights, strict=True):
             yield part.weighted(weight)
+
+    @property
+    def varies(self) -> bool:
+        seen = [(p.y, p.direction) for p in join(self.survey.sample)]
+        given = [t for pair in seen for t in pair if t is not None]
+        return bool(self.further) or any((own != own[:1]).any() for own in given)
 
     def weights_of(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
         if self.weights is None:

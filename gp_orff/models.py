@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -163,6 +164,7 @@ class VectorFieldGP(torch.nn.Module):
     ) -> "VectorFieldGP":
         """Learn the hyperparameters from observations y at x, and condition on them.
 
+        Readings that are all the same teach nothing: a warning says so, and hyperparameters stay.
         Starting values come from the data; with `warm_start`, they are those the kernel and the
         likelihood have. Parameters that do not require gradients stay as they are. Without x and y
         the model learns again from what it holds, all that `update` added included: from the
@@ -199,7 +201,10 @@ class VectorFieldGP(torch.nn.Module):
 
             try:
                 fit = prepare(show)
-                fit.run(warm_start)
+                if fit.data.varies:
+                    fit.run(warm_start)
+                else:
+                    _warn_of_constant(fit.data.survey.num_points)
                 self._accept(fit)
                 self._snapshot()
             except BaseException:
@@ -663,14 +668,46 @@ class _Snapshot(Snapshot):
 
     def by_features(self, points: Float[Tensor, "n d"]) -> Observations:
         rule = Grid(data=self.fit.data.box, max_features=MOST_FEATURES)
-        fit = replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[])
-        return fit.observations(_around(self.fit.data.box, points))
+        return _wider(replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[]), points)
 
     def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
-        observations = self.fit.observations(_around(self.fit.data.box, points))
+        observations = _wider(self.fit, points)
         if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
             observations.draws[0].lattice.check(points)
         return observations
+
+
+def _warn_of_constant(count: int) -> None:
+    warnings.warn(
+        f"expected data that vary, got {count} readings that are all the same: they tell neither "
+        "the noise nor the kernel, whose hyperparameters stay as they are; set them, and call "
+        "condition(x, y)",
+        stacklevel=3,
+    )
+
+
+def _wider(fit: Fit, points: Float[Tensor, "n d"]) -> Observations:
+    """The data, on frequencies that serve these points too."""
+    box = fit.data.box
+    try:
+        return fit.observations(_around(box, points))
+    except ValueError as error:  # no grid of this size within the budget
+        raise ValueError(_far(box, box_of(points))) from error
+
+
+def _far(data: Box, asked: Box) -> str:
+    """In which column the points asked for are farthest from the data."""
+    extent, both = (
+        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, asked])
+    )
+    least = 1e-9 * both.max() + np.finfo(float).tiny
+    column = np.argmax(both / np.maximum(extent, least))
+    (low, high), (first, last) = data[column], asked[column]
+    return (
+        f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
+        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
+        "units and the order of the columns, or predict nearer by"
+    )
 
 
 def _around(box: Box, points: Tensor) -> Box:
