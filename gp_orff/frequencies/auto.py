@@ -100,11 +100,9 @@ class Auto:
 
     def _blind(self, laws: Sequence[TermLaw]) -> bool:
         """Whether a grid would do, and neither data nor a budget are given."""
-        inputs = 1 + max(
-            (dim for law in laws for leaf in law.leaves for dim in leaf.dims), default=0
-        )
+        dims = [dim for law in laws for leaf in law.leaves for dim in leaf.dims]
         told = self.domain or self.data or self.max_features != _BUDGET
-        return not told and inputs <= _GRID_INPUTS
+        return not told and max(dims, default=0) < _GRID_INPUTS
 
     def _random(self, laws: Sequence[TermLaw], why: str) -> tuple[QuasiMonteCarlo, str]:
         ranks = sum(law.rank for law in laws if law.leaves) or 1
