@@ -343,6 +343,9 @@ class VectorFieldGP(torch.nn.Module):
         """Those of other data, to add to `statistics`, or to take away; arguments as for `fit`.
 
         The model is not changed. Workers on copies of one model make parts that merge exactly.
+        Under Student-t noise, readings that are among those the model holds have the weights they
+        were given there, so that taking them away leaves nothing of them; all others, and all once
+        only statistics are held, are weighed by the field as it is.
         """
         options = Options(**how)
         sums, before = self._sums(), self._state()
@@ -380,7 +383,8 @@ class VectorFieldGP(torch.nn.Module):
 
         In closed form, from one posterior (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors):
         the hyperparameters and the mean are those of all data. The readings must be among those the
-        model was conditioned on.
+        model was conditioned on; under Student-t noise their weights are those they were given
+        there, and where only statistics are held, those the field as it is would give.
 
         Example:
             >>> import gp_orff, torch
