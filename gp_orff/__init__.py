@@ -5,6 +5,8 @@ Fourier features.
 """
 
 import warnings
+from importlib import import_module
+from types import ModuleType
 
 with warnings.catch_warnings():  # linear_operator, for what it does when it is imported
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
@@ -92,6 +94,7 @@ __all__ = [
     "VectorPotential",
     "compare_kernels",
     "compare_with_exact",
+    "plotting",
     "radial_derivatives",
     "settings",
     "spectra",
@@ -99,3 +102,15 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`gp_orff.plotting`, when it is asked for."""
+    if name == "plotting":
+        return import_module("gp_orff.plotting")
+    raise AttributeError(f"module 'gp_orff' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]

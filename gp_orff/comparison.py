@@ -12,7 +12,7 @@ from torch import Tensor
 from gp_orff.data import HeldData
 from gp_orff.kernels import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models import VectorFieldGP
-from gp_orff.observations import ExactObservations, FeatureObservations, Observations
+from gp_orff.observations import ExactObservations, FeatureObservations
 from gp_orff.readings import Options, as_matrix, as_points
 from gp_orff.threads import chosen_threads
 from gp_orff.training import noises_of
@@ -124,6 +124,7 @@ class ExactComparison:
         mean: root mean square of the difference of posterior means, over the exact posterior sd.
         sd: the largest difference of posterior standard deviations, over the exact one.
         evidence: difference of log marginal likelihoods, nats per number.
+        on_grid: whether the features are those of a `Grid`.
         verdict: the same in words.
     """
 
@@ -132,6 +133,7 @@ class ExactComparison:
     evidence: float
     num_features: int
     num_points: int
+    on_grid: bool = False
 
     @property
     def verdict(self) -> str:
@@ -143,11 +145,14 @@ class ExactComparison:
         if worst <= 0.02:
             return "good: indistinguishable from the exact kernel"
         if worst <= 0.2:
-            return "fair: means and error bars are usable, a finer tolerance would sharpen them"
-        return (
-            "poor: the error of the features is not small against the error bars; use gp_orff.Grid,"
-            " a smaller tolerance or a larger max_features"
+            finer = "a finer tolerance" if self.on_grid else "gp_orff.Grid, or more frequencies,"
+            return f"fair: means and error bars are usable, {finer} would sharpen them"
+        remedy = (
+            "give the grid a larger max_features, or a smaller tolerance where that does not bind"
+            if self.on_grid
+            else "use gp_orff.Grid, or more frequencies"
         )
+        return f"poor: the error of the features is not small against the error bars; {remedy}"
 
     def __str__(self) -> str:
         return (
@@ -194,7 +199,7 @@ def compare_with_exact(
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises = noises_of(model.kernel, model._instruments)
     results = []
-    for own in (ExactObservations(few), _same_features(fit, observations, few)):
+    for own in (ExactObservations(few), observations.of(few)):
         found = own.posterior(model.kernel, noises, fit.mean)
         mean = found.evidence.best_mean() if fit.mean is None else fit.mean
         variance = found.law.variance(points)
@@ -203,15 +208,17 @@ def compare_with_exact(
         nats = found.evidence.log_density(mean, few.num_values) / few.num_values
         results.append((found.law.mean(points) + mean, variance.sqrt(), nats.item()))
     (mean, sd, nats), (other_mean, other_sd, other_nats) = results
-    features = 0
+    features, on_grid = 0, False
     if isinstance(observations, FeatureObservations):
         features = observations.num_features(model.kernel)
+        on_grid = observations.draws[0].shared_columns() is not None
     return ExactComparison(
         _rms((other_mean - mean) / sd),
         ((other_sd - sd) / sd).abs().max().item(),
         other_nats - nats,
         features,
         len(few.readings[0]),
+        on_grid,
     )
 
 
@@ -222,17 +229,10 @@ def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Te
     }
     before = model._state()
     try:
-        fit = model._prepare(x[rows], y[rows], Options(**chosen))
-        return fit.weighed_by(model._observations)
+        few = model._prepare(x[rows], y[rows], Options(**chosen)).data
+        return model._weighed(few, model._fit.data)
     finally:
         model._restore(before)
-
-
-def _same_features(fit, observations: Observations, few: HeldData) -> Observations:
-    """The frequencies of the model, with other data."""
-    if not isinstance(observations, FeatureObservations):
-        return ExactObservations(few)
-    return FeatureObservations(few, observations.draws)
 
 
 def _rms(values: Float[Tensor, "n p"]) -> float:

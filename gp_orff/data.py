@@ -1,9 +1,11 @@
 """The data a model holds: readings that can be visited again, or statistics alone."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies.grid import Box, Grid
 from gp_orff.further import Further
 from gp_orff.lattice import LatticeColumns
+from gp_orff.matching import fingerprints, places
 from gp_orff.readings import GroupKey, Readings, join
 from gp_orff.sources import Kept
 
@@ -39,9 +42,14 @@ class Data(ABC):
     def describe(self) -> str:
         """What is held, in words."""
 
-    def same_readings(self, other: "Data") -> bool:
-        """Whether these are the readings of the other, in the same order."""
-        return False
+    @property
+    def varies(self) -> bool:
+        """Whether what was read differs from reading to reading, or may do so."""
+        return True
+
+    def weights_of(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+        """The weights that other readings have here, part by part; NaN where one is not held."""
+        return repeat(torch.tensor(math.nan))
 
     @property
     def box(self) -> Box:
@@ -185,7 +193,7 @@ class HeldData(Data):
     def __add__(self, other: "HeldData") -> "HeldData":
         weights = None
         if self.weights is not None or other.weights is not None:
-            weights = (*self._all_weights(), *other._all_weights())
+            weights = (*self.all_weights(), *other.all_weights())
         sources, survey = self.sources + other.sources, self.survey + other.survey
         bound, held = self.bound + other.bound, self.held + other.held
         further = self.further + other.further
@@ -196,7 +204,7 @@ class HeldData(Data):
         if len(self.sources) <= _PIECES or not all(isinstance(s, Kept) for s in self.sources):
             return self
         parts = [part for source in self.sources for part in source()]
-        parts, weights = joined(parts, self._all_weights())
+        parts, weights = joined(parts, self.all_weights())
         weights = None if self.weights is None else tuple(weights)
         return replace(self, sources=(Kept(parts),), weights=weights)
 
@@ -209,13 +217,21 @@ class HeldData(Data):
         for part, weight in zip(parts, self.weights, strict=True):
             yield part.weighted(weight)
 
-    def same_readings(self, other: Data) -> bool:
-        if self.survey.num_points != other.survey.num_points:
-            return False
-        pairs = zip(self.unweighted().visit(), other.unweighted().visit(), strict=False)
-        return all(
-            a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y) for a, b in pairs
-        )
+    @property
+    def varies(self) -> bool:
+        seen = [(p.y, p.direction) for p in join(self.survey.sample)]
+        given = [t for pair in seen for t in pair if t is not None]
+        return bool(self.further) or any((own != own[:1]).any() for own in given)
+
+    def weights_of(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+        if self.weights is None:
+            return super().weights_of(asked)
+        parts = [fingerprints(part) for part in asked.visit()]
+        held = np.concatenate([fingerprints(part) for part in self.visit()])
+        weights = torch.cat(self.weights)
+        weights = torch.cat([weights, weights.new_full((1,), math.nan)])  # at −1
+        found = weights[torch.from_numpy(places(np.concatenate(parts), held))]
+        return found.split([len(part) for part in parts])
 
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], bound: float) -> "HeldData":
         """The same readings, with a weight for each in the order of the visit."""
@@ -240,7 +256,8 @@ class HeldData(Data):
         many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
         return f"{many}{_described(self.further)}; held: the data"
 
-    def _all_weights(self) -> Sequence[Tensor]:
+    def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
+        """Those of the visit's parts, one where none were learned."""
         if self.weights is not None:
             return self.weights
         return [torch.ones_like(part.y[:, 0]) for part in self.visit()]

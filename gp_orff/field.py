@@ -13,7 +13,7 @@ from gp_orff.labelled import on_grid
 from gp_orff.observations import ExactLaw
 from gp_orff.operators import NoisyPosteriorCovariance, PosteriorCovariance
 from gp_orff.paths import SamplePaths, Summary, sample_paths
-from gp_orff.readings import as_points
+from gp_orff.readings import as_places
 from gp_orff.snapshot import Conditioned, ExactGPSnapshot, PartSnapshot, Snapshot
 from gp_orff.symbols import (
     Curl,
@@ -112,6 +112,8 @@ class FieldPosterior:
             white = conditioned.white.to(points.dtype)
             covariance = NoisyPosteriorCovariance.of(covariance, white)
         mean = self.mean(x, symbol).to(points)
+        if not len(mean):
+            covariance = mean.new_zeros(0, 0)
         if mean.shape[-1] == 1:
             return MultivariateNormal(mean.squeeze(-1), covariance)
         return MultitaskMultivariateNormal(mean, covariance)
@@ -121,7 +123,7 @@ class FieldPosterior:
         """E[f(x)], or that of a symbol of f."""
         points, conditioned = self._at(x, symbol)
         mean = conditioned.law.mean(points) + self._snapshot.mean(points, symbol)
-        return mean.to(_device(x), _dtype(x))
+        return mean[: len(x)].to(_device(x), _dtype(x))
 
     @chosen_threads()
     def variance(
@@ -132,7 +134,7 @@ class FieldPosterior:
         variance = conditioned.law.variance(points)
         if conditioned.white is not None:
             variance = variance + conditioned.white.diagonal()
-        return variance.to(_device(x), _dtype(x))
+        return variance[: len(x)].to(_device(x), _dtype(x))
 
     @chosen_threads()
     def pointwise_covariance(
@@ -144,7 +146,7 @@ class FieldPosterior:
         blocks = conditioned.law.blocks(points)
         if conditioned.white is not None:
             blocks = blocks + conditioned.white
-        return blocks.to(_device(x), _dtype(x))
+        return blocks[: len(x)].to(_device(x), _dtype(x))
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
         """∇·f (n,); see `Divergence`."""
@@ -277,7 +279,9 @@ class FieldPosterior:
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], Conditioned]:
-        points = as_points(x, self._snapshot.num_inputs).to(self._snapshot.device)
+        """The points, one where there are none, and what gives the field there."""
+        points = as_places(x, self._snapshot.num_inputs).to(self._snapshot.device)
+        points = points if len(points) else self._snapshot.somewhere
         looked = points
         if symbol is not None:
             self._snapshot.admit(symbol)

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,7 +30,7 @@ from gp_orff.observations import (
 from gp_orff.ranges import parameter_ranges
 from gp_orff.readings import join
 from gp_orff.resolution import draw, expand, laws
-from gp_orff.robust import StudentT, reweigh
+from gp_orff.robust import StudentT, bound_of, climb, reweigh
 from gp_orff.starting import start, starts, subset
 from gp_orff.terms import terms
 from gp_orff.threads import again
@@ -49,7 +49,8 @@ _SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _STEP = 4.0  # between tolerances
-_SETTLED = 1e-4  # nats per number, less than which ends EM
+_ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
+_NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
 _SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
 
 
@@ -160,26 +161,47 @@ class Fit:
         return FeatureObservations(self.data, before.draws, known)
 
     @torch.no_grad()
-    def weigh(self, rounds: int = 10) -> None:
-        """Weights of the data under noise of heavy tails, at the hyperparameters as they are."""
+    def weigh(self, rounds: int = 300) -> None:
+        """Weights of the data under noise of heavy tails, at the hyperparameters as they are: from
+        those they have, until the bound on the evidence settles."""
         if not self.tails or not isinstance(self.data, HeldData):
             return
-        plain = self.data.unweighted()
-        for _ in range(rounds):
-            noises = noises_of(self.kernel, self.likelihoods)
-            conditioning = self.observations().posterior(self.kernel, noises, self.mean)
-            previous, weights = self.data.bound, self._weights(plain, conditioning)
-            self.data = plain.weighted(*weights)
-            if abs(self.data.bound - previous) < _SETTLED * plain.num_values:
-                return
+        plain, represented = self.data.unweighted(), self.observations()
+        keys, sizes = zip(*((part.key, len(part)) for part in plain.visit()), strict=True)
+        noises = noises_of(self.kernel, self.likelihoods)
 
-    def weighed_by(self, observations: Observations) -> HeldData:
-        """The data, with weights from the field that others give."""
+        def weighted(logs: Tensor) -> HeldData:
+            weights = logs.exp().split(sizes)
+            return plain.weighted(weights, bound_of(keys, weights, self.tails))
+
+        def step(logs: Tensor) -> tuple[float, Tensor]:
+            observations = represented.of(weighted(logs))
+            found = observations.posterior(self.kernel, noises, self.mean)
+            mean = found.evidence.best_mean() if self.mean is None else self.mean
+            height = found.evidence.log_density(mean, observations.num_values)
+            weights, _ = self._weights(plain, found)
+            return (height + observations.data.bound).item(), torch.cat(weights).log()
+
+        start = torch.cat(list(self.data.all_weights())).log()
+        near, settled = _NEARLY * plain.num_values, _SETTLED * plain.num_values
+        logs, done = climb(step, start, near, settled, rounds)
+        self.data = weighted(logs)
+        if not done:
+            warnings.warn(
+                f"the weights of Student-t noise have not settled after {rounds} rounds: a larger "
+                "deg_free or noise would make them, or call fit, which learns the noise",
+                stacklevel=2,
+            )
+
+    def weighed_by(self, observations: Observations, held: Data | None = None) -> HeldData:
+        """The data, with the weights they have among those held; others with weights from the field
+        that the observations give."""
         if not self.tails:
             return self.data
         noises = noises_of(self.kernel, self.likelihoods)
         conditioning = observations.posterior(self.kernel, noises, self.mean)
-        return self.data.weighted(*self._weights(self.data, conditioning))
+        known = None if held is None else held.weights_of(self.data)
+        return self.data.weighted(*self._weights(self.data, conditioning, known))
 
     def sums(self) -> HeldSums:
         """Statistics that serve other lengthscales and a larger domain; one pass."""
@@ -405,7 +427,7 @@ class Fit:
         few = self._subset(_SUBSET_VALUES // 2)
         if not warm_start:
             self._start()
-        few = self._expectation_maximisation(few, self._represented, "start, weights", 30)
+        few = self._expectation_maximisation(few, self._represented, "start, weights")
         observations = self._represented(few)
         noises = noises_of(self.kernel, self.likelihoods)
         conditioning = observations.posterior(self.kernel, noises, self.mean)
@@ -425,14 +447,15 @@ class Fit:
                     return ExactObservations(data)
                 return FeatureObservations(data, self._draw(own))
 
-            self.data = self._expectation_maximisation(self.data, represented, "weights", 20)
+            self.data = self._expectation_maximisation(self.data, represented, "weights")
+        self.weigh()
 
     def _expectation_maximisation(
         self,
         data: HeldData,
         represented: Callable[[HeldData], Observations],
         name: str,
-        rounds: int,
+        rounds: int = 100,
     ) -> HeldData:
         """Weights and hyperparameters in turn, until the bound on the evidence settles."""
         previous = -np.inf
@@ -446,17 +469,19 @@ class Fit:
             search = self._continue()
             options = {"iterations": 5, "nats": 0.1, "reach": _FINE_REACH, "note": False}
             self._search(search, represented(data), name, **options)
-            if search.value - previous < _SETTLED:
+            if search.value - previous < _ROUND:
                 break
             previous = search.value
         self._note(f"{name}: {done} rounds, {search.value:.5f} nats per number")
         return data
 
     @torch.no_grad()
-    def _weights(self, data: HeldData, conditioning: Conditioning) -> tuple[list[Tensor], float]:
+    def _weights(
+        self, data: HeldData, conditioning: Conditioning, known: Iterable[Tensor] | None = None
+    ) -> tuple[list[Tensor], float]:
         noises = noises_of(self.kernel, self.likelihoods)
         mean = conditioning.evidence.best_mean() if self.mean is None else self.mean
-        return reweigh(data.visit(), self.tails, conditioning, noises, mean)
+        return reweigh(data.visit(), self.tails, conditioning, noises, mean, known)
 
     def _on_grids(self, rule: Grid, search: Search) -> None:
         """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""

@@ -173,9 +173,10 @@ class PotentialKernel(WrapperKernel):
             if radial_derivatives.dispatch(type(leaf)) is radial_derivatives.dispatch(object):
                 radial_derivatives(leaf, None)  # raises, naming what is known
         elif math.isinf(spectrum(leaf).moment(1, self.num_dims)):
+            found = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
             raise ValueError(
-                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got "
-                f"nu={leaf.nu}; use nu=1.5 or 2.5"
+                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {found}; use "
+                "nu=1.5 or 2.5"
             )
         dims = term.leaves[0].active_dims
         if dims is not None and not all(0 <= dim < self.num_dims for dim in dims):

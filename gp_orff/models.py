@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -164,6 +165,7 @@ class VectorFieldGP(torch.nn.Module):
     ) -> "VectorFieldGP":
         """Learn the hyperparameters from observations y at x, and condition on them.
 
+        Readings that are all the same teach nothing: a warning says so, and hyperparameters stay.
         Starting values come from the data; with `warm_start`, they are those the kernel and the
         likelihood have. Parameters that do not require gradients stay as they are. Without x and y
         the model learns again from what it holds, all that `update` added included: from the
@@ -203,7 +205,10 @@ class VectorFieldGP(torch.nn.Module):
 
             try:
                 fit = prepare(show)
-                fit.run(warm_start)
+                if fit.data.varies:
+                    fit.run(warm_start)
+                else:
+                    _warn_of_constant(fit.data.survey.num_points)
                 self._accept(fit)
                 self._snapshot()
             except BaseException:
@@ -221,12 +226,13 @@ class VectorFieldGP(torch.nn.Module):
     ) -> "VectorFieldGP":
         """Condition on observations with the hyperparameters as they are; arguments as for `fit`.
 
-        Or on `FieldStatistics` made by `statistics` and `statistics_of` of this model.
+        Or on `FieldStatistics` made by `statistics` and `statistics_of` of this model, and on
+        nothing else: symbols that were observed are no longer known.
         """
         before = self._state()
         try:
             if isinstance(x, FieldStatistics):
-                fit = self._fit_of(replace(self._sums(), sums=self._own(x)))
+                fit = self._fit_of(replace(self._sums(), sums=self._own(x), further=()))
             else:
                 fit = self._prepare(x, y, Options(**how))
                 fit.weigh()
@@ -269,7 +275,7 @@ class VectorFieldGP(torch.nn.Module):
                 self._accept(merged)
             else:
                 new = self._prepare(x, y, Options(**how))
-                self._add(fit, new.weighed_by(self._observations))
+                self._add(fit, self._weighed(new.data))
         except BaseException:
             self._restore(before)
             raise
@@ -345,11 +351,14 @@ class VectorFieldGP(torch.nn.Module):
         """Those of other data, to add to `statistics`, or to take away; arguments as for `fit`.
 
         The model is not changed. Workers on copies of one model make parts that merge exactly.
+        Under Student-t noise, readings that are among those the model holds have the weights they
+        were given there, so that taking them away leaves nothing of them; all others, and all once
+        only statistics are held, are weighed by the field as it is.
         """
         options = Options(**how)
         sums, before = self._sums(), self._state()
         try:
-            new = self._prepare(x, y, options).weighed_by(self._observations)
+            new = self._weighed(self._prepare(x, y, options).data, self._fit.data)
         finally:
             self._restore(before)
         sums.require(new.box)
@@ -385,7 +394,8 @@ class VectorFieldGP(torch.nn.Module):
 
         In closed form, from one posterior (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors):
         the hyperparameters and the mean are those of all data. The readings must be among those the
-        model was conditioned on.
+        model was conditioned on; under Student-t noise their weights are those they were given
+        there, and where only statistics are held, those the field as it is would give.
 
         Example:
             >>> import gp_orff, torch
@@ -402,14 +412,11 @@ class VectorFieldGP(torch.nn.Module):
         snapshot, before = self._snapshot(), self._state()
         try:
             data = self._read(x, y, Options(**how))
-            fit = self._fit_of(data)
-            weighed = self._fit.data
-            if not weighed.same_readings(data):
-                weighed = fit.weighed_by(self._observations)
+            weighed = self._weighed(data, self._fit.data)
         finally:
             self._restore(before)
         pairs = zip(data.visit(), weighed.visit(), strict=True)
-        return leave_one_out(pairs, len(x), fit.tails, snapshot)
+        return leave_one_out(pairs, len(x), snapshot.fit.tails, snapshot)
 
     def save(self, path: str | os.PathLike) -> None:
         """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
@@ -547,6 +554,13 @@ class VectorFieldGP(torch.nn.Module):
         fit = replace(fit, data=data, notes=notes, likelihoods=instruments)
         self._accept(fit, fit.grown(self._observations, new))
 
+    def _weighed(self, data: HeldData, held: Data | None = None) -> HeldData:
+        """Data, under Student-t noise with the weights they have among those held; others with
+        weights from the field as it is."""
+        fit, observations = self._conditioned()
+        fit = replace(fit, data=data, likelihoods=self._instruments)
+        return fit.weighed_by(observations, held)
+
     def _own(self, statistics: FieldStatistics) -> FieldStatistics:
         """Statistics that this model can take, with instruments for their groups."""
         sums = self._sums()
@@ -670,14 +684,46 @@ class _Snapshot(Snapshot):
 
     def by_features(self, points: Float[Tensor, "n d"]) -> Observations:
         rule = Grid(data=self.fit.data.box, max_features=MOST_FEATURES)
-        fit = replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[])
-        return fit.observations(_around(self.fit.data.box, points))
+        return _wider(replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[]), points)
 
     def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
-        observations = self.fit.observations(_around(self.fit.data.box, points))
+        observations = _wider(self.fit, points)
         if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
             observations.draws[0].lattice.check(points)
         return observations
+
+
+def _warn_of_constant(count: int) -> None:
+    warnings.warn(
+        f"expected data that vary, got {count} readings that are all the same: they tell neither "
+        "the noise nor the kernel, whose hyperparameters stay as they are; set them, and call "
+        "condition(x, y)",
+        stacklevel=3,
+    )
+
+
+def _wider(fit: Fit, points: Float[Tensor, "n d"]) -> Observations:
+    """The data, on frequencies that serve these points too."""
+    box = fit.data.box
+    try:
+        return fit.observations(_around(box, points))
+    except ValueError as error:  # no grid of this size within the budget
+        raise ValueError(_far(box, box_of(points))) from error
+
+
+def _far(data: Box, asked: Box) -> str:
+    """In which column the points asked for are farthest from the data."""
+    extent, both = (
+        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, asked])
+    )
+    least = 1e-9 * both.max() + np.finfo(float).tiny
+    column = np.argmax(both / np.maximum(extent, least))
+    (low, high), (first, last) = data[column], asked[column]
+    return (
+        f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
+        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
+        "units and the order of the columns, or predict nearer by"
+    )
 
 
 def _around(box: Box, points: Tensor) -> Box:

@@ -67,6 +67,10 @@ class Observations(ABC):
         """Under a constant mean; that of largest evidence where none is given."""
 
     @abstractmethod
+    def of(self, data: Data) -> "Observations":
+        """Other data, represented in the same way."""
+
+    @abstractmethod
     def prepare(self) -> None:
         """Visit the data where that is done once: what fails, fails here."""
 
@@ -159,6 +163,9 @@ class ExactObservations(Observations):
     @cached_property
     def rows(self) -> Rows:
         return Rows(self.data.readings)
+
+    def of(self, data):
+        return ExactObservations(data)
 
     def prepare(self) -> None:
         _ = self.rows
@@ -344,6 +351,9 @@ class FeatureObservations(Observations):
             own.left_range(spectra_of(term))
             for own, term in zip(self.draws, terms(kernel), strict=True)
         )
+
+    def of(self, data):
+        return FeatureObservations(data, self.draws)
 
     def prepare(self) -> None:
         if self._constant:

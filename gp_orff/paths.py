@@ -167,6 +167,8 @@ class SamplePaths:
                 f"expected points (n, d), or (S, n, d) for each of {len(self)} paths, got shape "
                 f"{tuple(points.shape)}"
             )
+        if not points.numel():
+            return self._of_none(symbol, points.to(dtype))
         shape = points.shape[:2] if own else points.shape[:1]
         flat = as_points(points.flatten(0, 1) if own else points, snapshot.num_inputs)
         flat = flat.to(snapshot.device)
@@ -178,6 +180,10 @@ class SamplePaths:
         snapshot.require(looked.detach())
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
+
+    def _of_none(self, symbol: Symbol | None, like: Tensor) -> Float[Tensor, "S 0 q"]:
+        """At no points: what there is at one, without it."""
+        return self(self._snapshot.somewhere, symbol)[:, :0].to(like)
 
     def __len__(self) -> int:
         return len(self._paths)

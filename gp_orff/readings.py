@@ -1,5 +1,6 @@
 """What a user gives as data, as readings that share an instrument and a pattern."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor
 from gp_orff.patterns import Components, LineOfSight, Pattern
 
 _CHUNK = 2**20  # points that are looked at together
+_COARSE = 1e-3  # of the extent of the positions, a rounding that is told
 DEFAULT = ""  # the instrument of readings that name none
 
 
@@ -136,6 +138,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readi
         TypeError: values that are not real numbers.
         ValueError: shapes that do not fit each other, NaN or infinite values, no readings at all.
     """
+    _check_precision(x)
     x = as_points(x).detach()
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
@@ -156,6 +159,28 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readi
             whole = Readings(key, x, values, own, direction, place)
             found.append(whole if rows is None else whole.take(rows))
     return found
+
+
+def _check_precision(x: object) -> None:
+    """Warn of single precision that does not tell neighbours from each other."""
+    matrix = as_matrix(x, "points x (N, d)")
+    dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
+    name = str(dtype).removeprefix("torch.")
+    if name not in ("float32", "float16", "bfloat16") or len(matrix) < 2:
+        return
+    eps = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[name]
+    low, high = matrix.detach().amin(0), matrix.detach().amax(0)
+    step = eps * torch.maximum(low.abs(), high.abs())
+    extent = torch.where(high > low, high - low, (high - low).max())
+    coarse = torch.nonzero(step > _COARSE * extent).flatten().tolist()
+    if coarse:
+        j = coarse[0]
+        warnings.warn(
+            f"positions are given in {name}, whose numbers near {high[j]:.3g} are {step[j]:.2g} "
+            f"apart: not small against the {extent[j]:.3g} that column {j} extends, so that points "
+            "have moved or fallen together; give them in float64, or subtract an offset before",
+            stacklevel=2,
+        )
 
 
 def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, object, Options]]:
@@ -195,7 +220,18 @@ def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
         TypeError: values that are not real numbers.
         ValueError: no matrix, no points, another number of columns, NaN or infinite coordinates.
     """
-    points = as_matrix(x, "points x (N, d)")
+    return _checked(as_matrix(x, "points x (N, d)"), num_inputs)
+
+
+def as_places(x: object, num_inputs: int) -> Float[Tensor, "n d"]:
+    """Points to ask at, perhaps none; else as `as_points`."""
+    points = _matrix(x, "points x (N, d)")
+    if points.shape == (0, 1):  # of an empty list
+        points = points.new_zeros(0, num_inputs)
+    return _checked(points, num_inputs)
+
+
+def _checked(points: Float[Tensor, "n d"], num_inputs: int | None) -> Float[Tensor, "n d"]:
     if num_inputs is not None and points.shape[-1] != num_inputs:
         raise ValueError(f"expected points with {num_inputs} columns, got {points.shape[-1]}")
     if not torch.isfinite(points.sum()):  # of a sum: no array of flags where all is well
@@ -209,13 +245,20 @@ def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
 
 
 def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
-    """Tensors and arrays as float64, (N,) as a column."""
+    """Tensors and arrays as float64, (N,) as a column; at least one row."""
+    matrix = _matrix(values, name)
+    if len(matrix) == 0:
+        raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     matrix = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
     if matrix.dtype == torch.bool or matrix.is_complex():
         raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
     matrix = matrix.double()
     matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
-    if matrix.dim() != 2 or len(matrix) == 0 or matrix.shape[-1] == 0:
+    if matrix.dim() != 2 or matrix.shape[-1] == 0:
         raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
     return matrix
 

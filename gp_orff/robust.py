@@ -1,8 +1,9 @@
 """Weights of readings under noise of heavy tails, and how each reading fits the others."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 import scipy.special
@@ -11,7 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.observations import Conditioning, Noises, group_noise
-from gp_orff.readings import Readings
+from gp_orff.readings import GroupKey, Readings
+
+_LONGEST = 64.0  # steps that are extrapolated at once
+_FARTHEST = 2.0  # that a logarithm of a weight moves then
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,10 @@ class StudentT:
     def weights(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
         """E[w]."""
         return (self.deg_free + values) / (self.deg_free + distance)
+
+    def distance(self, weights: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
+        """d_n, of which the weights follow."""
+        return (self.deg_free + values) / weights - self.deg_free
 
     def bound(self, distance: Float[Tensor, "n"], values: int) -> float:
         """Σ_n ½v (E[log w] − log E[w]) − KL(q(w_n) ‖ Gamma(ν/2, ν/2)): with the evidence under
@@ -80,18 +88,67 @@ def reweigh(
     conditioning: Conditioning,
     noises: Noises,
     mean: Float[Tensor, "p"],
+    known: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
 ) -> tuple[list[Float[Tensor, "n"]], float]:
-    """E-step: the weights of all readings, and what they add to the log density."""
+    """E-step: the weights of all readings, and what they add to the log density; those that are
+    `known`, not NaN, stay."""
     weights, bound = [], 0.0
-    for part in parts:
-        model = models.get(part.key.label)
+    stored = repeat(torch.tensor(math.nan)) if known is None else known
+    for part, own in zip(parts, stored, strict=False):
+        model, values = models.get(part.key.label), part.pattern.num_values
         if model is None:
             weights.append(torch.ones_like(part.y[:, 0]))
             continue
-        distance = distances(part, conditioning, noises, mean)
-        weights.append(model.weights(distance, part.pattern.num_values))
-        bound += model.bound(distance, part.pattern.num_values)
+        distance = model.distance(own, values)
+        if distance.isnan().any():
+            new = distances(part, conditioning, noises, mean)
+            distance = torch.where(distance.isnan(), new, distance)
+        weights.append(model.weights(distance, values))
+        bound += model.bound(distance, values)
     return weights, bound
+
+
+def bound_of(
+    keys: Iterable[GroupKey],
+    weights: Iterable[Float[Tensor, "n"]],
+    models: Mapping[str, StudentT],
+) -> float:
+    """What weights add to the log density, part by part."""
+    total = 0.0
+    for key, own in zip(keys, weights, strict=True):
+        if key.label in models:
+            model, values = models[key.label], key.pattern.num_values
+            total += model.bound(model.distance(own, values), values)
+    return total
+
+
+def climb(
+    step: Callable[[Float[Tensor, "n"]], tuple[float, Float[Tensor, "n"]]],
+    place: Float[Tensor, "n"],
+    near: float,
+    settled: float,
+    rounds: int,
+) -> tuple[Float[Tensor, "n"], bool]:
+    """The fixed point of a map that climbs, `step(u)` being the height of u and the u that follows,
+    and whether the height has settled. Where steps gain less than `near` they are extrapolated, if
+    that is not lower (SQUAREM: Varadhan & Roland 2008, scheme S3)."""
+    before, following = step(place)
+    for _ in range(rounds):
+        height, last = step(following)
+        if height - before < settled:
+            return last, True
+        if height - before > near:
+            place, before, following = following, height, last
+            continue
+        first, second = following - place, last - 2 * following + place
+        length = (first.norm() / second.norm()).clamp(1.0, _LONGEST)
+        move = 2 * length * first + length**2 * second
+        place = place + move.clamp(-_FARTHEST, _FARTHEST)
+        before, following = step(place)
+        if not before >= height:
+            place = last
+            before, following = step(place)
+    return last, False
 
 
 @dataclass(frozen=True)

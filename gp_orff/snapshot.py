@@ -64,6 +64,11 @@ class Snapshot(ABC):
         """The inputs that are directions of space."""
         return space_of(self.kernel, self.num_inputs)
 
+    @property
+    def somewhere(self) -> Float[Tensor, "1 d"]:
+        """A point of the data."""
+        return self.observations.data.survey.sample[0].x[:1]
+
     @cached_property
     def own(self) -> Conditioning:
         """On the data's own frequencies."""

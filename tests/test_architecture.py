@@ -54,6 +54,7 @@ ORDER = [  # a module may import from those before it
     "instruments",
     "recipes",
     "readings",
+    "matching",
     "further",
     "sources",
     "defaults",

@@ -109,7 +109,7 @@ def data(draw):
     return (draw(bad),), {}
 
 
-points = odd | spoiled(X) | st.just(torch.zeros(0, 2)) | st.just(torch.zeros(3, 5))
+points = odd | spoiled(X) | st.just(torch.zeros(0, 3)) | st.just(torch.zeros(3, 5))
 CALLS = {
     **dict.fromkeys(["condition", "update", "statistics_of"], data()),
     "leave_one_out": data().filter(lambda call: len(call[0]) == 2),

@@ -253,3 +253,16 @@ def test_bad_observations_are_refused_and_nothing_is_lost(name, rule):
     assert torch.equal(model.posterior().mean(XE), before)
     with pytest.raises(RuntimeError, match="no data yet"):
         gp_orff.VectorFieldGP(helmholtz(2)).observe(**{**how, **BAD["noise"][0]})
+
+
+@pytest.mark.parametrize("rule", [gp_orff.Auto(exact_values=0), None], ids=["grid", "exact"])
+def test_conditioning_on_statistics_begins_anew(rule):
+    """They are of the field's readings alone: what was observed beside them is forgotten."""
+    expected = observing(rule, []).posterior()
+    model = observing(rule, ["divergence", "gauge"])
+    model.condition(model.statistics)
+    assert not model._fit.data.further
+    xs = uniform(7, 2, seed=3)
+    mean, sd = model.posterior().mean(xs), expected.variance(xs).sqrt()
+    assert ((mean - expected.mean(xs)).abs() < 0.05 * sd).all()  # two grids: 2 % of a variance
+    torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=0.02, atol=0)

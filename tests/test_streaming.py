@@ -10,6 +10,7 @@ import torch
 
 import gp_orff
 from gp_orff import data as held
+from gp_orff.matching import places
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 
 RULES = {
@@ -159,6 +160,48 @@ def test_statistics_add_up_in_any_order():
     other = gp_orff.VectorFieldGP(curl_free(0.3), frequencies=gp_orff.Auto(exact_values=0))
     with pytest.raises(ValueError, match="same frequencies"):
         whole + other.condition(x, y, missing="mask").statistics
+
+
+@pytest.mark.parametrize("trend", [False, True])
+def test_statistics_of_parts_add_up_under_noise_of_heavy_tails(trend):
+    """Every part has the weights its readings were given, those of an update too, in any order and
+    whatever stands beside it; also where a trend was taken from them."""
+    x, y, _ = flow(400)
+    y[::7, 0], y[::9] = float("nan"), 3 * y[::9]
+    group = np.where(np.arange(400) % 3, "", "buoy")
+    x[10:20], y[10:20], group[10:20] = x[30:40], y[30:40], group[30:40]
+    mean = gpytorch.means.LinearMean(2).double() if trend else None
+    mean = gpytorch.means.MultitaskMean(mean, 2) if trend else None
+    model = gp_orff.VectorFieldGP(
+        curl_free(0.4), likelihood=gp_orff.MultitaskStudentTLikelihood(2), mean=mean
+    )
+    how = {"missing": "mask"}
+    model.condition(x[:300], y[:300], group=group[:300], **how)
+    model.update(x[300:], y[300:], group=group[300:], **how)
+    whole = model.statistics
+    pieces = np.array_split(np.random.default_rng(0).permutation(400), 4)
+    found = sum(model.statistics_of(x[i], y[i], group=group[i], **how) for i in pieces)
+    assert found.bound == pytest.approx(whole.bound, rel=1e-9)
+    assert found.groups.keys() == whole.groups.keys()
+    for key, own in whole.groups.items():
+        assert found.groups[key].log_weight == pytest.approx(own.log_weight, rel=1e-9)
+        other = gp_orff.FieldStatistics(found.phi, {key: found.groups[key]})
+        own = gp_orff.FieldStatistics(whole.phi, {key: own})
+        for mine, theirs in zip(statistics_of(other), statistics_of(own), strict=True):
+            assert (mine - theirs).abs().max() <= 1e-10 * theirs.abs().max()
+
+
+def test_readings_are_found_again():
+    """Against a search one by one, numbers that stand there again and again among them."""
+    rng = np.random.default_rng(0)
+    for sizes in ((50, 30), (1, 5), (20, 200)):
+        there, asked = (rng.integers(0, 25, size) for size in sizes)
+        left = list(there)
+        for own, place in zip(asked, places(asked, there), strict=True):
+            expected = left.index(own) if own in left else -1
+            assert place == expected
+            if place >= 0:
+                left[place] = -1
 
 
 def _sorted(statistics):

@@ -1,5 +1,6 @@
 """The rule that chooses the rule."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from gp_orff.frequencies.grid import Box, Grid, box_of
 from gp_orff.frequencies.random import QuasiMonteCarlo
 
 _GRID_INPUTS = 4  # three of space, and time
+_BUDGET, _BLIND = 4096, 512  # features; without data, where no other budget is given
 
 
 @dataclass(frozen=True)
@@ -18,8 +20,10 @@ class Auto:
     """A grid where one is affordable, quasi-random frequencies elsewhere; the reason can be read.
 
     - up to 4 inputs (three of space, and time): `Grid`, to the tolerance if the budget allows;
-    - more inputs, kernels a grid cannot hold, or no data to choose a domain from:
-      `QuasiMonteCarlo` with as many frequencies as the budget allows;
+    - more inputs, or kernels a grid cannot hold: `QuasiMonteCarlo` with as many frequencies as the
+      budget allows;
+    - no data to choose a domain from: the same, and of the default budget an eighth, with a
+      warning: random features are slower than a grid, and their error bars too small;
     - in `VectorFieldGP` the exact kernel, no features, where N·p is at most `exact_values`; and up
       to `max_features` where a grid would have more features than there are numbers, or leave out
       more than they allow.
@@ -40,7 +44,7 @@ class Auto:
     """
 
     tolerance: float = 1e-5
-    max_features: int = 4096
+    max_features: int = _BUDGET
     exact_values: int = 1000
     domain: Box | None = None
     data: Box | None = None
@@ -61,7 +65,8 @@ class Auto:
         """The rule for these laws, and why."""
         box = self.domain or self.data
         if box is None:
-            return self._random(laws, "no data to choose a domain from, see Auto.for_data(x)")
+            known = replace(self, max_features=_BLIND) if self._blind(laws) else self
+            return known._random(laws, "no data to choose a domain from, see Auto.for_data(x)")
         if len(box) > _GRID_INPUTS:
             return self._random(laws, f"{len(box)} inputs are more than {_GRID_INPUTS}")
         grid = Grid(
@@ -82,10 +87,23 @@ class Auto:
 
     def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
         rule, reason = self.choose(laws)
+        if self._blind(laws):
+            warnings.warn(
+                f"Auto() without data takes {_BLIND} random features, whose error bars are too "
+                "small: give it the inputs, Auto().for_data(x), for a grid, or a budget, "
+                "Auto(max_features=...)",
+                stacklevel=2,
+            )
         draws = rule.draw(laws)
         for own in draws:
             own.reason = reason
         return draws
+
+    def _blind(self, laws: Sequence[TermLaw]) -> bool:
+        """Whether a grid would do, and neither data nor a budget are given."""
+        dims = [dim for law in laws for leaf in law.leaves for dim in leaf.dims]
+        told = self.domain or self.data or self.max_features != _BUDGET
+        return not told and max(dims, default=0) < _GRID_INPUTS
 
     def _random(self, laws: Sequence[TermLaw], why: str) -> tuple[QuasiMonteCarlo, str]:
         ranks = sum(law.rank for law in laws if law.leaves) or 1

@@ -300,12 +300,13 @@ class _Edge:
 
 
 def box_of(x: Float[Tensor, "N d"]) -> Box:
-    """The box of a set of points.
+    """The box of a set of points; (N,) are points on a line.
 
     Raises:
         ValueError: an empty set, or points that are not finite.
     """
     x = torch.as_tensor(x)
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.dim() < 2 or x.shape[-2] == 0:
         raise ValueError(f"expected points (N, d), at least one, got shape {tuple(x.shape)}")
     flat = x.detach().reshape(-1, x.shape[-1])
