@@ -1,7 +1,7 @@
 """The data a model holds: readings that can be visited again, or statistics alone."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from gp_orff.further import Further
 from gp_orff.lattice import LatticeColumns
 from gp_orff.readings import GroupKey, Readings, join
 from gp_orff.sources import Kept
+from gp_orff.statistics import Weights
 
 MOST_KEPT = 4 * 2**20  # numbers that are copied and kept
 _SAMPLE = 20_000  # points that starting values are looked for among
@@ -67,7 +68,12 @@ class Data(ABC):
     @property
     def keys(self) -> Sequence[GroupKey]:
         """The groups of readings there are."""
-        return self.survey.keys
+        return list(self.weights_of)
+
+    @property
+    def weights_of(self) -> Mapping[GroupKey, Weights]:
+        """The weights of the readings of every group."""
+        return self.survey.weights
 
     @property
     def num_inputs(self) -> int:
@@ -81,7 +87,7 @@ class Survey:
     box: Box
     num_points: int
     num_values: int
-    keys: tuple[GroupKey, ...]
+    weights: Mapping[GroupKey, Weights]
     sample: list[Readings]  # up to 20 000, at random
     ranks: list[Float[Tensor, "n"]]  # the random numbers they were chosen by
 
@@ -95,7 +101,7 @@ class Survey:
                 tuple(zip(low, high, strict=True)),
                 len(part),
                 len(part) * part.pattern.num_values,
-                (part.key,),
+                {part.key: Weights.of(part.weight, len(part))},
                 [part],
                 [torch.from_numpy(rng.random(len(part)))],
             )._thinned()
@@ -113,11 +119,14 @@ class Survey:
             (min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(self.box, other.box, strict=True)
         )
         sample, ranks = joined(self.sample + other.sample, self.ranks + other.ranks)
+        weights = dict(self.weights)
+        for key, own in other.weights.items():
+            weights[key] = weights[key] + own if key in weights else own
         return Survey(
             box,
             self.num_points + other.num_points,
             self.num_values + other.num_values,
-            tuple(dict.fromkeys(self.keys + other.keys)),
+            weights,
             sample,
             ranks,
         )._thinned()
@@ -317,8 +326,8 @@ class HeldSums(Data):
         return self.sums.num_values + self._further_values
 
     @property
-    def keys(self) -> Sequence[GroupKey]:
-        return list(self.sums.groups)
+    def weights_of(self) -> Mapping[GroupKey, Weights]:
+        return {key: own.weights for key, own in self.sums.groups.items()}
 
     def __add__(self, new: HeldData) -> "HeldSums":
         sums = self.sums + new.statistics(self.sums.phi)

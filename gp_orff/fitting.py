@@ -25,7 +25,7 @@ from gp_orff.observations import (
     FeatureObservations,
     Observations,
 )
-from gp_orff.readings import join
+from gp_orff.readings import GroupKey, join
 from gp_orff.resolution import draw, expand, laws
 from gp_orff.robust import StudentT, reweigh
 from gp_orff.starting import LENGTHSCALES, start, subset
@@ -44,7 +44,7 @@ _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _STEP = 4.0  # between tolerances
 _SETTLED = 1e-4  # nats per number, less than which ends EM
-_SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
+_SHARE_OF_POSTERIOR = 0.01  # of the posterior variance, that a grid may leave out
 
 
 def silent(**facts) -> None:
@@ -432,11 +432,12 @@ class Fit:
         beginning = search.coordinates.get()
         self._follow(search, "coarse", _COARSE_REACH, lambda: self._coarse(rule))
         self._follow(search, "fine", _FINE_REACH, lambda: self._fine(rule, _FINE_REACH))
-        share = self._cut()
-        if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
-            for likelihood in self.likelihoods.values():
+        cuts = self._cuts()
+        for label, likelihood in self.likelihoods.items():
+            share = min((own for key, own in cuts.items() if key.label == label), default=0.0)
+            if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
                 scale_noise(likelihood, max(1 - share, 0.5))
-        if share > _MUCH:
+        if max(cuts.values()) > _MUCH:
             self._with_what_is_cut(rule, search, beginning)
 
     def _follow(
@@ -477,16 +478,24 @@ class Fit:
         return self._admitted(grid)
 
     @torch.no_grad()
-    def _cut(self) -> float:
-        """The truncated variance over that of the noise."""
+    def _cuts(self) -> dict[GroupKey, float]:
+        """The truncated variance over that of the noise, for a reading of mean weight."""
         cut = self.observations().truncated(self.kernel)
-        return 0.0 if cut is None else (cut.trace() / self._num_outputs / self._noise()).item()
+        variance = 0.0 if cut is None else cut.diagonal().mean().item()
+        return {key: variance / noise for key, noise in self._noises().items()}
 
-    def _noise(self) -> Tensor:
-        """The noise variance of the best instrument."""
+    def _cut(self) -> float:
+        """For the best group of readings."""
+        return max(self._cuts().values())
+
+    def _noises(self, readings: float = math.inf) -> dict[GroupKey, float]:
+        """The noise variance of a reading, for every group: of the mean weight of so many."""
         found = noises_of(self.kernel, self.likelihoods)
-        present = {key.label for key in self.data.keys}
-        return torch.stack([found[label].diagonal().mean() for label in present]).amin()
+        weights = self.data.weights_of.items()
+        return {
+            key: found[key.label].diagonal().mean().item() / own.nearby(readings)
+            for key, own in weights
+        }
 
     def _with_what_is_cut(self, rule: Grid, search: Search, beginning: np.ndarray) -> None:
         """Where a budget cuts much, go on with it in its place, from the better of two starts."""
@@ -519,7 +528,6 @@ class Fit:
         )
         if not signal > 0:
             return rule.tolerance
-        ratio = (self._noise() / signal).item()
         coarse = replace(
             rule,
             domain=self._rounded_box,
@@ -529,6 +537,7 @@ class Fit:
             max_features=_COARSE_FEATURES,
         )
         informed = self._count(coarse) / self.data.num_values
+        ratio = min(self._noises(1 / informed).values()) / signal.item()
         wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         return max(min(wanted, _SHARE_OF_POSTERIOR * ratio * informed), 1e-10)
 

@@ -222,7 +222,7 @@ def _white(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b
     white = torch.cat(
         [torch.cat([square, total.mT], dim=-1), torch.cat([total, ones], dim=-1)], dim=-2
     )
-    logdet = statistics.count * noise.logdet - pattern.num_values * statistics.log_weight
+    logdet = statistics.count * noise.logdet - pattern.num_values * statistics.weights.log
     return white, logdet
 
 

@@ -26,7 +26,6 @@ from gp_orff.inference import (
     dense_evidence,
     prefers_dual,
     statistics_evidence,
-    white_blocks,
 )
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
 from gp_orff.readings import GroupKey, Readings
@@ -48,7 +47,7 @@ class Conditioning:
     law: FieldLaw  # of the field without its mean
     white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
     evidence: Evidence
-    noises: Mapping[GroupKey, Float[Tensor, "v v"]]  # of a reading of weight one, as conditioned on
+    noises: Mapping[GroupKey, "GroupNoise"]  # as conditioned on
 
 
 class Observations(ABC):
@@ -125,14 +124,33 @@ class Rows:
         return torch.cat([y.unsqueeze(-1), self.see(ones)], dim=-1)
 
     def noise(self, noises: Noises, white: Tensor | None = None) -> Float[Tensor, "M M"]:
-        """Of all numbers."""
-        blocks = []
-        for own in self.readings:
-            covariance = group_noise(own.key, noises, white, own.masses, len(own))
-            ones = torch.ones_like(own.y[:, 0])
-            variance = ones if own.weight is None else 1 / own.weight
-            blocks.append(white_blocks(torch.diag(variance), covariance))
+        """Of all numbers, with a white variance that has no weights."""
+        blocks = [
+            _block_diagonal(GroupNoise(group_noise(own.key, noises), white).of(own))
+            for own in self.readings
+        ]
         return blocks[0] if len(blocks) == 1 else torch.block_diag(*blocks)
+
+
+def _block_diagonal(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
+    matrix = torch.diag_embed(blocks.permute(1, 2, 0))  # (v, v, n, n)
+    return matrix.permute(2, 0, 3, 1).flatten(2, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class GroupNoise:
+    """Of the readings of a group: Σ/w_n + H_n δ H_nᵀ."""
+
+    weighted: Float[Tensor, "v v"]  # Σ, of a reading of weight one
+    white: Float[Tensor, "p p"] | None = None  # δ, whatever the weight
+
+    def of(self, part: Readings) -> Float[Tensor, "n v v"]:
+        """For every reading."""
+        own = self.weighted.expand(len(part), -1, -1)
+        own = own if part.weight is None else own / part.weight[:, None, None]
+        if self.white is None:
+            return own
+        return own + part.see_covariance(self.white.expand(len(part), -1, -1))
 
 
 def group_noise(
@@ -142,7 +160,8 @@ def group_noise(
     masses: Float[Tensor, "k"] | None = None,
     count: float = 1,
 ) -> Float[Tensor, "v v"]:
-    """The noise covariance of one reading, with its share of a variance that is white."""
+    """The noise covariance of a reading of weight one, with its share of a white variance: as if
+    that had weights too, the mean of those being one."""
     if key.label not in noises:
         known = sorted(noises)
         raise ValueError(f"expected readings of a known group, one of {known}, got {key.label!r}")
@@ -183,7 +202,7 @@ class ExactObservations(Observations):
         residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
         alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
         law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
-        own = {part.key: group_noise(part.key, noises) for part in self.rows.readings}
+        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.rows.readings}
         return Conditioning(law, None, evidence, own)
 
     def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
@@ -311,13 +330,11 @@ class FeatureObservations(Observations):
         points = torch.cat([own.x for own in self.data.survey.sample])
         check(whole, expansion, lambda *part: law(*part)[0], points)
         if dual:
-            own = {
-                part.key: group_noise(part.key, noises, white, part.masses, len(part))
-                for part in self._rows.readings
-            }
+            keys = [part.key for part in self._rows.readings]
+            own = {key: GroupNoise(group_noise(key, noises), white) for key in keys}
         else:
             own = {
-                key: group_noise(key, noises, white, part.masses, part.count)
+                key: GroupNoise(group_noise(key, noises, white, part.masses, part.count))
                 for key, part in statistics.groups.items()
             }
         return Conditioning(whole, white, evidence, own)
