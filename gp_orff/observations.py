@@ -9,9 +9,9 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator import to_dense
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.cholesky import cholesky
 from gp_orff.data import Data, HeldData
 from gp_orff.exact_symbols import ExactSymbolLaw, SymbolCovariance
 from gp_orff.expansion import Expansion
@@ -194,7 +194,7 @@ class ExactObservations(Observations):
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        factor = psd_safe_cholesky(self._noisy(kernel, noises))
+        factor = cholesky(self._noisy(kernel, noises))
         columns = self._columns(_num_outputs(noises))
         half = torch.linalg.solve_triangular(factor, columns, upper=False)
         evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
@@ -231,7 +231,7 @@ class ExactLaw(FieldLaw):
     def noise_root(self) -> Float[Tensor, "M M"]:
         """Of the covariance of the noise."""
         further = [own.covariance(None) for own in self.further]
-        return psd_safe_cholesky(torch.block_diag(self.rows.noise(self.noises), *further))
+        return cholesky(torch.block_diag(self.rows.noise(self.noises), *further))
 
     @property
     def num_outputs(self) -> int:
@@ -262,7 +262,7 @@ class ExactLaw(FieldLaw):
         return to_dense(self.kernel(x)) - white.mT @ white
 
     def root(self, x: Tensor) -> Tensor:
-        return psd_safe_cholesky(self.covariance(x))
+        return cholesky(self.covariance(x))
 
     def _variance(self, x: Tensor) -> Tensor:
         prior = to_dense(self.kernel(x, diag=True))

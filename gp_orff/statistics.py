@@ -62,7 +62,8 @@ class Statistics:
     """C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N: all that a posterior and its evidence
     need of the data. They add over points, so that chunks, streams and machines merge exactly.
 
-    With a relative precision w_n of every point, every sum but N is over w_n times that. Readings that see a part of the vector have moments and y as `patterns` has them.
+    With a relative precision w_n of every point, every sum but N is over w_n times that. Readings
+    that see a part of the vector have moments and y as `patterns` has them.
 
     Example:
         >>> import torch

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gp_orff"
 ORDER = [  # a module may import from those before it
     "settings",
+    "cholesky",
     "scalar_kernels",
     "spectra",
     "factors",
