@@ -416,6 +416,7 @@ class VectorFieldGP(torch.nn.Module):
         if self._fit is not None:
             fit, observations = self._conditioned()
             exact = not isinstance(observations, FeatureObservations)
+            few = exact or observations.written_out(self.kernel)
             known = None if exact else pack_statistics(observations.statistics_of(self.kernel))
             content["fit"] = {
                 "story": list(self._story),
@@ -425,7 +426,7 @@ class VectorFieldGP(torch.nn.Module):
                 "exact": exact,
                 "conditioned_by": describe_rule(fit.conditioned_by),
                 "known": known,
-                "data": pack_data(fit.data if exact else self._sums()),
+                "data": pack_data(fit.data if few else self._sums()),
             }
         storage.write(path, _KIND, content)
 
@@ -504,7 +505,8 @@ class VectorFieldGP(torch.nn.Module):
         return data
 
     def _meet(self, key: GroupKey) -> None:
-        """A likelihood for an instrument that is new."""
+        """A likelihood for an instrument that is new: Σ is that of the model's own, beside which
+        variances are understood."""
         if key.label in self._instruments:
             return
         likelihood = self.likelihood

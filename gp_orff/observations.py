@@ -355,6 +355,11 @@ class FeatureObservations(Observations):
         check_domain(kernel, self.draws, self._corners, x)
         return True
 
+    @torch.no_grad()
+    def written_out(self, kernel: Kernel) -> bool:
+        """Whether the readings are few: each has a truncated variance of its own."""
+        return self._prefers_dual(expand(kernel, self.draws, self.data.num_inputs))
+
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""
         return any(
