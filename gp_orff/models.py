@@ -174,8 +174,9 @@ class VectorFieldGP(torch.nn.Module):
                 or an object with `__iter__`. A chunk may also be a mapping with keys x, y and, if
                 they are needed, variances, directions, group. Memory does not grow with their
                 number: a look at all of them, and one pass for every grid.
-            variances: (N,), of the noise of each reading relative to that of the likelihood; or
-                (N, p), for each component, which are then taken as independent.
+            variances: (N,), of the noise of each reading relative to that of the likelihood, in any
+                unit: only their product matters; or (N, p), for each component, which are then
+                taken as independent.
             directions: (N, p) unit vectors, where y (N,) is the component along them.
             group: the instrument, one for all or one for each reading. Each has a noise of its own,
                 learned, in `model.likelihoods[group]`; readings that name none have

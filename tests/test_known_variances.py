@@ -192,7 +192,7 @@ def test_readings_that_are_written_out_have_their_own_truncated_variance(seen):
 
 @pytest.mark.parametrize("unit", [1e-20, 1e20])
 def test_jitter_has_units(unit):
-    a = torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-9]]).double()  # singular by rounding
+    a = torch.tensor([[1.0, 1.0], [1.0, 1.0 - 1e-9]], dtype=torch.float64)  # singular
     with pytest.warns(NumericalWarning):
         factor = cholesky(unit * a) / unit**0.5
     torch.testing.assert_close(factor @ factor.mT, a, rtol=0, atol=2e-8)
