@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -20,6 +20,7 @@ from gp_orff.lattice import LatticeColumns
 from gp_orff.matching import fingerprints, places
 from gp_orff.readings import GroupKey, Readings, join
 from gp_orff.sources import Kept
+from gp_orff.statistics import Weights
 
 MOST_KEPT = 4 * 2**20  # numbers that are copied and kept
 _SAMPLE = 20_000  # points that starting values are looked for among
@@ -47,7 +48,7 @@ class Data(ABC):
         """Whether what was read differs from reading to reading, or may do so."""
         return True
 
-    def weights_of(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+    def stored_weights(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
         """The weights that other readings have here, part by part; NaN where one is not held."""
         return repeat(torch.tensor(math.nan))
 
@@ -75,7 +76,12 @@ class Data(ABC):
     @property
     def keys(self) -> Sequence[GroupKey]:
         """The groups of readings there are."""
-        return self.survey.keys
+        return list(self.weights_of)
+
+    @property
+    def weights_of(self) -> Mapping[GroupKey, Weights]:
+        """The weights of the readings of every group."""
+        return self.survey.weights
 
     @property
     def num_inputs(self) -> int:
@@ -89,7 +95,7 @@ class Survey:
     box: Box
     num_points: int
     num_values: int
-    keys: tuple[GroupKey, ...]
+    weights: Mapping[GroupKey, Weights]
     sample: list[Readings]  # up to 20 000, at random
     ranks: list[Float[Tensor, "n"]]  # the random numbers they were chosen by
 
@@ -103,7 +109,7 @@ class Survey:
                 tuple(zip(low, high, strict=True)),
                 len(part),
                 len(part) * part.pattern.num_values,
-                (part.key,),
+                {part.key: Weights.of(part.weight, len(part))},
                 [part],
                 [torch.from_numpy(rng.random(len(part)))],
             )._thinned()
@@ -121,11 +127,14 @@ class Survey:
             (min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(self.box, other.box, strict=True)
         )
         sample, ranks = joined(self.sample + other.sample, self.ranks + other.ranks)
+        weights = dict(self.weights)
+        for key, own in other.weights.items():
+            weights[key] = weights[key] + own if key in weights else own
         return Survey(
             box,
             self.num_points + other.num_points,
             self.num_values + other.num_values,
-            tuple(dict.fromkeys(self.keys + other.keys)),
+            weights,
             sample,
             ranks,
         )._thinned()
@@ -223,9 +232,9 @@ class HeldData(Data):
         given = [t for pair in seen for t in pair if t is not None]
         return bool(self.further) or any((own != own[:1]).any() for own in given)
 
-    def weights_of(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+    def stored_weights(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
         if self.weights is None:
-            return super().weights_of(asked)
+            return super().stored_weights(asked)
         parts = [fingerprints(part) for part in asked.visit()]
         held = np.concatenate([fingerprints(part) for part in self.visit()])
         weights = torch.cat(self.weights)
@@ -334,8 +343,8 @@ class HeldSums(Data):
         return self.sums.num_values + self._further_values
 
     @property
-    def keys(self) -> Sequence[GroupKey]:
-        return list(self.sums.groups)
+    def weights_of(self) -> Mapping[GroupKey, Weights]:
+        return {key: own.weights for key, own in self.sums.groups.items()}
 
     def __add__(self, new: HeldData) -> "HeldSums":
         sums = self.sums + new.statistics(self.sums.phi)

@@ -14,9 +14,9 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Complex, Float
 from linear_operator import to_dense
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.cholesky import cholesky
 from gp_orff.kernels import radial_derivatives
 from gp_orff.posterior import FieldLaw
 from gp_orff.spectra import spectrum
@@ -268,7 +268,7 @@ class ExactSymbolLaw(FieldLaw):
         return self._prior(x) - white.mT @ white
 
     def root(self, x: Tensor) -> Tensor:
-        return psd_safe_cholesky(self.covariance(x))
+        return cholesky(self.covariance(x))
 
     def _variance(self, x: Tensor) -> Tensor:
         return self._blocks(x).diagonal(dim1=-1, dim2=-2)

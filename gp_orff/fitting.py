@@ -28,7 +28,7 @@ from gp_orff.observations import (
     Observations,
 )
 from gp_orff.ranges import parameter_ranges
-from gp_orff.readings import join
+from gp_orff.readings import GroupKey, join
 from gp_orff.resolution import draw, expand, laws
 from gp_orff.robust import StudentT, bound_of, climb, reweigh
 from gp_orff.starting import start, starts, subset
@@ -51,7 +51,7 @@ _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that re
 _STEP = 4.0  # between tolerances
 _ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
 _NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
-_SHARE_OF_POSTERIOR = 0.02  # of the posterior variance, that a grid may leave out
+_SHARE_OF_POSTERIOR = 0.01  # of the posterior variance, that a grid may leave out
 
 
 def silent(**facts) -> None:
@@ -200,7 +200,7 @@ class Fit:
             return self.data
         noises = noises_of(self.kernel, self.likelihoods)
         conditioning = observations.posterior(self.kernel, noises, self.mean)
-        known = None if held is None else held.weights_of(self.data)
+        known = None if held is None else held.stored_weights(self.data)
         return self.data.weighted(*self._weights(self.data, conditioning, known))
 
     def sums(self) -> HeldSums:
@@ -366,11 +366,11 @@ class Fit:
         some = self._represented(self._subset(_SUBSET_VALUES))
         name = f"start, {some.data.survey.num_points} points"
         found = sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]
-        again = []
+        finalists = []
         for search, place in found:
             search.coordinates.set(place)
-            again.append(self._begun(search, some, name))
-        search, place = max(again, key=lambda pair: pair[0].value)
+            finalists.append(self._begun(search, some, name))
+        search, place = max(finalists, key=lambda pair: pair[0].value)
         search.coordinates.set(place)
         return self._search(search, some, name, nats=0.1)
 
@@ -494,11 +494,12 @@ class Fit:
         seen.append(search.coordinates.get())
         self._follow(search, "fine", _FINE_REACH, lambda: self._fine(rule, _FINE_REACH))
         seen.append(search.coordinates.get())
-        share = self._cut()
-        if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
-            for likelihood in self.likelihoods.values():
+        cuts = self._cuts()
+        for label, likelihood in self.likelihoods.items():
+            share = min((own for key, own in cuts.items() if key.label == label), default=0.0)
+            if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
                 scale_noise(likelihood, max(1 - share, 0.5))
-        if share > _MUCH:
+        if max(cuts.values()) > _MUCH:
             seen.append(search.coordinates.get())
             self._with_what_is_cut(rule, search, seen)
 
@@ -541,16 +542,24 @@ class Fit:
         return self._admitted(grid)
 
     @torch.no_grad()
-    def _cut(self) -> float:
-        """The truncated variance over that of the noise."""
+    def _cuts(self) -> dict[GroupKey, float]:
+        """The truncated variance over that of the noise, for a reading of mean weight."""
         cut = self.observations().truncated(self.kernel)
-        return 0.0 if cut is None else (cut.trace() / self._num_outputs / self._noise()).item()
+        variance = 0.0 if cut is None else cut.diagonal().mean().item()
+        return {key: variance / noise for key, noise in self._noises().items()}
 
-    def _noise(self) -> Tensor:
-        """The noise variance of the best instrument."""
+    def _cut(self) -> float:
+        """For the best group of readings."""
+        return max(self._cuts().values())
+
+    def _noises(self, readings: float = math.inf) -> dict[GroupKey, float]:
+        """The noise variance of a reading, for every group: of the mean weight of so many."""
         found = noises_of(self.kernel, self.likelihoods)
-        present = {key.label for key in self.data.keys}
-        return torch.stack([found[label].diagonal().mean() for label in present]).amin()
+        weights = self.data.weights_of.items()
+        return {
+            key: found[key.label].diagonal().mean().item() / own.nearby(readings)
+            for key, own in weights
+        }
 
     def _with_what_is_cut(
         self, rule: Grid, search: Search, seen: list[Float[np.ndarray, "k"]]
@@ -564,10 +573,10 @@ class Fit:
         search.coordinates.set(best())
         level = partial(self._fine, rule, _LAST_REACH, returned=rule.diagonal_correction)
         for _ in range(_LAST_ROUNDS):
-            again = Search(search.coordinates)
-            self._follow(again, "last", _LAST_REACH, level, rounds=1)
+            last = Search(search.coordinates)
+            self._follow(last, "last", _LAST_REACH, level, rounds=1)
             seen.append(search.coordinates.get())
-            if again.settled:
+            if last.settled:
                 break
         search.coordinates.set(best())
         self._warn_of_what_is_cut()
@@ -606,7 +615,6 @@ class Fit:
         )
         if not signal > 0:
             return rule.tolerance
-        ratio = (self._noise() / signal).item()
         coarse = replace(
             rule,
             domain=self._rounded_box,
@@ -616,6 +624,7 @@ class Fit:
             max_features=_COARSE_FEATURES,
         )
         informed = self._count(coarse) / self.data.num_values
+        ratio = min(self._noises(1 / informed).values()) / signal.item()
         wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         return max(min(wanted, _SHARE_OF_POSTERIOR * ratio * informed), 1e-10)
 

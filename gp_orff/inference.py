@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.cholesky import size_of
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.quadratic import InvQuadLogdet, KroneckerInvQuadLogdet, MaskedInvQuadLogdet, masked
 from gp_orff.statistics import Statistics
@@ -145,7 +146,9 @@ def dense_evidence(
     covariance: Float[Tensor, "*b M M"], columns: Float[Tensor, "*b M 1+p"]
 ) -> Evidence:
     """Evidence of V under a covariance that is written out, noise included."""
-    return Evidence(*InvQuadLogdet.apply(covariance, columns))
+    size = size_of(covariance)
+    quad, logdet = InvQuadLogdet.apply(covariance / size, columns)
+    return Evidence(quad / size, logdet + covariance.shape[-1] * size.log()[..., 0, 0])
 
 
 def noisy_covariance(
@@ -222,7 +225,7 @@ def _white(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b
     white = torch.cat(
         [torch.cat([square, total.mT], dim=-1), torch.cat([total, ones], dim=-1)], dim=-2
     )
-    logdet = statistics.count * noise.logdet - pattern.num_values * statistics.log_weight
+    logdet = statistics.count * noise.logdet - pattern.num_values * statistics.weights.log
     return white, logdet
 
 

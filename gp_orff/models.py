@@ -177,8 +177,9 @@ class VectorFieldGP(torch.nn.Module):
                 or an object with `__iter__`. A chunk may also be a mapping with keys x, y and, if
                 they are needed, variances, directions, group. Memory does not grow with their
                 number: a look at all of them, and one pass for every grid.
-            variances: (N,), of the noise of each reading relative to that of the likelihood; or
-                (N, p), for each component, which are then taken as independent.
+            variances: (N,), of the noise of each reading relative to that of the likelihood, in any
+                unit: only their product matters; or (N, p), for each component, which are then
+                taken as independent.
             directions: (N, p) unit vectors, where y (N,) is the component along them.
             group: the instrument, one for all or one for each reading. Each has a noise of its own,
                 learned, in `model.likelihoods[group]`; readings that name none have
@@ -434,6 +435,7 @@ class VectorFieldGP(torch.nn.Module):
         if self._fit is not None:
             fit, observations = self._conditioned()
             exact = not isinstance(observations, FeatureObservations)
+            few = exact or observations.written_out(self.kernel)
             known = None if exact else pack_statistics(observations.statistics_of(self.kernel))
             content["fit"] = {
                 "story": list(self._story),
@@ -443,7 +445,7 @@ class VectorFieldGP(torch.nn.Module):
                 "exact": exact,
                 "conditioned_by": describe_rule(fit.conditioned_by),
                 "known": known,
-                "data": pack_data(fit.data if exact else self._sums()),
+                "data": pack_data(fit.data if few else self._sums()),
             }
         storage.write(path, _KIND, content)
 
@@ -522,7 +524,8 @@ class VectorFieldGP(torch.nn.Module):
         return data
 
     def _meet(self, key: GroupKey) -> None:
-        """A likelihood for an instrument that is new."""
+        """A likelihood for an instrument that is new: Σ is that of the model's own, beside which
+        variances are understood."""
         if key.label in self._instruments:
             return
         likelihood = self.likelihood

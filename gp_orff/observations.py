@@ -9,9 +9,9 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator import to_dense
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.cholesky import cholesky
 from gp_orff.data import Data, HeldData
 from gp_orff.exact_symbols import ExactSymbolLaw, SymbolCovariance
 from gp_orff.expansion import Expansion
@@ -26,7 +26,6 @@ from gp_orff.inference import (
     dense_evidence,
     prefers_dual,
     statistics_evidence,
-    white_blocks,
 )
 from gp_orff.posterior import FieldLaw, dual_posterior, statistics_posterior
 from gp_orff.readings import GroupKey, Readings
@@ -48,7 +47,7 @@ class Conditioning:
     law: FieldLaw  # of the field without its mean
     white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
     evidence: Evidence
-    noises: Mapping[GroupKey, Float[Tensor, "v v"]]  # of a reading of weight one, as conditioned on
+    noises: Mapping[GroupKey, "GroupNoise"]  # as conditioned on
 
 
 class Observations(ABC):
@@ -129,14 +128,33 @@ class Rows:
         return torch.cat([y.unsqueeze(-1), self.see(ones)], dim=-1)
 
     def noise(self, noises: Noises, white: Tensor | None = None) -> Float[Tensor, "M M"]:
-        """Of all numbers."""
-        blocks = []
-        for own in self.readings:
-            covariance = group_noise(own.key, noises, white, own.masses, len(own))
-            ones = torch.ones_like(own.y[:, 0])
-            variance = ones if own.weight is None else 1 / own.weight
-            blocks.append(white_blocks(torch.diag(variance), covariance))
+        """Of all numbers, with a white variance that has no weights."""
+        blocks = [
+            _block_diagonal(GroupNoise(group_noise(own.key, noises), white).of(own))
+            for own in self.readings
+        ]
         return blocks[0] if len(blocks) == 1 else torch.block_diag(*blocks)
+
+
+def _block_diagonal(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
+    matrix = torch.diag_embed(blocks.permute(1, 2, 0))  # (v, v, n, n)
+    return matrix.permute(2, 0, 3, 1).flatten(2, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class GroupNoise:
+    """Of the readings of a group: Σ/w_n + H_n δ H_nᵀ."""
+
+    weighted: Float[Tensor, "v v"]  # Σ, of a reading of weight one
+    white: Float[Tensor, "p p"] | None = None  # δ, whatever the weight
+
+    def of(self, part: Readings) -> Float[Tensor, "n v v"]:
+        """For every reading."""
+        own = self.weighted.expand(len(part), -1, -1)
+        own = own if part.weight is None else own / part.weight[:, None, None]
+        if self.white is None:
+            return own
+        return own + part.see_covariance(self.white.expand(len(part), -1, -1))
 
 
 def group_noise(
@@ -146,7 +164,8 @@ def group_noise(
     masses: Float[Tensor, "k"] | None = None,
     count: float = 1,
 ) -> Float[Tensor, "v v"]:
-    """The noise covariance of one reading, with its share of a variance that is white."""
+    """The noise covariance of a reading of weight one, with its share of a white variance: as if
+    that had weights too, the mean of those being one."""
     if key.label not in noises:
         known = sorted(noises)
         raise ValueError(f"expected readings of a known group, one of {known}, got {key.label!r}")
@@ -182,7 +201,7 @@ class ExactObservations(Observations):
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        factor = psd_safe_cholesky(self._noisy(kernel, noises))
+        factor = cholesky(self._noisy(kernel, noises))
         columns = self._columns(_num_outputs(noises))
         half = torch.linalg.solve_triangular(factor, columns, upper=False)
         evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
@@ -190,7 +209,7 @@ class ExactObservations(Observations):
         residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
         alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
         law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
-        own = {part.key: group_noise(part.key, noises) for part in self.rows.readings}
+        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.rows.readings}
         return Conditioning(law, None, evidence, own)
 
     def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
@@ -219,7 +238,7 @@ class ExactLaw(FieldLaw):
     def noise_root(self) -> Float[Tensor, "M M"]:
         """Of the covariance of the noise."""
         further = [own.covariance(None) for own in self.further]
-        return psd_safe_cholesky(torch.block_diag(self.rows.noise(self.noises), *further))
+        return cholesky(torch.block_diag(self.rows.noise(self.noises), *further))
 
     @property
     def num_outputs(self) -> int:
@@ -250,7 +269,7 @@ class ExactLaw(FieldLaw):
         return to_dense(self.kernel(x)) - white.mT @ white
 
     def root(self, x: Tensor) -> Tensor:
-        return psd_safe_cholesky(self.covariance(x))
+        return cholesky(self.covariance(x))
 
     def _variance(self, x: Tensor) -> Tensor:
         prior = to_dense(self.kernel(x, diag=True))
@@ -318,13 +337,11 @@ class FeatureObservations(Observations):
         points = torch.cat([own.x for own in self.data.survey.sample])
         check(whole, expansion, lambda *part: law(*part)[0], points)
         if dual:
-            own = {
-                part.key: group_noise(part.key, noises, white, part.masses, len(part))
-                for part in self._rows.readings
-            }
+            keys = [part.key for part in self._rows.readings]
+            own = {key: GroupNoise(group_noise(key, noises), white) for key in keys}
         else:
             own = {
-                key: group_noise(key, noises, white, part.masses, part.count)
+                key: GroupNoise(group_noise(key, noises, white, part.masses, part.count))
                 for key, part in statistics.groups.items()
             }
         return Conditioning(whole, white, evidence, own)
@@ -344,6 +361,11 @@ class FeatureObservations(Observations):
             return not self.draws[0].lattice.outside(x).any()
         check_domain(kernel, self.draws, self._corners, x)
         return True
+
+    @torch.no_grad()
+    def written_out(self, kernel: Kernel) -> bool:
+        """Whether the readings are few: each has a truncated variance of its own."""
+        return self._prefers_dual(expand(kernel, self.draws, self.data.num_inputs))
 
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""

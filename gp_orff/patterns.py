@@ -70,7 +70,8 @@ class Components:
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b v v"]:
         """The same for a variance that has no weights, given Σ_n w_n a_n and N: exact where all
-        weights are one, else multiplied with their mean."""
+        weights are one, else multiplied with their mean, so that all noise grows by one factor;
+        `VectorFieldGP` takes grids for which that is below 1.01, if tolerance and budget allow."""
         return self.noise(covariance) * (masses[0] / count)
 
     def precision(self, inverse: Float[Tensor, "*b v v"]) -> Float[Tensor, "*b q q"]:

@@ -15,6 +15,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff import trig
+from gp_orff.cholesky import cholesky
 from gp_orff.expansion import (
     Expansion,
     FeatureExpansion,
@@ -312,7 +313,7 @@ class DualPosterior(WeightPosterior):
 
     def root_of(self, features: Tensor) -> Tensor:
         if features.shape[-2] <= features.shape[-1]:
-            return psd_safe_cholesky(self.covariance_of(features))
+            return cholesky(self.covariance_of(features))
         return features @ self._root
 
     def variance_of(self, features: Tensor) -> Tensor:
@@ -429,7 +430,7 @@ def dual_posterior(
 ) -> tuple[DualPosterior, Evidence]:
     """The posterior by way of K and noise of M numbers, V = [y, 1⊗I_p], all in float64; with the
     mean of largest evidence where none is given."""
-    factor = psd_safe_cholesky(noisy)
+    factor = cholesky(noisy)
     half = torch.linalg.solve_triangular(factor, columns, upper=False)
     logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
     evidence = Evidence(half.mT @ half, logdet)

@@ -65,6 +65,11 @@ class Readings:
         """H_n of vectors."""
         return self.pattern.rows(vectors.unsqueeze(-1), self.direction).squeeze(-1)
 
+    def see_covariance(self, blocks: Float[Tensor, "n p p"]) -> Float[Tensor, "n v v"]:
+        """H_n C_n H_nᵀ of covariances of vectors."""
+        half = self.pattern.rows(blocks, self.direction)
+        return self.pattern.rows(half.mT, self.direction)
+
     def to(self, device: torch.device) -> "Readings":
         return self._each(lambda tensor: tensor.to(device))
 

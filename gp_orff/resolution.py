@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.cholesky import cholesky
 from gp_orff.columns import TrigColumns
 from gp_orff.expansion import Expansion, FeatureExpansion, KroneckerExpansion, merge, stacked
 from gp_orff.factors import Mixing
@@ -159,7 +159,7 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
         * (term.factor.matrix @ term.factor.matrix.mT).unsqueeze(-3)
         for (term, _), density in zip(members, log_density, strict=True)
     )
-    factor = psd_safe_cholesky(spectral_matrix)  # (*b, D, p, p)
+    factor = cholesky(spectral_matrix)  # (*b, D, p, p)
     phi = TrigColumns(_embedded(omega, members[0][0].leaves[0], num_inputs), members[0][1].sampled)
     return _features(phi, factor)
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.observations import Conditioning, Noises, group_noise
+from gp_orff.observations import Conditioning, GroupNoise, Noises, group_noise
 from gp_orff.readings import GroupKey, Readings
 
 _LONGEST = 64.0  # steps that are extrapolated at once
@@ -59,27 +59,23 @@ def residuals(
     conditioning: Conditioning,
     noises: Noises,
     mean: Float[Tensor, "p"],
-) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], Float[Tensor, "v v"]]:
-    """y − H E[f], H Cov[f] Hᵀ and the noise covariance of readings of weight one."""
+) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], GroupNoise]:
+    """y − H E[f], H Cov[f] Hᵀ and the noise of readings."""
     vectors = conditioning.law.mean(part.x) + mean
-    blocks = conditioning.law.blocks(part.x)
-    seen = part.pattern.rows(blocks, part.direction).mT  # Cov Hᵀ: (n, p, v)
-    seen = part.pattern.rows(seen, part.direction)
+    seen = part.see_covariance(conditioning.law.blocks(part.x))
     noise = conditioning.noises.get(part.key)
     if noise is None:  # of a group that is new
-        noise = group_noise(part.key, noises, conditioning.white, part.masses, len(part))
+        noise = GroupNoise(group_noise(part.key, noises), conditioning.white)
     return part.y - part.see(vectors), seen, noise
 
 
 def distances(
     part: Readings, conditioning: Conditioning, noises: Noises, mean: Float[Tensor, "p"]
 ) -> Float[Tensor, "n"]:
-    """E[rᵀ Σ⁻¹ r] of the residuals r = y − H f."""
+    """E[rᵀ N⁻¹ r] of the residuals r = y − H f under the noise N of each."""
     residual, covariance, noise = residuals(part, conditioning, noises, mean)
-    precision = torch.linalg.inv(noise)
-    square = ((residual @ precision) * residual).sum(-1)
-    distance = square + (covariance * precision).sum((-1, -2))
-    return distance if part.weight is None else distance * part.weight
+    second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance  # E[r rᵀ]
+    return (torch.linalg.inv(noise.of(part)) * second).sum((-1, -2))
 
 
 def reweigh(
@@ -225,7 +221,7 @@ def leave_one_out(
         residual, latent, noise = residuals(
             part, posterior.own, posterior.noises, posterior.constant
         )
-        own = _scaled(noise, part.weight, len(part))
+        own = noise.of(part)
         if not (torch.linalg.eigvalsh(own - latent)[:, 0] > 0).all():
             raise ValueError(
                 "expected readings that the model was conditioned on, got some at which the field "
@@ -233,7 +229,7 @@ def leave_one_out(
             )
         gain = own @ torch.linalg.inv(own - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
-        covariance = gain @ own - own + _scaled(noise, plain.weight, len(part))
+        covariance = gain @ own - own + noise.of(plain)
         distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
         size = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
         model = models.get(plain.key.label)
@@ -251,12 +247,3 @@ def leave_one_out(
 def _chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
     half = torch.tensor(0.5 * values, dtype=distance.dtype)
     return torch.special.gammaincc(half, 0.5 * distance)
-
-
-def _scaled(
-    noise: Float[Tensor, "v v"], weight: Float[Tensor, "n"] | None, count: int
-) -> Float[Tensor, "n v v"]:
-    """Σ / w_n."""
-    if weight is None:
-        return noise.expand(count, -1, -1)
-    return noise / weight[:, None, None]

@@ -99,8 +99,9 @@ def start(
     for part in _summands(kernel):
         factor = wanted.get(part, level) / max(_variance(terms(part)), _TINY)
         rescale(part, factor)
-    for likelihood in likelihoods.values():
-        start_noise(likelihood, _NOISE * variance)
+    for label, likelihood in likelihoods.items():
+        own = [part for part in readings if part.key.label == label]
+        start_noise(likelihood, _NOISE * variance * _typical_weight(own))
 
 
 def _sizes_of(readings: Sequence[Readings]) -> tuple[float, float]:
@@ -114,6 +115,12 @@ def _sizes_of(readings: Sequence[Readings]) -> tuple[float, float]:
     if not variance > 0:
         variance = level if level > 0 else 1.0
     return variance, level
+
+
+def _typical_weight(readings: Sequence[Readings]) -> float:
+    """The geometric mean, which known variances that spread over decades do not pull away."""
+    total = sum(own.weight.log().sum().item() for own in readings if own.weight is not None)
+    return math.exp(total / (sum(map(len, readings)) or 1))
 
 
 def _sizes(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:

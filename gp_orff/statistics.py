@@ -1,6 +1,6 @@
 """Additive sufficient statistics of vector observations under trigonometric columns."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,49 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Weights:
+    """Sums over the relative precisions w_n of readings; they add."""
+
+    count: float  # N
+    total: float  # Σ w_n
+    squares: float  # Σ w_n²
+    log: float = 0.0  # Σ log w_n
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "n"] | None, count: int) -> "Weights":
+        """Of all readings; ones where none are given."""
+        if weight is None:
+            return cls(count, count, count)
+        sums = weight.sum(), weight.square().sum(), weight.log().sum()
+        return cls(count, *(own.item() for own in sums))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def nearby(self, readings: float) -> float:
+        """The mean weight of so many readings, one of which is chosen with probability w_n/Σw_n:
+        of those that determine the field where it is known best."""
+        chosen = max(self.squares / self.total, self.mean)
+        return self.mean + (chosen - self.mean) / max(readings, 1.0)
+
+    def __add__(self, other: "Weights") -> "Weights":
+        return Weights(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Weights") -> "Weights":
+        return Weights(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __rmul__(self, factor: float) -> "Weights":
+        return Weights(*(factor * own for own in astuple(self)))
+
+
+@dataclass(frozen=True)
 class Statistics:
     """C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N: all that a posterior and its evidence
     need of the data. They add over points, so that chunks, streams and machines merge exactly.
 
-    With a relative precision w_n of every point, every sum is over w_n times that; log_weight is
-    Σ log w_n. Readings that see a part of the vector have moments and y as `patterns` has them.
+    With a relative precision w_n of every point, every sum but N is over w_n times that. Readings
+    that see a part of the vector have moments and y as `patterns` has them.
 
     Example:
         >>> import torch
@@ -45,8 +82,7 @@ class Statistics:
     cross: Float[Tensor, "*b 2*D q"]  # Z
     second_moment: Float[Tensor, "*b q q"]  # Y₂
     total: Float[Tensor, "*b q"]  # y₁
-    count: float  # N
-    log_weight: float = 0.0
+    weights: Weights
     _gathered: list = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
@@ -58,7 +94,8 @@ class Statistics:
         gram, cross, column_sum = phi.moments(x, y)
         moments = (Moments(gram, column_sum, float(x.shape[-2])),)
         pattern = Components.every(y.shape[-1])
-        return cls(phi, pattern, moments, cross, y.mT @ y, y.sum(-2), x.shape[-2])
+        weights = Weights.of(None, x.shape[-2])
+        return cls(phi, pattern, moments, cross, y.mT @ y, y.sum(-2), weights)
 
     @classmethod
     def of_readings(
@@ -85,8 +122,7 @@ class Statistics:
             cross,
             seen.mT @ weighted,
             weighted.sum(0),
-            len(x),
-            0.0 if weight is None else weight.log().sum().item(),
+            Weights.of(weight, len(x)),
         )
 
     @property
@@ -110,6 +146,11 @@ class Statistics:
     def masses(self) -> Float[Tensor, "k"]:
         """Σ a of every weight."""
         return torch.as_tensor([float(own.mass) for own in self.moments], dtype=torch.float64)
+
+    @property
+    def count(self) -> float:
+        """N."""
+        return self.weights.count
 
     def gathered(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
         """C[c,c] of every weight; kept for the next evaluation where C is constant."""
@@ -171,8 +212,7 @@ class Statistics:
             cross=factor * self.cross,
             second_moment=factor * self.second_moment,
             total=factor * self.total,
-            count=factor * self.count,
-            log_weight=factor * self.log_weight,
+            weights=factor * self.weights,
             _gathered=[],
         )
 
@@ -189,7 +229,6 @@ class Statistics:
             cross=self.cross + sign * other.cross,
             second_moment=self.second_moment + sign * other.second_moment,
             total=self.total + sign * other.total,
-            count=self.count + (other.count if sign > 0 else -other.count),
-            log_weight=self.log_weight + sign * other.log_weight,
+            weights=self.weights + other.weights if sign > 0 else self.weights - other.weights,
             _gathered=[],
         )

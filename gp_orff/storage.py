@@ -1,11 +1,12 @@
 """Files: data and statistics as plain values, written whole or not at all."""
 
 import hashlib
+import math
 import os
 import pickle
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -21,7 +22,7 @@ from gp_orff.lattice import LatticeColumns
 from gp_orff.patterns import Components, LineOfSight, Pattern
 from gp_orff.readings import GroupKey, Readings
 from gp_orff.recipes import build_symbol, describe_symbol
-from gp_orff.statistics import Moments, Statistics
+from gp_orff.statistics import Moments, Statistics, Weights
 
 VERSION = 1
 _SAMPLE = 500  # points a file keeps of data whose statistics it holds
@@ -131,9 +132,8 @@ def unpack_data(found: Mapping) -> Data:
     sums = unpack_statistics(found["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]
     box = tuple(map(tuple, found["box"]))
-    survey = Survey(
-        box, found["num_points"], found["num_values"], tuple(sums.groups), sample, ranks
-    )
+    weights = {key: own.weights for key, own in sums.groups.items()}
+    survey = Survey(box, found["num_points"], found["num_values"], weights, sample, ranks)
     domain = found["domain"]
     domain = None if domain is None else tuple(map(tuple, domain))
     return HeldSums(sums, domain, survey, _further(found))
@@ -182,10 +182,17 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
             own["cross"],
             own["second_moment"],
             own["total"],
-            own["count"],
-            own["log_weight"],
+            _weights(own),
         )
     return FieldStatistics(phi, groups, found["bound"])
+
+
+def _weights(own: Mapping) -> Weights:
+    """In a file of version 0.1 their sums are not known: as if they were all alike."""
+    if "weights" in own:
+        return Weights(*own["weights"])
+    count, weight = own["count"], math.exp(own["log_weight"] / own["count"])
+    return Weights(count, weight * count, weight**2 * count, own["log_weight"])
 
 
 def _group(key: GroupKey, own: Statistics) -> dict:
@@ -195,8 +202,7 @@ def _group(key: GroupKey, own: Statistics) -> dict:
         "cross": own.cross.cpu(),
         "second_moment": own.second_moment.cpu(),
         "total": own.total.cpu(),
-        "count": own.count,
-        "log_weight": own.log_weight,
+        "weights": list(astuple(own.weights)),
     }
 
 

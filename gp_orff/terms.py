@@ -19,9 +19,9 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 from jaxtyping import Float
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.cholesky import cholesky
 from gp_orff.factors import Factor, Mixing
 
 
@@ -145,7 +145,7 @@ def _(kernel: SpectralMixtureKernel) -> list[Term]:
 @inner_terms.register
 def _(kernel: MultitaskKernel) -> list[Term]:
     # as for ScaleKernel, the data kernel's own active_dims are not applied
-    mixing = Mixing(psd_safe_cholesky(kernel.task_covar_module.covar_matrix.to_dense()))
+    mixing = Mixing(cholesky(kernel.task_covar_module.covar_matrix.to_dense()))
     return [term.with_factor(mixing) for term in inner_terms(kernel.data_covar_module)]
 
 

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "gp_orff"
 ORDER = [  # a module may import from those before it
     "settings",
     "threads",
+    "cholesky",
     "scalar_kernels",
     "spectra",
     "factors",

@@ -342,7 +342,7 @@ def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():
     residual, latent, noise = robust.residuals(
         part, conditioning, model._snapshot().noises, model._snapshot().constant
     )
-    own = noise / weights[:, None, None]
+    own = noise.weighted / weights[:, None, None]
     wanted = own @ torch.linalg.solve(own - latent, residual.unsqueeze(-1))
     torch.testing.assert_close(found.residual, wanted.squeeze(-1), rtol=1e-9, atol=1e-9)
 
