@@ -1,7 +1,7 @@
 """Random models, twice: as a user of the package writes them, and for the dense oracle.
 
 A seed gives a kernel, noises and a mean; readings in steps, `condition`, then `update`, `observe`,
-`save` and `load` in any order; and questions to ask at the end.
+`save` and `load` in any order, on grids also updates by statistics; questions to ask at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,9 +60,11 @@ class Twin:
     model: gp_orff.VectorFieldGP
     story: list[str]
     closed_forms: bool  # of the exact kernel alone
+    extras: tuple[str, ...]  # further steps
     seen: list[np.ndarray] = field(default_factory=list)
     readings: list[dense.Reading] = field(default_factory=list)
     integrals: bool = False  # whether one was observed
+    folder: Path | None = None
 
     @property
     def p(self) -> int:
@@ -133,6 +135,16 @@ class Twin:
 
     # Steps ----------------------------------------------------------------------------------------
 
+    def run(self, folder: Path) -> "Twin":
+        """With all its readings."""
+        rng, self.folder = self.rng, folder
+        self.condition()
+        steps = ["update"] * rng.integers(0, 3) + ["observe"] * rng.choice(3, p=[0.4, 0.4, 0.2])
+        steps += [extra for extra in self.extras if rng.random() < 0.3]
+        for step in rng.permutation(steps).tolist():
+            getattr(self, step)()
+        return self
+
     def condition(self) -> None:
         self.story.append("condition on")
         chunks = [self.chunk(int(self.rng.integers(3, 7))) for _ in range(self.rng.integers(1, 3))]
@@ -177,8 +189,9 @@ class Twin:
         self.readings.append(dense.Reading(functional, y.flatten(), covariance))
         self.integrals |= chosen.integral
 
-    def save_and_load(self, path: Path) -> None:
+    def save_and_load(self) -> None:
         self.story.append("save, load")
+        path = self.folder / "model.pt"
         self.model.save(path)
         self.model = gp_orff.VectorFieldGP.load(path)
 
@@ -292,7 +305,9 @@ def exact(seed: int) -> Twin:
     """Under the exact kernel, in one to three dimensions, at times with time."""
     rng = np.random.default_rng(seed)
     d = int(rng.choice([1, 2, 3], p=[0.2, 0.5, 0.3]))
-    return _twin(rng, f"seed {seed}, exact", d, d > 1 and rng.random() < 0.3, Scalars())
+    return _twin(
+        rng, f"seed {seed}, exact", d, d > 1 and rng.random() < 0.3, Scalars(), ("save_and_load",)
+    )
 
 
 def on_grid(seed: int) -> Twin:
@@ -302,7 +317,7 @@ def on_grid(seed: int) -> Twin:
     d = int(rng.choice([1, 2], p=[0.4, 0.6]))
     name = str(rng.choice(["rbf", "rq", "general"])) if d == 1 else "rbf"
     known = Scalars((name,), shortest=1.0, products=False)
-    return _twin(rng, f"seed {seed}, grid", d, False, known, tolerance=1e-9)
+    return _twin(rng, f"seed {seed}, grid", d, False, known, ("save_and_load", "merge"), 1e-9)
 
 
 def on_large_grid(seed: int) -> Twin:
@@ -310,11 +325,17 @@ def on_large_grid(seed: int) -> Twin:
     rng = np.random.default_rng(seed)
     known = Scalars(("rbf",), when=("rbf",), shortest=1.3, products=False)
     d = int(rng.integers(2, 4))
-    return _twin(rng, f"seed {seed}, large grid", d, d == 2, known, tolerance=1e-6)
+    return _twin(rng, f"seed {seed}, large grid", d, d == 2, known, (), 1e-6)
 
 
 def _twin(
-    rng, words: str, d: int, timed: bool, known: Scalars, tolerance: float | None = None
+    rng,
+    words: str,
+    d: int,
+    timed: bool,
+    known: Scalars,
+    extras: tuple[str, ...],
+    tolerance: float | None = None,
 ) -> Twin:
     """A prior, noises and a mean: a model without data."""
     family = rng.choice(["vectors", "separable", "single"], p=[0.65, 0.2, 0.15])
@@ -352,6 +373,7 @@ def _twin(
         model,
         [f"{words}, {where}: {prior.words}", about],
         closed_forms=tolerance is None,
+        extras=extras,
     )
 
 
