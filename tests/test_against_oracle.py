@@ -79,8 +79,7 @@ def wrong(make, seeds: range, folder: Path, tolerance) -> list[str]:
         try:
             found = compare(own.run(folder), tolerance)
         except Exception as error:
-            error.add_note("; ".join(own.story))
-            raise
+            raise AssertionError("; ".join(own.story)) from error
         if found:
             stories.append(f"{'; '.join(own.story)}: {', '.join(found)}")
     return stories
