@@ -220,9 +220,10 @@ class Twin:
             jacobian = gp_orff.Jacobian(None if d == p else d)
             found.append(Question(jacobian, own.jacobian))
             found.append(Question(mixture @ jacobian, lambda x: own.jacobian(x).through(v[None])))
-        found += self._of_boxes()
+        if self.closed_forms or "LCM" not in self.prior.words:  # unknown what a grid leaves out
+            found += self._of_boxes() + (self._of_paths() if d == p else [])
         if d == p:
-            found += [*self._of_paths(), *self._of_vectors(), *self._of_parts()]
+            found += self._of_vectors() + self._of_parts()
         return found
 
     def _of_boxes(self) -> list[Question]:
@@ -230,8 +231,6 @@ class Twin:
         widths = tuple(self.rng.uniform(0.1, 0.4, d).tolist())
         if self.closed_forms and (d == 3 or not set(self.prior.names) <= {"rbf", "rq"}):
             return []  # seconds
-        if not self.closed_forms and "LCM" in self.prior.words:
-            return []  # a grid does not know what it leaves out
         box = gp_orff.BoxAverage(widths)
         found = [
             Question(box, partial(own.box, widths=widths, nodes=8 if d < 3 else 4), integral=True)

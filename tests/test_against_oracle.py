@@ -35,8 +35,8 @@ def fine_tolerance(own: Twin, question: Question | None) -> float:
 
 
 def large_tolerance(own: Twin, question: Question | None) -> float:
-    """The same of 1e-5, which is what is affordable; the worst case does not occur. What a grid with
-    time leaves out of integrals includes the cells of no frequency in space, which hold nothing."""
+    """The same of 1e-5, which is what is affordable; the worst case does not occur. What a grid
+    with time leaves out of integrals includes cells of no frequency in space, which are empty."""
     integral = question is not None and question.integral
     return 1e-2 if integral and "of time" in own.prior.words else 3e-3
 
@@ -79,8 +79,7 @@ def wrong(make, seeds: range, folder: Path, tolerance) -> list[str]:
         try:
             found = compare(own.run(folder), tolerance)
         except Exception as error:
-            error.add_note("; ".join(own.story))
-            raise
+            raise AssertionError("; ".join(own.story)) from error
         if found:
             stories.append(f"{'; '.join(own.story)}: {', '.join(found)}")
     return stories
