@@ -188,7 +188,7 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
 
 
 def _weights(own: Mapping) -> Weights:
-    """In a file of version 0.1 their sums are not known: as if they were all alike."""
+    """Of files that know N and Σ log w_n alone, as if all weights were alike."""
     if "weights" in own:
         return Weights(*own["weights"])
     count, weight = own["count"], math.exp(own["log_weight"] / own["count"])

@@ -57,6 +57,8 @@ def test_features_are_judged_by_the_exact_kernel(rule):
     assert found.verdict.startswith(words[rule])
     assert str(found).startswith(found.verdict)
     assert found.num_points == 200
+    assert ("gp_orff.Grid" in found.verdict) == (rule == "random")  # none to who has one
+    assert ("larger max_features" in found.verdict) == (rule == "coarse")
     if rule == "exact":
         assert found.mean == found.sd == found.evidence == 0
         return

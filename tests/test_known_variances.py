@@ -134,7 +134,8 @@ def test_a_fit_does_not_know_units(rule, decades):
 
 @pytest.mark.parametrize("decades", [0.0, 0.5, 1.0])
 def test_a_grid_serves_the_most_precise_readings(decades):
-    """Standard deviations within 1 % of dense algebra, where 95 % of variances are in 10^±2."""
+    """Standard deviations within 1 % of dense algebra, where 95 % of variances are in 10^±2, also
+    at the readings themselves, some of which know hundreds of times more than others."""
     x, _, _ = flow(350)
     v, model = spread(300, decades), model_for(curl_free, WITHOUT_EXACT, 1e-3)
     model.mean = gpytorch.means.ZeroMean()
@@ -142,12 +143,27 @@ def test_a_grid_serves_the_most_precise_readings(decades):
     posterior = model.condition(x[:300], y, variances=v).posterior()
     prior = model.kernel(x).to_dense().detach()
     noisy = prior[:600, :600] + 1e-3 * torch.diag(v.repeat_interleave(2))
-    _, covariance = oracles.condition(
-        prior[600:, 600:], prior[600:, :600], noisy, torch.zeros(600).double()
-    )
-    ratio = posterior.variance(x[300:]).flatten() / covariance.diagonal()
+    _, covariance = oracles.condition(prior, prior[:, :600], noisy, torch.zeros(600).double())
+    ratio = posterior.variance(x).flatten() / covariance.diagonal()
     assert ratio.min() > 0.98
     assert ratio.max() < 1.02
+
+
+def test_what_is_cut_is_told_of_every_instrument():
+    """δ over Σ by the mean weight: what a search gives back of the noise it has learned."""
+    x, y, _ = flow(300)
+    v = spread(300)
+    model = model_for(curl_free, gp_orff.Auto(exact_values=0, max_features=100), 0.1)
+    chunks = [
+        {"x": x[:200], "y": y[:200], "variances": v[:200]},
+        {"x": x[200:], "y": y[200:], "variances": v[200:], "group": "coarse"},
+    ]
+    model.condition(chunks)
+    model.likelihoods["coarse"].noise = 3.0
+    fine, coarse = model._fit._cuts().values()
+    delta = model._observations.truncated(model.kernel).diagonal().mean().item()
+    assert fine == pytest.approx(delta * (1 / v[:200]).mean().item() / 0.1)
+    assert coarse == pytest.approx(delta * (1 / v[200:]).mean().item() / 3.0)
 
 
 def written_out(seen):
