@@ -44,6 +44,7 @@ _SOME_VALUES = 1500  # numbers of a search before that with all of them
 _CUBIC, _FEWEST, _MOST = 100.0, 4, 60  # iterations with 1000 numbers; at least and at most
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
 _FINE_REACH, _LAST_REACH, _LAST_ROUNDS = 1.2, 1.05, 4
+_FEW_FEATURES = 1000  # that cost next to nothing
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
 _SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
@@ -306,14 +307,15 @@ class Fit:
         return rule
 
     def _suffices(self, rule: Rule) -> bool:
-        """Whether a grid of fewer features than there are numbers leaves out little, at the
-        hyperparameters as they are."""
+        """Whether a grid of few features, or fewer than there are numbers, leaves out little, at
+        the hyperparameters as they are."""
         if not isinstance(rule, Grid):
             return False
         draws = self._draw(self._fine(rule, _FINE_REACH))
         features = self._num_features(draws)
         enough = max(_SCARCE * rule.tolerance, self._tolerance(rule))
-        return features <= self.data.num_values and draws[0].lattice.tolerance.item() <= enough
+        few = features <= max(self.data.num_values, _FEW_FEATURES)
+        return few and draws[0].lattice.tolerance.item() <= enough
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

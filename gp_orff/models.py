@@ -21,6 +21,7 @@ from tqdm import tqdm
 from gp_orff import storage
 from gp_orff.data import MOST_KEPT, Data, HeldData, HeldSums
 from gp_orff.defaults import check_mean, default_likelihood, default_mean, is_trained
+from gp_orff.distances import DataWarning
 from gp_orff.field import FieldPosterior
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.fitting import Fit, silent
@@ -50,6 +51,7 @@ from gp_orff.threads import chosen_threads
 from gp_orff.training import log_marginal_likelihood, noises_of
 
 _KIND = "gp_orff.VectorFieldGP"
+_NOTHING_LEFT = 0.9  # of the variance missing: a grid for points far away that is of no use
 
 
 class VectorFieldGP(torch.nn.Module):
@@ -701,6 +703,7 @@ def _warn_of_constant(count: int) -> None:
         f"expected data that vary, got {count} readings that are all the same: they tell neither "
         "the noise nor the kernel, whose hyperparameters stay as they are; set them, and call "
         "condition(x, y)",
+        DataWarning,
         stacklevel=3,
     )
 
@@ -709,9 +712,12 @@ def _wider(fit: Fit, points: Float[Tensor, "n d"]) -> Observations:
     """The data, on frequencies that serve these points too."""
     box = fit.data.box
     try:
-        return fit.observations(_around(box, points))
+        wider = fit.observations(_around(box, points))
     except ValueError as error:  # no grid of this size within the budget
         raise ValueError(_far(box, box_of(points))) from error
+    if wider.missing > max(_NOTHING_LEFT, fit.observations().missing):
+        raise ValueError(_far(box, box_of(points)))
+    return wider
 
 
 def _far(data: Box, asked: Box) -> str:

@@ -77,6 +77,11 @@ class Observations(ABC):
         """Whether predictions at x are right; raises where they cannot be made so."""
         return True
 
+    @property
+    def missing(self) -> float:
+        """The share of the variance that the representation was allowed to leave out."""
+        return 0.0
+
     def left_out(
         self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
@@ -366,6 +371,10 @@ class FeatureObservations(Observations):
     def written_out(self, kernel: Kernel) -> bool:
         """Whether the readings are few: each has a truncated variance of its own."""
         return self._prefers_dual(expand(kernel, self.draws, self.data.num_inputs))
+
+    @property
+    def missing(self) -> float:
+        return self.draws[0].lattice.tolerance.item() if self._constant else 0.0
 
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""

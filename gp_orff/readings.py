@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gp_orff.distances import DataWarning
 from gp_orff.patterns import Components, LineOfSight, Pattern
 
 _CHUNK = 2**20  # points that are looked at together
@@ -184,6 +185,7 @@ def _check_precision(x: object) -> None:
             f"positions are given in {name}, whose numbers near {high[j]:.3g} are {step[j]:.2g} "
             f"apart: not small against the {extent[j]:.3g} that column {j} extends, so that points "
             "have moved or fallen together; give them in float64, or subtract an offset before",
+            DataWarning,
             stacklevel=2,
         )
 

@@ -128,8 +128,9 @@ def test_a_fit_does_not_know_units(rule, decades):
         assert numbers == pytest.approx(found[0][0], rel=1e-6)
         torch.testing.assert_close(mean, found[0][1], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(sd, found[0][2], rtol=1e-6, atol=0)
-    assert found[0][0][2] ** 0.5 == pytest.approx(0.1, rel=0.3)  # what it is, of 120 numbers
-    assert (found[0][1] - field(xs)).square().mean().sqrt() < 0.1  # of 1; interpolated: 0.5
+    assert found[0][0][2] ** 0.5 == pytest.approx(0.1, rel=0.3)  # what it is, of 100 numbers
+    z = (found[0][1] - field(xs)) / found[0][2]
+    assert 0.5 < z.square().mean().sqrt() < 1.5  # interpolated: far beyond
 
 
 @pytest.mark.parametrize("decades", [0.0, 0.5, 1.0])
