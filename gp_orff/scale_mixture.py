@@ -73,7 +73,7 @@ def _edge(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"], nats: float = _NATS) -
     c, d = nats / a.clamp_min(tiny), nats / b.clamp_min(tiny)
     edge = torch.minimum(c / 3 + (c.square() / 9 + 2 * c).sqrt(), torch.log1p(d + (2 * d).sqrt()))
     for _ in range(3):
-        rise, fall = edge.expm1(), -(-edge).expm1()
+        rise, fall = edge.clamp_max(700.0).expm1(), -(-edge).expm1()
         edge = edge - (a * (edge - fall) + b * (rise - edge) - nats) / (a * fall + b * rise)
     return edge
 
@@ -82,11 +82,12 @@ def _legendre(
     low: Float[Tensor, "*b"], high: Float[Tensor, "*b"], number: int
 ) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
     """Nodes and weights of Gauss-Legendre quadrature from low to high."""
-    nodes, weights = (torch.as_tensor(v).to(low) for v in _unit_legendre(number))
+    nodes, weights = (torch.as_tensor(v).to(low) for v in unit_legendre(number))
     half = 0.5 * (high - low).unsqueeze(-1)
     return low.unsqueeze(-1) + half * (1 + nodes), half * weights
 
 
 @cache
-def _unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
+def unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """From −1 to 1."""
     return np.polynomial.legendre.leggauss(number)

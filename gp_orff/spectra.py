@@ -31,7 +31,14 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.scalar_kernels import GeneralMaternKernel, require_covariance_of
-from gp_orff.scale_mixture import gamma_range, log_integral, log_integral_alone, stirling_remainder
+from gp_orff.scale_mixture import (
+    gamma_nodes,
+    gamma_range,
+    log_integral,
+    log_integral_alone,
+    stirling_remainder,
+    unit_legendre,
+)
 
 
 class Spectrum(Protocol):
@@ -82,9 +89,16 @@ class GridSpectrum(Spectrum, Protocol):
 
 @dataclass(frozen=True)
 class _Elliptical:
-    """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
+    """A scale mixture of Gaussians: ω ~ N(0, s diag ℓ⁻²) given s.
+
+    z = base, ω = z / ℓ: the radius of z has no hyperparameters.
+    """
 
     lengthscale: Float[Tensor, "*b 1 d"]
+
+    def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+        """Nodes s and weights of E f(s), for functions that are constant below `least`."""
+        raise NotImplementedError
 
     def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """‖ℓω‖."""
@@ -128,6 +142,9 @@ class Gaussian(_Elliptical):
     Tilted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the tilt).
     """
 
+    def scales(self, least: float) -> tuple[Float[Tensor, "1"], Float[Tensor, "1"]]:
+        return torch.ones(2, 1).to(self.lengthscale).unbind()
+
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
         return log_det - 0.5 * (radius2 + omega.shape[-1] * math.log(2 * math.pi))
@@ -153,6 +170,11 @@ class StudentT(_Elliptical):
     """
 
     nu: float
+
+    def scales(self, least: float) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """s = 1/g, g ~ Gamma(ν, rate ν)."""
+        nodes, weights = gamma_nodes(self.lengthscale.new_tensor(self.nu).double(), 1e-100)
+        return nodes.reciprocal(), weights
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
@@ -201,6 +223,9 @@ class GammaMixture(_Elliptical):
     """
 
     alpha: Float[Tensor, "*b 1"]
+
+    def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+        return gamma_nodes(self.alpha.squeeze(-1).double(), least)
 
     def num_coordinates(self, num_dims: int) -> int:
         return 2
@@ -414,7 +439,7 @@ def _gamma_mixture_tail(square: float, a: float, degrees: int) -> float:
     values = log_integrand(coarse)
     (seen,) = np.nonzero(values > values.max() - 45)
     low, high = coarse[max(seen[0] - 1, 0)], coarse[min(seen[-1] + 1, 400)]
-    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = unit_legendre(200)
     half = 0.5 * (high - low)
     mass = half * (weights * np.exp(log_integrand(low + half * (1 + nodes)))).sum()
     return float(mass * math.exp(-log_integral_alone(torch.tensor(a)).item()))

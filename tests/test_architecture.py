@@ -18,7 +18,9 @@ PACKAGE = ROOT / "gp_orff"
 ORDER = [  # a module may import from those before it
     "settings",
     "scalar_kernels",
+    "scale_mixture",
     "spectra",
+    "cells",
     "factors",
     "terms",
     "strategies",
