@@ -237,7 +237,8 @@ class Grid:
         for leaf, axis, dim in _axes(laws):
             own = longest * correlation_lag(leaf, axis, aliasing, lag)
             if lag[dim] < own:  # all pairs of points are at the longest lags
-                own = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
+                strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
+                own = min(strict, _FARTHER * own)
             reach[dim], shortest[dim] = max(reach[dim], own), min(shortest[dim], own)
         # a term that hardly varies over the domain does not spoil the others
         if most_lags is not None:
@@ -282,6 +283,7 @@ class Grid:
 # under a budget every pair of points suffers from truncation, but few from aliasing, those at the
 # longest lags: it may be this many times as large, and at most a share of this
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
+_FARTHER = 4.0  # correlations that fall like a power leave no budget for more
 
 
 @dataclass(frozen=True)
