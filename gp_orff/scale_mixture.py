@@ -62,19 +62,19 @@ def gamma_nodes(
 
 
 def gamma_range(a: float, nats: float) -> tuple[float, float]:
-    """Where the density of log s, s ~ Gamma(a, rate a), is within that many nats of its peak."""
-    own, none = torch.tensor([[a], [0.0]], dtype=torch.float64)
-    return -_edge(own, none, nats).item(), _edge(none, own, nats).item()
+    """Outside which the density of log s, s ~ Gamma(a, rate a), is that many nats below its peak."""
+    c = nats / a
+    return -(c / 3 + math.sqrt(c * c / 9 + 2 * c)), math.log1p(c + math.sqrt(2 * c))
 
 
-def _edge(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"], nats: float = _NATS) -> Float[Tensor, "*b"]:
-    """T > 0 with a φ(−T) + b φ(T) = nats, from above: Newton's steps for a convex function."""
+def _edge(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """T > 0 with a φ(−T) + b φ(T) = 38, from above: Newton's steps for a convex function."""
     tiny = 1e-100
-    c, d = nats / a.clamp_min(tiny), nats / b.clamp_min(tiny)
+    c, d = _NATS / a.clamp_min(tiny), _NATS / b.clamp_min(tiny)
     edge = torch.minimum(c / 3 + (c.square() / 9 + 2 * c).sqrt(), torch.log1p(d + (2 * d).sqrt()))
     for _ in range(3):
         rise, fall = edge.clamp_max(700.0).expm1(), -(-edge).expm1()
-        edge = edge - (a * (edge - fall) + b * (rise - edge) - nats) / (a * fall + b * rise)
+        edge = edge - (a * (edge - fall) + b * (rise - edge) - _NATS) / (a * fall + b * rise)
     return edge
 
 

@@ -19,13 +19,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.cells import (
-    aliased,
-    aliased_curvature,
-    nonzero_sum,
-    second_moments,
-    weight_at_zero,
-)
+from gp_orff.cells import aliased, aliased_curvature, nonzero_sum, second_moments
 from gp_orff.expansion import Expansion
 from gp_orff.factors import Factor
 from gp_orff.frequencies import Draw, LatticeDraw
@@ -61,16 +55,22 @@ def truncated_variance(
     if not all(isinstance(own, LatticeDraw) and own.correct for own in draws):
         return None
     whole = sum(_periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
-    missing = whole - expansion.mean_variance()
-    # rounding, and images that are not known in closed form, may leave a little less than zero
+    return _above_zero(whole - expansion.mean_variance(), whole)
+
+
+def _above_zero(
+    missing: Float[Tensor, "*b p p"], whole: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b p p"]:
+    """Lifted, in the directions that need it: rounding, and images that are not known in closed
+    form, may leave a little less than zero."""
     missing = 0.5 * (missing + missing.mT)
     whole = whole.detach().diagonal(dim1=-1, dim2=-2)
     sd = whole.clamp_min(torch.finfo(whole.dtype).tiny).sqrt()  # the units of each output
-    scaled = missing.detach() / (sd.unsqueeze(-1) * sd.unsqueeze(-2))
-    values, vectors = torch.linalg.eigh(scaled)
+    units = sd.unsqueeze(-1) * sd.unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(missing.detach() / units)
     floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
     lift = (vectors * (floor - values).clamp_min(0).unsqueeze(-2)) @ vectors.mT
-    return missing + lift * (sd.unsqueeze(-1) * sd.unsqueeze(-2))
+    return missing + lift * units
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:
@@ -170,7 +170,7 @@ def _sum_over_images(
 ) -> Float[Tensor, "*b"]:
     """Σ_j k(jP) / k(0)."""
     if isinstance(law, GammaMixture):
-        return nonzero_sum(law, spacing) + weight_at_zero(law, spacing)
+        return nonzero_sum(law, spacing).clamp_min(1)  # with the weight of zero
     lags = _nearest(spacing)
     zero, kernel = torch.zeros_like(lags), leaf.kernel
     try:
