@@ -128,7 +128,7 @@ class _Scales:
         """ε = θ/c − 1."""
         waves, fall = self._waves()
         dual = 2 * (fall * (waves * lag).cos())[1:].sum(0)
-        shifts, images = self._images(lag)
+        _, images = self._images(lag)
         return torch.where(self.at_zero > 1, dual, images.sum(0) / self.at_zero - 1)
 
     def _derivatives(self, lag: Float[Tensor, "d"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """Integrals over Gamma-distributed scales, whose quadrature follows peak and width.
 
-All are of e^{-a φ(t) - b φ(-t)} with φ(t) = e^t − 1 − t, which peaks at t = 0 with the value 1, falls
-like a Gaussian of variance 1/(a + b) where a + b is large, and like exponentials and doubly
-exponentially where it is small. Gauss-Legendre nodes between the two points where it is e^{-38}
-crowd where the fall is steep.
+All are of e^{−a φ(t) − b φ(−t)} with φ(t) = e^t − 1 − t: one at its peak t = 0, it falls like a
+Gaussian of variance 1/(a + b) where a + b is large, and like exponentials and doubly exponentially
+where it is small. Gauss-Legendre nodes between the two points where it is e^{−38} crowd where the
+fall is steep.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_NODES = 72  # 1e-12 where a + b and a·b are above 1e-12
+_NODES = 72  # 1e-11 where a b is above 1e-16
 _NATS = 38.0  # below the peak, where integrals end
 _SETTLED = 20.0  # from where on Stirling's series is used
 
@@ -62,7 +62,7 @@ def gamma_nodes(
 
 
 def gamma_range(a: float, nats: float) -> tuple[float, float]:
-    """Outside which the density of log s, s ~ Gamma(a, rate a), is that many nats below its peak."""
+    """Beyond which the density of log s, s ~ Gamma(a, rate a), is e^{−nats} of its peak."""
     c = nats / a
     return -(c / 3 + math.sqrt(c * c / 9 + 2 * c)), math.log1p(c + math.sqrt(2 * c))
 

@@ -267,7 +267,7 @@ class GammaMixture(_Elliptical):
         return self.alpha.detach().double().cpu().numpy()
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """log S to 1e-11, as an error of S relative to it; +∞ at ω = 0 where α ≤ d/2.
+        """log S, S to a relative 1e-10 for ‖ℓω‖ ≥ 1e-8 and at ω = 0; +∞ there for α ≤ d/2.
 
         ∫ Gamma(s; α, α) N(z; 0, s I) ds over log s, around the peak s* of the integrand: there
         a = α s* and b = ‖z‖²/2s* with a − b = α − d/2, and what rises with α cancels in closed
@@ -278,7 +278,7 @@ class GammaMixture(_Elliptical):
         """
         radius2, log_det = self._scaled(omega)
         half = omega.shape[-1] / 2
-        alpha, radius2 = torch.broadcast_tensors(self.alpha, radius2)
+        alpha, radius2 = torch.broadcast_tensors(self.alpha.to(radius2), radius2)
         order, centre = alpha - half, radius2 == 0
         a, b = _peak(order, alpha * torch.where(centre, 1.0, radius2) / 2)
         log_density = _log_gamma_mixture(alpha, a, b, half) + log_integral(a, b)

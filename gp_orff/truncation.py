@@ -120,9 +120,7 @@ def _added(
     return max(own.abs().max().item() for own in added)
 
 
-def _images(
-    law: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
-) -> float:
+def _images(law: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]) -> float:
     """The image at P − L along every axis, and shells of images at jP."""
     period, lag = lattice.period.tolist(), lattice.lag.tolist()
     tilt, d = 0 if factor is None else factor.degree, len(dims)
@@ -151,9 +149,7 @@ def _periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
     return scale * matrix
 
 
-def _curvature(
-    leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]
-) -> Float[Tensor, "*b d d"]:
+def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
     """Minus the Hessian of Σ_j k(τ + jP) at zero."""
     if isinstance(law, GammaMixture):
         return second_moments(law, spacing)
@@ -165,9 +161,7 @@ def _curvature(
     return zero + images.sum(-3)
 
 
-def _sum_over_images(
-    leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]
-) -> Float[Tensor, "*b"]:
+def _sum_over_images(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """Σ_j k(jP) / k(0)."""
     if isinstance(law, GammaMixture):
         return nonzero_sum(law, spacing).clamp_min(1)  # with the weight of zero
