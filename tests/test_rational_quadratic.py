@@ -113,7 +113,7 @@ def test_the_density_at_zero(alpha, num_dims):
     assert abs(float(found - expected)) < 1e-11
 
 
-@pytest.mark.parametrize("alpha", [0.05, 1.0, 1.5, 30.0, 1e4])
+@pytest.mark.parametrize("alpha", [0.3, 1.5, 1e4])
 def test_the_density_has_derivatives(alpha):
     omega = torch.cat([float64(0.4, -0.3, 0.9, 2.0).reshape(2, 2), torch.zeros(int(alpha > 1), 2)])
     arguments = float64(0.7, 1.2).unsqueeze(0), float64(alpha), omega.double()
@@ -302,8 +302,8 @@ def on_a_grid(kind, num_dims, alpha, **options):
 def test_a_grid_is_the_exact_kernel(kind, num_dims, alpha):
     """Evidence to 1e-3 nats a number, standard deviations to 1e-2: what `benchmarks/` has for 400
     points and for grids of up to 20 000 features."""
-    kernel, grid = on_a_grid(kind, num_dims, alpha, tolerance=1e-6, max_features=2000)
-    x, y, xs, _, noise = exact_problem(kernel, num_dims, 150, 10.0, EXTENT)
+    kernel, grid = on_a_grid(kind, num_dims, alpha, tolerance=1e-6, max_features=1200)
+    x, y, xs, _, noise = exact_problem(kernel, num_dims, 100, 10.0, EXTENT)
     evidence, _, sd = asked(kernel, x, y, xs[:50], noise)
     found, _, own = asked(grid, x, y, xs[:50], noise)
     assert abs(found - evidence) / y.shape[-1] < 1e-3

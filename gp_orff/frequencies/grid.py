@@ -36,6 +36,10 @@ class Grid:
       lattice; for products a product of regions), the share of the variance beyond W, for the
       shortest lengthscale of the range, being the tolerance.
 
+    Rational quadratic kernels fall like a power of the lag: h follows the second difference of k,
+    and the weight of ω = 0 is what the others leave of k(0), so that their grids are right up to
+    a constant, for every α (see `gp_orff.cells.weight_at_zero`).
+
     What a grid leaves out is known exactly and, with `diagonal_correction`, returned as white
     variance δ in the noise and in the predictive variance, so that the posterior is not
     overconfident.
