@@ -113,7 +113,8 @@ def _added(
     shares = torch.linspace(0, 1, _LAGS).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
-        return max(aliased(law, spacing, own).abs().max().item() for own in lags)
+        more = (nonzero_sum(law, spacing) - 1).clamp_min(0)  # than k(0), where weights end at 0
+        return max((aliased(law, spacing, own) + more).abs().max().item() for own in lags)
     whole = _block(factor, torch.diag_embed(law.second_moments(len(dims))))
     size = whole.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
     added = [_block(factor, aliased_curvature(law, spacing, own)) / size for own in lags]

@@ -274,6 +274,7 @@ def test_the_mass_of_the_central_cell(name):
 def separable(scalar, num_dims):
     kernel = MultitaskKernel(scalar, num_tasks=2, rank=1).double()
     kernel.task_covar_module.covar_factor.data.copy_(float64(1.0, 0.7).unsqueeze(-1))
+    kernel.task_covar_module.var = float64(0.2, 0.2)
     return kernel
 
 
@@ -324,6 +325,23 @@ def test_accuracy_foretells_the_error_of_the_kernel(kind, alpha):
         size = kernel(low).to_dense().diagonal().max()
     foretold = accuracy.truncated + accuracy.aliasing
     assert 0.5 < foretold / (error / size) < 2
+
+
+def test_a_period_within_the_range_of_the_kernel():
+    """Other points weigh more than k(0): zero weighs nothing, and the excess is told."""
+    kernel, grid = on_a_grid("separable", 2, 0.5, spacing=(0.05, 1.2), cutoff=8.0)
+    assert weight_at_zero(gp_orff.spectrum(kernel.data_covar_module), float64(0.05, 1.2)) == 0
+    (accuracy,) = grid.accuracy()
+    axis = torch.linspace(-EXTENT / 2, EXTENT / 2, 13).double()
+    x = torch.cartesian_prod(axis, axis)
+    with torch.no_grad():
+        exact = kernel(x, x[:1]).to_dense()
+        size, error = exact.max(), (grid(x, x[:1]).to_dense() - exact).abs().max()
+        expansion = expand(kernel, grid.frequencies, 2)
+        white = truncated_variance(kernel, grid.frequencies, expansion)
+    assert error > 0.1 * size
+    assert accuracy.aliasing == pytest.approx((error / size).item(), rel=0.1)
+    assert torch.linalg.eigvalsh(white).min() >= 0
 
 
 def test_a_share_below_zero_is_told():
