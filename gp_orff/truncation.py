@@ -5,7 +5,9 @@ A grid that ends misses the share of the points beyond,
 
     δ = Σ_j K(jP) − Σ_k w_k B(ω_k)B(ω_k)ᵀ ⪰ 0 ,
 
-a p×p block for every point. Aliasing, K − Σ_j K(· + jP), is reported apart.
+a p×p block for every point. Aliasing, K − Σ_j K(· + jP), is reported apart. Images of rational
+quadratic kernels fall like a power of their distance: theirs are sums over the whole lattice, and
+where ω = 0 is a point of it Σ_j k(jP) is k(0), see `gp_orff.cells.weight_at_zero`.
 """
 
 from collections.abc import Sequence
@@ -17,14 +19,18 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.cells import aliased, aliased_curvature, nonzero_sum, second_moments
 from gp_orff.expansion import Expansion
+from gp_orff.factors import Factor
 from gp_orff.frequencies import Draw, LatticeDraw
+from gp_orff.frequencies.lattice_draw import Lattice
 from gp_orff.kernels import minus_hessian
 from gp_orff.resolution import spectra_of
-from gp_orff.spectra import Spectrum, spectrum
+from gp_orff.spectra import GammaMixture, Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
 _SHELLS = 20  # of images, whose aliasing is added up
+_LAGS = 4  # along an axis, where aliasing is looked at
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class GridAccuracy:
     """How well one term of a kernel tree is represented, at its present hyperparameters."""
 
     truncated: float  # the share of the variance beyond the grid
-    aliasing: float  # about |Σ_j K(τ + jP)| / |K(0)|, j ≠ 0, at the longest lag τ from a datum
+    aliasing: float  # about |Σ_j K(τ + jP)| / |K(0)|, j ≠ 0, at lags τ from a datum
     tolerance: float  # the one the grid was built for, after its budget
 
     def __str__(self) -> str:
@@ -49,16 +55,22 @@ def truncated_variance(
     if not all(isinstance(own, LatticeDraw) and own.correct for own in draws):
         return None
     whole = sum(_periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
-    missing = whole - expansion.mean_variance()
-    # rounding, and images that are not known in closed form, may leave a little less than zero
+    return _above_zero(whole - expansion.mean_variance(), whole)
+
+
+def _above_zero(
+    missing: Float[Tensor, "*b p p"], whole: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b p p"]:
+    """Lifted, in the directions that need it: rounding, and images that are not known in closed
+    form, may leave a little less than zero."""
     missing = 0.5 * (missing + missing.mT)
     whole = whole.detach().diagonal(dim1=-1, dim2=-2)
     sd = whole.clamp_min(torch.finfo(whole.dtype).tiny).sqrt()  # the units of each output
-    scaled = missing.detach() / (sd.unsqueeze(-1) * sd.unsqueeze(-2))
-    eigenvalues = torch.linalg.eigvalsh(scaled)
-    size = 1 + eigenvalues.abs().amax(-1)
-    lift = (1e-14 * size - eigenvalues[..., 0]).clamp_min(0).unsqueeze(-1)
-    return missing + torch.diag_embed(lift * sd.square())
+    units = sd.unsqueeze(-1) * sd.unsqueeze(-2)
+    values, vectors = torch.linalg.eigh(missing.detach() / units)
+    floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
+    lift = (vectors * (floor - values).clamp_min(0).unsqueeze(-2)) @ vectors.mT
+    return missing + lift * units
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:
@@ -79,42 +91,94 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
     factor = term.factor(omegas[0])
     kept = (weights * factor.square().sum((-1, -2))).sum(-1)
     whole = _periodised(term, own).diagonal(dim1=-1, dim2=-2).sum(-1) / term.outputscale
-    share = (1 - kept / whole).clamp_min(0).max().item()
+    share = (1 - kept / whole).abs().max().item()
     return GridAccuracy(share, _aliasing(term, own, found), lattice.tolerance.item())
 
 
 def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
-    """The image at P − L along every axis, and shells of images at jP."""
-    period, lag = own.lattice.period.tolist(), own.lattice.lag.tolist()
+    """The sum over the leaves; a product errs by no more."""
     total = 0.0
     for index, (law, dims) in enumerate(zip(found, own.dims, strict=True)):
-        tilt, d = term.factor.degree if index == 0 else 0, len(dims)
-
-        def correlation(j: int, share: float, law=law, dims=dims, tilt=tilt) -> float:
-            """The largest over the axes at j P − share · L."""
-            lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
-            return max(float(law.correlation(r, axis, tilt)) for axis, r in enumerate(lags))
-
-        total += d * correlation(1, 1.0)
-        for j in range(1, _SHELLS + 1):
-            total += ((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0)
+        factor = term.factor if index == 0 and term.factor.degree else None
+        known = isinstance(law, GammaMixture)
+        total += (_added if known else _images)(law, factor, own.lattice, dims)
     return total
 
 
+def _added(
+    law: GammaMixture, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+) -> float:
+    """The largest error of a block at lags up to the longest from a datum, relative to K(0)."""
+    spacing, lag = lattice.spacing[list(dims)], lattice.lag[list(dims)]
+    shares = torch.linspace(0, 1, _LAGS).to(lag)
+    lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
+    if factor is None:
+        more = (nonzero_sum(law, spacing) - 1).clamp_min(0)  # than k(0), where weights end at 0
+        return max((aliased(law, spacing, own) + more).abs().max().item() for own in lags)
+    whole = _block(factor, torch.diag_embed(law.second_moments(len(dims))))
+    size = whole.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
+    added = [_block(factor, aliased_curvature(law, spacing, own)) / size for own in lags]
+    return max(own.abs().max().item() for own in added)
+
+
+def _images(law: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]) -> float:
+    """The image at P − L along every axis, and shells of images at jP."""
+    period, lag = lattice.period.tolist(), lattice.lag.tolist()
+    tilt, d = 0 if factor is None else factor.degree, len(dims)
+
+    def correlation(j: int, share: float) -> float:
+        """The largest over the axes at j P − share · L."""
+        lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
+        return max(float(law.correlation(r, axis, tilt)) for axis, r in enumerate(lags))
+
+    shells = range(1, _SHELLS + 1)
+    far = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0) for j in shells)
+    return d * correlation(1, 1.0) + far
+
+
 def _periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
-    """Σ_j K(jP) of one term over the nearest images."""
-    zero = at_zero(term)
-    seen = sorted({dim for dims in own.dims for dim in dims})
-    shifts = [shift for shift in product((-1, 0, 1), repeat=len(seen)) if any(shift)]
-    if not shifts:
-        return zero
-    period = own.lattice.period
-    lags = period.new_zeros(len(shifts), len(period))
-    lags[:, seen] = period.new_tensor(shifts) * period[seen]
+    """Σ_j K(jP) of one term: a product over its leaves, which see different inputs."""
+    scale, factor = term.outputscale[..., None, None], term.factor
+    spacings = [own.lattice.spacing[list(dims)] for dims in own.dims]
+    parts = list(zip(term.leaves, spectra_of(term), spacings, strict=True))
+    if not factor.degree:
+        matrix = factor.matrix @ factor.matrix.mT
+    else:
+        matrix = _block(factor, _curvature(*parts.pop(0)))
+    for part in parts:
+        matrix = matrix * _sum_over_images(*part)[..., None, None]
+    return scale * matrix
+
+
+def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
+    """Minus the Hessian of Σ_j k(τ + jP) at zero."""
+    if isinstance(law, GammaMixture):
+        return second_moments(law, spacing)
+    zero = torch.diag_embed(law.second_moments(len(spacing)))
     try:
-        return zero + _at(term, own.dims, lags).sum(-3)
+        images = minus_hessian(Leaf(leaf.kernel), _nearest(spacing).unsqueeze(-2)).squeeze(-3)
     except NotImplementedError:  # no closed form
         return zero
+    return zero + images.sum(-3)
+
+
+def _sum_over_images(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+    """Σ_j k(jP) / k(0)."""
+    if isinstance(law, GammaMixture):
+        return nonzero_sum(law, spacing).clamp_min(1)  # with the weight of zero
+    lags = _nearest(spacing)
+    zero, kernel = torch.zeros_like(lags), leaf.kernel
+    try:
+        images = kernel.forward(lags, zero, diag=True) / kernel.forward(zero, zero, diag=True)
+    except NotImplementedError:  # no closed form
+        return spacing.new_ones(())
+    return 1 + images.sum(-1)
+
+
+def _nearest(spacing: Float[Tensor, "d"]) -> Float[Tensor, "n d"]:
+    """jP of the nearest images."""
+    shifts = [shift for shift in product((-1, 0, 1), repeat=len(spacing)) if any(shift)]
+    return spacing.new_tensor(shifts) * (2 * torch.pi / spacing)
 
 
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
@@ -124,23 +188,9 @@ def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
         return scale * factor.matrix @ factor.matrix.mT
     leaf = term.leaves[0]
     dims = len(leaf.active_dims) if leaf.active_dims is not None else factor.num_outputs
-    outer = torch.diag_embed(spectrum(leaf.kernel).second_moments(dims))
-    return scale * factor.assemble(factor.embedded_outer(outer))
+    return scale * _block(factor, torch.diag_embed(spectrum(leaf.kernel).second_moments(dims)))
 
 
-def _at(
-    term: Term, dims: Sequence[tuple[int, ...]], lags: Float[Tensor, "n d"]
-) -> Float[Tensor, "*b n p p"]:
-    """K at some lags, from the closed forms of the exact kernels."""
-    own = [lags[:, list(columns)] for columns in dims]
-    scale, factor, rest = term.outputscale[..., None, None, None], term.factor, 0
-    if factor.degree:
-        hessian = minus_hessian(Leaf(term.leaves[0].kernel), own[0].unsqueeze(-2)).squeeze(-3)
-        matrix, rest = factor.assemble(factor.embedded_outer(hessian)), 1
-    else:
-        matrix = (factor.matrix @ factor.matrix.mT).unsqueeze(-3)
-    for leaf, lag in list(zip(term.leaves, own, strict=True))[rest:]:
-        zero = torch.zeros_like(lag)
-        k = leaf.kernel.forward(lag, zero, diag=True) / leaf.kernel.forward(zero, zero, diag=True)
-        matrix = matrix * k[..., None, None]
-    return scale * matrix
+def _block(factor: Factor, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b p p"]:
+    """B B* for the mean of ω ωᵀ, or minus a Hessian."""
+    return factor.assemble(factor.embedded_outer(outer))

@@ -399,15 +399,6 @@ def test_bad_grids(build, message):
         build()
 
 
-def test_spectra_that_a_grid_cannot_hold():
-    diverging = RQKernel().double()
-    diverging.alpha = torch.tensor(0.9).double()
-    with pytest.raises(ValueError, match=r"diverges.*alpha <= 1"):
-        gp_orff.ORFFKernel(diverging, gp_orff.Grid(domain=BOX * 2), num_dims=2)
-    field = gp_orff.CurlFreeKernel(diverging, num_dims=2)  # B(0) = 0: no density is asked there
-    gp_orff.ORFFKernel(field, gp_orff.Grid(domain=BOX * 2, max_features=200))
-
-
 def test_state_is_loaded_into_a_fresh_kernel():
     """Whose lengthscales, and so whose grid, are still others."""
     kernel = grid_kernel(gp_orff.Grid(domain=BOX * 2), 0.4)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gp_orff.frequencies.draw import Draw, LeafLaw, TermLaw
 from gp_orff.frequencies.lattice_draw import Lattice, LatticeDraw, unit_reaches
+from gp_orff.spectra import GammaMixture
 
 MOST_FEATURES = 40_000  # A alone would need 13 GB
 Box = tuple[tuple[float, float], ...]
@@ -38,6 +39,10 @@ class Grid:
     - frequencies with ‖ℓω‖ ≤ W (an ellipsoid, for every term of a sum its own, on one shared
       lattice; for products a product of regions), the share of the variance beyond W, for the
       shortest lengthscale of the range, being the tolerance.
+
+    Rational quadratic kernels fall like a power of the lag: h follows the second difference of k,
+    and the weight of ω = 0 is what the others leave of k(0), so that their grids are right up to
+    a constant, for every α (see `gp_orff.cells.weight_at_zero`).
 
     What a grid leaves out is known exactly and, with `diagonal_correction`, returned as white
     variance δ in the noise and in the predictive variance, so that the posterior is not
@@ -138,7 +143,6 @@ class Grid:
     def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
         for law in laws:
             _require_separate_inputs(law)
-            _require_finite_density(law)
         num_inputs = self._num_inputs(laws)
         domain = self._domain(laws, num_inputs)
         tolerance, design = self._affordable(laws, num_inputs, domain)
@@ -241,9 +245,10 @@ class Grid:
         reach, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
         for leaf, axis, dim in _axes(laws):
-            own = longest * correlation_lag(leaf, axis, aliasing)
+            own = longest * correlation_lag(leaf, axis, aliasing, lag)
             if lag[dim] < own:  # all pairs of points are at the longest lags
-                own = longest * correlation_lag(leaf, axis, min(tolerance, aliasing))
+                strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
+                own = min(strict, _FARTHER * own)
             reach[dim], shortest[dim] = max(reach[dim], own), min(shortest[dim], own)
         # a term that hardly varies over the domain does not spoil the others
         if most_lags is not None:
@@ -289,6 +294,7 @@ class Grid:
 # longest lags: it may be this many times as large, and at most a share of this
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
 _MOST_CUT = 0.9999  # of the variance; what is left is better than no grid
+_FARTHER = 4.0  # correlations that fall like a power leave no budget for more
 
 
 @dataclass(frozen=True)
@@ -328,12 +334,29 @@ def tail_reach(leaf: LeafLaw, share: float) -> float:
     )
 
 
-def correlation_lag(leaf: LeafLaw, axis: int, share: float) -> float:
-    """The lag along an axis from which on the correlation stays below that share."""
+def correlation_lag(
+    leaf: LeafLaw, axis: int, share: float, extent: Float[np.ndarray, "d"] | None = None
+) -> float:
+    """The lag along an axis from which on the correlation stays below that share.
+
+    Given the extent of the data, where the kernel is known up to a constant (see
+    `gp_orff.cells.weight_at_zero`), from which on two images do: k(r) − 2k(r + L) + k(r + 2L), L
+    the longest extent in lengthscales.
+    """
     spectrum = leaf.spectrum
-    scale = unit_reaches(spectrum, leaf.num_dims)[axis]
+    scales = unit_reaches(spectrum, leaf.num_dims)
+    scale = scales[axis]
+
+    def correlation(r: float) -> float:
+        return spectrum.correlation(r * scale, axis, leaf.degree)
+
+    if extent is None or leaf.degree or not isinstance(spectrum, GammaMixture):
+        return scale * _last_crossing(correlation, share, start=1e-2)
+    longest = (extent[list(leaf.dims)] / scales).max()
     return scale * _last_crossing(
-        lambda r: spectrum.correlation(r * scale, axis, leaf.degree), share, start=1e-2
+        lambda r: correlation(r) - 2 * correlation(r + longest) + correlation(r + 2 * longest),
+        share,
+        start=1e-2,
     )
 
 
@@ -390,18 +413,3 @@ def _require_separate_inputs(law: TermLaw) -> None:
             "Grid expects the kernels of a product to see different inputs, got columns "
             f"{seen}; use a random rule such as gp_orff.QuasiMonteCarlo"
         )
-
-
-def _require_finite_density(law: TermLaw) -> None:
-    for leaf in law.leaves:
-        if leaf.degree:
-            continue  # B(0) = 0
-        near = np.zeros((2, leaf.num_dims))
-        near[1, 0] = 1e-5 / unit_reaches(leaf.spectrum, leaf.num_dims)[0]
-        at, beside = leaf.spectrum.log_density(torch.from_numpy(near)).detach().unbind(-1)
-        if not torch.isfinite(at).all() or ((at - beside) > 0.1).any():
-            raise ValueError(
-                "Grid expects a finite spectral density at zero, got one that diverges (an "
-                f"RQKernel with alpha <= {leaf.num_dims / 2:g}: its correlations have no finite "
-                "range); use a random rule, or constrain alpha"
-            )

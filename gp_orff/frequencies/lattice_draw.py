@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gp_orff.cells import weight_at_zero
 from gp_orff.frequencies.draw import Draw, TermLaw
 from gp_orff.lattice import GramCache, LatticeColumns
 from gp_orff.spectra import GammaMixture, SpectralMixture, Spectrum
@@ -116,12 +117,11 @@ class LatticeDraw(_Fixed, Draw):
 
     def nodes(self, spectra):
         self._check_range(spectra)
-        omega = self.lattice.indices[self.position] * self.lattice.spacing
-        omegas = [omega[:, list(dims)] for dims in self.dims]
-        weights = 1.0 + self.nonzero.to(omega)  # −k is the same feature
+        indices, spacing = self.lattice.indices[self.position], self.lattice.spacing
+        omegas = [(indices * spacing)[:, list(dims)] for dims in self.dims]
+        weights = 1.0 + self.nonzero.to(spacing)  # −k is the same feature
         for law, own, dims in zip(spectra, omegas, self.dims, strict=True):
-            cell = self.lattice.spacing[list(dims)].prod()
-            weights = weights * cell * law.log_density(own).exp()
+            weights = weights * _weights(law, own, spacing[list(dims)])
         return omegas, weights
 
     def check_domain(self, spectra, *points):
@@ -181,6 +181,18 @@ def _(spectrum: SpectralMixture, num_dims: int):
     """Of the longest correlations: of the narrowest component along every axis."""
     scales = spectrum.scales.detach().double().cpu().numpy()
     return 1 / (2 * math.pi * scales.reshape(-1, num_dims).min(axis=0))
+
+
+def _weights(
+    law: Spectrum, omega: Float[Tensor, "D d"], spacing: Float[Tensor, "d"]
+) -> Float[Tensor, "*b D"]:
+    """Of the points of a lattice: S(ω) ∏h, but for ω = 0, whose S need not be finite."""
+    away = omega.any(-1)
+    if away.all():
+        return spacing.prod() * law.log_density(omega).exp()
+    elsewhere = torch.where(away.unsqueeze(-1), omega, spacing)
+    weights = spacing.prod() * law.log_density(elsewhere).exp()
+    return torch.where(away, weights, weight_at_zero(law, spacing).unsqueeze(-1))
 
 
 def unit_reaches(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
