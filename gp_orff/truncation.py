@@ -50,14 +50,23 @@ def truncated_variance(
         return None
     whole = sum(_periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
     missing = whole - expansion.mean_variance()
-    # rounding, and images that are not known in closed form, may leave a little less than zero
+    return lifted(missing, whole)
+
+
+def lifted(
+    missing: Float[Tensor, "*b p p"], whole: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b p p"]:
+    """A part of a variance without what rounding, and images that are not known in closed form,
+    may leave below zero."""
     missing = 0.5 * (missing + missing.mT)
     whole = whole.detach().diagonal(dim1=-1, dim2=-2)
     sd = whole.clamp_min(torch.finfo(whole.dtype).tiny).sqrt()  # the units of each output
-    scaled = missing.detach() / (sd.unsqueeze(-1) * sd.unsqueeze(-2))
-    eigenvalues = torch.linalg.eigvalsh(scaled)
+    scaled = missing / (sd.unsqueeze(-1) * sd.unsqueeze(-2))
+    eigenvalues, vectors = torch.linalg.eigh(scaled.detach())
+    lowest = vectors[..., :1]  # the eigenvalue's slope is that of the form at a fixed vector
     size = 1 + eigenvalues.abs().amax(-1)
-    lift = (1e-14 * size - eigenvalues[..., 0]).clamp_min(0).unsqueeze(-1)
+    least = (lowest.mT @ scaled @ lowest)[..., 0, 0]
+    lift = (1e-14 * size - least).clamp_min(0).unsqueeze(-1)
     return missing + torch.diag_embed(lift * sd.square())
 
 
