@@ -14,7 +14,7 @@ from gp_orff.frequencies import Draw, LatticeDraw, remainder
 from gp_orff.resolution import spectra_of
 from gp_orff.symbols import Symbol
 from gp_orff.terms import Term, terms
-from gp_orff.truncation import lifted
+from gp_orff.truncation import lifted, second_moment
 
 
 def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
@@ -112,23 +112,13 @@ def _left_out(
     if not term.leaves:  # a constant
         q = symbol.num_outputs(term.num_outputs)
         return (term.outputscale.new_zeros(q, q).double(),) * 2
-    white = _beyond(symbol, term, own, space)
+    white = _second_moment(symbol, term, own, *remainder(own, spectra_of(term)), space)
     if symbol.reference is not None:
         return white, white
     fades = term.factor.degree + symbol.order > 0  # Q A Q* is zero at ω = 0
     if fades or not (symbol.homogeneous and len(term.leaves) == 1 and _varies(term, space)):
         return white, torch.zeros_like(white)
     return white, _constant(symbol, term, own, space, white)
-
-
-def _beyond(
-    symbol: Symbol, term: Term, own: LatticeDraw, space: Sequence[int]
-) -> Float[Tensor, "q q"]:
-    """E[Q A Q*] over frequencies beyond the grid."""
-    omegas, weights = remainder(own)
-    for law, omega in zip(spectra_of(term), omegas, strict=True):
-        weights = weights * law.log_density(omega).exp()
-    return _second_moment(symbol, term, own, omegas, weights, space)
 
 
 def _constant(
@@ -181,8 +171,7 @@ def _second_moment(
         wide[:, list(dims)] = omega
     images = symbol(wide[:, list(space)], term.num_outputs).to(torch.complex128)
     images = images @ term.factor(omegas[0]).to(torch.complex128)
-    outer = torch.einsum("mqr,msr->qs", weights[:, None, None] * images, images.conj()).real
-    return term.outputscale * outer
+    return second_moment(term, images, weights)
 
 
 def _sphere(dims: int, device: torch.device) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:

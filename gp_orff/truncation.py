@@ -18,13 +18,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.expansion import Expansion
-from gp_orff.frequencies import Draw, LatticeDraw
+from gp_orff.frequencies import Draw, LatticeDraw, remainder
+from gp_orff.frequencies.lattice_draw import unit_reaches
 from gp_orff.kernels import minus_hessian
 from gp_orff.resolution import spectra_of
 from gp_orff.spectra import Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
 _SHELLS = 20  # of images, whose aliasing is added up
+_FAR = 100.0  # lengthscales, where correlations that fall exponentially have ended
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,8 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
     lattice, found = own.lattice, spectra_of(term)
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())
-    omegas, weights = own.nodes(found)
-    factor = term.factor(omegas[0])
-    kept = (weights * factor.square().sum((-1, -2))).sum(-1)
-    whole = _periodised(term, own).diagonal(dim1=-1, dim2=-2).sum(-1) / term.outputscale
+    kept = _sum(term, *own.nodes(found)).diagonal(dim1=-1, dim2=-2).sum(-1)
+    whole = _periodised(term, own).diagonal(dim1=-1, dim2=-2).sum(-1)
     share = (1 - kept / whole).clamp_min(0).max().item()
     return GridAccuracy(share, _aliasing(term, own, found), lattice.tolerance.item())
 
@@ -111,7 +111,11 @@ def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
 
 
 def _periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
-    """Σ_j K(jP) of one term over the nearest images."""
+    """Σ_j K(jP) of one term: over the nearest images, or where they fall slowly over frequencies,
+    those that the grid lacks included."""
+    found = spectra_of(term)
+    if any(map(_long_ranged, found, own.dims)):
+        return _sum(term, *own.nodes(found)) + _sum(term, *remainder(own, found))
     zero = at_zero(term)
     seen = sorted({dim for dims in own.dims for dim in dims})
     shifts = [shift for shift in product((-1, 0, 1), repeat=len(seen)) if any(shift)]
@@ -124,6 +128,27 @@ def _periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
         return zero + _at(term, own.dims, lags).sum(-3)
     except NotImplementedError:  # no closed form
         return zero
+
+
+def _long_ranged(law: Spectrum, dims: Sequence[int]) -> bool:
+    """Whether correlations fall as a power of the lag."""
+    far = _FAR * unit_reaches(law, len(dims))
+    return any(law.correlation(lag, axis, 0) > 1e-100 for axis, lag in enumerate(far))
+
+
+def _sum(
+    term: Term, omegas: Sequence[Float[Tensor, "m k"]], weights: Float[Tensor, "*b m"]
+) -> Float[Tensor, "*b p p"]:
+    return second_moment(term, term.factor(omegas[0]), weights)
+
+
+def second_moment(
+    term: Term, images: Float[Tensor, "*b m q r"], weights: Float[Tensor, "*b m"]
+) -> Float[Tensor, "*b q q"]:
+    """Σ w C Cᴴ of what becomes of the factor of a term."""
+    weighted = weights[..., None, None] * images
+    outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj())
+    return term.outputscale[..., None, None] * outer.real
 
 
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:

@@ -1,21 +1,37 @@
 """The frequencies that are not on a lattice; where its nodes are depends on no hyperparameters."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.frequencies.lattice_draw import LatticeDraw
+from gp_orff.spectra import Spectrum
 
 _LONGER = 1.5  # how far the lattice goes on, as it is
 _FAR = {1: 32, 2: 16, 3: 8}  # nodes along an axis from there on, by the number of axes; else 6
 
 
-def remainder(own: LatticeDraw) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "m"]]:
-    """ω of each leaf and volumes v with Σ v g(ω) ≈ ∫ g(ω) dω over what a grid lacks, for even g.
+def remainder(
+    own: LatticeDraw, spectra: Sequence[Spectrum]
+) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "*b m"]]:
+    """ω of each leaf and weights w with Σ w g(ω) ≈ E[g(ω); ω is not on the grid], for even g.
+
+    The cell around zero is not part of it.
+    """
+    omegas, weights = _cells(own)
+    for law, omega in zip(spectra, omegas, strict=True):
+        weights = weights * law.log_density(omega).exp()
+    return omegas, weights
+
+
+def _cells(own: LatticeDraw) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "m"]]:
+    """ω of each leaf and the volumes they stand for.
 
     The lattice goes on beyond the points that are kept, and then, to infinity, nodes of a
-    Gauss–Legendre rule in 1/√ω along every axis. The cell around zero is not part of it.
+    Gauss–Legendre rule in 1/√ω along every axis.
     """
     columns = [dim for dims in own.dims for dim in dims]
     spacing = own.lattice.spacing[columns].cpu().numpy()
