@@ -61,8 +61,8 @@ def lifted(
     """A part of a variance without what rounding, and images that are not known in closed form,
     may leave below zero."""
     missing = 0.5 * (missing + missing.mT)
-    whole = whole.detach().diagonal(dim1=-1, dim2=-2)
-    sd = whole.clamp_min(torch.finfo(whole.dtype).tiny).sqrt()  # the units of each output
+    whole = whole.diagonal(dim1=-1, dim2=-2)  # in the units of each output
+    sd = whole.clamp_min(torch.finfo(whole.dtype).tiny ** 0.5).sqrt()
     scaled = missing / (sd.unsqueeze(-1) * sd.unsqueeze(-2))
     eigenvalues, vectors = torch.linalg.eigh(scaled.detach())
     lowest = vectors[..., :1]  # the eigenvalue's slope is that of the form at a fixed vector
