@@ -26,7 +26,7 @@ from gp_orff.spectra import Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
 _SHELLS = 20  # of images, whose aliasing is added up
-_FAR = 100.0  # lengthscales, where correlations that fall exponentially have ended
+_FAR = 1e3  # lengthscales, where correlations that fall exponentially are zero in floating point
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,13 @@ def _periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
 def _long_ranged(law: Spectrum, dims: Sequence[int]) -> bool:
     """Whether correlations fall as a power of the lag."""
     far = _FAR * unit_reaches(law, len(dims))
-    return any(law.correlation(lag, axis, 0) > 1e-100 for axis, lag in enumerate(far))
+    return any(law.correlation(lag, axis, 0) > 0 for axis, lag in enumerate(far))
 
 
 def _sum(
     term: Term, omegas: Sequence[Float[Tensor, "m k"]], weights: Float[Tensor, "*b m"]
 ) -> Float[Tensor, "*b p p"]:
-    return second_moment(term, term.factor(omegas[0]), weights)
+    return second_moment(term, term.factor(omegas[0]).to(weights), weights)
 
 
 def second_moment(
