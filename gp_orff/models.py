@@ -330,6 +330,7 @@ class VectorFieldGP(torch.nn.Module):
                     f"{type(self.mean).__name__}: make the trend a term of the kernel"
                 )
             further = Further.of(self.kernel, fit.data.num_inputs, x, y, symbol, noise)
+            self._observations.left_out(symbol, self.kernel, further.space)  # refuses, on a grid
             data = fit.data.observing(further)
             self._accept(replace(fit, data=data, notes=list(fit.notes)))
             self._snapshot()

@@ -412,8 +412,7 @@ class FeatureObservations(Observations):
         return truncated_variance(kernel, self.draws, expansion)
 
     def left_out(self, symbol, kernel, space):
-        expansion = expand(kernel, self.draws, self.data.num_inputs).double()
-        return left_out(symbol, kernel, self.draws, expansion, space)
+        return left_out(symbol, kernel, self.draws, space)
 
     def of_terms(self, kernel, chosen):
         found = [
@@ -451,7 +450,7 @@ class FeatureObservations(Observations):
             return None
         parts = []
         for own in self.data.further:
-            missing = left_out(own.symbol, kernel, self.draws, expansion, own.space)
+            missing = left_out(own.symbol, kernel, self.draws, own.space)
             columns = own.columns(expansion.num_outputs)
             parts.append(DenseRows(own.features(expansion), columns, own.covariance(missing)))
         return DenseRows.of(parts)

@@ -10,13 +10,11 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.expansion import Expansion, FeatureExpansion, WaveExpansion, seen_through
-from gp_orff.frequencies import Draw, LatticeDraw, QuasiMonteCarlo, TermLaw
-from gp_orff.resolution import laws, spectra_of
+from gp_orff.frequencies import Draw, LatticeDraw, remainder
+from gp_orff.resolution import spectra_of
 from gp_orff.symbols import Symbol
 from gp_orff.terms import Term, terms
-
-_NODES = 2**13  # of quasi-Monte Carlo
+from gp_orff.truncation import lifted, second_moment
 
 
 def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
@@ -66,7 +64,7 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
                 "reference, got none; pass reference=x0"
             )
         if symbol.order > 0 and any(
-            math.isinf(float(torch.as_tensor(law.moment(tilt, len(space))).max()))
+            torch.as_tensor(law.moment(tilt, len(space))).isinf().any()
             for law in spectra_of(term)[:1]
         ):
             nu = getattr(term.leaves[0].kernel, "nu", None)
@@ -83,19 +81,14 @@ def _varies(term: Term, space: Sequence[int]) -> bool:
     return bool(seen & set(space))
 
 
-@torch.no_grad()
 def left_out(
-    symbol: Symbol,
-    kernel: Kernel,
-    draws: Sequence[Draw],
-    expansion: Expansion,
-    space: Sequence[int],
+    symbol: Symbol, kernel: Kernel, draws: Sequence[Draw], space: Sequence[int]
 ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-    """Var Q f less that on a grid: white, and common to all points; None for other rules.
+    """Var Q f less that on a grid, differentiable: white, and common to all points; None for other
+    rules.
 
-    The cell around ω = 0, which features of derivatives do not have, holds a constant of an
-    antiderivative: S(0) h^d of a potential. What lies beyond the grid is white. With a reference
-    the constant drops out, and what is white there is common to all points.
+    What lies beyond the grid is white. What varies too slowly for it is a constant, such as that of
+    a potential; with a reference it drops out, and what is white there is common to all points.
     """
     found = terms(kernel)
     lattice = all(isinstance(own, LatticeDraw) for own in draws)
@@ -107,105 +100,78 @@ def left_out(
         )
     if not (lattice and all(own.correct for own in draws)):
         return None
-    whole = [_whole(symbol, term, own, space) for term, own in zip(found, draws, strict=True)]
-    if any(own is None for own in whole):
-        every = zip(found, laws(kernel, expansion.omega.shape[-1]), draws, strict=True)
-        white = sum(_beyond(symbol, *part, space) for part in every)
-        return white, torch.zeros_like(white) if symbol.reference is None else white
-    common = sum(_central_cell(symbol, *part, space) for part in zip(found, draws, strict=True))
-    kept = _variance(seen_through(symbol, expansion, space))
-    white = _positive(sum(whole) - kept - common)
-    return white, common if symbol.reference is None else white
+    parts = [_left_out(symbol, *pair, space) for pair in zip(found, draws, strict=True)]
+    white, common = (sum(own) for own in zip(*parts, strict=True))
+    return white, common
 
 
-def _variance(expansion: FeatureExpansion | WaveExpansion) -> Float[Tensor, "q q"]:
-    """Of features on a lattice, where every frequency but zero has its cosine and its sine."""
-    varies = (expansion.phi.omega != 0).any(-1)
-    if isinstance(expansion, WaveExpansion):  # Re(a e^{i⟨ω,x⟩}) has the mean variance |a|²/2
-        a = expansion.amplitudes
-        share = torch.where(varies, 0.5, 1.0)[expansion.frequencies]
-        return ((share.unsqueeze(-1) * a).mT @ a.conj()).real
-    share = torch.cat([torch.where(varies, 0.5, 1.0), torch.where(varies, 0.5, 0.0)])  # sin 0 = 0
-    m = expansion.directions
-    return (share[expansion.columns].unsqueeze(-1) * m).mT @ m
-
-
-def _whole(
+def _left_out(
     symbol: Symbol, term: Term, own: LatticeDraw, space: Sequence[int]
-) -> Float[Tensor, "q q"] | None:
-    """E[Q A Q*] over the whole law of one term: a moment of the radius times a mean over
-    directions; None where it is not that."""
-    tilt = term.factor.degree + symbol.order
-    if not _varies(term, space):
-        origin = term.outputscale.new_zeros(1, len(space)).double()
-        return _mean_outer(symbol, term, origin, torch.ones_like(origin[:, 0]), space, space)
-    law, alone = spectra_of(term)[0], len(term.leaves) == 1 or term.factor.degree
-    if not (symbol.homogeneous and tilt >= 0 and alone and hasattr(law, "lengthscale")):
-        return None
-    dims = own.dims[0]
-    moment = torch.as_tensor(law.moment(tilt, len(dims))).to(term.outputscale.device).squeeze()
-    points, weights = _sphere(len(dims), term.outputscale.device)
-    return moment * _mean_outer(
-        symbol, term, points / law.lengthscale.double(), weights, dims, space
-    )
+) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
+    """Of one term."""
+    if not term.leaves:  # a constant
+        q = symbol.num_outputs(term.num_outputs)
+        return (term.outputscale.new_zeros(q, q).double(),) * 2
+    white = _second_moment(symbol, term, own, *remainder(own, spectra_of(term)), space)
+    if symbol.reference is not None:
+        return white, white
+    fades = term.factor.degree + symbol.order > 0  # Q A Q* is zero at ω = 0
+    if fades or not (symbol.homogeneous and len(term.leaves) == 1 and _varies(term, space)):
+        return white, torch.zeros_like(white)
+    return white, _constant(symbol, term, own, space, white)
 
 
-def _beyond(
-    symbol: Symbol, term: Term, law: TermLaw, own: LatticeDraw, space: Sequence[int]
-) -> Float[Tensor, "q q"]:
-    """E[Q A Q*] over frequencies whose cell is not on the grid, by quasi-Monte Carlo."""
-    q = symbol.num_outputs(term.num_outputs)
-    if not _varies(term, space):  # what is constant in space is never cut
-        return term.outputscale.new_zeros(q, q).double()
-    measure = "trace" if hasattr(law.leaves[0].spectrum, "lengthscale") else "base"
-    drawn = QuasiMonteCarlo(_NODES, measure=measure, seed=0).draw([law])[0].to(own.lattice.spacing)
-    omegas, weights = drawn.nodes(spectra_of(term))
-    spacing = own.lattice.spacing
-    wide = spacing.new_zeros(_NODES, len(spacing))
-    for omega, dims in zip(omegas, own.dims, strict=True):
-        wide[:, list(dims)] = omega.double()
-    index, kept = (wide / spacing).round().long(), own.lattice.indices[own.position]
-    most = int(kept.abs().max()) + 1  # codes of what is farther need no more
-    index = index.clamp(-most, most)
-    base = (2 * most + 1) ** torch.arange(len(spacing), device=index.device)
-    codes = torch.cat([kept @ base, -(kept @ base), 0 * base[:1]])  # fields of derivatives lack 0
-    outside = ~torch.isin(index @ base, codes)
-    images = symbol(wide[:, list(space)], term.num_outputs).to(torch.complex128)
-    images = images @ term.factor(omegas[0]).double().to(torch.complex128)
-    share = (term.outputscale * weights * outside)[:, None, None]
-    return (share * (images @ images.mH).real).sum(0)
-
-
-def _mean_outer(
+def _constant(
     symbol: Symbol,
     term: Term,
-    omega: Float[Tensor, "m k"],
+    own: LatticeDraw,
+    space: Sequence[int],
+    white: Float[Tensor, "q q"],
+) -> Float[Tensor, "q q"]:
+    """What the frequencies of a grid, and those beyond, leave of a variance that is known.
+
+    It completes their sum at lag zero, as S(0) h^d does where the density is smooth, and is finite
+    where that diverges; the integral of S over the cell around zero is less by O(h²) of itself.
+    """
+    law, spacing = spectra_of(term)[0], own.lattice.spacing[list(own.dims[0])]
+    if hasattr(law, "lengthscale"):  # the law of ℓω has no directions of its own
+        whole = _over_directions(symbol, term, own, space, law.lengthscale.double())
+        kept = _second_moment(symbol, term, own, *own.nodes([law]), space)
+        return lifted(whole - kept - white, whole)
+    origin = torch.zeros_like(spacing).unsqueeze(0)
+    cell = law.log_density(origin).exp() * spacing.prod()
+    kept = _second_moment(symbol, term, own, [origin], torch.ones_like(cell), space)
+    around = _over_directions(symbol, term, own, space, torch.ones_like(origin))
+    return cell * (around - kept)
+
+
+def _over_directions(
+    symbol: Symbol,
+    term: Term,
+    own: LatticeDraw,
+    space: Sequence[int],
+    lengthscale: Float[Tensor, "1 d"],
+) -> Float[Tensor, "q q"]:
+    """The mean of Q A Q* over directions of ℓω."""
+    points, weights = _sphere(len(own.dims[0]), own.lattice.spacing.device)
+    return _second_moment(symbol, term, own, [points / lengthscale], weights, space)
+
+
+def _second_moment(
+    symbol: Symbol,
+    term: Term,
+    own: LatticeDraw,
+    omegas: Sequence[Float[Tensor, "m k"]],
     weights: Float[Tensor, "m"],
-    dims: Sequence[int],
     space: Sequence[int],
 ) -> Float[Tensor, "q q"]:
-    """The mean of Q A Q* over frequencies of the first leaf."""
-    wide = omega.new_zeros(len(omega), max([*dims, *space]) + 1)
-    wide[:, list(dims)] = omega
+    """Σ w Q A Q* over frequencies of the leaves."""
+    wide = weights.new_zeros(len(weights), len(own.lattice.spacing))
+    for omega, dims in zip(omegas, own.dims, strict=True):
+        wide[:, list(dims)] = omega
     images = symbol(wide[:, list(space)], term.num_outputs).to(torch.complex128)
-    images = images @ term.factor(omega).double().to(torch.complex128)
-    outer = weights[:, None, None] * (images @ images.mH).real
-    return term.outputscale * outer.sum(0)
-
-
-def _central_cell(
-    symbol: Symbol, term: Term, own: LatticeDraw, space: Sequence[int]
-) -> Float[Tensor, "q q"]:
-    """S(0) h^d times the mean of Q A Q* over directions, for antiderivatives of derivatives: the
-    same at all points of one time."""
-    q = symbol.num_outputs(term.num_outputs)
-    if not _varies(term, space) or symbol.order >= 0:
-        return term.outputscale.new_zeros(q, q).double()
-    law, dims = spectra_of(term)[0], own.dims[0]
-    points, weights = _sphere(len(dims), term.outputscale.device)
-    density = law.log_density(torch.zeros_like(points[:1])).exp()
-    share = density * own.lattice.spacing[list(dims)].prod()
-    return share * _mean_outer(symbol, term, points, weights, dims, space)
+    images = images @ term.factor(omegas[0]).to(torch.complex128)
+    return second_moment(term, images, weights)
 
 
 def _sphere(dims: int, device: torch.device) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
@@ -227,9 +193,3 @@ def _sphere(dims: int, device: torch.device) -> tuple[Float[Tensor, "m k"], Floa
     heights = height[:, None, None].expand(*flat.shape[:2], 1)
     weights = (0.5 * weight / len(points)).repeat_interleave(len(points))
     return torch.cat([flat, heights], dim=-1).flatten(0, 1), weights
-
-
-def _positive(matrix: Float[Tensor, "q q"]) -> Float[Tensor, "q q"]:
-    """Without what rounding and aliasing leave below zero."""
-    values, vectors = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
-    return (vectors * values.clamp_min(0)) @ vectors.mT

@@ -55,21 +55,23 @@ def truncated_variance(
     if not all(isinstance(own, LatticeDraw) and own.correct for own in draws):
         return None
     whole = sum(_periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
-    return _above_zero(whole - expansion.mean_variance(), whole)
+    return lifted(whole - expansion.mean_variance(), whole)
 
 
-def _above_zero(
+def lifted(
     missing: Float[Tensor, "*b p p"], whole: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b p p"]:
-    """Lifted, in the directions that need it: rounding, and images that are not known in closed
-    form, may leave a little less than zero."""
+    """A part of a variance, lifted in the directions that need it: rounding, and images that are
+    not known in closed form, may leave a little less than zero."""
     missing = 0.5 * (missing + missing.mT)
-    whole = whole.detach().diagonal(dim1=-1, dim2=-2)
-    sd = whole.clamp_min(torch.finfo(whole.dtype).tiny).sqrt()  # the units of each output
+    whole = whole.diagonal(dim1=-1, dim2=-2)
+    sd = whole.clamp_min(torch.finfo(whole.dtype).tiny ** 0.5).sqrt()  # the units of each output
     units = sd.unsqueeze(-1) * sd.unsqueeze(-2)
-    values, vectors = torch.linalg.eigh(missing.detach() / units)
+    scaled = missing / units
+    values, vectors = torch.linalg.eigh(scaled.detach())
     floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
-    lift = (vectors * (floor - values).clamp_min(0).unsqueeze(-2)) @ vectors.mT
+    least = (vectors * (scaled @ vectors)).sum(-2)  # whose slope is that at fixed vectors
+    lift = (vectors * (floor - least).clamp_min(0).unsqueeze(-2)) @ vectors.mT
     return missing + lift * units
 
 
@@ -179,6 +181,15 @@ def _nearest(spacing: Float[Tensor, "d"]) -> Float[Tensor, "n d"]:
     """jP of the nearest images."""
     shifts = [shift for shift in product((-1, 0, 1), repeat=len(spacing)) if any(shift)]
     return spacing.new_tensor(shifts) * (2 * torch.pi / spacing)
+
+
+def second_moment(
+    term: Term, images: Float[Tensor, "*b m q r"], weights: Float[Tensor, "*b m"]
+) -> Float[Tensor, "*b q q"]:
+    """Σ w C Cᴴ of what becomes of the factor of a term."""
+    weighted = weights[..., None, None] * images
+    outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj())
+    return term.outputscale[..., None, None] * outer.real
 
 
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:

@@ -63,6 +63,27 @@ DETERMINISTIC_RULES = {  # their errors are not random: test_grid and test_hermi
 }
 MEASURES = ("trace", "base")
 
+SYMBOLS = {  # of a field with p components on d inputs in space
+    "background": lambda d, p: gp_orff.Background(),
+    "box_average": lambda d, p: gp_orff.BoxAverage(0.3),
+    "component": lambda d, p: gp_orff.Component([1.0, 2.0, 3.0][:p]),
+    "curl": lambda d, p: gp_orff.Curl(),
+    "curl_free_part": lambda d, p: gp_orff.CurlFreePart(),
+    "divergence": lambda d, p: gp_orff.Divergence(),
+    "divergence_free_part": lambda d, p: gp_orff.DivergenceFreePart(),
+    "flux": lambda d, p: gp_orff.Flux(_path(d)),
+    "jacobian": lambda d, p: gp_orff.Jacobian(num_dims=d),
+    "line_integral": lambda d, p: gp_orff.LineIntegral(_path(d)),
+    "potential": lambda d, p: gp_orff.Potential([0.1] * d),
+    "stream_function": lambda d, p: gp_orff.StreamFunction([0.1] * d),
+    "vector_potential": lambda d, p: gp_orff.VectorPotential(),
+}
+
+
+def _path(d):
+    return torch.tensor([[0.0, 0.0, 0.0], [0.3, -0.2, 0.1]])[:, :d]
+
+
 # (spectrum, measure) of field kernels that raise, and those whose features have infinite variance
 NO_CELL = {("spectral_mixture", "trace")}
 INFINITE_VARIANCE = {("matern32", "base"), ("matern_general", "base")}

@@ -149,6 +149,12 @@ def test_every_exported_rule_is_in_the_registry():
     assert set(rules.values()) == {type(rule(8)) for rule in tested.values()}
 
 
+def test_every_exported_symbol_is_in_the_registry():
+    symbols = exported(lambda cls: issubclass(cls, gp_orff.Symbol))
+    tested = {type(build(2, 2)) for build in registry.SYMBOLS.values()}
+    assert set(symbols.values()) - {gp_orff.Symbol} == tested
+
+
 def test_every_known_spectrum_is_in_the_registry():
     unknown = gp_orff.spectrum.dispatch(object)
     known = {c for c, law in gp_orff.spectrum.registry.items() if law is not unknown}

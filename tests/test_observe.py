@@ -219,6 +219,16 @@ def test_what_has_no_closed_form_is_refused_by_exact_kernels():
     assert (model.posterior().variance(XE, smooth) < 0.1 * free).all()
 
 
+def test_what_needs_frequencies_near_zero_is_refused_by_grids():
+    separable = gpytorch.kernels.MultitaskKernel(gpytorch.kernels.RBFKernel(), num_tasks=2, rank=1)
+    model = model_of(separable, RULES["grid"], 2)
+    before = model.posterior().mean(XE)
+    symbol, y, noise = OBSERVED["gauge"]
+    with pytest.raises(NotImplementedError, match="which a grid does not have"):
+        model.observe(XE, y, symbol, noise=noise)
+    assert torch.equal(model.posterior().mean(XE), before)
+
+
 def test_paths_pass_through_what_is_observed():
     model = observing(None, ["component"])
     symbol, _, _ = OBSERVED["component"]

@@ -6,6 +6,7 @@ from gp_orff.frequencies.grid import Grid
 from gp_orff.frequencies.hermite import GaussHermite
 from gp_orff.frequencies.lattice_draw import GridWarning, Lattice, LatticeDraw
 from gp_orff.frequencies.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
+from gp_orff.frequencies.remainder import remainder
 
 __all__ = [
     "Auto",
@@ -21,4 +22,5 @@ __all__ = [
     "QuasiMonteCarlo",
     "Rule",
     "TermLaw",
+    "remainder",
 ]
