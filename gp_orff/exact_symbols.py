@@ -2,13 +2,16 @@
 
 A scalar kernel k of the squared scaled distance has all its derivatives in closed form. Where Q A
 and Q A Q* of a symbol Q and a spectral density A are polynomials in ω, covariances are derivatives
-of k: ω^α turns e^{i⟨ω,τ⟩} into (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Integrals over paths and boxes are sums
-over the nodes of a quadrature.
+of k: ω^α turns e^{i⟨ω,τ⟩} into (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Integrals over paths and boxes, and maps
+that are a matrix, need the covariance of the field alone: they are sums over nodes, to 1e-6 of the
+prior variance, also of kernels with a kink at lag zero, but for integrals with more than d
+directions (over a path of means over boxes), where such kernels are known to 1e-4.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
+from functools import partial
+from itertools import combinations_with_replacement, product
 
 import torch
 from gpytorch.kernels import Kernel
@@ -18,9 +21,10 @@ from torch import Tensor
 
 from gp_orff.cholesky import cholesky
 from gp_orff.kernels import radial_derivatives
+from gp_orff.patches import Patch, Rule
 from gp_orff.posterior import FieldLaw
 from gp_orff.spectra import spectrum
-from gp_orff.symbols import Identity, Quadrature, Symbol
+from gp_orff.symbols import Identity, Symbol
 from gp_orff.terms import Leaf, Term, terms
 from gp_orff.trig import by_chunks
 
@@ -113,19 +117,36 @@ class SymbolCovariance:
         Raises:
             NotImplementedError: no closed form.
         """
-        found = terms(self.kernel)
-        p, scale = found[0].num_outputs, _shortest(found)
-        left, right = (own.quadrature(p, scale) for own in (self.left, self.right))
-        if left is not None:
-            inner = replace(self, left=Identity())
-            return self._summed(left, x, lambda points: inner(points, z))
-        if right is not None:
-            outer = replace(self, right=Identity())
-            return self._summed(right, z, lambda points: outer(x, points).mT).mT
-        if isinstance(self.left, Identity) and isinstance(self.right, Identity):
-            return to_dense(self.kernel(x, z))
-        blocks = sum(self._term(term, x.unsqueeze(1) - z) for term in found)  # (n, m, q, r)
+        pairs = [own.reshape(-1, x.shape[-1]) for own in torch.broadcast_tensors(x.unsqueeze(1), z)]
+        blocks = self._blocks(pairs[0] - pairs[1]).unflatten(0, (len(x), len(z)))
         return blocks.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def _blocks(self, tau: Float[Tensor, "l d"]) -> Float[Tensor, "l q r"]:
+        """At lags."""
+        found = terms(self.kernel)
+        (lefts, left), (rights, right) = map(self._peeled, (self.left, self.right))
+        inner, rule = replace(self, left=left, right=right), _rule(found)
+        total = 0.0
+        for a, b in product(lefts, rights):
+            lags, edges = self._moved(tau, a.corner - b.corner), torch.cat([a.edges, -b.edges])
+            mean = rule.mean(partial(inner._local, found), lags, edges, self.space)
+            total = total + a.matrix.to(tau) @ mean @ b.matrix.to(tau).mT
+        return total
+
+    def _peeled(self, symbol: Symbol) -> tuple[Sequence[Patch], Symbol]:
+        """A symbol as sums over patches of a local one."""
+        p, num_dims = terms(self.kernel)[0].num_outputs, len(self.space)
+        patches = symbol.patches(num_dims, p)
+        if patches is not None:
+            return patches, Identity()
+        return [Patch.point(num_dims, torch.eye(symbol.num_outputs(p)))], symbol
+
+    def _local(self, found: Sequence[Term], tau: Float[Tensor, "l d"]) -> Float[Tensor, "l q r"]:
+        """Of the field, or of derivatives of it."""
+        if isinstance(self.left, Identity) and isinstance(self.right, Identity):
+            origin = torch.zeros_like(tau[:1])
+            return to_dense(self.kernel(tau, origin)).unflatten(0, (len(tau), -1))
+        return sum(self._term(term, tau.unsqueeze(1)) for term in found).squeeze(1)
 
     def less(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
         """The same of values less those at the references of either side."""
@@ -138,18 +159,6 @@ class SymbolCovariance:
         if left is not None and right is not None:
             whole = whole + self(left, right)
         return whole
-
-    def _summed(
-        self,
-        nodes: Quadrature,
-        x: Float[Tensor, "n d"],
-        function: Callable[[Float[Tensor, "s*n d"]], Float[Tensor, "s*n*p k"]],
-    ) -> Float[Tensor, "n*q k"]:
-        """Σ_s M_s of the rows at x + s."""
-        shifts, weights = zip(*nodes, strict=True)
-        points = torch.cat([self._moved(x, shift) for shift in shifts])
-        rows = function(points).unflatten(0, (len(shifts), len(x), -1))
-        return torch.einsum("sqi,snik->nqk", torch.stack(weights).to(rows), rows).flatten(0, 1)
 
     def _moved(self, x: Float[Tensor, "n d"], shift: Float[Tensor, "k"]) -> Float[Tensor, "n d"]:
         moved = x.clone()
@@ -200,25 +209,22 @@ class SymbolCovariance:
         return scale * block
 
 
-def _shortest(found: Sequence[Term]) -> float:
-    """The shortest lengthscale; less of it for kernels with few derivatives, whose kink at lag zero
-    quadratures that are the same on both sides see too well."""
-    lengths = []
-    for leaf in (leaf.kernel for term in found for leaf in term.leaves):
-        if leaf.has_lengthscale:
-            lengths.append(_smooth_share(leaf) * leaf.lengthscale.min().item())
-    return min(lengths, default=1.0)
+def _rule(found: Sequence[Term]) -> Rule:
+    """By the shortest lengthscale, and by whether there is a kernel with few derivatives, or of
+    which not is known how many."""
+    leaves = [leaf.kernel for term in found for leaf in term.leaves]
+    if not all(own.is_stationary for own in leaves):
+        raise NotImplementedError("a kernel that is not stationary")
+    lengths = [own.lengthscale.min().item() for own in leaves if own.has_lengthscale]
+    return Rule(min(lengths, default=1.0), any(map(_has_kink, leaves)))
 
 
-def _smooth_share(kernel: Kernel) -> float:
+def _has_kink(kernel: Kernel) -> bool:
     try:
-        law = spectrum(kernel)
+        moment = spectrum(kernel).moment(3, 2)
     except NotImplementedError:
-        return 0.125
-    for tilt, share in ((2, 0.125), (3, 0.5)):
-        if not torch.isfinite(torch.as_tensor(law.moment(tilt, 2))).all():
-            return share
-    return 1.0
+        return True
+    return not torch.isfinite(torch.as_tensor(moment)).all()
 
 
 @dataclass(frozen=True)

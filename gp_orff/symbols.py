@@ -16,15 +16,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
-import numpy as np
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from gp_orff.patches import Patch
+
 Multiplier = Complex[Tensor, "D q p"]
-Quadrature = Sequence[tuple[Float[Tensor, "d"], Float[Tensor, "q p"]]]
 
 
 class Symbol(ABC):
@@ -93,10 +92,18 @@ class Symbol(ABC):
         looked = x if referred is None else torch.cat([x, referred])
         return self.points(looked, space)
 
-    def quadrature(self, p: int, scale: float) -> Quadrature | None:
-        """Shifts s and matrices M with Qf(x) ≈ Σ_s M f(x + s) for fields that vary over lengths of
-        `scale`, for exact kernels; None where there are none."""
-        return None
+    def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
+        """The pieces, boxes and points it sums the field over, for exact kernels; None where it
+        does more. A matrix, the same for all waves, is a point."""
+        if self.order:
+            return None
+        generator = torch.Generator().manual_seed(0)
+        omega = torch.randn(4, num_dims, generator=generator, dtype=torch.float64)
+        omega[0] = 0.0
+        first, *others = self(omega, p)
+        if first.imag.any() or any((own != first).any() for own in others):
+            return None
+        return [Patch.point(num_dims, first.real)]
 
     def __matmul__(self, other: "Symbol") -> "Symbol":
         """The map that applies the other one first: `Divergence() @ BoxAverage(1.0)`."""
@@ -437,15 +444,10 @@ class LineIntegral(_OfVectors):
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "n*k d"]:
         return _shifted(x, space, self.path)
 
-    def quadrature(self, p: int, scale: float) -> Quadrature:
-        """Gauss–Legendre rules, one after the other along each piece."""
-        found = []
-        for start, piece in zip(self.path, self.path.diff(dim=0), strict=False):
-            vector = self._vectors(piece.unsqueeze(0))
-            for node, weight in _rule(piece.norm().item(), scale):
-                found.append((start + node * piece, weight * vector))
-        _bounded(len(found))
-        return found
+    def patches(self, num_dims: int, p: int) -> Sequence[Patch]:
+        pieces = self.path.diff(dim=0)
+        rows = zip(self.path, pieces.split(1), self._vectors(pieces).split(1), strict=False)
+        return [Patch(*row) for row in rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -500,18 +502,9 @@ class BoxAverage(Symbol):
         half = 0.5 * torch.as_tensor(self.widths, dtype=torch.float64).expand(len(space))
         return _shifted(x, space, torch.stack([-half, half]))
 
-    def quadrature(self, p: int, scale: float) -> Quadrature:
-        """Products of Gauss–Legendre rules, over as many inputs as there are widths, else p."""
-        widths = torch.as_tensor(self.widths, dtype=torch.float64).reshape(-1)
-        widths = (widths if len(widths) > 1 else widths.repeat(p)).tolist()
-        rules = [_rule(width, scale) for width in widths]
-        _bounded(math.prod(map(len, rules)))
-        eye, found = torch.eye(p, dtype=torch.float64), []
-        for axes in product(*rules):
-            nodes, weights = zip(*axes, strict=True)
-            shift = [(node - 0.5) * width for node, width in zip(nodes, widths, strict=True)]
-            found.append((torch.tensor(shift, dtype=torch.float64), math.prod(weights) * eye))
-        return found
+    def patches(self, num_dims: int, p: int) -> Sequence[Patch]:
+        widths = torch.as_tensor(self.widths, dtype=torch.float64).expand(num_dims)
+        return [Patch(-0.5 * widths, torch.diag(widths), torch.eye(p, dtype=torch.float64))]
 
 
 @dataclass(frozen=True)
@@ -539,6 +532,13 @@ class Composed(Symbol):
     def num_outputs(self, p: int) -> int:
         return self.outer.num_outputs(self.inner.num_outputs(p))
 
+    def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
+        outer = self.outer.patches(num_dims, self.inner.num_outputs(p))
+        inner = self.inner.patches(num_dims, p)
+        if outer is None or inner is None:
+            return None
+        return [one @ other for one in outer for other in inner]
+
     def check(self, num_dims: int, p: int) -> None:
         if self.inner.reference is not None:
             raise ValueError(
@@ -553,29 +553,11 @@ class Composed(Symbol):
 
 
 _TINY = 1e-300
-_NODES = 8  # of a quadrature, for every half of a lengthscale
-_MOST_NODES = 4096
 
 
 def _point(reference: object) -> Float[Tensor, "d"] | None:
     """A copy, which no one else can change."""
     return None if reference is None else torch.as_tensor(reference, dtype=torch.float64).clone()
-
-
-def _rule(length: float, scale: float) -> list[tuple[float, float]]:
-    """Nodes in (0, 1) and weights of a mean over a length."""
-    parts = max(1, math.ceil(2 * length / scale))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return [
-        ((part + 0.5 * (1 + node)) / parts, 0.5 * weight / parts)
-        for part in range(parts)
-        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)
-    ]
-
-
-def _bounded(nodes: int) -> None:
-    if nodes > _MOST_NODES:
-        raise NotImplementedError(f"an integral over many lengthscales, {nodes} nodes")
 
 
 def _turned_left(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:

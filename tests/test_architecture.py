@@ -36,6 +36,7 @@ ORDER = [  # a module may import from those before it
     "frequencies",
     "kernels",
     "products",
+    "patches",
     "symbols",
     "expansion",
     "resolution",
