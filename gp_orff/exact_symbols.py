@@ -2,10 +2,8 @@
 
 A scalar kernel k of the squared scaled distance has all its derivatives in closed form. Where Q A
 and Q A Q* of a symbol Q and a spectral density A are polynomials in ω, covariances are derivatives
-of k: ω^α turns e^{i⟨ω,τ⟩} into (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Integrals over paths and boxes, and maps
-that are a matrix, need the covariance of the field alone: they are sums over nodes, to 1e-6 of the
-prior variance, also of kernels with a kink at lag zero, but for integrals with more than d
-directions (over a path of means over boxes), where such kernels are known to 1e-4.
+of k: ω^α turns e^{i⟨ω,τ⟩} into (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Matrices, and integrals over paths and
+boxes, need nothing but the covariance of what they are taken of: `patches` says how exact they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -124,7 +122,8 @@ class SymbolCovariance:
     def _blocks(self, tau: Float[Tensor, "l d"]) -> Float[Tensor, "l q r"]:
         """At lags."""
         found = terms(self.kernel)
-        (lefts, left), (rights, right) = map(self._peeled, (self.left, self.right))
+        p = found[0].num_outputs
+        (lefts, left), (rights, right) = (self._peeled(own, p) for own in (self.left, self.right))
         inner, rule = replace(self, left=left, right=right), _rule(found)
         total = 0.0
         for a, b in product(lefts, rights):
@@ -133,9 +132,9 @@ class SymbolCovariance:
             total = total + a.matrix.to(tau) @ mean @ b.matrix.to(tau).mT
         return total
 
-    def _peeled(self, symbol: Symbol) -> tuple[Sequence[Patch], Symbol]:
+    def _peeled(self, symbol: Symbol, p: int) -> tuple[Sequence[Patch], Symbol]:
         """A symbol as sums over patches of a local one."""
-        p, num_dims = terms(self.kernel)[0].num_outputs, len(self.space)
+        num_dims = len(self.space)
         patches = symbol.patches(num_dims, p)
         if patches is not None:
             return patches, Identity()

@@ -199,6 +199,10 @@ class Jacobian(Symbol):
     num_dims: int | None = None  # d, if not p
     order, homogeneous = 1, True
 
+    def __post_init__(self):
+        if self.num_dims is not None:
+            object.__setattr__(self, "num_dims", int(self.num_dims))
+
     def num_outputs(self, p: int) -> int:
         return p * (self.num_dims or p)
 
@@ -362,7 +366,7 @@ class Background(Symbol):
         return fixed * Identity()(omega, p)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Component(Symbol):
     """The component uᵀf along a vector of p numbers, of any length; one output.
 
@@ -374,6 +378,14 @@ class Component(Symbol):
 
     direction: Sequence[float] | Float[Tensor, "p"]
     homogeneous = True
+
+    def __post_init__(self):
+        direction = _copied(self.direction)
+        if direction.dim() != 1:
+            raise ValueError(
+                f"Component expects a direction (p,), got shape {tuple(direction.shape)}"
+            )
+        object.__setattr__(self, "direction", tuple(direction.tolist()))
 
     def num_outputs(self, p: int) -> int:
         return 1
@@ -411,7 +423,7 @@ class LineIntegral(_OfVectors):
     homogeneous = False
 
     def __post_init__(self):
-        path = torch.as_tensor(self.path, dtype=torch.float64).clone()
+        path = _copied(self.path)
         if path.dim() != 2 or len(path) < 2:
             raise ValueError(
                 f"{type(self).__name__} expects a path of at least two corners (k, d), got shape "
@@ -481,7 +493,12 @@ class BoxAverage(Symbol):
         tensor([[[True]]])
     """
 
-    widths: float | tuple[float, ...]
+    widths: float | Sequence[float] | Float[Tensor, "d"]
+
+    def __post_init__(self):
+        widths = _copied(self.widths).tolist()
+        own = tuple(widths) if isinstance(widths, list) else widths
+        object.__setattr__(self, "widths", own)
 
     def num_outputs(self, p: int) -> int:
         return p
@@ -555,9 +572,14 @@ class Composed(Symbol):
 _TINY = 1e-300
 
 
+def _copied(values: object) -> Float[Tensor, "*n"]:
+    """Numbers from anywhere, which no one else can change."""
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    return torch.as_tensor(plain, dtype=torch.float64).detach().cpu().clone()
+
+
 def _point(reference: object) -> Float[Tensor, "d"] | None:
-    """A copy, which no one else can change."""
-    return None if reference is None else torch.as_tensor(reference, dtype=torch.float64).clone()
+    return None if reference is None else _copied(reference)
 
 
 def _turned_left(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:

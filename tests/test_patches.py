@@ -1,0 +1,187 @@
+"""Integrals of exact kernels: against closed forms, and one-dimensional quadrature by scipy."""
+
+import math
+from itertools import pairwise
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from scipy.integrate import quad
+
+import gp_orff
+from gp_orff import BoxAverage, Component, Flux, Jacobian, LineIntegral, Potential
+from gp_orff.exact_symbols import SymbolCovariance
+from gp_orff.patches import Axis, axes_of
+from gp_orff.symbols import Identity
+from tests import oracles
+
+ELL = 0.8
+PATH = torch.tensor([[0.0, 0.1], [0.5, 0.3], [0.1, 0.25], [0.3, -0.4]], dtype=torch.float64)
+POINTS = torch.tensor([[0.0, 0.1], [0.25, 0.2], [0.251, 0.2], [0.9, 0.4]], dtype=torch.float64)
+
+
+def scalar(nu):
+    kernel = (RBFKernel() if nu is None else MaternKernel(nu=nu)).double()
+    kernel.lengthscale = torch.tensor(ELL, dtype=torch.float64)
+    return kernel.requires_grad_(False)
+
+
+def profile(nu, r):
+    name = "rbf" if nu is None else f"matern{int(2 * nu)}2"
+    tau = torch.tensor([r], dtype=torch.float64)
+    return oracles.scalar(name)(tau, torch.tensor([ELL], dtype=torch.float64)).item()
+
+
+def covariance(kernel, left, right, x, z):
+    space = tuple(range(x.shape[-1]))
+    return SymbolCovariance(kernel, left, right, space)(x, z)
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5, None])
+def test_means_over_intervals_by_scipy(nu):
+    """Of two intervals, with the density of a trapezoid, and of one and a point, in it or beside
+    it: 1e-9."""
+    kernel, wide, narrow = scalar(nu), BoxAverage(0.6), BoxAverage(0.4)
+    for lag in (0.0, 0.05, 0.1, 0.3, 1.5):
+        x, z = torch.zeros(1, 1).double(), torch.tensor([[lag]], dtype=torch.float64).double()
+
+        def overlap(u):  # of the two intervals, shifted
+            return max(0.0, min(0.3, u + 0.2) - max(-0.3, u - 0.2)) / 0.24
+
+        places = sorted({lag, *(lag + w for w in (-0.3, 0.3)), *(-0.5, -0.1, 0.1, 0.5)})
+        inside = [own for own in places if -0.5 <= own <= 0.5]
+        both = sum(
+            quad(lambda u, lag=lag: overlap(u) * profile(nu, abs(u - lag)), a, b, epsabs=1e-12)[0]
+            for a, b in pairwise(inside)
+        )
+        found = covariance(kernel, wide, narrow, x, z).item()
+        assert found == pytest.approx(both, abs=1e-9)
+        middle = min(max(lag, -0.3), 0.3)
+        one = sum(
+            quad(lambda u, lag=lag: profile(nu, abs(u - lag)) / 0.6, a, b, epsabs=1e-12)[0]
+            for a, b in ((-0.3, middle), (middle, 0.3))
+        )
+        assert covariance(kernel, wide, Identity(), x, z).item() == pytest.approx(one, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("nu", "d", "tolerance"),
+    [(1.5, 1, 1e-9), (2.5, 1, 1e-9), (1.5, 2, 1e-4), (2.5, 2, 1e-6), (None, 2, 1e-9)],
+)
+def test_integrals_of_gradients_are_differences_of_potentials(nu, d, tolerance):
+    """Along a path that turns at sharp angles and through points; of a flow across it, of stream
+    functions. In two dimensions with a kink, two patches are not known to rounding."""
+    kernels = {gp_orff.CurlFreeKernel: (LineIntegral, Potential)}
+    if d == 2:
+        kernels[gp_orff.DivergenceFreeKernel] = (Flux, gp_orff.StreamFunction)
+    path, x, start = PATH[:, :d], POINTS[:, :d], torch.zeros(1, d).double()
+    for field, (integral, potential) in kernels.items():
+        kernel = field(scalar(nu), num_dims=d)
+        values = covariance(kernel, potential(), Identity(), path[[0, -1]], x)
+        found = covariance(kernel, integral(path), Identity(), start, x)
+        torch.testing.assert_close(found[0], values[1] - values[0], rtol=0, atol=1e-6)
+        variance = 2 * (profile(nu, 0.0) - profile(nu, (path[-1] - path[0]).norm().item()))
+        found = covariance(kernel, integral(path), integral(path), start, start).item()
+        assert found == pytest.approx(variance, abs=tolerance)
+
+
+def test_boxes_have_the_dimensions_of_space():
+    """Not one for every output: products of one-dimensional means, of three outputs and of one."""
+    one = quad(lambda u: 2 * (1 - u) * math.exp(-0.5 * (u / ELL) ** 2), 0, 1)[0]
+    x = torch.zeros(1, 2).double()
+    found = covariance(scalar(None), BoxAverage(1.0), BoxAverage(1.0), x, x)
+    assert found.item() == pytest.approx(one**2, abs=1e-10)
+    kernel = MultitaskKernel(scalar(None), num_tasks=3, rank=1).double().requires_grad_(False)
+    tasks = kernel.task_covar_module.covar_matrix.to_dense()
+    found = covariance(kernel, BoxAverage(1.0), BoxAverage(1.0), x, x)
+    torch.testing.assert_close(found, one**2 * tasks, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", ["rough", "product", "nameless"])
+def test_matrices_and_integrals_need_no_derivatives(kernel):
+    """u^T f by the matrix itself, whatever the kernel, asked for and observed, to 1e-9."""
+
+    class Nameless(gpytorch.kernels.PeriodicKernel):
+        """Of no known spectrum."""
+
+    scalars = {
+        "rough": MaternKernel(nu=0.5),
+        "product": RBFKernel(active_dims=(0,)) * MaternKernel(nu=1.5, active_dims=(1, 2)),
+        "nameless": Nameless(),
+    }
+    torch.manual_seed(0)
+    built = MultitaskKernel(scalars[kernel], num_tasks=2, rank=1)
+    rng = np.random.default_rng(0)
+    x, xs = (torch.from_numpy(rng.uniform(size=(n, 3))) for n in (8, 4))
+    u = torch.tensor([0.6, 0.8]).double()
+    model = gp_orff.VectorFieldGP(built).condition(x, torch.from_numpy(rng.normal(size=(8, 2))))
+    for _ in range(2):
+        field, own = model.posterior(), Component(u)
+        torch.testing.assert_close(
+            field.mean(xs, own).flatten(), field.mean(xs) @ u, atol=1e-9, rtol=0
+        )
+        wanted = torch.einsum("p,npq,q->n", u, field.pointwise_covariance(xs), u)
+        torch.testing.assert_close(field.variance(xs, own).flatten(), wanted, atol=1e-9, rtol=0)
+        small = field.mean(xs, BoxAverage(1e-6))
+        torch.testing.assert_close(small, field.mean(xs), atol=1e-4, rtol=0)
+        twice = field.mean(xs, own @ BoxAverage(0.1)).flatten()
+        torch.testing.assert_close(twice, field.mean(xs, BoxAverage(0.1)) @ u, atol=1e-9, rtol=0)
+        model.observe(xs, torch.zeros(4), own, noise=1e-3)
+    assert (model.posterior().mean(xs) @ u).abs().max() < 0.1
+
+
+def test_what_is_no_lag_is_refused():
+    kernel = MultitaskKernel(gpytorch.kernels.LinearKernel(), num_tasks=2).double()
+    x = torch.ones(3, 2).double()
+    with pytest.raises(NotImplementedError, match="not stationary"):
+        covariance(kernel, Component([1.0, 0.0]), Identity(), x, x)
+
+
+def test_many_lengthscales_in_every_direction_are_refused():
+    kernel = gp_orff.CurlFreeKernel(scalar(1.5), num_dims=2)
+    x = torch.zeros(1, 2).double()
+    with pytest.raises(NotImplementedError, match="over many lengthscales"):
+        covariance(kernel, BoxAverage(20.0), Identity(), x, x)
+
+
+def test_parallel_edges_are_one_axis():
+    """Whose density is that of the sum of two uniform numbers, here by a histogram."""
+    edges = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-0.4, 0.0], [0.3, 0.3]], dtype=torch.float64)
+    first, second = axes_of(edges)
+    assert first.widths == (1.0, 0.4)
+    assert second.widths == (edges[3].norm().item(),)
+    rng = np.random.default_rng(0)
+    sums = rng.uniform(size=100_000) - 0.4 * rng.uniform(size=100_000)
+    counts, bins = np.histogram(sums, bins=14, range=(-0.4, 1.0), density=True)
+    middle = torch.from_numpy(0.5 * (bins[1:] + bins[:-1]))
+    own = Axis(first.direction, first.start, first.widths)
+    np.testing.assert_allclose(own.density(middle), counts, atol=0.05)  # five standard errors
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, tuple, list])
+def test_arguments_are_plain_values(kind, tmp_path):
+    """Of any kind, copied; in a file and out of it."""
+    numbers = kind([0.5, 0.25])
+    assert Component(numbers).direction == (0.5, 0.25) == BoxAverage(numbers).widths
+    assert BoxAverage(np.float64(0.5)) == BoxAverage(torch.tensor(0.5)) == BoxAverage(0.5)
+    path = kind([[0.0, 0.0], [0.5, 0.25]])
+    given = [Component(numbers), BoxAverage(numbers), BoxAverage(np.float64(0.3))]
+    given += [LineIntegral(path), Flux(path), Potential(numbers), gp_orff.StreamFunction(numbers)]
+    given += [Component(kind([1.0, 0, 0, 0])) @ Jacobian(np.int64(2))]
+    rng = np.random.default_rng(0)
+    x, xs = (torch.from_numpy(rng.uniform(size=(n, 2))) for n in (6, 3))
+    kernel = ScaleKernel(gp_orff.CurlFreeKernel(num_dims=2))
+    model = gp_orff.VectorFieldGP(kernel).condition(x, torch.from_numpy(rng.normal(size=(6, 2))))
+    for symbol in given:
+        q = symbol.num_outputs(2)
+        model.observe(xs, torch.zeros(3, q), symbol, noise=0.1)
+    model.save(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt").posterior()
+    torch.testing.assert_close(loaded.mean(xs), model.posterior().mean(xs), rtol=0, atol=1e-10)
+
+
+def test_a_direction_is_a_vector():
+    with pytest.raises(ValueError, match=r"a direction \(p,\), got shape \(2, 2\)"):
+        Component(np.eye(2))
