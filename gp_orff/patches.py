@@ -24,7 +24,7 @@ from torch import Tensor
 
 _NODES = 8  # of a Gauss rule, for every half of a lengthscale
 _GATHERED = (12, 8)  # of one that gathers its nodes at one end, for every lengthscale; on many axes
-_MOST_NODES = 2**16  # for one pair of points
+_MOST_NODES = 2**18  # for one pair of points
 _AT_ONCE = 2**19  # lags
 
 

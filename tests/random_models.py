@@ -211,8 +211,6 @@ class Twin:
         """What exists, and has a closed form."""
         rng, own, p, d = self.rng, self.field, self.p, len(self.field.space)
         found = [Question(None, own.values)]
-        if self.closed_forms and not self.prior.derivatives > 0:  # Matérn 1/2, products in space
-            return found
         u, v = rng.normal(size=p), rng.normal(size=p * d)
         component, mixture = gp_orff.Component(u.tolist()), gp_orff.Component(v.tolist())
         found.append(Question(component, lambda x: own.values(x).through(u[None])))
@@ -220,7 +218,11 @@ class Twin:
             jacobian = gp_orff.Jacobian(None if d == p else d)
             found.append(Question(jacobian, own.jacobian))
             found.append(Question(mixture @ jacobian, lambda x: own.jacobian(x).through(v[None])))
-        if self.closed_forms or "LCM" not in self.prior.words:  # unknown what a grid leaves out
+        seen = self.prior.derivatives >= 2 or set(self.prior.names) <= {
+            "rbf",
+            "rq",
+        }  # by Gauss nodes
+        if seen and (self.closed_forms or "LCM" not in self.prior.words):  # which grids leave out
             found += self._of_boxes() + (self._of_paths() if d == p else [])
         if d == p:
             found += self._of_vectors() + self._of_parts()
@@ -228,24 +230,19 @@ class Twin:
 
     def _of_boxes(self) -> list[Question]:
         own, d = self.field, len(self.field.space)
-        widths = tuple(self.rng.uniform(0.1, 0.4, d).tolist())
-        if self.closed_forms and (d == 3 or not set(self.prior.names) <= {"rbf", "rq"}):
+        widths = tuple(self.rng.uniform(0.1, 0.4 if d < 3 else 0.2, d).tolist())
+        if self.closed_forms and d == 3 and not set(self.prior.names) <= {"rbf", "rq"}:
             return []  # seconds
+        nodes = {1: 40, 2: 8, 3: 4}[d]
         box = gp_orff.BoxAverage(widths)
-        found = [
-            Question(box, partial(own.box, widths=widths, nodes=8 if d < 3 else 4), integral=True)
-        ]
+        found = [Question(box, partial(own.box, widths=widths, nodes=nodes), integral=True)]
         if not self.closed_forms and d == self.p == 2:
             found.append(Question(gp_orff.Divergence() @ box, partial(own.divergence, box=widths)))
             found.append(Question(gp_orff.Curl() @ box, partial(own.curl, box=widths)))
         return found
 
     def _of_paths(self) -> list[Question]:
-        names, nodes = set(self.prior.names), 8
-        if "matern32" in names:  # kinks, which Gauss rules do not see through
-            return []
-        if not names <= {"rbf", "rq"}:
-            nodes = 40
+        nodes = 8 if set(self.prior.names) <= {"rbf", "rq", "general"} else 40
         path = 0.2 * self.rng.normal(size=(int(self.rng.integers(2, 4)), self.p))
         corners = tensor(path)
         kinds = [(gp_orff.LineIntegral(corners), self.field.line)]

@@ -99,6 +99,21 @@ def test_boxes_have_the_dimensions_of_space():
     torch.testing.assert_close(found, one**2 * tasks, rtol=0, atol=1e-9)
 
 
+def test_boxes_in_three_dimensions_of_kernels_with_kinks():
+    """A product of one for each dimension, of one-dimensional means: 1e-6."""
+    kernels = [MaternKernel(nu=0.5, active_dims=(i,)).double() for i in range(3)]
+    kernel = math.prod(kernels[1:], start=kernels[0]).requires_grad_(False)
+    for own in kernels:
+        own.lengthscale = torch.tensor(ELL, dtype=torch.float64)
+    x = torch.zeros(1, 3).double()
+    one = quad(lambda u: 2 * (0.5 - u) * profile(0.5, u) / 0.25, 0, 0.5)[0]
+    found = covariance(kernel, BoxAverage(0.5), BoxAverage(0.5), x, x).item()
+    assert found == pytest.approx(one**3, abs=1e-6)
+    half = quad(lambda u: profile(0.5, u) / 0.25, 0, 0.25)[0]
+    found = covariance(kernel, BoxAverage(0.5), Identity(), x, x).item()
+    assert found == pytest.approx(half**3, abs=1e-6)
+
+
 @pytest.mark.parametrize("kernel", ["rough", "product", "nameless"])
 def test_matrices_and_integrals_need_no_derivatives(kernel):
     """u^T f by the matrix itself, whatever the kernel, asked for and observed, to 1e-9."""
