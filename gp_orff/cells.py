@@ -23,16 +23,6 @@ _TERMS = 5  # of a theta function, to either side
 _LEAST = 1e-12  # of (hℓ)²: a scale below which a Gaussian is in its central cell
 
 
-def cell_mass(law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
-    """∫ S(ω) dω over the cell |ω_i| ≤ h_i/2 around zero: E_s Π_i erf(h_i ℓ_i/√(8s)).
-
-    Finite where S(0) is not; differentiable in every hyperparameter.
-    """
-    width = _widths(law, spacing)
-    s, weights = law.scales(_least(width))
-    return (weights * torch.erf(width / (8 * s.unsqueeze(-1)).sqrt()).prod(-1)).sum(-1)
-
-
 @singledispatch
 def weight_at_zero(law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """The weight of ω = 0 on a lattice: S(0) ∏h, with which the sum over all points is the

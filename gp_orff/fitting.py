@@ -51,6 +51,7 @@ _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _STEP = 4.0  # between tolerances
 _ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
+_FEW_ROUNDS, _MOST_ROUNDS = 6, 100  # of EM, to choose a start and to the end
 _NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
 _SHARE_OF_POSTERIOR = 0.01  # of the posterior variance, that a grid may leave out
 
@@ -428,13 +429,25 @@ class Fit:
         """EM on few readings, then weights for all of them."""
         few = self._subset(_SUBSET_VALUES // 2)
         if not warm_start:
-            self._start()
+            self._start_among_outliers(self._subset(_SCREENED_VALUES))
         few = self._expectation_maximisation(few, self._represented, "start, weights")
         observations = self._represented(few)
         noises = noises_of(self.kernel, self.likelihoods)
         conditioning = observations.posterior(self.kernel, noises, self.mean)
         plain = self.data.unweighted()
         self.data = plain.weighted(*self._weights(plain, conditioning))
+
+    def _start_among_outliers(self, few: HeldData) -> None:
+        """The best of some rounds of EM from each of several lengthscales: without weights, the
+        largest evidence may be that of a field that goes through every outlier."""
+        distances, found = self._distances, []
+        warn_of_far_points(distances)
+        for where in starts(self.kernel, distances):
+            start(self.kernel, self.likelihoods, few.readings, distances, where)
+            search = self._rounds(few, self._represented, f"start {where}", _FEW_ROUNDS)[1]
+            found.append((search, search.coordinates.get()))
+        search, place = max(found, key=lambda pair: pair[0].value)
+        search.coordinates.set(place)
 
     def _reweigh(self) -> None:
         rule = self._rule()
@@ -453,15 +466,22 @@ class Fit:
         self.weigh()
 
     def _expectation_maximisation(
+        self, data: HeldData, represented: Callable[[HeldData], Observations], name: str
+    ) -> HeldData:
+        """Weights and hyperparameters in turn, until the bound on the evidence settles."""
+        data, search, done = self._rounds(data, represented, name, _MOST_ROUNDS)
+        self._note(f"{name}: {done} rounds, {search.value:.5f} nats per number")
+        return data
+
+    def _rounds(
         self,
         data: HeldData,
         represented: Callable[[HeldData], Observations],
         name: str,
-        rounds: int = 100,
-    ) -> HeldData:
-        """Weights and hyperparameters in turn, until the bound on the evidence settles."""
-        previous = -np.inf
-        done = 0
+        rounds: int,
+    ) -> tuple[HeldData, Search, int]:
+        """At most so many rounds of EM: the weighted data, the last search, and the rounds."""
+        previous, done = -np.inf, 0
         while done < rounds:
             done += 1
             noises = noises_of(self.kernel, self.likelihoods)
@@ -474,8 +494,7 @@ class Fit:
             if search.value - previous < _ROUND:
                 break
             previous = search.value
-        self._note(f"{name}: {done} rounds, {search.value:.5f} nats per number")
-        return data
+        return data, search, done
 
     @torch.no_grad()
     def _weights(

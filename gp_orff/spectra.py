@@ -89,16 +89,9 @@ class GridSpectrum(Spectrum, Protocol):
 
 @dataclass(frozen=True)
 class _Elliptical:
-    """A scale mixture of Gaussians: ω ~ N(0, s diag ℓ⁻²) given s.
-
-    z = base, ω = z / ℓ: the radius of z has no hyperparameters.
-    """
+    """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
 
     lengthscale: Float[Tensor, "*b 1 d"]
-
-    def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-        """Nodes s and weights of E f(s), for functions that are constant below `least`."""
-        raise NotImplementedError
 
     def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """‖ℓω‖."""
@@ -142,9 +135,6 @@ class Gaussian(_Elliptical):
     Tilted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the tilt).
     """
 
-    def scales(self, least: float) -> tuple[Float[Tensor, "1"], Float[Tensor, "1"]]:
-        return torch.ones(2, 1).to(self.lengthscale).unbind()
-
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
         return log_det - 0.5 * (radius2 + omega.shape[-1] * math.log(2 * math.pi))
@@ -170,11 +160,6 @@ class StudentT(_Elliptical):
     """
 
     nu: float
-
-    def scales(self, least: float) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """s = 1/g, g ~ Gamma(ν, rate ν)."""
-        nodes, weights = gamma_nodes(self.lengthscale.new_tensor(self.nu).double(), 1e-100)
-        return nodes.reciprocal(), weights
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
@@ -225,6 +210,7 @@ class GammaMixture(_Elliptical):
     alpha: Float[Tensor, "*b 1"]
 
     def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+        """Nodes s and weights of E f(s), for functions that are constant below `least`."""
         return gamma_nodes(self.alpha.squeeze(-1).double(), least)
 
     def num_coordinates(self, num_dims: int) -> int:

@@ -70,9 +70,17 @@ def lifted(
     scaled = missing / units
     values, vectors = torch.linalg.eigh(scaled.detach())
     floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
-    least = (vectors * (scaled @ vectors)).sum(-2)  # whose slope is that at fixed vectors
-    lift = (vectors * (floor - least).clamp_min(0).unsqueeze(-2)) @ vectors.mT
-    return missing + lift * units
+    lift = (floor - values).clamp_min(0)
+    # f(S) of a symmetric matrix has the derivative V (F ∘ VᵀdSV) Vᵀ, F the differences of f over
+    # those of the eigenvalues
+    steps = values.unsqueeze(-1) - values.unsqueeze(-2)
+    slopes = torch.where(
+        steps.abs() > floor.unsqueeze(-1),
+        (lift.unsqueeze(-1) - lift.unsqueeze(-2)) / steps,
+        -(lift > 0).to(lift).unsqueeze(-1).expand_as(steps),
+    )
+    moved = slopes * (vectors.mT @ (scaled - scaled.detach()) @ vectors)
+    return missing + vectors @ (torch.diag_embed(lift) + moved) @ vectors.mT * units
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:

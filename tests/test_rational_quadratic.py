@@ -16,16 +16,15 @@ import gp_orff
 from gp_orff.cells import (
     aliased,
     aliased_curvature,
-    cell_mass,
     nonzero_sum,
     second_moments,
     weight_at_zero,
 )
 from gp_orff.kernels import minus_hessian
 from gp_orff.resolution import expand
-from gp_orff.spectra import GammaMixture, GammaQuantile, Gaussian, StudentT
+from gp_orff.spectra import GammaMixture, GammaQuantile, Gaussian
 from gp_orff.terms import Leaf
-from gp_orff.truncation import _above_zero, truncated_variance
+from gp_orff.truncation import lifted, truncated_variance
 from tests.test_grid import asked, exact_problem
 
 ALPHAS = (0.01, 0.05, 0.5, 0.69, 1.0, 1.0001, 1.5, 2.0, 8.3, 19.9, 20.1, 1e3, 1e6, 1e9)
@@ -244,31 +243,9 @@ def test_sums_over_a_lattice_have_derivatives(alpha):
 
     def sums(lengthscale, a):
         law = GammaMixture(lengthscale, a)
-        return weight_at_zero(law, spacing), second_moments(law, spacing), cell_mass(law, spacing)
+        return weight_at_zero(law, spacing), second_moments(law, spacing)
 
     assert gradcheck(sums, [v.requires_grad_() for v in arguments], eps=1e-6 * min(alpha, 1))
-
-
-LAWS = {
-    "rq 0.05": law_of(0.05),
-    "rq 0.5": law_of(0.5),
-    "rq 30": law_of(30.0),
-    "matern": StudentT(float64(1.0).unsqueeze(0), 1.5),
-    "rbf": Gaussian(float64(1.0).unsqueeze(0)),
-}
-
-
-@pytest.mark.parametrize("name", LAWS)
-def test_the_mass_of_the_central_cell(name):
-    """One minus the tail on a line; in two dimensions by integration over directions."""
-    law = LAWS[name]
-    found = cell_mass(law, float64(1.6)).item()
-    assert found == pytest.approx(1 - law.tail(0.8, 0, 1), rel=1e-10)
-    angle = math.pi / 4
-    inside, _ = scipy.integrate.quad(
-        lambda t: 1 - law.tail(0.8 / math.cos(t), 0, 2), 0, angle, epsrel=1e-9
-    )
-    assert cell_mass(law, float64(1.6, 1.6)).item() == pytest.approx(inside / angle, rel=1e-7)
 
 
 def separable(scalar, num_dims):
@@ -359,9 +336,9 @@ def test_what_is_below_zero_makes_no_noise_elsewhere():
     """An error of one direction is lifted in that direction only."""
     whole = torch.eye(2).double()
     missing = float64(-0.1, -0.07, -0.07, -0.049).reshape(2, 2)
-    assert _above_zero(missing, whole).abs().max() < 1e-12
+    assert lifted(missing, whole).abs().max() < 1e-12
     missing = missing + float64(0.3, 0.0, 0.0, 0.3).reshape(2, 2)
-    torch.testing.assert_close(_above_zero(missing, whole), missing)
+    torch.testing.assert_close(lifted(missing, whole), missing)
 
 
 def test_time_may_have_any_alpha():

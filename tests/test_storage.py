@@ -68,6 +68,7 @@ RULES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:what the grid cuts:gp_orff.GridWarning")  # few features
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path):
