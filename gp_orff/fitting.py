@@ -43,7 +43,8 @@ _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
 _SOME_VALUES = 1500  # numbers of a search before that with all of them
 _CUBIC, _FEWEST, _MOST = 100.0, 4, 60  # iterations with 1000 numbers; at least and at most
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
-_FINE_REACH, _LAST_REACH, _LAST_ROUNDS = 1.2, 1.05, 4
+_FINE_REACH, _LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.2, 1.05, 4, 8
+_NATS = 0.1  # in total, that a last grid has to gain
 _FEW_FEATURES = 1000  # that cost next to nothing
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
 _SCARCE = 10.0  # a tolerance that many times what was asked for
@@ -525,7 +526,13 @@ class Fit:
             self._with_what_is_cut(rule, search, seen)
 
     def _follow(
-        self, search: Search, name: str, reach: float, level: Callable[[], Grid], rounds: int = 8
+        self,
+        search: Search,
+        name: str,
+        reach: float,
+        level: Callable[[], Grid],
+        rounds: int = 8,
+        iterations: int = 60,
     ) -> None:
         """Search on one grid after another, until no lengthscale comes to the edge of its range."""
         for _ in range(rounds):
@@ -535,7 +542,9 @@ class Fit:
                 self._note(f"no {name} grid: {error}")
                 return
             features = self._num_features(observations.draws)
-            self._search(search, observations, f"{name} grid, F = {features}", reach=reach)
+            name_and_size = f"{name} grid, F = {features}"
+            options = {"reach": reach, "iterations": iterations}
+            self._search(search, observations, name_and_size, **options)
             if search.settled:
                 return
 
@@ -585,21 +594,24 @@ class Fit:
     def _with_what_is_cut(
         self, rule: Grid, search: Search, seen: list[Float[np.ndarray, "k"]]
     ) -> None:
-        """Where a budget cuts much, go on with it in its place, from the best of what was seen;
-        what is best in the end is kept."""
-
-        def best() -> Float[np.ndarray, "k"]:
-            return max(seen, key=partial(self._evidence_at, search.coordinates))
-
-        search.coordinates.set(best())
+        """Where a budget cuts much, go on with it in its place, from the best of what was seen, as
+        long as that gains; the best is kept."""
+        score = partial(self._evidence_at, search.coordinates)
+        value, place = max(((score(own), own) for own in seen), key=lambda pair: pair[0])
         level = partial(self._fine, rule, _LAST_REACH, returned=rule.diagonal_correction)
+        options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
         for _ in range(_LAST_ROUNDS):
+            search.coordinates.set(place)
             last = Search(search.coordinates)
-            self._follow(last, "last", _LAST_REACH, level, rounds=1)
-            seen.append(search.coordinates.get())
+            self._follow(last, "last", _LAST_REACH, level, **options)
+            beyond = search.coordinates.get()
+            reached = score(beyond)
+            if not reached > value + _NATS:
+                break
+            value, place = reached, beyond
             if last.settled:
                 break
-        search.coordinates.set(best())
+        search.coordinates.set(place)
         self._warn_of_what_is_cut()
 
     @torch.no_grad()

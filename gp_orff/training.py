@@ -18,6 +18,7 @@ from gp_orff.terms import terms
 
 _NATS = 0.01  # a step that gains less, in total, ends the search
 _EDGE = 0.9  # of the range of lengthscales, in its logarithm: time for another grid
+_LINE, _FIRST = 2, 8  # evaluations of an iteration, and some more: a kink at a bound takes many
 Report = Callable[[float], None]
 
 
@@ -57,7 +58,7 @@ class Search:
             iterations -= climb.ascend(t, free, nats, iterations)
             t = climb.path.inverse(climb.u)
             stuck = free & (self.coordinates.at_bounds(climb.u) * climb.gradient > 0)
-            if not (stuck.any() or climb.clipped):
+            if not stuck.any():
                 break
             free &= ~stuck
         self.settled, self.value = not climb.path.at_edge(t), climb.value
@@ -106,6 +107,10 @@ class _Path:
         return self.center + np.where(self.bounded, self.width * np.tanh(t / self.width), t)
 
 
+class _Spent(Exception):
+    """No evaluations are left."""
+
+
 class _Climb:
     """One search: the best place that was seen."""
 
@@ -120,10 +125,13 @@ class _Climb:
         self.search, self.path = search, path
         self.objective, self.num_values, self.report = objective, num_values, report
         self.value, self.u, self.gradient = -np.inf, path.center, np.zeros_like(path.center)
-        self.clipped = False  # whether the last ascent ended at a bound
+        self.left = 0  # evaluations
 
     def value_and_slope(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
         """Nats per number, and their derivative in t."""
+        if self.left <= 0 and self.value > -np.inf:
+            raise _Spent
+        self.left -= 1
         u, search = self.path.place(t), self.search
         search.coordinates.set(u)
         search.evaluations += 1
@@ -151,7 +159,6 @@ class _Climb:
     ) -> int:
         """BFGS in the free coordinates: how many iterations it took."""
         previous, begin = [np.inf], self._at_bounds(t)
-        self.clipped = False
 
         def whole(part: np.ndarray) -> np.ndarray:
             full = t.copy()
@@ -165,14 +172,18 @@ class _Climb:
         def stop(intermediate_result) -> None:
             gain, now = previous[0] - intermediate_result.fun, whole(intermediate_result.x)
             previous[0] = intermediate_result.fun
-            self.clipped = bool((self._at_bounds(now) & ~begin & free).any())
-            if gain * self.num_values < nats or self.clipped or self.path.at_edge(now):
+            clipped = (self._at_bounds(now) & ~begin & free).any()
+            if gain * self.num_values < nats or clipped or self.path.at_edge(now):
                 raise StopIteration
 
         options = {"maxiter": iterations, "gtol": 1e-9, "hess_inv0": self._curvature(t, free)}
-        result = scipy.optimize.minimize(
-            loss, t[free], jac=True, method="BFGS", callback=stop, options=options
-        )
+        self.left = _LINE * iterations + _FIRST
+        try:
+            result = scipy.optimize.minimize(
+                loss, t[free], jac=True, method="BFGS", callback=stop, options=options
+            )
+        except _Spent:
+            return iterations
         self._carry(result, whole(result.x), free)
         return max(result.nit, 1)
 
