@@ -218,11 +218,8 @@ class Twin:
             jacobian = gp_orff.Jacobian(None if d == p else d)
             found.append(Question(jacobian, own.jacobian))
             found.append(Question(mixture @ jacobian, lambda x: own.jacobian(x).through(v[None])))
-        seen = self.prior.derivatives >= 2 or set(self.prior.names) <= {
-            "rbf",
-            "rq",
-        }  # by Gauss nodes
-        if seen and (self.closed_forms or "LCM" not in self.prior.words):  # which grids leave out
+        smooth = set(self.prior.names) <= {"rbf", "rq"}
+        if self.prior.derivatives >= 2 or smooth:  # by Gauss nodes
             found += self._of_boxes() + (self._of_paths() if d == p else [])
         if d == p:
             found += self._of_vectors() + self._of_parts()
