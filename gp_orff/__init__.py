@@ -18,6 +18,7 @@ from gp_orff.comparison import (
     compare_kernels,
     compare_with_exact,
 )
+from gp_orff.distances import DataWarning
 from gp_orff.field import FieldPosterior
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import (
@@ -67,6 +68,7 @@ __all__ = [
     "Curl",
     "CurlFreeKernel",
     "CurlFreePart",
+    "DataWarning",
     "Divergence",
     "DivergenceFreeKernel",
     "DivergenceFreePart",
