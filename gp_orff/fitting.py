@@ -40,8 +40,8 @@ from gp_orff.truncation import at_zero
 _FEW_VALUES = 200  # numbers that do not tell a constant from a field that varies slowly
 _SCREENED_VALUES, _SHORT, _FINALISTS = 200, 4, 3  # numbers, iterations and survivors of starts
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
-_SOME_VALUES = 1500  # numbers of a search before that with all of them
-_CUBIC, _FEWEST, _MOST = 100.0, 4, 60  # iterations with 1000 numbers; at least and at most
+_SOME_VALUES, _MANY = 1200, 1.3  # numbers of a search before that with many times as many
+_CUBIC, _FEWEST, _MOST = 60.0, 3, 60  # iterations with 1000 numbers; at least and at most
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
 _FINE_REACH, _LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.2, 1.05, 4, 8
 _NATS = 0.1  # in total, that a last grid has to gain
@@ -400,13 +400,16 @@ class Fit:
 
     def _search_exactly(self, search: Search, name: str) -> Search:
         """On some of many readings first: an evaluation costs the third power of their number."""
-        if self.data.num_values > 2 * _SOME_VALUES:
+        nats = {}
+        if self.data.num_values > _MANY * _SOME_VALUES:
             some = self._subset(_SOME_VALUES)
             label = f"exact kernel, {some.survey.num_points} points"
             self._search(search, ExactObservations(some), label, nats=0.1)
+            nats = {"nats": 0.1}
         iterations = _CUBIC * (1000 / self.data.num_values) ** 3
         iterations = int(min(max(iterations, _FEWEST), _MOST))
-        return self._search(search, ExactObservations(self.data), name, iterations=iterations)
+        every = ExactObservations(self.data)
+        return self._search(search, every, name, iterations=iterations, **nats)
 
     def _subset(self, numbers: int = _SUBSET_VALUES) -> HeldData:
         parts = join(self.data.survey.sample)
