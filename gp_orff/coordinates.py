@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from gp_orff.ranges import Range
@@ -146,10 +146,13 @@ class Coordinates:
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
 
     def set(self, u: Float[np.ndarray, "k"]) -> None:
-        sizes = [part.parameter.numel() for part in self.parts]
-        pieces = np.split(u, np.cumsum(sizes)[:-1])
-        for part, own in zip(self.parts, pieces, strict=True):
+        for part, own in zip(self.parts, self._pieces(u), strict=True):
             part.set(torch.from_numpy(own).to(part.parameter.device))
+
+    def _pieces(self, values: Shaped[np.ndarray, "k"]) -> list[Shaped[np.ndarray, "..."]]:
+        """What belongs to each parameter."""
+        ends = np.cumsum([part.parameter.numel() for part in self.parts])
+        return np.split(values, ends)[:-1]
 
     @property
     def stretch(self) -> Float[np.ndarray, "k"]:
@@ -164,10 +167,7 @@ class Coordinates:
 
     def reached(self) -> list[str]:
         """What ended at a bound, in words."""
-        sides = np.split(
-            self.at_bounds(self.get()), np.cumsum([p.parameter.numel() for p in self.parts])[:-1]
-        )
-        found = []
+        sides, found = self._pieces(self.at_bounds(self.get())), []
         for part, side in zip(self.parts, sides, strict=True):
             for value, at in zip(part.value.tolist(), side, strict=True):
                 if at:

@@ -9,7 +9,7 @@ from itertools import repeat
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.columns import TrigColumns
@@ -164,6 +164,25 @@ def joined(
 
 
 @dataclass(frozen=True)
+class Within:
+    """Those of a source's readings that are inside a box."""
+
+    source: Visit
+    box: Box
+
+    def __call__(self) -> Iterator[Readings]:
+        for part in self.source():
+            rows = _inside(part.x, self.box)
+            if rows.any():
+                yield part if rows.all() else part.take(rows)
+
+
+def _inside(x: Float[Tensor, "n d"], box: Box) -> Bool[Tensor, "n"]:
+    low, high = torch.tensor(box, dtype=x.dtype, device=x.device).mT
+    return ((x >= low) & (x <= high)).all(-1)
+
+
+@dataclass(frozen=True)
 class HeldData(Data):
     """Readings that can be visited any number of times."""
 
@@ -245,6 +264,20 @@ class HeldData(Data):
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], bound: float) -> "HeldData":
         """The same readings, with a weight for each in the order of the visit."""
         return replace(self, weights=tuple(weights), bound=bound)
+
+    def within(self, box: Box) -> "HeldData":
+        """The readings inside a box, and the weights they have; one look at all of them."""
+        inside = [_inside(part.x, box) for part in self.unweighted().visit()]
+        weights = self.weights and tuple(
+            own[rows.to(own.device)]
+            for own, rows in zip(self.weights, inside, strict=True)
+            if rows.any()
+        )
+        sources = tuple(Within(source, box) for source in self.sources)
+        if all(isinstance(source, Kept) for source in self.sources):
+            sources = tuple(Kept(list(source())) for source in sources)
+        survey = Survey.of(part for source in sources for part in source())
+        return replace(self, sources=sources, survey=survey, weights=weights)
 
     def unweighted(self) -> "HeldData":
         return replace(self, weights=None, bound=0.0)

@@ -10,7 +10,9 @@ from jaxtyping import Float
 
 _FAR = 20.0  # sizes of the bulk: points that far from each other are worth a word
 _MIDDLE = 0.9  # of the points, along each axis, are the bulk
-_SAME = 1e-9  # of the extent: positions that close are one
+_SAME = 1e-9  # of the size of the bulk: positions that close are one
+_FLAT = 1e-12  # of the coordinates: an axis along which the bulk does not extend
+_FEW = 0.01  # of the points, that may be set aside
 _CLOSE = 0.1  # the quantile of distances to neighbours that is the shortest one
 
 
@@ -31,10 +33,23 @@ class Distances:
     def bulk(self) -> Float[np.ndarray, "d"]:
         """The extent of evenly spread points that have the middle 90 % of these: one point far
         away does not change it."""
-        low, high = np.quantile(self.points, [0.5 - _MIDDLE / 2, 0.5 + _MIDDLE / 2], axis=0)
-        middle = (high - low) / _MIDDLE
-        inside = np.minimum(middle, np.ptp(self.points, axis=0))
-        return np.where(middle > _SAME * self.extent, inside, self.extent)
+        low, high = self._middle
+        middle = np.minimum((high - low) / _MIDDLE, self.extent)
+        return np.where(high - low > _FLAT * np.abs(self._middle).max(0), middle, self.extent)
+
+    @property
+    def near(self) -> tuple[tuple[float, float], ...] | None:
+        """A box of all points but a few far ones; None where there are none, or more than a few."""
+        low, high = self._middle
+        middle, margin = 0.5 * (low + high), (0.5 + _FAR) * self.bulk
+        inside = (np.abs(self.points - middle) <= margin).all(-1).mean()
+        far = (self.extent > _FAR * self.bulk).any() and 1 - inside <= _FEW
+        pairs = zip((middle - margin).tolist(), (middle + margin).tolist(), strict=True)
+        return tuple(pairs) if far else None
+
+    @property
+    def _middle(self) -> Float[np.ndarray, "2 d"]:
+        return np.quantile(self.points, [0.5 - _MIDDLE / 2, 0.5 + _MIDDLE / 2], axis=0)
 
     def shortest(self, dims: Sequence[int]) -> float:
         """About the smallest distance between two places, in the space of some columns, were all
@@ -48,16 +63,19 @@ class Distances:
     def _neighbours(self, dims: Sequence[int]) -> tuple[float, float]:
         key = tuple(dims)
         if key not in self._nearest:
-            self._nearest[key] = _nearest(self.points[:, list(key)])
+            size = np.linalg.norm(self.bulk[list(key)])
+            self._nearest[key] = _nearest(self.points[:, list(key)], size)
         return self._nearest[key]
 
 
-def _nearest(points: Float[np.ndarray, "n k"]) -> tuple[float, float]:
+def _nearest(points: Float[np.ndarray, "n k"], size: float) -> tuple[float, float]:
     """Low quantile and median of the distances between neighbouring places."""
-    size = np.linalg.norm(np.ptp(points, axis=0))
-    if not size > 0:
+    if not np.ptp(points, axis=0).any():
         return 0.0, 0.0
-    places = np.unique(np.round((points - points.min(0)) / (_SAME * size)), axis=0) * _SAME * size
+    step = _SAME * size
+    places = np.unique(np.round((points - np.median(points, axis=0)) / step), axis=0) * step
+    if len(places) < 2:
+        return 0.0, 0.0
     distance = scipy.spatial.cKDTree(places).query(places, k=2)[0][:, 1]
     low, middle = np.quantile(distance, [_CLOSE, 0.5])
     return float(low), float(middle)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gp_orff.coordinates import Coordinates
 from gp_orff.data import Data, HeldData, HeldSums
-from gp_orff.distances import Distances, warn_of_far_points
+from gp_orff.distances import DataWarning, Distances, warn_of_far_points
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies import Auto, Draw, Grid, GridWarning, QuasiMonteCarlo, Rule
 from gp_orff.frequencies.grid import MOST_FEATURES, Box, GridBudgetError, lengthscales
@@ -41,7 +41,8 @@ _FEW_VALUES = 200  # numbers that do not tell a constant from a field that varie
 _SCREENED_VALUES, _SHORT, _FINALISTS = 200, 4, 3  # numbers, iterations and survivors of starts
 _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
 _SOME_VALUES, _MANY = 1200, 1.3  # numbers of a search before that with many times as many
-_CUBIC, _FEWEST, _MOST = 60.0, 3, 60  # iterations with 1000 numbers; at least and at most
+_CUBIC, _FEWEST, _MOST = 40.0, 3, 60  # iterations with 1000 numbers or 2000 features; bounds
+_FEW_ITERATIONS = 6  # on a grid of many features
 _COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
 _FINE_REACH, _LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.2, 1.05, 4, 8
 _NATS = 0.1  # in total, that a last grid has to gain
@@ -79,6 +80,7 @@ class Fit:
 
     def run(self, warm_start: bool) -> None:
         """Set the hyperparameters to those of largest evidence."""
+        self.set_far_points_aside()
         robust = isinstance(self.data, HeldData) and bool(self.tails)
         if robust:
             self._start_robustly(warm_start)
@@ -100,6 +102,28 @@ class Fit:
             self._search(search, observations, repr(rule))
         for text in search.coordinates.reached():
             self._note(text)
+
+    def set_far_points_aside(self) -> None:
+        """A few points far from all others would take up all the frequencies of a grid."""
+        near = self._distances.near
+        if near is None or not isinstance(self.data, HeldData) or not self._spans_the_data:
+            return
+        before = self.data.survey.num_points
+        self.data = self.data.within(near)
+        text = (
+            f"{before - self.data.survey.num_points} points far from all others are left out: no "
+            "frequency grid serves both; drop them if they are errors, or fit them apart"
+        )
+        self._note(text)
+        warnings.warn(text, DataWarning, stacklevel=2)
+
+    @property
+    def _spans_the_data(self) -> bool:
+        """Whether there will be a grid whose domain follows from the data."""
+        rule = self.rule
+        if isinstance(rule, Auto):
+            return rule.domain is None and self.data.num_values > rule.max_features
+        return isinstance(rule, Grid) and rule.domain is None and rule.spacing is None
 
     def _continue(self) -> Search:
         """From the hyperparameters as they are."""
@@ -397,19 +421,19 @@ class Fit:
         if gain > 0.5 * self._num_outputs * math.log(self.data.survey.num_points):
             self.mean = None
             search.coordinates.set(place)
+        self._note(f"mean {'constant' if self.mean is None else 'zero'}: by {abs(gain):.2f} nats")
 
     def _search_exactly(self, search: Search, name: str) -> Search:
         """On some of many readings first: an evaluation costs the third power of their number."""
-        nats = {}
         if self.data.num_values > _MANY * _SOME_VALUES:
             some = self._subset(_SOME_VALUES)
             label = f"exact kernel, {some.survey.num_points} points"
             self._search(search, ExactObservations(some), label, nats=0.1)
-            nats = {"nats": 0.1}
+        nats = 0.1 if self.data.num_values > _SUBSET_VALUES else 0.01
         iterations = _CUBIC * (1000 / self.data.num_values) ** 3
         iterations = int(min(max(iterations, _FEWEST), _MOST))
         every = ExactObservations(self.data)
-        return self._search(search, every, name, iterations=iterations, **nats)
+        return self._search(search, every, name, iterations=iterations, nats=nats)
 
     def _subset(self, numbers: int = _SUBSET_VALUES) -> HeldData:
         parts = join(self.data.survey.sample)
@@ -546,7 +570,8 @@ class Fit:
                 return
             features = self._num_features(observations.draws)
             name_and_size = f"{name} grid, F = {features}"
-            options = {"reach": reach, "iterations": iterations}
+            affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
+            options = {"reach": reach, "iterations": min(iterations, affordable)}
             self._search(search, observations, name_and_size, **options)
             if search.settled:
                 return

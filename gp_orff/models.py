@@ -238,6 +238,7 @@ class VectorFieldGP(torch.nn.Module):
                 fit = self._fit_of(replace(self._sums(), sums=self._own(x), further=()))
             else:
                 fit = self._prepare(x, y, Options(**how))
+                fit.set_far_points_aside()
                 fit.weigh()
             self._accept(fit)
             self._snapshot()

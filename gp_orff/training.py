@@ -47,7 +47,8 @@ class Search:
 
         With `reach`, a coordinate that moves frequencies stays within a factor of it, where it
         moves them as fast as it moves itself. The search ends when one comes to the edge. A
-        coordinate that comes to a bound is held there, while the others go on.
+        coordinate that comes to a bound is held there, while the others go on and until the
+        evidence rises inwards.
         """
         climb = _Climb(self, _Path.of(self.coordinates, reach), objective, num_values, report)
         t = np.zeros_like(climb.u)
@@ -57,10 +58,11 @@ class Search:
         while free.any() and iterations > 0:
             iterations -= climb.ascend(t, free, nats, iterations)
             t = climb.path.inverse(climb.u)
-            stuck = free & (self.coordinates.at_bounds(climb.u) * climb.gradient > 0)
-            if not stuck.any():
+            outward = self.coordinates.at_bounds(climb.u) * climb.gradient
+            stuck, released = free & (outward > 0), ~free & (outward < 0)
+            if not (stuck | released).any():
                 break
-            free &= ~stuck
+            free = (free & ~stuck) | released
         self.settled, self.value = not climb.path.at_edge(t), climb.value
         self.coordinates.set(climb.u)
         return self

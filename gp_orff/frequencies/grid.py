@@ -266,7 +266,8 @@ class Grid:
         edges = [self._edge(leaf, tolerance, spacing) for leaf in law.leaves]
         counts = np.zeros(len(spacing), dtype=int)
         for leaf, edge in zip(law.leaves, edges, strict=True):
-            counts[list(leaf.dims)] = (edge.level / edge.reach(_steps(leaf, spacing))).astype(int)
+            steps = edge.level / edge.reach(_steps(leaf, spacing))
+            counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
         if self.largest_index is not None:
             counts = np.minimum(counts, self.largest_index)
         if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # a box around the region, both halves
@@ -293,6 +294,7 @@ class Grid:
 # under a budget every pair of points suffers from truncation, but few from aliasing, those at the
 # longest lags: it may be this many times as large, and at most a share of this
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
+_MOST_STEPS = 1e9  # along an axis, which are too many
 _MOST_CUT = 0.9999  # of the variance; what is left is better than no grid
 _FARTHER = 4.0  # correlations that fall like a power leave no budget for more
 
