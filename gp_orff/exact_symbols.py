@@ -6,6 +6,7 @@ of k: ω^α turns e^{i⟨ω,τ⟩} into (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Mat
 boxes, need nothing but the covariance of what they are taken of: `patches` says how exact they are.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from gp_orff.cholesky import cholesky
 from gp_orff.kernels import radial_derivatives
+from gp_orff.lengths import shortest_lengths
 from gp_orff.patches import Patch, Rule
 from gp_orff.posterior import FieldLaw
 from gp_orff.spectra import spectrum
@@ -124,8 +126,10 @@ class SymbolCovariance:
         found = terms(self.kernel)
         p = found[0].num_outputs
         (lefts, left), (rights, right) = (self._peeled(own, p) for own in (self.left, self.right))
-        inner, rule = replace(self, left=left, right=right), _rule(found)
-        total = 0.0
+        _require_lags(found)
+        inner, total = replace(self, left=left, right=right), 0.0
+        whole = any(len(own.edges) for own in (*lefts, *rights))  # more than points
+        rule = _rule(found, self.space, tau.shape[-1]) if whole else Rule(math.inf, kink=False)
         for a, b in product(lefts, rights):
             lags, edges = self._moved(tau, a.corner - b.corner), torch.cat([a.edges, -b.edges])
             mean = rule.mean(partial(inner._local, found), lags, edges, self.space)
@@ -208,14 +212,30 @@ class SymbolCovariance:
         return scale * block
 
 
-def _rule(found: Sequence[Term]) -> Rule:
-    """By the shortest lengthscale, and by whether there is a kernel with few derivatives, or of
-    which not is known how many."""
-    leaves = [leaf.kernel for term in found for leaf in term.leaves]
-    if not all(own.is_stationary for own in leaves):
+def _require_lags(found: Sequence[Term]) -> None:
+    if not all(leaf.kernel.is_stationary for term in found for leaf in term.leaves):
         raise NotImplementedError("a kernel that is not stationary")
-    lengths = [own.lengthscale.min().item() for own in leaves if own.has_lengthscale]
-    return Rule(min(lengths, default=1.0), any(map(_has_kink, leaves)))
+
+
+def _rule(found: Sequence[Term], space: Sequence[int], num_inputs: int) -> Rule:
+    """By the shortest length in space, and by whether there is a kernel of it with few derivatives,
+    or of which not is known how many."""
+    leaves = [leaf for term in found for leaf in term.leaves]
+    within = [leaf for leaf in leaves if not set(_columns(leaf, num_inputs)).isdisjoint(space)]
+    lengths = [own for leaf in within for own in _lengths(leaf, space, num_inputs)]
+    return Rule(min(lengths, default=math.inf), any(_has_kink(leaf.kernel) for leaf in within))
+
+
+def _columns(leaf: Leaf, num_inputs: int) -> Sequence[int]:
+    return leaf.active_dims or range(num_inputs)
+
+
+def _lengths(leaf: Leaf, space: Sequence[int], num_inputs: int) -> list[float]:
+    """The shortest ones, along the inputs of space that it sees."""
+    columns = _columns(leaf, num_inputs)
+    own = shortest_lengths(leaf.kernel).detach()
+    own = own.reshape(-1, own.shape[-1]).amin(0).expand(len(columns)).tolist()
+    return [length for column, length in zip(columns, own, strict=True) if column in space]
 
 
 def _has_kink(kernel: Kernel) -> bool:
@@ -254,7 +274,7 @@ class ExactSymbolLaw(FieldLaw):
         try:
             self._blocks(x)
         except NotImplementedError as error:
-            raise NotImplementedError(
+            raise type(error)(
                 f"{type(self.symbol).__name__} has no closed form under this exact kernel "
                 f"({error}); features have one: expected, for instance, "
                 "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"

@@ -490,7 +490,7 @@ def prior_covariance(
             covariance = SymbolCovariance(kernel, symbol, own.symbol, own.space)
             blocks.append(covariance.less(x, own.x))
         except NotImplementedError as error:
-            raise NotImplementedError(
+            raise type(error)(
                 f"an observed {type(own.symbol).__name__} has no closed form under this exact "
                 f"kernel ({error}); features have one: expected, for instance, "
                 "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"

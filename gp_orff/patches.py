@@ -28,6 +28,10 @@ _MOST_NODES = 2**18  # for one pair of points
 _AT_ONCE = 2**19  # lags
 
 
+class TooFine(NotImplementedError):
+    """A closed form there is, and too many nodes to see it with."""
+
+
 @dataclass(frozen=True)
 class Patch:
     """f ↦ M ∫ f(x + corner + tᵀ edges) dt, t ∈ (0, 1)^k."""
@@ -115,7 +119,7 @@ class Rule:
             return function(tau)
         count = math.prod(self._count(own, len(axes)) for own in axes)
         if count > _MOST_NODES:
-            raise NotImplementedError(f"an integral over many lengthscales, {count} nodes")
+            raise TooFine(f"an integral over many lengthscales, {count} nodes")
 
         def part(tau: Float[Tensor, "n d"]) -> Float[Tensor, "n q r"]:
             lags, weights = self._lags(tau, axes, list(space))
@@ -164,7 +168,7 @@ class Rule:
         return torch.cat(nodes, dim=-1), torch.cat(weights, dim=-1)
 
     def _parts(self, length: float) -> int:
-        return math.ceil(length / self.scale)
+        return max(1, math.ceil(length / self.scale))
 
     def _count(self, axis: Axis, num_axes: int) -> int:
         """Nodes along it."""

@@ -1,5 +1,6 @@
 """A model's data and hyperparameters as they were when its posterior was made."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
@@ -23,6 +24,7 @@ from gp_orff.observations import (
     Observations,
 )
 from gp_orff.orff_kernel import ORFFKernel
+from gp_orff.patches import TooFine
 from gp_orff.posterior import FieldLaw, Offset
 from gp_orff.readings import DEFAULT, Options, read
 from gp_orff.sources import is_constant, varying_mean
@@ -123,10 +125,12 @@ class Snapshot(ABC):
         missing = observations.left_out(symbol, self.kernel, self.space)
         try:
             law = law.through(symbol, self.space)
-        except NotImplementedError:
+        except NotImplementedError as error:
             features = self.by_features(points)
             if features is None or isinstance(observations, FeatureObservations):
                 raise
+            if isinstance(error, TooFine):
+                _warn_of_features(error)
             found = features.posterior(self.kernel, self.noises, self.constant)
             covers = partial(features.covers, self.kernel)
             return self._through(features, found.law, covers, symbol, points)
@@ -147,6 +151,15 @@ class Snapshot(ABC):
         origin = points.new_zeros(1, len(self.space))
         image = symbol(origin, len(self.constant))[0].real.to(points) @ self.constant
         return (image if symbol.reference is None else 0 * image).expand(len(points), -1)
+
+
+def _warn_of_features(error: TooFine) -> None:
+    warnings.warn(
+        f"{error}. This answer is of a posterior on such features, less accurate than exact ones; "
+        "ask for smaller pieces of the integral, or for features from the start",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ ORDER = [  # a module may import from those before it
     "threads",
     "cholesky",
     "scalar_kernels",
+    "lengths",
     "scale_mixture",
     "spectra",
     "cells",

@@ -7,11 +7,21 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    CosineKernel,
+    MaternKernel,
+    MultitaskKernel,
+    PeriodicKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralDeltaKernel,
+    SpectralMixtureKernel,
+)
 from scipy.integrate import quad
 
 import gp_orff
-from gp_orff import BoxAverage, Component, Flux, Jacobian, LineIntegral, Potential
+from gp_orff import BoxAverage, Component, Flux, Jacobian, LineIntegral, Potential, lengths
 from gp_orff.exact_symbols import SymbolCovariance
 from gp_orff.patches import Axis, axes_of
 from gp_orff.symbols import Identity
@@ -200,3 +210,122 @@ def test_arguments_are_plain_values(kind, tmp_path):
 def test_a_direction_is_a_vector():
     with pytest.raises(ValueError, match=r"a direction \(p,\), got shape \(2, 2\)"):
         Component(np.eye(2))
+
+
+def valued(kernel, **values):
+    kernel = kernel.double()
+    for name, value in values.items():
+        setattr(kernel, name, torch.tensor(value, dtype=torch.float64))
+    return kernel.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "at"),
+    [
+        (
+            valued(
+                SpectralMixtureKernel(num_mixtures=2),
+                mixture_means=[[[0.3]], [[10.0]]],
+                mixture_scales=[[[0.1]], [[0.05]]],
+                mixture_weights=[0.1, 0.9],
+            ),
+            lambda t: (
+                0.1 * math.exp(-2 * (math.pi * 0.1 * t) ** 2) * math.cos(2 * math.pi * 0.3 * t)
+                + 0.9 * math.exp(-2 * (math.pi * 0.05 * t) ** 2) * math.cos(2 * math.pi * 10 * t)
+            ),
+        ),
+        (
+            valued(PeriodicKernel(), period_length=0.13, lengthscale=1.0),
+            lambda t: math.exp(-2 * math.sin(math.pi * t / 0.13) ** 2),
+        ),
+        (
+            valued(PeriodicKernel(), period_length=0.7, lengthscale=0.01),
+            lambda t: math.exp(-200 * math.sin(math.pi * t / 0.7) ** 2),
+        ),
+        (valued(CosineKernel(), period_length=0.023), lambda t: math.cos(math.pi * t / 0.023)),
+        (
+            valued(SpectralDeltaKernel(1, num_deltas=2), Z=[[3.0], [20.0]], lengthscale=0.9),
+            lambda t: sum(math.cos(2 * math.pi * z * t / 0.9) / 2 for z in (3, 20)),
+        ),
+        (
+            valued(RQKernel(), alpha=0.003, lengthscale=1.0),
+            lambda t: (1 + t * t / 0.006) ** -0.003,
+        ),
+    ],
+    ids=["mixture", "periodic", "narrow", "cosine", "deltas", "heavy"],
+)
+def test_kernels_that_vary_faster_than_their_lengthscales(kernel, at):
+    """The variance of a mean over an interval, whose lags have the density of a triangle."""
+    width, x = 0.9, torch.zeros(1, 1).double()
+    whole, error = quad(
+        lambda t: 2 * (1 - t / width) / width * at(t), 0, width, limit=400, epsabs=1e-13
+    )
+    found = covariance(kernel, BoxAverage(width), BoxAverage(width), x, x).item()
+    assert found == pytest.approx(whole, abs=1e-10 + error)
+
+
+def test_mixtures_have_a_length_for_every_input():
+    """A product of one-dimensional means; time, however fast, is none of space."""
+    means = [[[3.0, 0.1, 500.0]]]
+    kernel = valued(
+        SpectralMixtureKernel(num_mixtures=1, ard_num_dims=3),
+        mixture_means=means,
+        mixture_scales=[[[0.5, 0.7, 90.0]]],
+        mixture_weights=[1.0],
+    )
+    x, box = torch.zeros(1, 3).double(), BoxAverage([0.9, 0.4])
+    whole = 1.0
+    for mean, scale, width in ((3.0, 0.5, 0.9), (0.1, 0.7, 0.4)):
+        whole *= quad(
+            lambda t, m=mean, s=scale, w=width: (
+                2
+                * (1 - t / w)
+                / w
+                * math.exp(-2 * (math.pi * s * t) ** 2)
+                * math.cos(2 * math.pi * m * t)
+            ),
+            0,
+            width,
+        )[0]
+    found = SymbolCovariance(kernel, box, box, (0, 1))(x, x).item()
+    assert found == pytest.approx(whole, abs=1e-10)
+
+
+@pytest.mark.parametrize("time", [RBFKernel, lambda **own: MaternKernel(nu=0.5, **own)])
+def test_integrals_over_space_do_not_see_how_fast_time_is(time):
+    """At one time, where its kernel is one: the same without it, to rounding."""
+    base = valued(MaternKernel(nu=2.5), lengthscale=0.5)
+    space = gp_orff.DivergenceFreeKernel(base, num_dims=2, active_dims=(0, 1))
+    x, box = torch.zeros(1, 3).double(), BoxAverage([0.3, 0.2])
+    alone = SymbolCovariance(space, box, box, (0, 1))(x, x)
+    for length in (5.0, 0.01, 1e-6):
+        kernel = space * valued(time(active_dims=(2,)), lengthscale=length)
+        found = SymbolCovariance(kernel, box, box, (0, 1))(x, x)
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-9)
+
+
+def test_features_in_place_of_long_integrals_are_told():
+    """Where the exact kernel would need too many nodes, and features have the answer."""
+    kernel = MultitaskKernel(scalar(1.5), num_tasks=1, rank=1)
+    x = torch.rand(5, 2, generator=torch.Generator().manual_seed(0)).double()
+    field = gp_orff.VectorFieldGP(kernel).condition(x, x[:, :1].sin()).posterior()
+    assert field.variance(x, BoxAverage(0.1)).isfinite().all()
+    with pytest.warns(UserWarning, match=r"many lengthscales.*such features.*smaller pieces"):
+        field.variance(x[:1], BoxAverage([10.0, 10.0]))
+
+
+def test_kernels_of_no_known_length_have_points_alone():
+    class Lengthless(gpytorch.kernels.Kernel):
+        is_stationary = True
+
+        def forward(self, x, z, **params):
+            return self.covar_dist(x, z, **params).square().neg().exp()
+
+    x, kernel = torch.zeros(1, 2).double(), Lengthless()
+    assert covariance(kernel, Component([1.0]), Identity(), x, x).item() == 1
+    with pytest.raises(NotImplementedError, match="over which Lengthless varies; register"):
+        covariance(kernel, BoxAverage(1.0), Identity(), x, x)
+    lengths.shortest_lengths.register(Lengthless, lambda own: torch.ones(1))
+    one = quad(lambda t: math.exp(-t * t), 0, 0.5)[0] / 0.5
+    found = covariance(kernel, BoxAverage(1.0), Identity(), x, x).item()
+    assert found == pytest.approx(one**2, abs=1e-9)
