@@ -394,19 +394,20 @@ class Fit:
         some = self._represented(self._subset(_SUBSET_VALUES))
         name = f"start, {some.data.survey.num_points} points"
         found = sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]
+        iterations = _MOST if some.num_values <= 2 * _SCREENED_VALUES else _SHORT
         finalists = []
         for search, place in found:
             search.coordinates.set(place)
-            finalists.append(self._begun(search, some, name))
+            finalists.append(self._begun(search, some, name, iterations))
         search, place = max(finalists, key=lambda pair: pair[0].value)
         search.coordinates.set(place)
         return self._search(search, some, name, nats=0.1)
 
     def _begun(
-        self, search: Search, observations: Observations, name: str
+        self, search: Search, observations: Observations, name: str, iterations: int = _SHORT
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """A short search, and where it came to."""
-        self._search(search, observations, name, note=False, iterations=_SHORT)
+        self._search(search, observations, name, note=False, iterations=iterations)
         return search, search.coordinates.get()
 
     def _on_exact_kernel(self, search: Search, begin: Callable[[], Search]) -> None:

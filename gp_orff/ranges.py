@@ -17,7 +17,7 @@ from gp_orff.spectra import GammaMixture, SpectralMixture, Spectrum, spectrum
 from gp_orff.terms import Leaf, Term, terms
 
 _LONGEST = 3.0  # extents of the data: the longest lengthscale that is sought
-_ALPHA = 0.1, 1e3  # of rational quadratic kernels: correlations like r^{-0.2}, and like RBF
+_ALPHA = 0.01, 1e3  # of rational quadratic kernels: correlations of logarithms, and like RBF
 
 
 class Range(NamedTuple):

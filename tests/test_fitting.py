@@ -152,9 +152,9 @@ def test_coordinates_stay_where_the_data_can_tell():
     kernel = rational()
     coordinates = Coordinates(kernel, ranges=parameter_ranges(kernel, distances_of(points(100))))
     coordinates.set(coordinates.low)
-    assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(0.1)
+    assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(0.01)
     assert len(coordinates.reached()) == 3
-    assert "alpha = 0.1 is the smallest that was sought" in "".join(coordinates.reached())
+    assert "alpha = 0.01 is the smallest that was sought" in "".join(coordinates.reached())
     coordinates.set(coordinates.high)
     assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(1e3)
     coordinates.set(0.5 * (coordinates.low + coordinates.high))
