@@ -17,6 +17,7 @@ from gp_orff.observations import Noises, Observations
 from gp_orff.terms import terms
 
 _NATS = 0.01  # a step that gains less, in total, ends the search
+_FLAT = 1e-2  # of the slope over which a step could gain that much
 _EDGE = 0.9  # of the range of lengthscales, in its logarithm: time for another grid
 _LINE, _FIRST = 2, 8  # evaluations of an iteration, and some more: a kink at a bound takes many
 Report = Callable[[float], None]
@@ -178,7 +179,11 @@ class _Climb:
             if gain * self.num_values < nats or clipped or self.path.at_edge(now):
                 raise StopIteration
 
-        options = {"maxiter": iterations, "gtol": 1e-9, "hess_inv0": self._curvature(t, free)}
+        options = {
+            "maxiter": iterations,
+            "gtol": _FLAT * np.sqrt(nats / self.num_values),
+            "hess_inv0": self._curvature(t, free),
+        }
         self.left = _LINE * iterations + _FIRST
         try:
             result = scipy.optimize.minimize(
