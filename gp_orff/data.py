@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.columns import TrigColumns
+from gp_orff.distances import Distances
 from gp_orff.field_statistics import FieldStatistics
 from gp_orff.frequencies.grid import Box, Grid
 from gp_orff.further import Further
@@ -138,6 +139,12 @@ class Survey:
             sample,
             ranks,
         )._thinned()
+
+    @cached_property
+    def distances(self) -> Distances:
+        """How far apart the points are."""
+        sample = torch.cat([own.x for own in self.sample]).cpu().numpy()
+        return Distances(sample, np.ptp(np.array(self.box), axis=1), self.num_points)
 
     def _thinned(self) -> "Survey":
         """With the readings of the smallest ranks, should they be too many."""

@@ -354,9 +354,7 @@ class Fit:
 
     @property
     def _distances(self) -> Distances:
-        survey = self.data.survey
-        sample = torch.cat([own.x for own in survey.sample]).cpu().numpy()
-        return Distances(sample, np.ptp(np.array(survey.box), axis=1), survey.num_points)
+        return self.data.survey.distances
 
     def _search(
         self, search: Search, observations: Observations, name: str, note: bool = True, **options
