@@ -28,7 +28,7 @@ import torch
 from linear_operator.operators import LowRankRootLinearOperator
 
 import gp_orff
-from gp_orff import trig
+from gp_orff.features import chunked
 
 EXACT_POINTS = 2000
 CONTESTANTS = ("orff", "low_rank", "bare", "exact_2000")
@@ -82,8 +82,8 @@ def kernels(frequencies):
 
 def bare_step(x, omega, g):
     gram = torch.zeros_like(g)
-    for rows in trig.chunks(x, g.shape[0]):
-        phi = trig.trig(x[rows], omega)
+    for rows in chunked.chunks(x, g.shape[0]):
+        phi = chunked.trig(x[rows], omega)
         gram += phi.mT @ phi
         phi @ g
     return gram

@@ -31,13 +31,13 @@ import torch
 from helpers import curl_free, field_of, median_seconds, peak_mib, resident_mib, scores
 
 import gp_orff
-from gp_orff.coordinates import Coordinates
-from gp_orff.data import HeldData
-from gp_orff.field_statistics import FieldStatistics
-from gp_orff.observations import FeatureObservations
-from gp_orff.readings import DEFAULT, Options, read
-from gp_orff.resolution import draw
-from gp_orff.training import log_marginal_likelihood
+from gp_orff.data.dataset import HeldData
+from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.reading import Options, read
+from gp_orff.features.assemble import draw
+from gp_orff.inference.conditioning import FeatureObservations, log_marginal_likelihood
+from gp_orff.models.fitting.coordinates import Coordinates
 
 NOISE = 0.3
 

@@ -12,16 +12,13 @@ with warnings.catch_warnings():  # linear_operator, for what it does when it is 
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
     import gpytorch  # noqa: F401
 
-import gp_orff.gpytorch_hooks  # noqa: F401  sums and products of our kernels inside gpytorch
+import gp_orff.exact_gp.hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import settings, spectra
-from gp_orff.comparison import (
-    compare_kernels,
-    compare_with_exact,
-)
-from gp_orff.distances import DataWarning
-from gp_orff.field import FieldPosterior
-from gp_orff.field_statistics import FieldStatistics
-from gp_orff.frequencies import (
+from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
+from gp_orff.data.survey import DataWarning
+from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.features.frequencies import (
     Auto,
     GaussHermite,
     Grid,
@@ -30,18 +27,16 @@ from gp_orff.frequencies import (
     Orthogonal,
     QuasiMonteCarlo,
 )
-from gp_orff.kernels import (
-    CurlFreeKernel,
-    DivergenceFreeKernel,
-    HelmholtzKernel,
-    radial_derivatives,
-)
-from gp_orff.likelihoods import MultitaskStudentTLikelihood
-from gp_orff.models import VectorFieldGP
-from gp_orff.orff_kernel import ORFFKernel
-from gp_orff.products import FieldProductKernel
-from gp_orff.scalar_kernels import GeneralMaternKernel
-from gp_orff.spectra import spectrum
+from gp_orff.inference.overconfidence import FeatureWarning
+from gp_orff.kernels.closed_form import radial_derivatives
+from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.products import FieldProductKernel
+from gp_orff.kernels.scalar import GeneralMaternKernel
+from gp_orff.kernels.spectra import lengths  # noqa: F401
+from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.models.comparison import compare_kernels, compare_with_exact
+from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols import (
     Background,
     BoxAverage,
@@ -58,7 +53,6 @@ from gp_orff.symbols import (
     Symbol,
     VectorPotential,
 )
-from gp_orff.trust import FeatureWarning
 
 __all__ = [
     "Auto",

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.symbols import Curl, Divergence, Symbol
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.derivatives import Curl, Divergence
 
 if TYPE_CHECKING:
     import xarray

@@ -6,7 +6,8 @@ from gpytorch.settings import _feature_flag, _value_context
 class check_features(_feature_flag):
     """Whether a posterior of random features is checked for overconfidence when it is made.
 
-    On by default; about a quarter of the posterior's own cost, once. See `gp_orff.trust`.
+    On by default; about a quarter of the posterior's own cost, once. See
+    `gp_orff.inference.overconfidence`.
 
     Example:
         >>> import gp_orff
@@ -21,8 +22,8 @@ class check_features(_feature_flag):
 class num_threads(_value_context):
     """How many threads the calls of `VectorFieldGP` and `FieldPosterior` use.
 
-    None by default: a short measurement inside each call chooses, see `gp_orff.threads`. The number
-    changes results by rounding; with 1, they are the same on every run.
+    None by default: a short measurement inside each call chooses, see `gp_orff.models.threads`. The
+    number changes results by rounding; with 1, they are the same on every run.
 
     Raises:
         ValueError: a number that is not a positive integer.

@@ -13,7 +13,7 @@ import gpytorch
 import numpy as np
 
 import gp_orff
-from gp_orff.symbols import Composed
+from gp_orff.symbols.base import Composed
 from tests import dense_oracle as dense
 from tests.random_priors import (
     Inputs,

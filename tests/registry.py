@@ -18,7 +18,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
-from gp_orff.spectra import GammaQuantile
+from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
 from tests import oracles
 
 
@@ -306,7 +306,7 @@ class MixtureCase(Case):
     """Kernels whose nodes come from the package, itself tested against the exact kernels."""
 
     def covariance(self, draws, x, z):
-        from gp_orff.resolution import expand
+        from gp_orff.features.assemble import expand
 
         full = expand(self.kernel, draws, x.shape[-1]).general()
         frequencies = len(full.omega)

@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
-from gp_orff.resolution import laws
+from gp_orff.features.assemble import laws
 
 
 def chosen(kernel, auto, num_dims=None):

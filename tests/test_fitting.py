@@ -7,13 +7,13 @@ import torch
 from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
 
 import gp_orff
-from gp_orff.coordinates import Coordinates
-from gp_orff.distances import DataWarning, Distances
-from gp_orff.fitting import Fit
-from gp_orff.observations import ExactObservations, FeatureObservations
-from gp_orff.ranges import parameter_ranges
-from gp_orff.starting import starts
-from gp_orff.training import Search
+from gp_orff.data.survey import DataWarning, Distances
+from gp_orff.inference.conditioning import ExactObservations, FeatureObservations
+from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.ranges import parameter_ranges
+from gp_orff.models.fitting.search import Search
+from gp_orff.models.fitting.starting_values import starts
+from gp_orff.models.fitting.strategy import Fit
 from tests.test_vector_field_gp import draw
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)

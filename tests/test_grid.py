@@ -19,10 +19,12 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
-from gp_orff import nufft
-from gp_orff.resolution import expand
-from gp_orff.terms import terms
-from gp_orff.truncation import truncated_variance
+from gp_orff.features import lattice as lattice_columns
+from gp_orff.features import nufft
+from gp_orff.features.assemble import expand, laws
+from gp_orff.features.frequencies import grid_design
+from gp_orff.features.truncation import truncated_variance
+from gp_orff.kernels.tree import terms
 from tests import oracles
 from tests.models import evidence, vector_gp
 from tests.registry import CASES, base
@@ -324,9 +326,7 @@ def test_each_axis_has_its_own_spacing_and_cutoff():
     lattice = gp_orff.ORFFKernel(kernel, grid).frequencies[0].lattice
     reach = (lattice.indices * lattice.spacing).abs().amax(0)
     assert reach[0] / reach[1] == pytest.approx(5, rel=0.1)
-    lag = gp_orff.frequencies.grid.correlation_lag(
-        gp_orff.resolution.laws(kernel)[0].leaves[0], 0, 1e-5
-    )
+    lag = grid_design.correlation_lag(laws(kernel)[0].leaves[0], 0, 1e-5)
     assert lattice.period[0].item() == pytest.approx(1 + lag)
     assert lattice.period[1].item() == pytest.approx(30 + 5 * lag)
 
@@ -422,7 +422,7 @@ def test_float32_models_keep_their_grid_exact():
 
 def test_a_training_step_costs_one_transform_of_each_type(monkeypatch):
     """The statistics C are kept; a trainable mean needs φᵀr and, for its gradient, φw."""
-    monkeypatch.setattr(gp_orff.lattice, "_FEW", 0)
+    monkeypatch.setattr(lattice_columns, "_FEW", 0)
     x, y = draw(300, 2).clamp(-1, 1), draw(300, 2, seed=1)
     model = model_of(grid_kernel(gp_orff.Grid(domain=BOX * 2, max_features=60)), x, y, 0.1)
     calls = []

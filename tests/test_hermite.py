@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
-from gp_orff.frequencies.hermite import _longest_lag
+from gp_orff.features.frequencies.hermite import _longest_lag
 from tests.registry import base
 from tests.test_grid import errors, exact_problem
 

@@ -4,12 +4,20 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from gp_orff import inference
-from gp_orff.columns import TrigColumns
-from gp_orff.expansion import FeatureExpansion, KroneckerExpansion, merge
-from gp_orff.inference import Group, Noise, evidence, prefers_dual, statistics_evidence
-from gp_orff.posterior import dual_posterior, statistics_posterior, weight_posterior
-from gp_orff.statistics import Statistics
+from gp_orff.data.noise.covariances import Noise
+from gp_orff.data.statistics import Statistics
+from gp_orff.features.columns import TrigColumns
+from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
+from gp_orff.inference import equations
+from gp_orff.inference.equations import (
+    Group,
+    dual_posterior,
+    evidence,
+    prefers_dual,
+    statistics_evidence,
+    statistics_posterior,
+    weight_posterior,
+)
 from tests import oracles
 
 
@@ -104,9 +112,9 @@ def test_both_algebras_agree(name):
     expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
     x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
     statistics = Statistics.of(x, y, expansion.phi)
-    features, columns = expansion.features(x), inference.with_ones(y)
-    noisy = inference.noisy_covariance(features, noise.covariance)
-    dual = inference.dense_evidence(noisy, columns)
+    features, columns = expansion.features(x), equations.with_ones(y)
+    noisy = equations.noisy_covariance(features, noise.covariance)
+    dual = equations.dense_evidence(noisy, columns)
     groups = [Group(statistics, noise)]
     torch.testing.assert_close(statistics_evidence(expansion, groups), dual)
     for mean in (None, draw(2, seed=6)):

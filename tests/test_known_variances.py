@@ -9,10 +9,10 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel
 from linear_operator.utils.warnings import NumericalWarning
 
 import gp_orff
-from gp_orff import storage
-from gp_orff.cholesky import cholesky
-from gp_orff.inference import prefers_dual
-from gp_orff.resolution import expand
+from gp_orff.features.assemble import expand
+from gp_orff.inference.equations import prefers_dual
+from gp_orff.kernels.cholesky import cholesky
+from gp_orff.models.storage import pack
 from tests import oracles
 from tests.test_readings import directions, features_of
 from tests.test_vector_field_gp import curl_free, flow
@@ -228,9 +228,9 @@ def test_weights_add_up_and_old_files_have_them():
     expected = 60, (1 / v).sum().item(), v.pow(-2).sum().item(), -v.log().sum().item()
     found = weights.count, weights.total, weights.squares, weights.log
     assert found == pytest.approx(expected)
-    packed = storage.pack_statistics(model.statistics)
+    packed = pack.pack_statistics(model.statistics)
     (group,) = packed["groups"]
     group["count"], group["log_weight"] = group["weights"][0], group.pop("weights")[3]
-    (old,) = storage.unpack_statistics(packed).groups.values()
+    (old,) = pack.unpack_statistics(packed).groups.values()
     assert (old.count, old.weights.log) == pytest.approx((60, expected[3]))
     assert old.weights.mean == pytest.approx(v.log().mean().neg().exp().item())

@@ -8,10 +8,10 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import gp_orff
-from gp_orff import lattice, nufft, trig
-from gp_orff.columns import TrigColumns
-from gp_orff.lattice import LatticeColumns
-from gp_orff.statistics import Statistics
+from gp_orff.data.statistics import Statistics
+from gp_orff.features import chunked, lattice, nufft
+from gp_orff.features.columns import TrigColumns
+from gp_orff.features.lattice import LatticeColumns
 
 MODES = [(5,), (3, 2), (2, 3, 1), (1, 2, 0, 2), (0,), (2, 1, 1, 1)]
 
@@ -75,7 +75,7 @@ def test_products_of_exponentials_are_the_same_transforms(modes, monkeypatch):
 def test_statistics_equal_products_of_columns(modes, size):
     phi = columns(modes)
     x, y, w = 2 * draw(60, len(modes)), draw(60, 2, seed=1), draw(phi.num_columns, 3, seed=2)
-    written = trig.trig(x - phi.origin, phi.omega)
+    written = chunked.trig(x - phi.origin, phi.omega)
     found = Statistics.of(x, y, phi)
     torch.testing.assert_close(found.gram, written.mT @ written, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.cross, written.mT @ y, rtol=0, atol=1e-9)
@@ -161,8 +161,9 @@ def test_quadratic_forms_are_folded_into_one_transform(modes):
 
 @pytest.mark.parametrize("kernel", ["helmholtz", "curl_free", "field_separable_and_constant"])
 def test_variances_at_many_points_are_those_at_few(kernel, monkeypatch):
-    from gp_orff.inference import Noise
-    from gp_orff.posterior import PrimalPosterior, weight_posterior
+    from gp_orff.data.noise.covariances import Noise
+    from gp_orff.inference.equations import weight_posterior
+    from gp_orff.inference.weight_posterior import PrimalPosterior
     from tests.registry import CASES
 
     case = CASES[kernel]()

@@ -9,17 +9,17 @@ from gpytorch.kernels import RBFKernel, RQKernel, SpectralMixtureKernel
 from torch.func import grad, hessian, vmap
 
 import gp_orff
-from gp_orff.data import HeldData
-from gp_orff.expansion import seen_through
-from gp_orff.frequencies import remainder
-from gp_orff.further import Further
-from gp_orff.observations import FeatureObservations
-from gp_orff.readings import DEFAULT, Options, read
-from gp_orff.resolution import draw, expand, spectra_of
-from gp_orff.symbol_moments import left_out, space_of
-from gp_orff.symbols import Identity
-from gp_orff.terms import terms
-from gp_orff.truncation import truncated_variance
+from gp_orff.data.dataset import HeldData
+from gp_orff.data.observations import Further
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.reading import Options, read
+from gp_orff.features.assemble import draw, expand
+from gp_orff.features.expansion import seen_through
+from gp_orff.features.frequencies.remainder import remainder
+from gp_orff.features.truncation import left_out, truncated_variance
+from gp_orff.inference.conditioning import FeatureObservations
+from gp_orff.kernels.tree import space_of, spectra_of, terms
+from gp_orff.symbols.base import Identity
 from tests import oracles, registry
 
 RULES = {**registry.RULES, **registry.DETERMINISTIC_RULES}

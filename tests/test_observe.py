@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import gp_orff
-from gp_orff.exact_symbols import SymbolCovariance
-from gp_orff.symbols import Identity
+from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.symbols.base import Identity
 from tests import oracles
 from tests.test_symbols import RULES, helmholtz, model_of, uniform
 

@@ -13,8 +13,9 @@ from linear_operator.test.linear_operator_test_case import (
 )
 
 import gp_orff
-from gp_orff.operators import FeatureCovariance, NoisyFeatureCovariance, PosteriorCovariance
-from gp_orff.operators.base import PaddedRoot
+from gp_orff.exact_gp.operators import PaddedRoot
+from gp_orff.exact_gp.posterior_covariance import PosteriorCovariance
+from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from tests import oracles
 from tests.test_orff_exact_gp import (
     CASES,

@@ -15,9 +15,10 @@ from linear_operator import to_dense
 from linear_operator.utils.warnings import PerformanceWarning
 
 import gp_orff
-from gp_orff import trig
-from gp_orff.operators import FeatureCovariance, NoisyFeatureCovariance, PosteriorCovariance
-from gp_orff.orff_kernel import ORFFPredictionStrategy
+from gp_orff.exact_gp.posterior_covariance import PosteriorCovariance
+from gp_orff.exact_gp.prediction import ORFFPredictionStrategy
+from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
+from gp_orff.features import chunked
 from tests import oracles
 from tests.models import ScalarGP, VectorGP, evidence, scalar_gp, vector_gp
 from tests.registry import CASES, MEASURES, RULES
@@ -169,8 +170,8 @@ def test_structure_survives_scaling_and_sums_of_orff_kernels(build, regime, monk
     residuals = (model.train_targets - model.mean_module(x)).flatten()
     expected = oracles.log_density(noisy, residuals)
     if regime == "primal":
-        monkeypatch.setitem(trig._CHUNK_BYTES, "cpu", 2**14)
-        monkeypatch.setattr(trig, "trig", refuse_all_but_chunks(points))
+        monkeypatch.setitem(chunked._CHUNK_BYTES, "cpu", 2**14)
+        monkeypatch.setattr(chunked, "trig", refuse_all_but_chunks(points))
     value = evidence(model)
     assert abs(value - expected) <= 1e-9 * abs(expected)
     value.backward()
@@ -186,7 +187,7 @@ def test_structure_survives_scaling_and_sums_of_orff_kernels(build, regime, monk
 
 def refuse_all_but_chunks(points):
     """φ as it is, but never for the whole training set at once."""
-    original = trig.trig
+    original = chunked.trig
 
     def checked(x, omega):
         assert x.shape[-2] < points, "features of all points were written out"

@@ -22,9 +22,9 @@ from scipy.integrate import quad
 
 import gp_orff
 from gp_orff import BoxAverage, Component, Flux, Jacobian, LineIntegral, Potential, lengths
-from gp_orff.exact_symbols import SymbolCovariance
-from gp_orff.patches import Axis, axes_of
-from gp_orff.symbols import Identity
+from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.symbols.base import Identity
+from gp_orff.symbols.patches import Axis, axes_of
 from tests import oracles
 
 ELL = 0.8

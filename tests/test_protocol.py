@@ -89,12 +89,14 @@ def test_batches_of_fantasies_equal_a_loop(kernel, regime):
 
 def test_fantasies_visit_only_the_new_points(monkeypatch):
     """The statistics of the old data are not computed again."""
-    from gp_orff import trig
+    from gp_orff.features import chunked
 
     seen = []
-    original = trig.moments
+    original = chunked.moments
     model, fantasy, _ = fantasy_models(ORFF["orff_helmholtz"](), 150, (3,), 2)
-    monkeypatch.setattr(trig, "moments", lambda x, *rest: seen.append(len(x)) or original(x, *rest))
+    monkeypatch.setattr(
+        chunked, "moments", lambda x, *rest: seen.append(len(x)) or original(x, *rest)
+    )
     with torch.no_grad():
         fantasy = model.get_fantasy_model(draw(3, 2, seed=2), draw(3, 2, seed=3))
         fantasy(draw(2, 2, seed=5))

@@ -13,18 +13,19 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel, RQKernel
 from torch.autograd import gradcheck
 
 import gp_orff
-from gp_orff.cells import (
+from gp_orff.features.assemble import expand
+from gp_orff.features.truncation import lifted, truncated_variance
+from gp_orff.kernels.closed_form import minus_hessian
+from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
+from gp_orff.kernels.spectra.lattice_sums import (
     aliased,
     aliased_curvature,
     nonzero_sum,
     second_moments,
     weight_at_zero,
 )
-from gp_orff.kernels import minus_hessian
-from gp_orff.resolution import expand
-from gp_orff.spectra import GammaMixture, GammaQuantile, Gaussian
-from gp_orff.terms import Leaf
-from gp_orff.truncation import lifted, truncated_variance
+from gp_orff.kernels.tree import Leaf
+from gp_orff.spectra import GammaMixture, Gaussian
 from tests.test_grid import asked, exact_problem
 
 ALPHAS = (0.01, 0.05, 0.5, 0.69, 1.0, 1.0001, 1.5, 2.0, 8.3, 19.9, 20.1, 1e3, 1e6, 1e9)

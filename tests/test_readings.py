@@ -8,7 +8,7 @@ from gpytorch.kernels import ConstantKernel, MultitaskKernel
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 
 import gp_orff
-from gp_orff.readings import Options, read
+from gp_orff.data.reading import Options, read
 from tests import oracles
 from tests.test_vector_field_gp import curl_free, flow
 

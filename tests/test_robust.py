@@ -10,8 +10,8 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
-from gp_orff import robust
-from gp_orff.robust import StudentT
+from gp_orff.inference import robust
+from gp_orff.inference.robust import StudentT
 from tests import oracles
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 

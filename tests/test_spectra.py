@@ -12,8 +12,9 @@ import torch
 from torch.autograd import gradcheck
 
 import gp_orff
-from gp_orff.spectra import GammaQuantile, spectrum
-from gp_orff.terms import terms
+from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
+from gp_orff.kernels.tree import terms
+from gp_orff.spectra import spectrum
 from tests import oracles
 from tests.registry import SMOOTH, SPECTRA, base
 

@@ -13,7 +13,7 @@ from gpytorch.kernels import ConstantKernel, LCMKernel, MultitaskKernel, RBFKern
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 
 import gp_orff
-from gp_orff import storage
+from gp_orff.models.storage import files
 from tests import registry
 from tests.test_readings import directions
 from tests.test_vector_field_gp import curl_free, flow
@@ -148,7 +148,7 @@ def test_a_file_is_small_and_plain(tmp_path):
     assert os.path.getsize(tmp_path / "model.pt") < 1e6 < 20_000 * 4 * 8 * 2
     content = torch.load(tmp_path / "model.pt", weights_only=True)
     assert content["format"] == "gp_orff.VectorFieldGP"
-    assert content["version"] == storage.VERSION
+    assert content["version"] == files.VERSION
     loaded = _load(tmp_path)
     wide = 1.3 * XS / 0.8
     one, other = model.posterior().mean(wide), loaded.posterior().mean(wide)
@@ -245,12 +245,12 @@ class _Forked:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                content = storage.read(path, "gp_orff.VectorFieldGP")
+                content = files.read(path, "gp_orff.VectorFieldGP")
                 noise = content["likelihood"]["state"]["raw_noise"]
                 values = [noise, _raw(0.1, noise), _raw(0.2, noise)]
                 for turn in range(10_000):
                     content["likelihood"]["state"]["raw_noise"] = values[1 + turn % 2]
-                    storage.write(path, "gp_orff.VectorFieldGP", content)
+                    files.write(path, "gp_orff.VectorFieldGP", content)
             finally:
                 os._exit(0)
 

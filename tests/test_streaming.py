@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gp_orff
-from gp_orff import data as held
-from gp_orff.matching import places
+from gp_orff.data import dataset as held
+from gp_orff.data.observations import places
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 
 RULES = {
@@ -241,7 +241,7 @@ def test_workers_merge_exactly():
 @pytest.fixture
 def _hardly_anything_is_kept(monkeypatch):
     monkeypatch.setattr(held, "MOST_KEPT", 3000)
-    monkeypatch.setattr("gp_orff.models.MOST_KEPT", 3000)
+    monkeypatch.setattr("gp_orff.models.vector_field_gp.MOST_KEPT", 3000)
 
 
 @pytest.mark.usefixtures("_hardly_anything_is_kept")

@@ -24,8 +24,9 @@ from gp_orff import (
     StreamFunction,
     VectorPotential,
 )
-from gp_orff.exact_symbols import SymbolCovariance, derivatives
-from gp_orff.terms import Leaf
+from gp_orff.kernels.closed_form import derivatives
+from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.tree import Leaf
 
 RULES = {
     "exact": None,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from gp_orff import trig
-from gp_orff.columns import TrigColumns
-from gp_orff.statistics import Statistics
+from gp_orff.data.statistics import Statistics
+from gp_orff.features import chunked
+from gp_orff.features.columns import TrigColumns
 
 
 def inputs(batch=(), points=7, dims=2, frequencies=3, outputs=2):
@@ -20,35 +20,35 @@ def inputs(batch=(), points=7, dims=2, frequencies=3, outputs=2):
 
 
 @pytest.fixture(params=[1, 2 * 8 * 6, 2**20], ids=["one_by_one", "uneven_chunks", "whole"])
-def chunked(request, monkeypatch):
-    monkeypatch.setitem(trig._CHUNK_BYTES, "cpu", request.param)
+def chunks_of(request, monkeypatch):
+    monkeypatch.setitem(chunked._CHUNK_BYTES, "cpu", request.param)
 
 
-@pytest.mark.usefixtures("chunked")
+@pytest.mark.usefixtures("chunks_of")
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_products_equal_dense_algebra(batch):
     x, omega, y, w = inputs(batch)
     phase = torch.einsum("...nd,kd->...nk", x, omega)
     phi = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
-    gram, cross = trig.moments(x, omega, y)
+    gram, cross = chunked.moments(x, omega, y)
     torch.testing.assert_close(gram, phi.mT @ phi)
     torch.testing.assert_close(cross, phi.mT @ y)
-    torch.testing.assert_close(trig.adjoint(x, omega, y), phi.mT @ y)
-    torch.testing.assert_close(trig.apply(x, omega, w), phi @ w)
+    torch.testing.assert_close(chunked.adjoint(x, omega, y), phi.mT @ y)
+    torch.testing.assert_close(chunked.apply(x, omega, w), phi @ w)
 
 
-@pytest.mark.usefixtures("chunked")
+@pytest.mark.usefixtures("chunks_of")
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_gradients(batch):
     x, omega, y, w = inputs(batch)
-    assert gradcheck(trig.moments, (x, omega, y))
-    assert gradcheck(trig.adjoint, (x, omega, y))
-    assert gradcheck(trig.apply, (x, omega, w))
+    assert gradcheck(chunked.moments, (x, omega, y))
+    assert gradcheck(chunked.adjoint, (x, omega, y))
+    assert gradcheck(chunked.apply, (x, omega, w))
 
 
 def test_only_the_gradients_that_are_needed():
     x, omega, y, _ = inputs()
-    gram, cross = trig.moments(x.detach(), omega, y.detach())
+    gram, cross = chunked.moments(x.detach(), omega, y.detach())
     (gram.sum() + cross.sum()).backward()
     assert x.grad is None
     assert omega.grad.abs().min() > 0
@@ -56,7 +56,7 @@ def test_only_the_gradients_that_are_needed():
 
 def test_chunks_cover_every_point_once():
     x = torch.zeros(1001, 2)
-    rows = list(trig.chunks(x, width=4096))
+    rows = list(chunked.chunks(x, width=4096))
     assert len(rows) > 1
     assert torch.cat([torch.arange(1001)[r] for r in rows]).equal(torch.arange(1001))
 

@@ -8,7 +8,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
-from gp_orff.trust import halves
+from gp_orff.inference.overconfidence import halves
 from tests.models import vector_gp
 from tests.registry import CASES, RULES
 from tests.test_orff_exact_gp import draw, orff_of

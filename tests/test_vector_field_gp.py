@@ -12,10 +12,10 @@ from gpytorch.kernels import ConstantKernel, MaternKernel, MultitaskKernel, RBFK
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 
 import gp_orff
-from gp_orff.coordinates import Coordinates
-from gp_orff.noise import noise_of
-from gp_orff.observations import ExactObservations, FeatureObservations
-from gp_orff.starting import subset
+from gp_orff.data.noise.covariances import noise_of
+from gp_orff.inference.conditioning import ExactObservations, FeatureObservations
+from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.starting_values import subset
 from tests import oracles
 from tests.models import evidence, scalar_gp, vector_gp
 from tests.test_orff_exact_gp import draw

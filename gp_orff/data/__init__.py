@@ -1,0 +1,1 @@
+"""What was observed: y = H f + noise, and its sufficient statistics."""

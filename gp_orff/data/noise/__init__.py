@@ -1,0 +1,1 @@
+"""The noise of observations: its covariance, its likelihoods, and how groups share it."""

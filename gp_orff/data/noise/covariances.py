@@ -1,0 +1,80 @@
+"""The noise covariance Σ of one observation, from gpytorch's likelihoods."""
+
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.kernels.tree import terms
+
+Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ of every instrument
+
+
+@singledispatch
+def noise_of(likelihood: Likelihood, num_outputs: int) -> Float[Tensor, "*b p p"]:
+    """Σ, differentiable in the likelihood's parameters. Register likelihoods of your own."""
+    raise NotImplementedError(
+        f"no noise covariance is known for {type(likelihood).__name__}; use "
+        "MultitaskGaussianLikelihood or GaussianLikelihood"
+    )
+
+
+@noise_of.register
+def _(likelihood: GaussianLikelihood, num_outputs: int) -> Tensor:
+    noise = likelihood.noise.unsqueeze(-1)
+    return noise * torch.eye(num_outputs, dtype=noise.dtype, device=noise.device)
+
+
+@noise_of.register
+def _(likelihood: MultitaskGaussianLikelihood, num_outputs: int) -> Tensor:
+    if likelihood.num_tasks != num_outputs:
+        raise ValueError(
+            f"expected a likelihood for the kernel's {num_outputs} outputs, got "
+            f"num_tasks={likelihood.num_tasks}"
+        )
+    parameter = next(likelihood.parameters())
+    covariance = torch.zeros(num_outputs, num_outputs).to(parameter)
+    if likelihood.has_task_noise and likelihood.rank:
+        factor = likelihood.task_noise_covar_factor
+        covariance = covariance + factor @ factor.mT
+    elif likelihood.has_task_noise:
+        covariance = covariance + torch.diag_embed(likelihood.task_noises)
+    if likelihood.has_global_noise:
+        eye = torch.eye(num_outputs).to(parameter)
+        covariance = covariance + likelihood.noise.unsqueeze(-1) * eye
+    return covariance
+
+
+class Noise(NamedTuple):
+    """The noise covariance Σ of one observation, with its inverse and log-determinant."""
+
+    covariance: Float[Tensor, "*b p p"]
+    precision: Float[Tensor, "*b p p"]
+    logdet: Float[Tensor, "*b"]
+
+    @classmethod
+    def of(cls, covariance: Float[Tensor, "*b p p"]) -> "Noise":
+        """Raises ValueError where Σ is not positive definite."""
+        covariance = covariance.double()
+        factor, info = torch.linalg.cholesky_ex(covariance)
+        diagonal = factor.diagonal(dim1=-1, dim2=-2)
+        marginal = covariance.diagonal(dim1=-1, dim2=-2)
+        eps = torch.finfo(covariance.dtype).eps
+        if info.any() or not (diagonal.square() > 100 * eps * marginal).all():
+            raise ValueError(
+                "expected a positive definite noise covariance, got a singular one, "
+                f"{covariance.detach().tolist()}; give the likelihood a global noise "
+                "(has_global_noise=True) or a task noise of full rank"
+            )
+        return cls(covariance, torch.cholesky_inverse(factor), 2 * diagonal.log().sum(-1))
+
+
+def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
+    """Σ of every instrument."""
+    num_outputs = terms(kernel)[0].num_outputs
+    return {label: noise_of(own, num_outputs) for label, own in likelihoods.items()}

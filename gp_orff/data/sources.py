@@ -1,0 +1,127 @@
+"""Where readings come from: arrays, chunks that can be gone through again, or memory."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.observations import Readings
+from gp_orff.data.reading import Options, chunks, read, unpack
+from gp_orff.data.validation import is_single
+from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a model makes of data: valid readings where its kernel is, less the fixed part of its
+    mean."""
+
+    kernel: Kernel
+    mean: Mean
+    num_outputs: int
+
+    def read(self, x: object, y: object, options: Options) -> Iterator[Readings]:
+        device = next(self.kernel.parameters()).device
+        for part in read(x, y, self.num_outputs, options):
+            self._check_columns(part.x.shape[-1])
+            part = part.to(device)
+            if not is_constant(self.mean):
+                part = part.minus(varying_mean(self.mean, part.x, self.num_outputs))
+            yield part
+
+    def _check_columns(self, found: int) -> None:
+        parts = terms(self.kernel)
+        known = infer_num_dims(parts, None)
+        expected, all_of_them = input_columns(parts, found if known is None else known)
+        if found < expected or (all_of_them and found != expected):
+            raise ValueError(f"the kernel expects points with {expected} columns, got {found}")
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Tensors, arrays or memory maps, by reference."""
+
+    reader: Reader
+    x: object
+    y: object
+    options: Options
+
+    def __call__(self) -> Iterator[Readings]:
+        before = 0
+        for x, y, options in chunks(self.x, self.y, self.options):
+            yield from (part.moved(before) for part in self.reader.read(x, y, options))
+            before += len(x)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """An iterable of chunks, by reference."""
+
+    reader: Reader
+    chunks: Iterable
+    options: Options
+
+    def __post_init__(self):
+        try:
+            once = iter(self.chunks) is self.chunks
+        except TypeError as error:
+            found = type(self.chunks).__name__
+            raise TypeError(
+                f"expected x and y, or an iterable of chunks (x, y), got {found} alone"
+            ) from error
+        if once:
+            raise TypeError(
+                "expected chunks that can be gone through again and again, got an iterator that is "
+                "used up after once; give a list, or an object whose __iter__ starts anew"
+            )
+        given = (self.options.variances, self.options.directions, self.options.group)
+        if not all(map(is_single, given)):
+            raise ValueError(
+                "expected variances, directions and groups of single readings inside the chunks, "
+                "got them beside: give chunks as mappings with keys x, y, variances, ..."
+            )
+        if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
+            raise TypeError("expected observations y beside x, got x alone: fit(x, y)")
+
+    def __call__(self) -> Iterator[Readings]:
+        for chunk in self.chunks:
+            x, y, options = unpack(chunk, self.options)
+            for part in chunks(x, y, options):
+                yield from self.reader.read(*part)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Readings in memory."""
+
+    parts: Sequence[Readings]
+
+    def __call__(self) -> Iterator[Readings]:
+        return iter(self.parts)
+
+
+def is_constant(mean: Mean) -> bool:
+    """Whether a mean is one number for each output."""
+    return all(isinstance(own, ConstantMean | ZeroMean) for own in base_means(mean))
+
+
+def base_means(mean: Mean) -> list[Mean]:
+    return list(mean.base_means) if isinstance(mean, MultitaskMean) else [mean]
+
+
+@torch.no_grad()
+def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float[Tensor, "n p"]:
+    """A mean that is taken as it is; zero where it is a constant."""
+    if is_constant(mean):
+        return x.new_zeros(len(x), num_outputs)
+    values = mean(x).detach()
+    if values.numel() != len(x) * num_outputs:
+        raise ValueError(
+            f"expected a mean with {num_outputs} outputs, got values of shape "
+            f"{tuple(values.shape)} at {len(x)} points; wrap it in gpytorch.means.MultitaskMean"
+        )
+    return values.reshape(len(x), num_outputs)

@@ -1,0 +1,64 @@
+"""The two places where gpytorch has no hook for kernels like ours, and gets one.
+
+Models without a kernel of this package are not affected: each hook first asks whether one is
+there, and otherwise does what gpytorch does.
+"""
+
+import warnings
+
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from linear_operator.utils.warnings import PerformanceWarning
+
+from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.exact_gp.prediction import ORFFPredictionStrategy
+from gp_orff.kernels.base import ExactFieldPredictionStrategy
+from gp_orff.kernels.fields import PotentialKernel
+from gp_orff.kernels.products import FieldProductKernel
+
+
+def _is_features(kernel: Kernel) -> bool:
+    if isinstance(kernel, AdditiveKernel):
+        return all(_is_features(term) for term in kernel.kernels)
+    if isinstance(kernel, ScaleKernel):
+        return _is_features(kernel.base_kernel)
+    return isinstance(kernel, ORFFKernel)
+
+
+def _is_field(kernel: object) -> bool:
+    fields = (PotentialKernel, FieldProductKernel)
+    return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
+
+
+def _additive_prediction_strategy(
+    self: AdditiveKernel, train_inputs, train_prior_dist, train_labels, likelihood
+) -> DefaultPredictionStrategy:
+    """Sums of our kernels predict as they do; ScaleKernel asks its base kernel, sums ask nobody."""
+    if _is_features(self):
+        strategy = ORFFPredictionStrategy
+    elif _is_field(self):
+        strategy = ExactFieldPredictionStrategy
+    else:
+        strategy = DefaultPredictionStrategy
+    return strategy(train_inputs, train_prior_dist, train_labels, likelihood)
+
+
+_gpytorch_product = Kernel.__mul__
+
+
+def _product(self: Kernel, other: Kernel) -> Kernel:
+    """A field times a scalar kernel, in either order."""
+    if not (_is_field(self) or _is_field(other)):
+        return _gpytorch_product(self, other)
+    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+        warnings.warn(
+            "a product with ORFFKernel has no features: its matrices are written out, at a cost "
+            "cubic in the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
+            PerformanceWarning,
+            stacklevel=2,
+        )
+    return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
+
+
+AdditiveKernel.prediction_strategy = _additive_prediction_strategy
+Kernel.__mul__ = _product

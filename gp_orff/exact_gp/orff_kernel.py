@@ -1,0 +1,139 @@
+"""`ORFFKernel` and its prediction strategy: all that knows gpytorch's ExactGP protocol."""
+
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff.exact_gp.prediction import ORFFPredictionStrategy
+from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
+from gp_orff.features.accuracy import GridAccuracy, accuracy
+from gp_orff.features.assemble import check_domain, draw, expand
+from gp_orff.features.expansion import Expansion
+from gp_orff.features.frequencies.rule import Rule
+from gp_orff.features.truncation import truncated_variance
+from gp_orff.kernels.base import WrapperKernel, check_inputs
+from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+
+
+class ORFFKernel(WrapperKernel):
+    r"""Operator-valued Fourier features of a kernel, for any gpytorch `ExactGP`.
+
+    K(x, z) ≈ Φ(x) Φ(z)ᵀ with the features Φ of the given kernel tree: curl-free, divergence-free,
+    Helmholtz, gpytorch's `MultitaskKernel`, scalar kernels, their sums and scaled forms. The
+    model, its likelihood and `ExactMarginalLogLikelihood` stay as they are; N points with F
+    features then cost N·F² instead of (N·p)³ in training *and* in prediction, and no N·p × N·p
+    or N·p × F matrix is held. Where N·p is smaller than F, the N·p × N·p matrix is factorised
+    instead. The algebra is float64; in a float32 model the inputs, the hyperparameters and the
+    results are float32, and it is not faster.
+
+    Brault et al. 2016 (operator-valued features); Minh 2016, Theorem 3.
+
+    Args:
+        kernel: the kernel to approximate; its hyperparameters are the same modules, and are
+            trained through the features.
+        frequencies: a rule, such as `gp_orff.MonteCarlo(256, seed=0)`.
+        num_dims: the number of input columns, where the kernel does not tell it (a scalar
+            kernel without ARD or active_dims).
+
+    Attributes:
+        frequencies: the drawn frequencies, one `Draw` for each leaf of the kernel tree.
+        num_features: F.
+
+    Raises:
+        NotImplementedError: a kernel whose spectrum is not registered.
+        ValueError: terms with different numbers of outputs, or an unknown number of inputs.
+
+    Example:
+        >>> import gpytorch, gp_orff
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2), num_dims=2)
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(256, seed=0))
+        >>> kernel.num_features
+        512
+    """
+
+    def __init__(self, kernel: Kernel, frequencies: Rule, *, num_dims: int | None = None):
+        super().__init__()
+        if not isinstance(kernel, Kernel):
+            raise TypeError(
+                f"ORFFKernel expects an instance of a gpytorch kernel first, got {kernel!r}; for "
+                "instance ORFFKernel(gpytorch.kernels.RBFKernel(), gp_orff.MonteCarlo(256), "
+                "num_dims=2)"
+            )
+        if isinstance(frequencies, type) or not hasattr(frequencies, "draw"):
+            raise TypeError(
+                f"ORFFKernel expects a frequency rule second, got {frequencies!r}; for instance "
+                "gp_orff.MonteCarlo(256)"
+            )
+        parts = terms(kernel)
+        num_dims = infer_num_dims(parts, num_dims)
+        outputs = sorted({term.num_outputs for term in parts})
+        if len(outputs) != 1:
+            raise ValueError(
+                f"ORFFKernel expects terms with one number of outputs, got {outputs}; wrap scalar "
+                "kernels in gpytorch.kernels.MultitaskKernel"
+            )
+        self.num_outputs = outputs[0]
+        self.base_kernel = kernel
+        self.rule, self._num_dims = frequencies, num_dims
+        self.frequencies = nn.ModuleList(draw(kernel, frequencies, num_dims))
+        self._num_inputs, self._sees_all = input_columns(parts, num_dims)
+
+    @property
+    def num_features(self) -> int:
+        return self._expansion(self._num_inputs).num_features
+
+    @property
+    def is_stationary(self) -> bool:
+        return True
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        return self.num_outputs
+
+    def _expansion(self, num_inputs: int) -> Expansion:
+        return expand(self.base_kernel, self.frequencies, num_inputs)
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+    ) -> FeatureCovariance | Float[Tensor, "*b n*p"]:
+        if last_dim_is_batch:
+            raise ValueError("ORFFKernel does not take last_dim_is_batch=True; use active_dims")
+        self._check_inputs(x1)
+        if x2 is not x1:
+            self._check_inputs(x2)
+        check_domain(self.base_kernel, self.frequencies, x1, x2)
+        expansion = self._expansion(x1.shape[-1])
+        covariance = FeatureCovariance.of(x1, x2, expansion)
+        white = truncated_variance(self.base_kernel, self.frequencies, expansion)
+        if white is not None and covariance.symmetric:
+            covariance = NoisyFeatureCovariance.of(covariance, white.to(x1.dtype))
+        return covariance._diagonal() if diag else covariance
+
+    def accuracy(self) -> list[GridAccuracy]:
+        """What a `Grid` achieves for each term of the kernel, at its present hyperparameters."""
+        return accuracy(self.base_kernel, self.frequencies)
+
+    def redraw(self) -> "ORFFKernel":
+        """The rule resolved anew, at the kernel's present hyperparameters; returns the kernel."""
+        device = next(self.frequencies.buffers()).device
+        self.frequencies = nn.ModuleList(draw(self.base_kernel, self.rule, self._num_dims))
+        self.frequencies.to(device=device, dtype=self.dtype)
+        return self
+
+    def _check_inputs(self, x: Tensor) -> None:
+        check_inputs(self, x)
+        expected, found = self._num_inputs, x.shape[-1]
+        if found < expected or (self._sees_all and found != expected):
+            raise ValueError(
+                f"ORFFKernel expects inputs with {expected} columns, got {found}; select columns "
+                "with active_dims"
+            )
+
+    def prediction_strategy(
+        self, train_inputs, train_prior_dist, train_labels, likelihood: Likelihood
+    ) -> "ORFFPredictionStrategy":
+        return ORFFPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood)

@@ -1,0 +1,109 @@
+"""Predictions of an `ExactGP` from the posterior of feature weights."""
+
+import torch
+from gpytorch import settings
+from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
+from gpytorch.utils.memoize import add_to_cache, cached
+from jaxtyping import Float
+from linear_operator.operators import LinearOperator, ZeroLinearOperator, to_linear_operator
+from torch import Tensor
+
+from gp_orff.data.statistics import Statistics
+from gp_orff.exact_gp.posterior_covariance import NoisyPosteriorCovariance, PosteriorCovariance
+from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
+from gp_orff.features.expansion import Expansion
+from gp_orff.inference.equations import white_blocks
+from gp_orff.inference.overconfidence import check
+from gp_orff.inference.weight_posterior import WeightPosterior
+
+
+class ORFFPredictionStrategy(DefaultPredictionStrategy):
+    """Predictions from the posterior of the feature weights, computed once and cached.
+
+    Where the training covariance is not features plus I⊗Σ, gpytorch's default takes over.
+    """
+
+    @property
+    @cached(name="noisy_covariance")
+    def _noisy_covariance(self) -> LinearOperator:
+        return self.lik_train_train_covar.evaluate_kernel()
+
+    @property
+    def _structured(self) -> bool:
+        return (
+            isinstance(self._noisy_covariance, NoisyFeatureCovariance)
+            and settings.observation_nan_policy.value() == "ignore"
+        )
+
+    @property
+    def _residuals(self) -> Float[Tensor, "*b N*p"]:
+        return self.train_labels - self.train_prior_dist.loc
+
+    @property
+    @cached(name="statistics")
+    def statistics(self) -> Statistics:
+        """C, Z, Y₂ and N of the training residuals."""
+        return self._noisy_covariance.statistics(self._residuals)
+
+    @property
+    @cached(name="weight_posterior")
+    def weight_posterior(self) -> WeightPosterior:
+        """p(θ | y), detached unless `settings.detach_test_caches` is off."""
+        expansion = self._noisy_covariance.latent.expansion
+        posterior = self._posterior_of(expansion, None)
+        latent = self._noisy_covariance.latent
+        check(posterior, expansion, self._posterior_of, latent.x1)
+        return posterior.detached() if settings.detach_test_caches.on() else posterior
+
+    def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
+        """The posterior of the features or, given their columns, of some of them."""
+        covariance = self._noisy_covariance
+        if covariance.prefers_dual:
+            return covariance.posterior(self._residuals, expansion.double())
+        statistics = self.statistics if columns is None else self.statistics.select(columns)
+        return covariance.posterior_from(statistics, expansion.double())
+
+    def get_fantasy_strategy(
+        self, inputs, targets, full_inputs, full_targets, full_output, **kwargs
+    ) -> "ORFFPredictionStrategy":
+        """The strategy with more data: statistics add, so that only the new points are visited."""
+        likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        new = type(self)(full_inputs, full_output, full_targets, likelihood)
+        if self._structured and new._structured and not self._noisy_covariance.prefers_dual:
+            added = targets.flatten(-2) if full_output.event_shape[1:] else targets
+            residuals = added - full_output.loc[..., self.num_train :]
+            latent = new._noisy_covariance.latent
+            points = latent.x1[..., latent.x1.shape[-2] - inputs[0].shape[-2] :, :]
+            more = Statistics.of(
+                points,
+                residuals.unflatten(-1, (-1, latent.num_outputs)),
+                self._noisy_covariance.latent.expansion.phi,
+            )
+            add_to_cache(new, "statistics", self.statistics + more)
+        return new
+
+    def exact_prediction(
+        self,
+        test_mean: Tensor,
+        test_test_covar: LinearOperator,
+        test_train_covar: LinearOperator,
+    ) -> tuple[Tensor, LinearOperator]:
+        latent, white = test_test_covar, None
+        if isinstance(latent, NoisyFeatureCovariance):  # with the variance that a grid truncates
+            latent, white = latent.latent, latent.noise
+        if not (self._structured and isinstance(latent, FeatureCovariance)):
+            return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
+        x, posterior = latent.x1, self.weight_posterior
+        mean = test_mean + posterior.mean(x).flatten(-2).to(test_mean.dtype)
+        if settings.skip_posterior_variances.on():
+            return mean, ZeroLinearOperator(*test_test_covar.shape)
+        if posterior.requires_grad:  # plain autograd reaches everything through a dense matrix
+            covariance = posterior.covariance(x).to(test_mean.dtype)
+            if white is not None:
+                eye = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
+                covariance = covariance + white_blocks(eye, white)
+            return mean, to_linear_operator(covariance)
+        covariance = PosteriorCovariance(x, posterior)
+        if white is None:
+            return mean, covariance
+        return mean, NoisyPosteriorCovariance.of(covariance, white.detach())

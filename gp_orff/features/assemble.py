@@ -1,0 +1,189 @@
+"""Kernel tree + frequency rule → features: the one place where rules are resolved."""
+
+from collections.abc import Sequence
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.features.columns import TrigColumns
+from gp_orff.features.expansion import (
+    Expansion,
+    FeatureExpansion,
+    KroneckerExpansion,
+    merge,
+    stacked,
+)
+from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
+from gp_orff.kernels.cholesky import cholesky
+from gp_orff.kernels.factors import Mixing
+from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
+
+
+def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
+    """Frequencies for every term of a kernel tree, in order."""
+    return rule.draw(laws(kernel, num_dims))
+
+
+def laws(kernel: Kernel, num_dims: int | None = None) -> list[TermLaw]:
+    """What every term of a kernel tree asks of a rule, at its present hyperparameters."""
+    found = terms(kernel)
+    return [_law(term, found, num_dims) for term in found]
+
+
+def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
+    share = len(_sharing(term, every)) or 1
+    leaves = [
+        LeafLaw(
+            spectrum(leaf.kernel),
+            leaf.active_dims or tuple(range(leaf_dims(term, leaf, num_dims))),
+            term.factor.degree if index == 0 else 0,
+        )
+        for index, leaf in enumerate(term.leaves)
+    ]
+    return TermLaw(tuple(leaves), term.factor.rank, share)
+
+
+def _sharing(term: Term, every: Sequence[Term]) -> list[int]:
+    """The indices of the terms that share their frequencies with this one, itself included.
+
+    Terms of a linear model of coregionalisation do, where each is one kernel on the same inputs.
+    """
+    if term.group is None or len(term.leaves) != 1:
+        return []
+    return [
+        index
+        for index, other in enumerate(every)
+        if other.group is term.group
+        and len(other.leaves) == 1
+        and other.leaves[0].active_dims == term.leaves[0].active_dims
+    ]
+
+
+def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
+    """The features of a kernel tree at its present hyperparameters, on `num_inputs` columns."""
+    return expand_terms(terms(kernel), draws, num_inputs)
+
+
+def expand_terms(found: Sequence[Term], draws: Sequence[Draw], num_inputs: int) -> Expansion:
+    """Those of the sum of these terms."""
+    parts = []
+    shared = draws[0].shared_columns()
+    if shared is not None:
+        return _expand_on_lattice(shared, found, draws)
+    for index, (term, frequencies) in enumerate(zip(found, draws, strict=True)):
+        sharing = _sharing(term, found)
+        if len(sharing) < 2:
+            parts.append(_expand_term(term, frequencies, num_inputs))
+        elif sharing[0] == index:
+            members = [(found[i], draws[i]) for i in sharing]
+            parts.append(_expand_shared(members, num_inputs))
+    return merge(parts)
+
+
+def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
+    if not term.leaves:  # a constant: ω = 0, one cosine
+        omega = term.factor.matrix.new_zeros(1, num_inputs)
+        scale = term.outputscale.sqrt()[..., None, None]
+        scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
+        return KroneckerExpansion(TrigColumns(omega), scales, term.factor.matrix)
+    omegas, weights = frequencies.nodes(spectra_of(term))
+    scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
+    omega = sum(
+        _embedded(omega, leaf, num_inputs) for omega, leaf in zip(omegas, term.leaves, strict=True)
+    )
+    phi = TrigColumns(omega, frequencies.sampled)
+    if isinstance(term.factor, Mixing):  # the same directions for every frequency
+        both = torch.cat([scales, scales], dim=-1).unsqueeze(-1)
+        return KroneckerExpansion(phi, both, term.factor.matrix)
+    return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
+
+
+def _expand_on_lattice(phi: TrigColumns, found: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
+    """The features of every term on one lattice, each with the columns it needs."""
+    first, scales = found[0].factor, []
+    for term, own in zip(found, draws, strict=True):
+        omegas, weights = own.nodes(spectra_of(term))
+        variances = term.outputscale.unsqueeze(-1) * weights
+        scales.append((omegas, variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()))
+    if all(isinstance(t.factor, Mixing) and t.factor.matrix is first.matrix for t in found):
+        return _kronecker_on_lattice(phi, first, draws, [scale for _, scale in scales])
+    halves = [
+        (scale[..., None, None] * term.factor(omegas[0] if omegas else scale.unsqueeze(-1)))
+        for term, (omegas, scale) in zip(found, scales, strict=True)
+    ]  # (*b, D, p, r) each
+    directions, columns = [], []
+    for sine in (False, True):
+        for own, half in zip(draws, halves, strict=True):
+            kept = own.nonzero if sine else slice(None)
+            rows = half[..., kept, :, :]
+            directions.append(rows.mT.flatten(-3, -2))
+            position = own.position[kept] + sine * phi.omega.shape[-2]
+            columns.append(position.repeat_interleave(half.shape[-1]))
+    return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
+
+
+def _kronecker_on_lattice(
+    phi: TrigColumns, factor: Mixing, draws: Sequence[Draw], scales: Sequence[Tensor]
+) -> KroneckerExpansion:
+    """Separable kernels with one task matrix: their variances add on shared frequencies."""
+    batch = torch.broadcast_shapes(*(scale.shape[:-1] for scale in scales))
+    total = scales[0].new_zeros(*batch, phi.num_columns)
+    for own, scale in zip(draws, scales, strict=True):
+        variance = scale.square().expand(*batch, -1)
+        sines = own.position[own.nonzero] + phi.num_columns // 2
+        total = total.index_add(-1, own.position, variance)
+        total = total.index_add(-1, sines, variance[..., own.nonzero])
+    used = total > 0  # the square root has no slope at zero
+    root = torch.where(used, total, 1.0).sqrt() * used
+    return KroneckerExpansion(phi, root.unsqueeze(-1), factor.matrix)
+
+
+def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> FeatureExpansion:
+    """Σ_q A_q k_q on the frequencies of all its kernels: B_k = chol(Σ_q w_qk A_q).
+
+    Stratified sampling of the mixture of the spectral densities S_q, D_q frequencies from each:
+    w_qk = S_q(ω_k) / Σ_q′ D_q′ S_q′(ω_k), the balance heuristic.
+    """
+    laws = [spectrum(term.leaves[0].kernel) for term, _ in members]
+    own = [drawn.nodes([law])[0][0] for law, (_, drawn) in zip(laws, members, strict=True)]
+    omega = stacked(own)  # (*b, D, d)
+    log_density = torch.stack([law.log_density(omega) for law in laws])  # (q, *b, D)
+    counts = omega.new_tensor([drawn.num_frequencies for _, drawn in members])
+    mixture = torch.logsumexp(
+        log_density + counts.log().reshape(-1, *[1] * (log_density.dim() - 1)), dim=0
+    )
+    spectral_matrix = sum(
+        (term.outputscale.unsqueeze(-1) * (density - mixture).exp())[..., None, None]
+        * (term.factor.matrix @ term.factor.matrix.mT).unsqueeze(-3)
+        for (term, _), density in zip(members, log_density, strict=True)
+    )
+    factor = cholesky(spectral_matrix)  # (*b, D, p, p)
+    phi = TrigColumns(_embedded(omega, members[0][0].leaves[0], num_inputs), members[0][1].sampled)
+    return _features(phi, factor)
+
+
+def _embedded(
+    omega: Float[Tensor, "*b D k"], leaf: Leaf, num_inputs: int
+) -> Float[Tensor, "*b D d"]:
+    """Frequencies of a leaf as frequencies of all input columns."""
+    if leaf.active_dims is None:
+        return omega
+    dims = torch.tensor(leaf.active_dims, device=omega.device)
+    return omega.new_zeros(*omega.shape[:-1], num_inputs).index_copy(-1, dims, omega)
+
+
+def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:
+    """A cosine and a sine feature for each column of each frequency's factor."""
+    half = factor.mT.flatten(-3, -2)  # (*b, D·r, p)
+    columns = torch.arange(phi.num_columns, device=half.device)
+    columns = columns.repeat_interleave(factor.shape[-1])
+    return FeatureExpansion(phi, torch.cat([half, half], dim=-2), columns)
+
+
+def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "*b n d"]) -> None:
+    """Raise ValueError for points where the frequencies do not give the kernel."""
+    for term, drawn in zip(terms(kernel), draws, strict=True):
+        drawn.check_domain(spectra_of(term), *points)

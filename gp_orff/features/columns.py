@@ -1,0 +1,92 @@
+"""The trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] that features are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.features import chunked
+
+
+@dataclass(frozen=True)
+class TrigColumns:
+    """Columns of any frequencies, by products over chunks of points."""
+
+    omega: Float[Tensor, "*b D d"]
+    sampled: bool = True  # whether ω is a random sample, which halves of it can check
+
+    @property
+    def num_columns(self) -> int:
+        return 2 * self.omega.shape[-2]
+
+    def with_omega(self, omega: Float[Tensor, "*b D d"]) -> "TrigColumns":
+        """The same columns with ω on another device, in another type or expanded to a batch."""
+        return replace(self, omega=omega)
+
+    def to(self, device: torch.device) -> "TrigColumns":
+        return self.with_omega(self.omega.to(device))
+
+    def select(self, frequencies: Int[Tensor, "k"]) -> "TrigColumns":
+        """The columns of some frequencies."""
+        return TrigColumns(self.omega[..., frequencies, :], self.sampled)
+
+    def same(self, other: "TrigColumns") -> bool:
+        """Whether statistics of these and of the other columns may be added."""
+        return self.omega.shape == other.omega.shape and torch.allclose(
+            self.omega, other.omega, rtol=1e-9, atol=0
+        )
+
+    def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
+        """Whether quadratic forms of φ at so many points cost less than the points one by one."""
+        return False
+
+    def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
+        """φ(x), for few points."""
+        return chunked.trig(x, self.omega)
+
+    def moments(
+        self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
+    ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
+        """C = φᵀφ, Z = φᵀy and s = φᵀ1."""
+        return moments(x, self.omega, y)
+
+    def sums(
+        self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], weights: Float[Tensor, "n k"]
+    ) -> tuple[Sequence[Tensor], Float[Tensor, "2*D q"], Sequence[Float[Tensor, "2*D"]]]:
+        """φᵀ diag(a) φ for every column a of weights, φᵀy, and the φᵀa."""
+        gram, cross = chunked.moments(x, self.omega, torch.cat([y, weights], dim=-1), weights)
+        cross, sums = cross.split([y.shape[-1], weights.shape[-1]], dim=-1)
+        return gram.unbind(0), cross, sums.unbind(-1)
+
+    def gram(self, found: Tensor) -> Float[Tensor, "*b 2*D 2*D"]:
+        """φᵀφ from the form in which it was added up: here itself."""
+        return found
+
+    def adjoint(
+        self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
+    ) -> Float[Tensor, "*b 2*D k"]:
+        """φᵀy."""
+        return chunked.adjoint(x, self.omega, y)
+
+    def apply(
+        self, x: Float[Tensor, "*b N d"], w: Float[Tensor, "*b 2*D k"]
+    ) -> Float[Tensor, "*b N k"]:
+        """φ w."""
+        return chunked.apply(x, self.omega, w)
+
+
+def moments(
+    x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"], y: Float[Tensor, "*b N k"]
+) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
+    """C, Z and s in one pass and one backward pass."""
+    gram, cross = chunked.moments(x, omega, torch.cat([y, torch.ones_like(y[..., :1])], dim=-1))
+    return gram, cross[..., :-1], cross[..., -1]
+
+
+def side_by_side(parts: list[TrigColumns]) -> TrigColumns:
+    """The columns of all frequencies; cosines of every part first."""
+    batch = torch.broadcast_shapes(*(part.omega.shape[:-2] for part in parts))
+    omegas = [part.omega.expand(*batch, *part.omega.shape[-2:]) for part in parts]
+    return TrigColumns(torch.cat(omegas, dim=-2), all(part.sampled for part in parts))

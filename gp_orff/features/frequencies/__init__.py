@@ -1,0 +1,26 @@
+"""Frequency rules: how a spectral density becomes D weighted frequencies."""
+
+from gp_orff.features.frequencies.auto import Auto
+from gp_orff.features.frequencies.grid import Grid
+from gp_orff.features.frequencies.hermite import GaussHermite
+from gp_orff.features.frequencies.lattice_nodes import GridWarning, Lattice, LatticeDraw
+from gp_orff.features.frequencies.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
+from gp_orff.features.frequencies.remainder import remainder
+from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
+
+__all__ = [
+    "Auto",
+    "Draw",
+    "GaussHermite",
+    "Grid",
+    "GridWarning",
+    "Lattice",
+    "LatticeDraw",
+    "LeafLaw",
+    "MonteCarlo",
+    "Orthogonal",
+    "QuasiMonteCarlo",
+    "Rule",
+    "TermLaw",
+    "remainder",
+]

@@ -1,0 +1,1 @@
+"""Evidence and posterior, given a kernel, data and noise."""

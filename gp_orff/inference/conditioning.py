@@ -1,0 +1,344 @@
+"""Data under a kernel: evidence and posterior at any hyperparameters, by one of two algebras."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from linear_operator import to_dense
+from torch import Tensor
+
+from gp_orff.data.dataset import Data, HeldData
+from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.noise.covariances import Noise, Noises, noises_of
+from gp_orff.data.noise.groups import GroupNoise, Rows, group_noise
+from gp_orff.data.patterns import GroupKey
+from gp_orff.features.accuracy import accuracy
+from gp_orff.features.assemble import check_domain, expand, expand_terms
+from gp_orff.features.expansion import Expansion
+from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.truncation import left_out, truncated_variance
+from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.equations import (
+    DenseRows,
+    Evidence,
+    Group,
+    dense_evidence,
+    dual_posterior,
+    prefers_dual,
+    statistics_evidence,
+    statistics_posterior,
+)
+from gp_orff.inference.exact_posterior import ExactLaw, prior_covariance
+from gp_orff.inference.overconfidence import check
+from gp_orff.kernels.cholesky import cholesky
+from gp_orff.kernels.tree import spectra_of, terms
+from gp_orff.symbols.base import Identity, Symbol
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What conditioning leaves."""
+
+    law: FieldLaw  # of the field without its mean
+    white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
+    evidence: Evidence
+    noises: Mapping[GroupKey, "GroupNoise"]  # as conditioned on
+
+
+class Observations(ABC):
+    """Readings of a field; its mean is a constant that the caller chooses."""
+
+    data: Data
+
+    @abstractmethod
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        """Differentiable in the hyperparameters."""
+
+    @abstractmethod
+    def posterior(
+        self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
+    ) -> Conditioning:
+        """Under a constant mean; that of largest evidence where none is given."""
+
+    @abstractmethod
+    def of(self, data: Data) -> "Observations":
+        """Other data, represented in the same way."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Visit the data where that is done once: what fails, fails here."""
+
+    def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        """Whether predictions at x are right; raises where they cannot be made so."""
+        return True
+
+    @property
+    def missing(self) -> float:
+        """The share of the variance that the representation was allowed to leave out."""
+        return 0.0
+
+    def left_out(
+        self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
+        """Variance of a symbol that the law does not hold: white, and common to all points."""
+        return None
+
+    def of_terms(
+        self, kernel: Kernel, chosen: Sequence[int]
+    ) -> tuple["Observations", Expansion | None]:
+        """The frequencies of some terms of a sum; and the features of the whole kernel with the
+        directions of the other terms zero."""
+        return self, None
+
+    @abstractmethod
+    def describe(self, kernel: Kernel) -> str:
+        """How the kernel is represented, in words."""
+
+    @property
+    def num_values(self) -> float:
+        return self.data.num_values
+
+
+@dataclass(frozen=True)
+class ExactObservations(Observations):
+    """By the exact kernel: one Cholesky factorisation of all numbers square."""
+
+    data: HeldData
+
+    @cached_property
+    def rows(self) -> Rows:
+        return Rows(self.data.readings)
+
+    def of(self, data):
+        return ExactObservations(data)
+
+    def prepare(self) -> None:
+        _ = self.rows
+
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        return dense_evidence(self._noisy(kernel, noises), self._columns(_num_outputs(noises)))
+
+    def describe(self, kernel: Kernel) -> str:
+        return f"exact kernel, {self.num_values} numbers"
+
+    def _columns(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
+        further = [own.columns(num_outputs) for own in self.data.further]
+        return torch.cat([self.rows.columns(num_outputs), *further])
+
+    @torch.no_grad()
+    def posterior(self, kernel, noises, mean):
+        factor = cholesky(self._noisy(kernel, noises))
+        columns = self._columns(_num_outputs(noises))
+        half = torch.linalg.solve_triangular(factor, columns, upper=False)
+        evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
+        mean = evidence.best_mean() if mean is None else mean
+        residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
+        alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
+        law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
+        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.rows.readings}
+        return Conditioning(law, None, evidence, own)
+
+    def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
+        noisy, further = latent + self.rows.noise(noises), self.data.further
+        if not further:
+            return noisy
+        cross = self.rows.see(prior_covariance(kernel, Identity(), self.rows.x, further))
+        own = torch.cat([prior_covariance(kernel, a.symbol, a.x, further) for a in further])
+        own = own + torch.block_diag(*(part.covariance(None) for part in further))
+        return torch.cat([torch.cat([noisy, cross], -1), torch.cat([cross.mT, own], -1)])
+
+
+@dataclass(frozen=True)
+class FeatureObservations(Observations):
+    """By features: statistics of the columns, computed once where frequencies do not move."""
+
+    data: Data
+    draws: Sequence[Draw]
+    known: FieldStatistics | None = None  # of the shared columns, where they have been computed
+
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        expansion, white = self._model(kernel)
+        if self._prefers_dual(expansion):
+            rows = self._dual(kernel, expansion, noises, white)
+            return dense_evidence(rows.features @ rows.features.mT + rows.noise, rows.columns)
+        groups = _groups(self._statistics_of(expansion), noises, white)
+        return statistics_evidence(expansion, groups, self._further(kernel, expansion))
+
+    @torch.no_grad()
+    def posterior(self, kernel, noises, mean):
+        expansion, white = self._model(kernel)
+        dual = self._prefers_dual(expansion)
+        statistics = None if dual else self._statistics_of(expansion)
+
+        def law(part: Expansion, columns: Tensor | None = None) -> tuple[FieldLaw, Evidence]:
+            """Of the expansion, or of a part of it with some of its columns."""
+            if dual:
+                rows = self._dual(kernel, part, noises, white)
+                noisy = rows.features @ rows.features.mT + rows.noise
+                return dual_posterior(part, rows.features, noisy, rows.columns, mean)
+            chosen = statistics if columns is None else statistics.select(columns)
+            further = self._further(kernel, part)
+            return statistics_posterior(part, _groups(chosen, noises, white), mean, further)
+
+        whole, evidence = law(expansion)
+        points = torch.cat([own.x for own in self.data.survey.sample])
+        check(whole, expansion, lambda *part: law(*part)[0], points)
+        if dual:
+            keys = [part.key for part in self._rows.readings]
+            own = {key: GroupNoise(group_noise(key, noises), white) for key in keys}
+        else:
+            own = {
+                key: GroupNoise(group_noise(key, noises, white, part.masses, part.count))
+                for key, part in statistics.groups.items()
+            }
+        return Conditioning(whole, white, evidence, own)
+
+    @torch.no_grad()
+    def num_features(self, kernel: Kernel) -> int:
+        """F."""
+        return expand(kernel, self.draws, self.data.num_inputs).num_features
+
+    def describe(self, kernel: Kernel) -> str:
+        features = self.num_features(kernel)
+        achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
+        return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
+
+    def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        if self._constant:
+            return not self.draws[0].lattice.outside(x).any()
+        check_domain(kernel, self.draws, self._corners, x)
+        return True
+
+    @torch.no_grad()
+    def written_out(self, kernel: Kernel) -> bool:
+        """Whether the readings are few: each has a truncated variance of its own."""
+        return self._prefers_dual(expand(kernel, self.draws, self.data.num_inputs))
+
+    @property
+    def missing(self) -> float:
+        return self.draws[0].lattice.tolerance.item() if self._constant else 0.0
+
+    def stale(self, kernel: Kernel) -> bool:
+        """Whether a lengthscale has left the range of the frequencies."""
+        return any(
+            own.left_range(spectra_of(term))
+            for own, term in zip(self.draws, terms(kernel), strict=True)
+        )
+
+    def of(self, data):
+        return FeatureObservations(data, self.draws)
+
+    def prepare(self) -> None:
+        if self._constant:
+            _ = self.statistics
+
+    @cached_property
+    def statistics(self) -> FieldStatistics:
+        """C, Z, … of the shared columns."""
+        if self.known is not None:
+            return self.known
+        return self.data.statistics(self.draws[0].shared_columns())
+
+    @torch.no_grad()
+    def statistics_of(self, kernel: Kernel) -> FieldStatistics:
+        """At the hyperparameters as they are."""
+        return self._statistics_of(self._model(kernel)[0])
+
+    def _statistics_of(self, expansion: Expansion) -> FieldStatistics:
+        return self.statistics if self._constant else self.data.statistics(expansion.phi)
+
+    @torch.no_grad()
+    def truncated(self, kernel: Kernel) -> Float[Tensor, "p p"] | None:
+        """The variance of every point that a grid does not hold."""
+        expansion = expand(kernel, self.draws, self.data.num_inputs)
+        return truncated_variance(kernel, self.draws, expansion)
+
+    def left_out(self, symbol, kernel, space):
+        return left_out(symbol, kernel, self.draws, space)
+
+    def of_terms(self, kernel, chosen):
+        found = [
+            term if i in chosen else term.scaled(torch.zeros_like(term.outputscale))
+            for i, term in enumerate(terms(kernel))
+        ]
+        whole = expand_terms(found, self.draws, self.data.num_inputs).double().general()
+        return replace(self, draws=[self.draws[i] for i in chosen]), whole
+
+    def _prefers_dual(self, expansion: Expansion) -> bool:
+        """Constant statistics need no features of the data, which the dual writes out."""
+        if not isinstance(self.data, HeldData):
+            return False
+        points = self.num_values / expansion.num_outputs
+        return prefers_dual(expansion, (2 if self._constant else 1) * points)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows(self.data.readings)
+
+    def _dual(
+        self, kernel: Kernel, expansion: Expansion, noises: Noises, white: Tensor | None
+    ) -> DenseRows:
+        """All readings, written out."""
+        rows = self._rows
+        features = rows.see(expansion.features(rows.x))
+        columns = rows.columns(expansion.num_outputs)
+        own = DenseRows(features, columns, rows.noise(noises, white))
+        further = self._further(kernel, expansion)
+        return own if further is None else DenseRows.of([own, further])
+
+    def _further(self, kernel: Kernel, expansion: Expansion) -> DenseRows | None:
+        """Observations of symbols of the field."""
+        if not self.data.further:
+            return None
+        parts = []
+        for own in self.data.further:
+            missing = left_out(own.symbol, kernel, self.draws, own.space)
+            columns = own.columns(expansion.num_outputs)
+            parts.append(DenseRows(own.features(expansion), columns, own.covariance(missing)))
+        return DenseRows.of(parts)
+
+    @property
+    def _corners(self) -> Float[Tensor, "2 d"]:
+        return torch.tensor(self.data.box, dtype=torch.float64).mT
+
+    @property
+    def _constant(self) -> bool:
+        return self.draws[0].shared_columns() is not None
+
+    def _model(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
+        if not self._constant:
+            check_domain(kernel, self.draws, self._corners)
+        expansion = expand(kernel, self.draws, self.data.num_inputs).double()
+        return expansion, truncated_variance(kernel, self.draws, expansion)
+
+
+def _groups(
+    statistics: FieldStatistics, noises: Noises, white: Float[Tensor, "p p"] | None
+) -> list[Group]:
+    """With the truncated variance in the noise of each."""
+    return [
+        Group(own, Noise.of(group_noise(key, noises, white, own.masses, own.count)))
+        for key, own in statistics.groups.items()
+    ]
+
+
+def _num_outputs(noises: Noises) -> int:
+    return next(iter(noises.values())).shape[-1]
+
+
+def log_marginal_likelihood(
+    observations: Observations,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    mean: Float[Tensor, "p"] | None,
+) -> Float[Tensor, ""]:
+    """log p(y), total; the constant mean of largest evidence where none is given."""
+    evidence = observations.evidence(kernel, noises_of(kernel, likelihoods))
+    best = evidence.best_mean() if mean is None else mean
+    return evidence.log_density(best, observations.num_values) + observations.data.bound

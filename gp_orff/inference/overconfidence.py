@@ -1,0 +1,97 @@
+"""Whether random features know enough: two halves of them, asked apart.
+
+If the posterior mean has a feature error e(x), the means of two disjoint halves of the frequencies,
+each a Monte Carlo estimate of its own with error √2 e, differ by about 2e. Where e is not small
+against the posterior standard deviation, the error bars do not cover what the features get wrong.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.features.expansion import Expansion
+from gp_orff.inference.weight_posterior import WeightPosterior
+from gp_orff.settings import check_features
+
+
+class FeatureWarning(UserWarning):
+    """Random features whose error bars are too small."""
+
+
+def halves(expansion: Expansion) -> list[tuple[Expansion, Int[Tensor, "k"]]]:
+    """Two expansions, each of half the frequencies at twice the variance, and their columns.
+
+    A constant, ω = 0, is no estimate: both halves keep it as it is.
+    """
+    omega = expansion.omega.detach()
+    constant = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0)
+    index = torch.arange(omega.shape[-2], device=omega.device)
+    parity = _thue_morse(index)
+    found = []
+    for side in (0, 1):
+        own = (parity == side) & ~constant
+        kept = index[own | constant]
+        scale = (~constant).sum() / own.sum()
+        variance = torch.where(constant[kept], 1.0, scale).to(omega)
+        columns = torch.cat([kept, kept + omega.shape[-2]])
+        found.append((expansion.select(kept, variance), columns))
+    return found
+
+
+def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """The parity of the binary digits: halves that are both even, also of a Sobol sequence."""
+    for shift in (16, 8, 4, 2, 1):
+        index = index ^ (index >> shift)
+    return index & 1
+
+
+def disagreement(
+    whole: WeightPosterior,
+    parts: tuple[WeightPosterior, WeightPosterior],
+    x: Float[Tensor, "*b n d"],
+) -> float:
+    """The estimated feature error of the mean over the posterior sd, root mean squares at x.
+
+    Measured against exact posteriors (curl-free RBF and Matérn 5/2, d = 2 and 3, domains of 3 and
+    10 lengthscales, 100 and 800 points, noise from 3 % to 100 %, 100 to 1600 features): above 1,
+    the true ratio was above 1.5 and the sd below 0.88 of the exact one in every case; below 0.5,
+    the true ratio was below 1.1.
+    """
+    first, second = (part.mean(x) for part in parts)
+    error = (first - second).square().mean() / 4
+    return (error / whole.variance(x).mean()).sqrt().item()
+
+
+@torch.no_grad()
+def check(
+    whole: WeightPosterior,
+    expansion: Expansion,
+    posterior_of: Callable[[Expansion, Int[Tensor, "k"]], WeightPosterior],
+    x: Float[Tensor, "*b n d"],
+) -> None:
+    """Warn where a posterior of random features is overconfident at the first of these points."""
+    if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
+        parts = [posterior_of(*half) for half in halves(expansion)]
+        ratio = disagreement(whole, parts, x[..., :200, :])
+        warn_if_overconfident(ratio, expansion.num_features)
+
+
+def warn_if_overconfident(ratio: float, num_features: int) -> None:
+    """Say so where the features' error is larger than the error bars they give.
+
+    The message names a round number, so that Python shows it once and not for every posterior.
+    """
+    if ratio > 1:
+        at_least = max(bound for bound in (1, 2, 5, 10) if ratio >= bound)
+        warnings.warn(
+            f"the posterior of these {num_features} random features is overconfident: the error "
+            f"that comes from the features alone is more than {at_least} times the posterior "
+            "standard deviation. Use more frequencies, QuasiMonteCarlo or a smoother base kernel, "
+            "and compare with the exact kernel on a subset; "
+            "gp_orff.settings.check_features(False) silences this check.",
+            FeatureWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,301 @@
+"""The Gaussian posterior of the feature weights θ, and of the field Φ(x)θ they give.
+
+Three forms of the same law, one for each algebra of `inference`. All are immutable, in float64.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gp_orff.features.expansion import (
+    Expansion,
+    FeatureExpansion,
+    WaveExpansion,
+    seen_through,
+    weights_through,
+)
+from gp_orff.inference.distributions import FieldLaw
+from gp_orff.kernels.cholesky import cholesky
+from gp_orff.symbols.base import Symbol
+
+
+@dataclass(frozen=True)
+class WeightPosterior(FieldLaw):
+    """θ | y ~ N(mean, Cov)."""
+
+    expansion: Expansion
+    theta: Float[Tensor, "*b F 1"]  # E[θ]
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "*b 2*D p"]:
+        """Of the columns: E[f(x)] = φ(x) weights."""
+        return self.expansion.column_weights(self.theta)
+
+    def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
+        return self.expansion.phi.apply(x, self.weights)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.expansion.num_outputs
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.theta.shape[:-2]
+
+    @property
+    def _width(self) -> int:
+        return self.expansion.num_features * self.expansion.num_outputs
+
+    @abstractmethod
+    def weight_covariance(self, v: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b F k"]:
+        """Cov[θ] v."""
+
+    @abstractmethod
+    def weight_root(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """R v with R Rᵀ = Cov[θ]."""
+
+    @abstractmethod
+    def root_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m q"]:
+        """R with R Rᵀ = Φ Cov[θ] Φᵀ for any features Φ of these weights."""
+
+    def covariance_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m m"]:
+        """Φ Cov[θ] Φᵀ."""
+        root = self.root_of(features)
+        return root @ root.mT
+
+    def variance_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m"]:
+        """Its diagonal."""
+        return self.root_of(features).square().sum(-1)
+
+    def blocks_of(self, features: Float[Tensor, "m F"], q: int) -> Float[Tensor, "n q q"]:
+        """The blocks of q features on its diagonal."""
+        root = self.root_of(features).unflatten(-2, (-1, q))
+        return root @ root.mT
+
+    def root(self, x: Tensor) -> Tensor:
+        return self.root_of(self.expansion.features(x.double()))
+
+    def covariance(self, x: Tensor) -> Tensor:
+        return self.covariance_of(self.expansion.features(x.double()))
+
+    def _variance(self, x: Tensor) -> Tensor:
+        variance = self.variance_of(self.expansion.features(x.double()))
+        return variance.unflatten(-1, (-1, self.num_outputs))
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        return self.blocks_of(self.expansion.features(x.double()), self.num_outputs)
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
+        expansion = seen_through(symbol, self.expansion, space)
+        weights = weights_through(symbol, self.expansion, self.weights, space)
+        return DerivedLaw(self, expansion, weights, symbol, tuple(space))
+
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldLaw:
+        whole, part = self.expansion, expansion
+        if isinstance(self, KroneckerPosterior) or part.num_features != whole.num_features:
+            raise NotImplementedError(
+                "the parts of a sum of separable kernels, which share their features, are not "
+                "known: expected a sum of field kernels, or of one and separable kernels"
+            )
+        return replace(self, expansion=part)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether the posterior is still tied to the hyperparameters' graph."""
+        return self.weights.requires_grad
+
+    def detached(self) -> "WeightPosterior":
+        """The same numbers, cut from the hyperparameters' graph."""
+        expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
+        tensors = {
+            f.name: getattr(self, f.name).detach()
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor)
+        }
+        return replace(self, expansion=expansion, **tensors)
+
+
+@dataclass(frozen=True)
+class PrimalPosterior(WeightPosterior):
+    """E[θ] = A⁻¹b, Cov[θ] = A⁻¹."""
+
+    factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
+
+    def variance(self, x: Tensor) -> Tensor:
+        full = self.expansion
+        if self.batch_shape or not full.phi.folds(x, full.num_features):
+            return super().variance(x)
+        columns = [self._folded(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
+        return torch.stack(columns, dim=-1)
+
+    def blocks(self, x: Tensor) -> Tensor:
+        if not self.expansion.phi.folds(x, self.expansion.num_features):
+            return super().blocks(x)
+        p = self.num_outputs
+        out = x.new_empty(len(x), p, p)
+        for i in range(p):
+            for j in range(i + 1):
+                out[:, i, j] = out[:, j, i] = self._folded(x, i, j)
+        return out
+
+    def _folded(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
+        """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of features."""
+        full = self.expansion
+        outer = full.directions[:, i].unsqueeze(-1) * full.directions[:, j]
+        form = self._inverse * (0.5 * (outer + outer.mT) if i != j else outer)
+        return full.phi.quadratic(x, full.scatter(full.scatter(form).mT))
+
+    @cached_property
+    def _inverse(self) -> Float[Tensor, "F F"]:
+        return torch.cholesky_inverse(self.factor)
+
+    def weight_covariance(self, v: Tensor) -> Tensor:
+        return torch.cholesky_solve(v, self.factor)
+
+    def weight_root(self, v: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
+
+    def root_of(self, features: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.factor.mT, features, upper=True, left=False)
+
+    def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
+        law = super().through(symbol, space)
+        plain = isinstance(law.expansion, FeatureExpansion) and symbol.reference is None
+        return replace(self, expansion=law.expansion) if plain else law
+
+
+@dataclass(frozen=True)
+class KroneckerPosterior(WeightPosterior):
+    """Separable kernels: in the basis U that diagonalises G, r independent blocks (I + λ_j C)⁻¹."""
+
+    u: Float[Tensor, "*b r r"]
+    factor: Float[Tensor, "*b r 2*D 2*D"]  # Cholesky factors of I + λ_j C
+
+    @property
+    def rotated(self) -> Float[Tensor, "*b p r"]:
+        return self.expansion.mixing @ self.u
+
+    def weight_covariance(self, v: Tensor) -> Tensor:
+        v = v.unflatten(-2, (self.expansion.num_columns, -1)).transpose(-3, -2)  # (*b, r, 2D, k)
+        rotated = torch.einsum("...rj,...rck->...jck", self.u, v)
+        solved = torch.cholesky_solve(rotated, self.factor)
+        return torch.einsum("...rj,...jck->...crk", self.u, solved).flatten(-3, -2)
+
+    def weight_root(self, v: Tensor) -> Tensor:
+        v = v.unflatten(-2, (self.expansion.num_columns, -1)).transpose(-3, -2)  # (r, 2D, k)
+        solved = torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
+        return torch.einsum("rj,jck->crk", self.u, solved).flatten(-3, -2)
+
+    def root_of(self, features: Tensor) -> Tensor:
+        features = features.unflatten(-1, (self.expansion.num_columns, -1))  # (*b, m, 2D, r)
+        rotated = torch.einsum("...mcr,...rj->...jmc", features, self.u)
+        root = torch.linalg.solve_triangular(self.factor.mT, rotated, upper=True, left=False)
+        return root.transpose(-3, -2).flatten(-2)
+
+    def _block_roots(self, x: Tensor) -> Float[Tensor, "*b r n 2*D"]:
+        phi = self.expansion.phi.values(x.double()) * self.expansion.scales.mT
+        phi = phi.unsqueeze(-3).expand(*self.factor.shape[:-2], *phi.shape[-2:])
+        return torch.linalg.solve_triangular(self.factor.mT, phi, upper=True, left=False)
+
+    def root(self, x: Tensor) -> Tensor:
+        root = torch.einsum("...pr,...rnc->...nprc", self.rotated, self._block_roots(x))
+        return root.flatten(-4, -3).flatten(-2)
+
+    def covariance(self, x: Tensor) -> Tensor:
+        root = self._block_roots(x)
+        blocks = root @ root.mT  # (*b, r, n, n)
+        outer = torch.einsum("...pr,...qr,...rnm->...npmq", self.rotated, self.rotated, blocks)
+        return outer.flatten(-4, -3).flatten(-2)
+
+    def _variance(self, x: Tensor) -> Tensor:
+        return self._block_roots(x).square().sum(-1).mT @ self.rotated.square().mT
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        each = self._block_roots(x).square().sum(-1)  # (r, n)
+        return torch.einsum("pr,qr,rn->npq", self.rotated, self.rotated, each)
+
+
+@dataclass(frozen=True)
+class DualPosterior(WeightPosterior):
+    """Fewer observations than features: Cov[θ] = I − VᵀV, V = chol(K + I⊗Σ)⁻¹ Φ."""
+
+    whitened: Float[Tensor, "*b N*p F"]  # V
+
+    def weight_covariance(self, v: Tensor) -> Tensor:
+        return v - self.whitened.mT @ (self.whitened @ v)
+
+    def covariance_of(self, features: Tensor) -> Tensor:
+        explained = features @ self.whitened.mT
+        return features @ features.mT - explained @ explained.mT
+
+    def weight_root(self, v: Tensor) -> Tensor:
+        return self._root @ v
+
+    @property
+    def _root(self) -> Float[Tensor, "*b F F"]:
+        gram = self.whitened.mT @ self.whitened
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+        return psd_safe_cholesky(eye - gram)
+
+    def root_of(self, features: Tensor) -> Tensor:
+        if features.shape[-2] <= features.shape[-1]:
+            return cholesky(self.covariance_of(features))
+        return features @ self._root
+
+    def variance_of(self, features: Tensor) -> Tensor:
+        explained = features @ self.whitened.mT
+        return features.square().sum(-1) - explained.square().sum(-1)
+
+    def blocks_of(self, features: Tensor, q: int) -> Tensor:
+        explained = (features @ self.whitened.mT).unflatten(-2, (-1, q))
+        features = features.unflatten(-2, (-1, q))
+        return features @ features.mT - explained @ explained.mT
+
+
+@dataclass(frozen=True)
+class DerivedLaw(FieldLaw):
+    """The law of Q f under that of the weights of f; less its value at a reference, if any."""
+
+    law: WeightPosterior
+    expansion: FeatureExpansion | WaveExpansion
+    weights: Float[Tensor, "2*D q"]
+    symbol: Symbol
+    space: Sequence[int]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.expansion.num_outputs
+
+    @property
+    def _width(self) -> int:
+        return self.law.expansion.num_features * self.num_outputs
+
+    def mean(self, x: Tensor) -> Tensor:
+        mean, referred = self.expansion.phi.apply(x, self.weights), self._referred(x)
+        return mean if referred is None else mean - self.expansion.phi.apply(referred, self.weights)
+
+    def _referred(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
+        return self.symbol.referred(x, self.space)
+
+    def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
+        features, referred = self.expansion.features(x.double()), self._referred(x.double())
+        return features if referred is None else features - self.expansion.features(referred)
+
+    def root(self, x: Tensor) -> Tensor:
+        return self.law.root_of(self._features(x))
+
+    def covariance(self, x: Tensor) -> Tensor:
+        return self.law.covariance_of(self._features(x))
+
+    def _variance(self, x: Tensor) -> Tensor:
+        return self.law.variance_of(self._features(x)).unflatten(-1, (-1, self.num_outputs))
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        return self.law.blocks_of(self._features(x), self.num_outputs)

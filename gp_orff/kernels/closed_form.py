@@ -1,0 +1,187 @@
+"""Scalar kernels and their derivatives in closed form; the covariance of a term at zero."""
+
+import math
+from collections.abc import Callable
+from functools import singledispatch
+from itertools import combinations_with_replacement
+
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from gp_orff.kernels.factors import Factor
+from gp_orff.kernels.scalar import require_covariance_of
+from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.tree import Leaf, Term
+
+
+@singledispatch
+def radial_derivatives(
+    kernel: Kernel, s: Float[Tensor, "*m"]
+) -> tuple[Float[Tensor, "*m"], Float[Tensor, "*m"]]:
+    """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), s = ‖(x − z)/ℓ‖².
+
+    κ″ may diverge as s → 0 more slowly than 1/s; return anything finite at s = 0.
+
+    Raises:
+        NotImplementedError: for a kernel that is not registered.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> gp_orff.radial_derivatives(gpytorch.kernels.RBFKernel(), torch.zeros(1))
+        (tensor([-0.5000]), tensor([0.2500]))
+
+        A kernel of your own, with a `lengthscale`, here k = (1 + s)⁻¹:
+
+        >>> class Cauchy(gpytorch.kernels.Kernel):
+        ...     has_lengthscale = True
+        >>> @gp_orff.radial_derivatives.register
+        ... def _(kernel: Cauchy, s):
+        ...     return -(1 + s).pow(-2), 2 * (1 + s).pow(-3)
+        >>> gp_orff.CurlFreeKernel(Cauchy(), num_dims=2)(torch.zeros(4, 2)).shape
+        torch.Size([8, 8])
+    """
+    known = ", ".join(
+        sorted(cls.__name__ for cls in radial_derivatives.registry if cls is not object)
+    )
+    raise NotImplementedError(
+        f"no radial derivatives are known for {type(kernel).__name__}; known are {known}. "
+        "Register yours with @gp_orff.radial_derivatives.register(YourKernel)."
+    )
+
+
+@radial_derivatives.register
+def _(kernel: RBFKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(RBFKernel, kernel)
+    k = torch.exp(-0.5 * s)  # κ(s)
+    return -0.5 * k, 0.25 * k
+
+
+@radial_derivatives.register
+def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(MaternKernel, kernel)
+    r = s.clamp_min(torch.finfo(s.dtype).tiny).sqrt()
+    decay = torch.exp(-math.sqrt(2 * kernel.nu) * r)
+    if kernel.nu == 1.5:  # κ = (1 + √3 r) exp(−√3 r)
+        return -1.5 * decay, 0.75 * math.sqrt(3) * decay / r
+    if kernel.nu == 2.5:  # κ = (1 + √5 r + 5/3 r²) exp(−√5 r)
+        return -5 / 6 * (1 + math.sqrt(5) * r) * decay, 25 / 12 * decay
+    raise NotImplementedError(
+        f"no radial derivatives are known for MaternKernel with nu={kernel.nu}; use nu=1.5 or 2.5"
+    )
+
+
+@radial_derivatives.register
+def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(RQKernel, kernel)
+    alpha = kernel.alpha.unsqueeze(-1)
+    base = 1 + s / (2 * alpha)  # κ = base^{−α}
+    return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
+
+
+def minus_hessian(leaf: Leaf, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
+    """−∇∇ᵀk of one scalar kernel at the displacements τ."""
+    if leaf.active_dims is not None:
+        dims = list(leaf.active_dims)
+        embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)[dims]  # (d_active, d)
+        return embed.mT @ minus_hessian(Leaf(leaf.kernel), tau[..., dims]) @ embed
+    if not leaf.kernel.has_lengthscale:
+        radial_derivatives.dispatch(object)(leaf.kernel, None)  # raises, naming what is known
+    lengthscale = leaf.kernel.lengthscale.unsqueeze(-2).expand(
+        *leaf.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
+    )
+    scaled = tau / lengthscale
+    first, second = radial_derivatives(leaf.kernel, scaled.square().sum(-1))  # κ′, κ″: (*b, n, m)
+    u = scaled / lengthscale  # Λτ
+    outer = u.unsqueeze(-1) * u.unsqueeze(-2)
+    metric = torch.diag_embed(lengthscale.pow(-2))  # Λ
+    return -2 * first[..., None, None] * metric - 4 * second[..., None, None] * outer
+
+
+def derivatives(leaf: Leaf, tau: Float[Tensor, "n m k"], order: int) -> Float[Tensor, "n m *k"]:
+    """All partial derivatives of one order (0 to 4) of k at displacements τ of its own inputs.
+
+    With s = τᵀΛτ and u = Λτ: ∂_i = 2κ′u_i, ∂_ij = 2κ′Λ_ij + 4κ″u_iu_j, and so on: every pair of
+    indices is in one Λ or in two u, with 2^{order − pairs} κ^{(order − pairs)} in front.
+    """
+    lengthscale = leaf.kernel.lengthscale.double().reshape(-1).expand(tau.shape[-1])
+    u = tau / lengthscale.square()
+    metric = torch.diag(lengthscale.pow(-2))
+    radial = _radial(leaf.kernel, (tau / lengthscale).square().sum(-1), order)
+    letters, total = "abcd"[:order], 0.0
+    for pairs in range(order // 2 + 1):
+        factor = 2 ** (order - pairs) * radial[order - pairs]
+        for chosen in _pairings(letters, pairs):
+            rest = [c for c in letters if c not in "".join(chosen)]
+            operands = [factor, *[metric] * pairs, *[u] * len(rest)]
+            inputs = ",".join(["nm", *chosen, *(f"nm{c}" for c in rest)])
+            total = total + torch.einsum(f"{inputs}->nm{letters}", *operands)
+    return total
+
+
+def _pairings(letters: str, pairs: int) -> list[tuple[str, ...]]:
+    """All ways to take so many pairs out of the letters."""
+    if pairs == 0:
+        return [()]
+    found = []
+    for i, j in combinations_with_replacement(range(len(letters)), 2):
+        if i == j:
+            continue
+        rest = letters[i + 1 : j] + letters[j + 1 :]  # later pairs start later: each once
+        found += [(letters[i] + letters[j], *more) for more in _pairings(rest, pairs - 1)]
+    return found
+
+
+def _radial(kernel: Kernel, s: Float[Tensor, "n m"], order: int) -> list[Float[Tensor, "n m"]]:
+    """κ, κ′, …, κ^{(order)} at s."""
+    followed = s.requires_grad
+    with torch.enable_grad():
+        s = s.clamp_min(1e-24) if followed else s.clamp_min(1e-24).requires_grad_()
+        found = [_value(kernel, s), *radial_derivatives(kernel, s)]
+        while len(found) <= order:
+            found.append(torch.autograd.grad(found[-1].sum(), s, create_graph=True)[0])
+    return found if followed else [own.detach() for own in found]
+
+
+def _value(kernel: Kernel, s: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    """κ(s), from the kernel itself along its first input."""
+    lengthscale = kernel.lengthscale.reshape(-1)
+    points = s.new_zeros(s.numel(), kernel.ard_num_dims or 1)
+    points[:, 0] = s.sqrt().flatten() * lengthscale[0]
+    return kernel.forward(points, torch.zeros_like(points), diag=True).reshape(s.shape)
+
+
+def polynomial(
+    function: Callable[[Float[Tensor, "m k"]], Complex[Tensor, "m q p"]], dims: int, degree: int
+) -> dict[tuple[int, ...], Complex[Tensor, "q p"]]:
+    """The coefficients of a homogeneous polynomial, by its monomials ω_i ω_j …
+
+    Raises:
+        NotImplementedError: a function that is none.
+    """
+    monomials = list(combinations_with_replacement(range(dims), degree))
+    generator = torch.Generator().manual_seed(0)
+    omega = torch.randn(4 * len(monomials) + 8, dims, generator=generator, dtype=torch.float64)
+    values = function(omega).to(torch.complex128)
+    columns = [omega[:, list(own)].prod(-1) for own in monomials]
+    design = torch.stack(columns, dim=-1).to(torch.complex128)
+    found = torch.linalg.lstsq(design, values.flatten(1)).solution
+    if (design @ found - values.flatten(1)).abs().max() > 1e-9 * (1 + values.abs().max()):
+        raise NotImplementedError("no polynomial in ω")
+    return dict(zip(monomials, found.unflatten(-1, values.shape[1:]), strict=True))
+
+
+def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
+    """K(0) of one term."""
+    scale, factor = term.outputscale[..., None, None], term.factor
+    if not factor.degree:
+        return scale * factor.matrix @ factor.matrix.mT
+    leaf = term.leaves[0]
+    dims = len(leaf.active_dims) if leaf.active_dims is not None else factor.num_outputs
+    return scale * field_block(factor, torch.diag_embed(spectrum(leaf.kernel).second_moments(dims)))
+
+
+def field_block(factor: Factor, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b p p"]:
+    """B B* for the mean of ω ωᵀ, or minus a Hessian."""
+    return factor.assemble(factor.embedded_outer(outer))

@@ -1,0 +1,75 @@
+"""Products of a field kernel with a scalar kernel on other inputs, such as time."""
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from linear_operator import to_dense
+from torch import Tensor
+
+from gp_orff.kernels.base import WrapperKernel
+from gp_orff.kernels.tree import Term, inner_terms, products, terms
+
+
+class FieldProductKernel(WrapperKernel):
+    """K((x, t), (z, s)) = K_field(x, z) · k(t, s): a field that changes with another input.
+
+    `field_kernel * scalar_kernel` builds it, in either order; gpytorch's own product would raise
+    a size mismatch. Both select their inputs by `active_dims`. Derivatives that make the field
+    curl-free or divergence-free act on its own inputs only.
+
+    Args:
+        field_kernel: a kernel with several outputs.
+        scalar_kernel: a kernel with one.
+
+    Raises:
+        ValueError: two kernels with several outputs, or none.
+
+    Example:
+        >>> import gpytorch, gp_orff
+        >>> potential = gpytorch.kernels.RBFKernel()
+        >>> space = gp_orff.CurlFreeKernel(potential, num_dims=2, active_dims=(0, 1))
+        >>> time = gpytorch.kernels.MaternKernel(nu=1.5, active_dims=(2,))
+        >>> type(space * time).__name__, type(time * space).__name__
+        ('FieldProductKernel', 'FieldProductKernel')
+    """
+
+    def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):
+        any_input = torch.zeros(1, 1)
+        outputs = [
+            kernel.num_outputs_per_input(any_input, any_input)
+            for kernel in (field_kernel, scalar_kernel)
+        ]
+        if outputs[0] == 1 or outputs[1] != 1:
+            raise ValueError(
+                "FieldProductKernel expects a kernel with several outputs and one with a single "
+                f"output, got {type(field_kernel).__name__} with {outputs[0]} and "
+                f"{type(scalar_kernel).__name__} with {outputs[1]}"
+            )
+        super().__init__()
+        self.num_outputs = outputs[0]
+        self.field_kernel = field_kernel
+        self.scalar_kernel = scalar_kernel
+
+    @property
+    def is_stationary(self) -> bool:
+        return self.field_kernel.is_stationary and self.scalar_kernel.is_stationary
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        return self.num_outputs
+
+    def forward(
+        self, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"], diag: bool = False, **params
+    ) -> Float[Tensor, "*b n*p m*p"] | Float[Tensor, "*b n*p"]:
+        field = to_dense(self.field_kernel(x1, x2, diag=diag, **params))
+        scalar = to_dense(self.scalar_kernel(x1, x2, diag=diag, **params))
+        if diag:
+            return field * scalar.repeat_interleave(self.num_outputs, dim=-1)
+        ones = torch.ones(
+            self.num_outputs, self.num_outputs, dtype=field.dtype, device=field.device
+        )
+        return field * torch.kron(scalar, ones)
+
+
+@inner_terms.register
+def _(kernel: FieldProductKernel) -> list[Term]:
+    return products(terms(kernel.field_kernel), terms(kernel.scalar_kernel))

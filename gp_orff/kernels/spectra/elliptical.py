@@ -1,0 +1,157 @@
+"""Normal and Student-t spectral densities: RBF and Matérn kernels."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.special
+import scipy.stats
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.kernels.scalar import GeneralMaternKernel, require_covariance_of
+from gp_orff.kernels.spectra.law import Spectrum, spectrum
+
+
+@dataclass(frozen=True)
+class Elliptical:
+    """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
+
+    lengthscale: Float[Tensor, "*b 1 d"]
+
+    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+        """‖ℓω‖."""
+        return np.linalg.norm(omega * self._lengthscales(np.min, omega.shape[-1]), axis=-1)
+
+    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+        return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], tilt)
+
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        variance = self.moment(1, num_dims) / num_dims / self.lengthscale.square()
+        return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
+
+    def _lengthscales(self, over_batch: Callable, num_dims: int) -> Float[np.ndarray, "d"]:
+        own = self.lengthscale.detach().double().cpu().numpy()
+        own = over_batch(own.reshape(-1, own.shape[-1]), axis=0)
+        return np.broadcast_to(own, (num_dims,)) if len(own) == 1 else own
+
+    def num_coordinates(self, num_dims: int) -> int:
+        return 1
+
+    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+        return directions * np.sqrt(self._squared_radius(u[:, :1], directions.shape[-1], tilt))
+
+    def frequencies(self, base: Float[Tensor, "D d"], tilt: int) -> Float[Tensor, "*b D d"]:
+        return base / self.lengthscale
+
+    def importance(self, base: Float[Tensor, "D d"], tilt: int) -> Float[Tensor, "D"]:
+        return self.moment(tilt, base.shape[-1]) / base.square().sum(-1) ** tilt
+
+    def _scaled(self, omega: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
+        """‖ℓω‖² and log det ℓ of the change of variables."""
+        d = omega.shape[-1]
+        lengthscale = self.lengthscale.expand(*self.lengthscale.shape[:-1], d)
+        return (omega * lengthscale).square().sum(-1), lengthscale.log().sum(-1)
+
+
+@dataclass(frozen=True)
+class Gaussian(Elliptical):
+    """Spectrum of the RBF kernel exp(−½‖τ/ℓ‖²): ω ~ N(0, diag ℓ⁻²), so ‖z‖² ~ χ²_d.
+
+    Tilted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the tilt).
+    """
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        radius2, log_det = self._scaled(omega)
+        return log_det - 0.5 * (radius2 + omega.shape[-1] * math.log(2 * math.pi))
+
+    def moment(self, tilt: int, num_dims: int) -> float:
+        return chi2_moment(tilt, num_dims)
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        return chi2_tail(reach**2, num_dims + 2 * tilt)
+
+    def _radial_correlation(self, r: float, tilt: int) -> float:
+        return max(1.0, r * r) ** tilt * math.exp(-0.5 * r * r)
+
+    def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
+        return chi2_quantile(u, num_dims + 2 * tilt)
+
+
+@dataclass(frozen=True)
+class StudentT(Elliptical):
+    """Spectrum of the Matérn kernel: multivariate Student t, 2ν degrees of freedom, scale 1/ℓ.
+
+    ‖z‖²/2ν ~ BetaPrime(d/2, ν). Tilted by ‖z‖^{2t}: BetaPrime(d/2 + t, ν − t), for ν > t only.
+    """
+
+    nu: float
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        radius2, log_det = self._scaled(omega)
+        d, nu = omega.shape[-1], self.nu
+        normaliser = (
+            math.lgamma(nu + d / 2) - math.lgamma(nu) - 0.5 * d * math.log(2 * math.pi * nu)
+        )
+        return log_det + normaliser - (nu + d / 2) * torch.log1p(radius2 / (2 * nu))
+
+    def moment(self, tilt: int, num_dims: int) -> float:
+        if self.nu <= tilt:
+            return math.inf
+        # E‖z‖^{2t} = ν^t · E[χ²_d^t] · Γ(ν − t)/Γ(ν)
+        ratio = math.gamma(self.nu - tilt) / math.gamma(self.nu)
+        return self.nu**tilt * chi2_moment(tilt, num_dims) * ratio
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        x = reach**2 / (2 * self.nu)
+        # a beta variable is above x/(1 + x) where its complement is below 1/(1 + x)
+        return float(scipy.special.betainc(self.nu - tilt, num_dims / 2 + tilt, 1 / (1 + x)))
+
+    def _radial_correlation(self, r: float, tilt: int) -> float:
+        """M_{ν−t}(z) and, for t = 1, its radial part z M_{ν−1}′(z), at z = √(2ν) r."""
+        nu, z = self.nu - tilt, math.sqrt(2 * self.nu) * r
+        if z < 1e-3:
+            return 1.0
+        scale = 2 ** (1 - nu) / scipy.special.gamma(nu) * z**nu
+        across = scale * scipy.special.kv(nu, z)
+        along = tilt * scale * z * scipy.special.kv(nu - 1, z) - across
+        return float(max(abs(across), abs(along)))
+
+    def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
+        a, b = num_dims / 2 + tilt, self.nu - tilt
+        # quantile x/(1 − x) of a beta variable x; 1 − x from its own quantile keeps the tail exact
+        x, rest = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
+        return 2 * self.nu * x / rest
+
+
+def chi2_quantile(u: np.ndarray, degrees: int) -> np.ndarray:
+    return 2 * scipy.special.gammaincinv(degrees / 2, u)
+
+
+def chi2_tail(x: np.ndarray | float, degrees: int) -> np.ndarray | float:
+    return scipy.special.gammaincc(degrees / 2, x / 2)
+
+
+def chi2_moment(order: int, degrees: int) -> float:
+    """E[(χ²_d)^t]."""
+    return 2.0**order * math.gamma(degrees / 2 + order) / math.gamma(degrees / 2)
+
+
+@spectrum.register
+def _(kernel: RBFKernel) -> Spectrum:
+    require_covariance_of(RBFKernel, kernel)
+    return Gaussian(kernel.lengthscale)
+
+
+@spectrum.register
+def _(kernel: MaternKernel) -> Spectrum:
+    require_covariance_of(MaternKernel, kernel)
+    return StudentT(kernel.lengthscale, kernel.nu)
+
+
+@spectrum.register
+def _(kernel: GeneralMaternKernel) -> Spectrum:
+    return StudentT(kernel.lengthscale, kernel.nu)

@@ -1,0 +1,126 @@
+"""Mixtures of normal densities away from zero: spectral mixture kernels."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.special
+import scipy.stats
+import torch
+from gpytorch.kernels import SpectralMixtureKernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.kernels.scalar import require_covariance_of
+from gp_orff.kernels.spectra.elliptical import chi2_quantile
+from gp_orff.kernels.spectra.law import Spectrum, spectrum
+
+
+@dataclass(frozen=True)
+class SpectralMixture:
+    """Spectrum of gpytorch's SpectralMixtureKernel Π_i Σ_q w_q exp(−2π²τ_i²σ_qi²) cos(2πτ_iμ_qi).
+
+    Coordinates are independent; each is N(±2πμ_q, (2πσ_q)²) with either sign and probability
+    w_q/Σw. Components are drawn evenly and weighted by Q w_q/Σw, so that w is trained too. There is
+    no isotropic base law and so no tilt.
+    """
+
+    weights: Float[Tensor, "*b Q"]
+    means: Float[Tensor, "*b Q 1 d"]
+    scales: Float[Tensor, "*b Q 1 d"]
+
+    def num_coordinates(self, num_dims: int) -> int:
+        return 1 + 2 * num_dims
+
+    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+        if tilt:
+            raise NotImplementedError(
+                'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
+            )
+        d, components = directions.shape[-1], self.weights.shape[-1]
+        z = directions * np.sqrt(chi2_quantile(u[:, :1], d))
+        signs, component = np.sign(u[:, 1 : d + 1] - 0.5), np.floor(components * u[:, d + 1 :])
+        return np.concatenate([z, signs, component], axis=-1)
+
+    def frequencies(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D d"]:
+        z, signs, component = base.chunk(3, dim=-1)
+        index = component.long().unsqueeze(-2).expand(*self.means.shape[:-3], -1, 1, -1)
+        means = self.means.squeeze(-2).gather(-2, index.squeeze(-2))
+        scales = self.scales.squeeze(-2).gather(-2, index.squeeze(-2))
+        return 2 * math.pi * (signs * means + scales * z)
+
+    def importance(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D"]:
+        ratio = self.weights.shape[-1] * self.weights / self.weights.sum(-1, keepdim=True)
+        return ratio[..., base.chunk(3, dim=-1)[2].long()].prod(-1)
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        centre, sd = 2 * math.pi * self.means, 2 * math.pi * self.scales
+        share = (self.weights / self.weights.sum(-1, keepdim=True))[..., None, None]
+        sides = [
+            -0.5 * ((omega.unsqueeze(-3) - sign * centre) / sd).square() for sign in (1, -1)
+        ]  # (*b, Q, m, d)
+        density = torch.logaddexp(*sides) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
+        return torch.logsumexp(density + share.log(), dim=-3).sum(-1)
+
+    def moment(self, tilt: int, num_dims: int) -> float:
+        """Finite for every tilt; its value in base units is only defined for tilt 0."""
+        return 1.0
+
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        squares = (2 * math.pi) ** 2 * (self.means.square() + self.scales.square()).squeeze(-2)
+        share = self.weights / self.weights.sum(-1, keepdim=True)
+        return (share.unsqueeze(-1) * squares).sum(-2)
+
+    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+        """max_i |ω_i| / (largest mean + standard deviation along axis i): a box."""
+        _, means, scales = self._components()
+        return np.max(np.abs(omega) / (means + scales).max(axis=(0, 1)), axis=-1)
+
+    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+        """One minus the share inside the box; for tilt 1, of E‖ω‖², coordinates independent."""
+        share, means, scales = self._components()
+        edge = reach * (means + scales).max(axis=(0, 1))  # (d,)
+        low, high = (-edge - means) / scales, (edge - means) / scales
+        normal = scipy.stats.norm
+        mass = normal.cdf(high) - normal.cdf(low)
+        outside = normal.sf(high) + normal.cdf(low)
+        lost = (share[..., None] * outside).sum(-2)  # (batch, d)
+        if not tilt:
+            return float((1 - np.prod(1 - lost, axis=-1)).max())
+        # E[ω²; |ω| ≤ edge] of one Gaussian by its truncated moments
+        second = (means**2 + scales**2) * mass - scales * (
+            (edge + means) * normal.pdf(high) + (edge - means) * normal.pdf(low)
+        )
+        second = (share[..., None] * second).sum(-2)
+        whole = (share[..., None] * (means**2 + scales**2)).sum(-2).sum(-1)
+        rest = np.prod(1 - lost, axis=-1, keepdims=True) / (1 - lost)
+        return float((1 - (second * rest).sum(-1) / whole).max())
+
+    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+        """Without the cosine: the envelope of the component that decays most slowly."""
+        share, means, scales = self._components()
+        mean, sd = means[..., axis], scales[..., axis]  # (batch, Q)
+        envelope = np.exp(-0.5 * (sd * lag) ** 2)
+        if not tilt:
+            return float((share * envelope).sum(-1).max())
+        polynomial = sd**2 * np.maximum(1, (sd * lag) ** 2) + 2 * mean * sd**2 * lag + mean**2
+        whole = (share * (mean**2 + sd**2)).sum(-1)
+        return float(((share * envelope * polynomial).sum(-1) / whole).max())
+
+    def _components(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Shares (batch, Q), means and standard deviations (batch, Q, d) of ω."""
+        share = self.weights / self.weights.sum(-1, keepdim=True)
+        parts = share, 2 * math.pi * self.means.squeeze(-2), 2 * math.pi * self.scales.squeeze(-2)
+        share, means, scales = (t.detach().double().cpu().numpy() for t in parts)
+        components, d = means.shape[-2:]
+        return (
+            share.reshape(-1, components),
+            means.reshape(-1, components, d),
+            scales.reshape(-1, components, d),
+        )
+
+
+@spectrum.register
+def _(kernel: SpectralMixtureKernel) -> Spectrum:
+    require_covariance_of(SpectralMixtureKernel, kernel)
+    return SpectralMixture(kernel.mixture_weights, kernel.mixture_means, kernel.mixture_scales)

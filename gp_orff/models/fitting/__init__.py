@@ -1,0 +1,1 @@
+"""How hyperparameters are learned: starting values, coordinates, search and strategy."""

@@ -1,0 +1,266 @@
+"""A model's data and hyperparameters as they were when its posterior was made."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.means import Mean, ZeroMean
+from gpytorch.models import ExactGP
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.dataset import HeldData
+from gp_orff.data.noise.covariances import Noises, noise_of
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.reading import Options, read
+from gp_orff.data.sources import is_constant, varying_mean
+from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.inference.conditioning import (
+    Conditioning,
+    ExactObservations,
+    FeatureObservations,
+    Observations,
+)
+from gp_orff.inference.distributions import FieldLaw, Offset
+from gp_orff.kernels.symbol_covariance import require
+from gp_orff.kernels.tree import space_of, terms
+from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.patches import TooFine
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """What conditioning leaves: the law without its mean, and the variance it does not hold."""
+
+    law: FieldLaw
+    white: Float[Tensor, "p p"] | None  # truncated by a grid
+    covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
+    through: Callable[[Symbol, Tensor], "Conditioned"] | None = None  # of a symbol, at some points
+
+
+class Snapshot(ABC):
+    """What a `FieldPosterior` is made from."""
+
+    kernel: Kernel
+    observations: Observations
+    noises: Noises
+    prior_mean: Mean
+    given: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
+    num_inputs: int
+
+    @abstractmethod
+    def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
+        """The observations, on frequencies that serve these points too."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.kernel.parameters()).device
+
+    @cached_property
+    def space(self) -> tuple[int, ...]:
+        """The inputs that are directions of space."""
+        return space_of(self.kernel, self.num_inputs)
+
+    @property
+    def somewhere(self) -> Float[Tensor, "1 d"]:
+        """A point of the data."""
+        return self.observations.data.survey.sample[0].x[:1]
+
+    @cached_property
+    def own(self) -> Conditioning:
+        """On the data's own frequencies."""
+        return self.observations.posterior(self.kernel, self.noises, self.given)
+
+    @cached_property
+    def constant(self) -> Float[Tensor, "p"]:
+        return self.own.evidence.best_mean() if self.given is None else self.given
+
+    @torch.no_grad()
+    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
+        """For the data's own domain, or one that holds these points too."""
+        return self._conditioned(*self._found(points))
+
+    def _found(
+        self, points: Float[Tensor, "n d"] | None
+    ) -> tuple[Observations, FieldLaw, Float[Tensor, "p p"] | None]:
+        observations, found = self.observations, self.own
+        if points is not None:
+            observations = self.elsewhere(points)
+            found = observations.posterior(self.kernel, self.noises, self.constant)
+        return observations, found.law, found.white
+
+    def _conditioned(
+        self, observations: Observations, law: FieldLaw, white: Float[Tensor, "p p"] | None
+    ) -> Conditioned:
+        covers = partial(observations.covers, self.kernel)
+        return Conditioned(law, white, covers, partial(self._through, observations, law, covers))
+
+    def require(self, points: Float[Tensor, "n d"]) -> None:
+        """Raise ValueError for points that the data's own frequencies do not serve."""
+        if not self.observations.covers(self.kernel, points):
+            self.observations.draws[0].lattice.check(points)
+
+    def admit(self, symbol: Symbol) -> None:
+        """Raise ValueError for a symbol that does not exist for the field."""
+        require(symbol, self.kernel, self.space)
+
+    def by_features(self, points: Float[Tensor, "n d"]) -> Observations | None:
+        """Observations on features, for what the exact kernel has no closed form of."""
+        return None
+
+    @torch.no_grad()
+    def _through(
+        self,
+        observations: Observations,
+        law: FieldLaw,
+        covers: Callable,
+        symbol: Symbol,
+        points: Float[Tensor, "n d"],
+    ) -> Conditioned:
+        missing = observations.left_out(symbol, self.kernel, self.space)
+        try:
+            law = law.through(symbol, self.space)
+        except NotImplementedError as error:
+            features = self.by_features(points)
+            if features is None or isinstance(observations, FeatureObservations):
+                raise
+            if isinstance(error, TooFine):
+                _warn_of_features(error)
+            found = features.posterior(self.kernel, self.noises, self.constant)
+            covers = partial(features.covers, self.kernel)
+            return self._through(features, found.law, covers, symbol, points)
+        if missing is None:
+            return Conditioned(law, None, covers)
+        white, common = missing
+        return Conditioned(Offset(law, common) if common.any() else law, white, covers)
+
+    def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
+        """The prior mean of the field, or of a symbol of it."""
+        if symbol is None:
+            return self.constant + varying_mean(self.prior_mean, points, len(self.constant))
+        if not is_constant(self.prior_mean):
+            raise NotImplementedError(
+                f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
+                "is not known: expected a constant mean; make the trend a term of the kernel"
+            )
+        origin = points.new_zeros(1, len(self.space))
+        image = symbol(origin, len(self.constant))[0].real.to(points) @ self.constant
+        return (image if symbol.reference is None else 0 * image).expand(len(points), -1)
+
+
+def _warn_of_features(error: TooFine) -> None:
+    warnings.warn(
+        f"{error}. This answer is of a posterior on such features, less accurate than exact ones; "
+        "ask for smaller pieces of the integral, or for features from the start",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+@dataclass(frozen=True)
+class ExactGPSnapshot(Snapshot):
+    """Of a trained `ExactGP`."""
+
+    kernel: Kernel
+    observations: Observations
+    noises: Noises
+    prior_mean: Mean
+    given: Float[Tensor, "p"] | None
+    num_inputs: int
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, model: ExactGP) -> "ExactGPSnapshot":
+        if not isinstance(model, ExactGP) or model.train_inputs is None:
+            raise TypeError(
+                f"expected a gpytorch ExactGP with training data, got {type(model).__name__}"
+            )
+        covariance, mean = (
+            deepcopy(getattr(model, name, None)) for name in ("covar_module", "mean_module")
+        )
+        wrapped = isinstance(covariance, ORFFKernel)
+        if (
+            mean is None
+            or not isinstance(covariance, Kernel)
+            or any(isinstance(part, ORFFKernel) for part in list(covariance.modules())[1:])
+        ):
+            raise TypeError(
+                "expected a model with mean_module and covar_module, the latter an ORFFKernel or "
+                f"a kernel without one inside, got {type(covariance).__name__}; sum and scale "
+                "kernels inside ORFFKernel"
+            )
+        kernel = (covariance.base_kernel if wrapped else covariance).double()
+        p, mean = terms(kernel)[0].num_outputs, mean.double()
+        for module in (kernel, mean):
+            module.requires_grad_(False)
+        x, y = model.train_inputs[0].double(), model.train_targets.double().reshape(-1, p)
+        trend = mean(x).reshape(-1, p)
+        given = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
+        readings = read(x, y + given - trend, p, Options())
+        data = HeldData.in_memory([part.to(x.device) for part in readings])
+        draws = [own.double() for own in covariance.frequencies] if wrapped else None
+        observations = FeatureObservations(data, draws) if wrapped else ExactObservations(data)
+        noise = noise_of(model.likelihood, p).double()
+        return cls(kernel, observations, {DEFAULT: noise}, mean, given, x.shape[-1])
+
+    def elsewhere(self, points):
+        self.observations.draws[0].lattice.check(points)
+        return self.observations
+
+
+@dataclass(frozen=True)
+class PartSnapshot(Snapshot):
+    """Of one term of a sum, given the data of the whole; without the mean."""
+
+    whole: Snapshot
+    kernel: Kernel
+    chosen: tuple[int, ...]  # its terms among those of the whole
+
+    @classmethod
+    def of(cls, whole: Snapshot, name: str | int) -> "PartSnapshot":
+        parts = list(whole.kernel.kernels) if isinstance(whole.kernel, AdditiveKernel) else []
+        part = parts[name] if isinstance(name, int) and -len(parts) <= name < len(parts) else None
+        part = getattr(whole.kernel, name, None) if isinstance(name, str) else part
+        place = [i for i, own in enumerate(parts) if own is part]
+        if not place:
+            raise ValueError(
+                f"expected a term of a sum of kernels, by its name, such as 'curl_free' of a "
+                f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}"
+            )
+        start = sum(len(terms(own)) for own in parts[: place[0]])
+        return cls(whole, part, tuple(range(start, start + len(terms(part)))))
+
+    @property
+    def observations(self) -> Observations:
+        return self.whole.observations
+
+    @property
+    def num_inputs(self) -> int:
+        return self.whole.num_inputs
+
+    @property
+    def given(self) -> Float[Tensor, "p"]:
+        return torch.zeros_like(self.whole.constant)
+
+    prior_mean = ZeroMean()
+
+    def elsewhere(self, points):
+        return self.whole.elsewhere(points)
+
+    def require(self, points):
+        self.whole.require(points)
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        return self.whole.space
+
+    def _found(self, points):
+        observations, law, _ = self.whole._found(points)
+        own, expansion = observations.of_terms(self.whole.kernel, self.chosen)
+        missing = own.left_out(Identity(), self.kernel, self.space)
+        return own, law.of_part(expansion, self.kernel), None if missing is None else missing[0]

@@ -1,0 +1,146 @@
+"""Data and statistics as plain values."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import astuple, replace
+
+import torch
+
+from gp_orff.data.dataset import Data, HeldData, HeldSums
+from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.observations import Further, Readings
+from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
+from gp_orff.data.statistics import Moments, Statistics, Weights
+from gp_orff.data.survey import Survey
+from gp_orff.features.columns import TrigColumns
+from gp_orff.features.lattice import LatticeColumns
+from gp_orff.models.storage.recipes import build_symbol, describe_symbol
+
+_SAMPLE = 500  # points a file keeps of data whose statistics it holds
+
+
+def pack_data(data: Data) -> dict:
+    """Few data as they are, others as their statistics."""
+    found = {"bound": data.bound, "further": [_pack_further(own) for own in data.further]}
+    if isinstance(data, HeldData):
+        found["readings"] = [_readings(part) for part in data.unweighted().visit()]
+        if data.weights is not None:
+            found["weights"] = [w.cpu() for w in data.weights]
+        return found
+    survey = data.survey
+    sample = [part.take(slice(0, _SAMPLE)) for part in survey.sample[:4]]
+    return {
+        **found,
+        "sums": pack_statistics(data.sums),
+        "domain": data.domain,
+        "box": survey.box,
+        "num_points": survey.num_points,
+        "num_values": survey.num_values,
+        "sample": [_readings(part) for part in sample],
+    }
+
+
+def unpack_data(found: Mapping) -> Data:
+    """The data again."""
+    if "readings" in found:
+        data = HeldData.in_memory([_unpack_readings(own) for own in found["readings"]]).kept()
+        weights, data = found.get("weights"), replace(data, further=_further(found))
+        return data if weights is None else data.weighted(weights, found["bound"])
+    sample = [_unpack_readings(own) for own in found["sample"]]
+    sums = unpack_statistics(found["sums"])
+    ranks = [torch.linspace(0, 1, len(part)) for part in sample]
+    box = tuple(map(tuple, found["box"]))
+    weights = {key: own.weights for key, own in sums.groups.items()}
+    survey = Survey(box, found["num_points"], found["num_values"], weights, sample, ranks)
+    domain = found["domain"]
+    domain = None if domain is None else tuple(map(tuple, domain))
+    return HeldSums(sums, domain, survey, _further(found))
+
+
+def _pack_further(own: Further) -> dict:
+    tensors = {name: getattr(own, name).cpu().clone() for name in ("x", "y", "noise")}
+    return {"symbol": describe_symbol(own.symbol), "space": list(own.space), **tensors}
+
+
+def _further(found: Mapping) -> tuple[Further, ...]:
+    return tuple(
+        Further(build_symbol(own["symbol"]), own["x"], own["y"], own["noise"], tuple(own["space"]))
+        for own in found["further"]
+    )
+
+
+def pack_statistics(statistics: FieldStatistics) -> dict:
+    """As plain values."""
+    phi = statistics.phi
+    if isinstance(phi, LatticeColumns):
+        columns = {name: getattr(phi, name).cpu() for name in ("indices", "spacing", "origin")}
+    else:
+        columns = {"omega": phi.omega.detach().cpu(), "sampled": phi.sampled}
+    return {
+        "columns": columns,
+        "groups": [_group(key, own) for key, own in statistics.groups.items()],
+        "bound": statistics.bound,
+    }
+
+
+def unpack_statistics(found: Mapping) -> FieldStatistics:
+    """The statistics again."""
+    columns = found["columns"]
+    if "indices" in columns:
+        phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
+    else:
+        phi = TrigColumns(columns["omega"], columns["sampled"])
+    groups = {}
+    for own in found["groups"]:
+        key = _key(own)
+        groups[key] = Statistics(
+            phi,
+            key.pattern,
+            tuple(Moments(*parts) for parts in own["moments"]),
+            own["cross"],
+            own["second_moment"],
+            own["total"],
+            _weights(own),
+        )
+    return FieldStatistics(phi, groups, found["bound"])
+
+
+def _weights(own: Mapping) -> Weights:
+    """Of files that know N and Σ log w_n alone, as if all weights were alike."""
+    if "weights" in own:
+        return Weights(*own["weights"])
+    count, weight = own["count"], math.exp(own["log_weight"] / own["count"])
+    return Weights(count, weight * count, weight**2 * count, own["log_weight"])
+
+
+def _group(key: GroupKey, own: Statistics) -> dict:
+    return {
+        **_named(key),
+        "moments": [[m.gram.cpu(), m.column_sum.cpu(), float(m.mass)] for m in own.moments],
+        "cross": own.cross.cpu(),
+        "second_moment": own.second_moment.cpu(),
+        "total": own.total.cpu(),
+        "weights": list(astuple(own.weights)),
+    }
+
+
+def _readings(part: Readings) -> dict:
+    tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
+    copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
+    return {**_named(part.key), **copies}
+
+
+def _unpack_readings(found: Mapping) -> Readings:
+    return Readings(_key(found), found["x"], found["y"], found["weight"], found["direction"])
+
+
+def _named(key: GroupKey) -> dict:
+    pattern: Pattern = key.pattern
+    columns = list(pattern.columns) if isinstance(pattern, Components) else None
+    return {"label": key.label, "columns": columns, "num_outputs": pattern.num_outputs}
+
+
+def _key(found: Mapping) -> GroupKey:
+    columns, outputs = found["columns"], found["num_outputs"]
+    pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
+    return GroupKey(found["label"], pattern)

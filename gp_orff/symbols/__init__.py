@@ -1,0 +1,29 @@
+"""Q(ω): linear maps of fields that commute with translations.
+
+This room imports no other.
+"""
+
+from gp_orff.symbols.base import Composed, Identity, Symbol
+from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
+from gp_orff.symbols.integrals import BoxAverage, Flux, LineIntegral
+from gp_orff.symbols.parts import Background, Component, CurlFreePart, DivergenceFreePart
+from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
+
+__all__ = [
+    "Background",
+    "BoxAverage",
+    "Component",
+    "Composed",
+    "Curl",
+    "CurlFreePart",
+    "Divergence",
+    "DivergenceFreePart",
+    "Flux",
+    "Identity",
+    "Jacobian",
+    "LineIntegral",
+    "Potential",
+    "StreamFunction",
+    "Symbol",
+    "VectorPotential",
+]
