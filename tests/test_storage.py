@@ -1,8 +1,8 @@
 """Files: a model as it was, written whole or not at all."""
 
+import io
 import os
 import signal
-import time
 
 import gpytorch
 import numpy as np
@@ -220,43 +220,57 @@ def test_damaged_and_newer_files_say_so(tmp_path):
         gp_orff.VectorFieldGP.load(tmp_path / "nothing.pt")
 
 
-def test_saves_that_are_killed_leave_a_whole_file(tmp_path):
-    """200 of them, at random moments; what is there afterwards is the old or the new model."""
+KILLED = {  # at which call of a save, before or after it: whether the new file is there
+    "before anything is written": ("torch.save", "before", False),
+    "half written": ("torch.save", "halfway", False),
+    "before the disk has it": ("os.fsync", "before", False),
+    "before it has its name": ("os.replace", "before", False),
+    "when it has its name": ("os.replace", "after", True),
+}
+
+
+@pytest.mark.parametrize("moment", KILLED)
+def test_saves_that_are_killed_leave_a_whole_file(moment, tmp_path):
+    """A process that dies while it saves: what is there afterwards is the old or the new model."""
     x, y, _ = flow(400)
     path = tmp_path / "model.pt"
     model = gp_orff.VectorFieldGP(curl_free(0.3), frequencies=gp_orff.Auto(exact_values=0))
     model.likelihood.noise = 0.1
     model.condition(x, y).save(path)
-    rng, seen = np.random.default_rng(0), set()
-    for _ in range(200):
-        child = _Forked(path)
-        time.sleep(rng.uniform(0, 0.04))
-        child.kill()
-        noise = gp_orff.VectorFieldGP.load(path).likelihood.noise.item()
-        assert min(abs(noise - 0.1), abs(noise - 0.2)) < 1e-6
-        seen.add(round(noise, 1))
-    assert seen == {0.1, 0.2}
+    content = files.read(path, "gp_orff.VectorFieldGP")
+    state = content["likelihood"]["state"]
+    state["raw_noise"] = _raw(0.2, state["raw_noise"])
+    call, when, new = KILLED[moment]
+    assert _died_in(call, when, lambda: files.write(path, "gp_orff.VectorFieldGP", content))
+    noise = gp_orff.VectorFieldGP.load(path).likelihood.noise.item()
+    assert noise == pytest.approx(0.2 if new else 0.1, abs=1e-6)
+    files.write(path, "gp_orff.VectorFieldGP", content)  # nothing that is left is in the way
+    assert gp_orff.VectorFieldGP.load(path).likelihood.noise.item() == pytest.approx(0.2)
 
 
-class _Forked:
-    """A process that saves again and again; forked, as a new interpreter would take seconds."""
+def _died_in(call, when, save):
+    """Whether a forked process was killed in that call; a new interpreter would take seconds."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            module, name = (torch if call.startswith("torch") else os), call.split(".")[1]
+            original = getattr(module, name)
 
-    def __init__(self, path):
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                content = files.read(path, "gp_orff.VectorFieldGP")
-                noise = content["likelihood"]["state"]["raw_noise"]
-                values = [noise, _raw(0.1, noise), _raw(0.2, noise)]
-                for turn in range(10_000):
-                    content["likelihood"]["state"]["raw_noise"] = values[1 + turn % 2]
-                    files.write(path, "gp_orff.VectorFieldGP", content)
-            finally:
-                os._exit(0)
+            def deadly(*arguments):
+                if when == "halfway":
+                    whole = io.BytesIO()
+                    original(arguments[0], whole)
+                    arguments[1].write(whole.getvalue()[: whole.tell() // 2])
+                    arguments[1].flush()
+                elif when == "after":
+                    original(*arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+            setattr(module, name, deadly)
+            save()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
 
 
 def _raw(value, like):
