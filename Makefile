@@ -22,7 +22,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python tutorials/01_wing_tip_vortex.py --output demo
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def private(name):
     return name.startswith("_") and not name.endswith("_")
 
 
+@cache
 def defined_in(name):
     """Private names that a module gives to functions, classes, methods, fields, attributes."""
     found = set()

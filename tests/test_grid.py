@@ -85,10 +85,10 @@ def nlpd(truth, mean, sd):
 
 ACCURACY = [  # field, d, lengthscale in a box of 2, points
     (gp_orff.CurlFreeKernel, 2, 0.2, 600),
-    (gp_orff.CurlFreeKernel, 2, 0.1, 600),
-    (gp_orff.DivergenceFreeKernel, 2, 0.2, 600),
-    (gp_orff.DivergenceFreeKernel, 2, 0.1, 600),
-    (gp_orff.CurlFreeKernel, 3, 0.5, 400),
+    (gp_orff.CurlFreeKernel, 2, 0.1, 300),
+    (gp_orff.DivergenceFreeKernel, 2, 0.2, 300),
+    (gp_orff.DivergenceFreeKernel, 2, 0.1, 300),
+    (gp_orff.CurlFreeKernel, 3, 0.5, 200),
 ]
 
 

@@ -140,7 +140,7 @@ def test_error_falls_as_the_root_of_the_number_of_frequencies(spectrum, measure,
     """Slope −½ for independent and orthogonal frequencies, steeper for Sobol points."""
     kernel = gp_orff.CurlFreeKernel(base(spectrum, 2), num_dims=2)
     exact = kernel(*pair(2)).to_dense()
-    numbers = [2**k for k in range(5, 11)]
+    numbers = [32, 128, 512, 1024]
     # the median over seeds: the tails of the base measure make the mean square error jump
     errors = [
         (estimates(kernel, rule, measure, 2, 100, n) - exact).norm(dim=(-1, -2)).median().item()

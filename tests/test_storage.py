@@ -60,6 +60,7 @@ KERNELS = {
         + MultitaskKernel(gp_orff.GeneralMaternKernel(nu=2.2), num_tasks=2)
     ),
 }
+LEARNS = ("field", "constrained", "separable")
 RULES = {
     "exact": None,
     "grid": gp_orff.Auto(exact_values=0, max_features=600),
@@ -75,6 +76,7 @@ def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path):
     """To the last digit; it goes on: readings are added, hyperparameters learned."""
     if rule == "exact" and name == "sum":
         return  # no covariance in closed form
+    torch.manual_seed(0)  # gpytorch starts task covariances at random
     x, y, _ = flow(200)
     model = gp_orff.VectorFieldGP(KERNELS[name](), frequencies=RULES[rule])
     model.likelihood.noise = 0.02
@@ -91,7 +93,7 @@ def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path):
     assert not torch.equal(numbers(loaded)[0], before)
     loaded.save(tmp_path / "again.pt")
     assert_same(loaded, gp_orff.VectorFieldGP.load(tmp_path / "again.pt"))
-    if rule != "random":
+    if rule == "grid" or (rule != "random" and name in LEARNS):
         loaded.fit(progress=False)
 
 

@@ -96,9 +96,9 @@ def test_chunks_and_memory_maps_are_arrays(rule, tmp_path):
 
 @pytest.mark.parametrize("rule", ["auto", "monte_carlo"])
 def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
-    x, y, _ = flow(1200)
+    x, y, _ = flow(700)
     results = []
-    for data in ((x, y), ([(x[:500], y[:500]), (x[500:], y[500:])],)):
+    for data in ((x, y), ([(x[:300], y[:300]), (x[300:], y[300:])],)):
         model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=RULES[rule](x))
         model.fit(*data, progress=False)
         results.append(model.kernel.base_kernel.base_kernel.lengthscale.item())
@@ -327,7 +327,7 @@ BAD = {
 @pytest.mark.parametrize("rule", ["auto", "exact"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_streams_are_refused_and_nothing_is_lost(name, rule):
-    x, y, _ = flow(700)
+    x, y, _ = flow(300)
     model = conditioned(curl_free(0.4), x, y, RULES[rule](x), noise=0.01)
     before, evidence = model.posterior().mean(x), model.log_marginal_likelihood().item()
     change, error, message = BAD[name]
@@ -414,7 +414,7 @@ def test_new_readings_at_the_edge_of_the_domain(tmp_path):
 @pytest.mark.parametrize("rule", ["auto", "exact"])
 def test_a_stream_that_breaks_halfway_changes_nothing(rule, method):
     """It was fine when it was looked at, and fails while it is read."""
-    x, y, _ = flow(700)
+    x, y, _ = flow(360)
     model = conditioned(curl_free(0.4), x, y, RULES[rule](x), noise=0.01)
     before = [model.posterior().mean(x), model.log_marginal_likelihood(), model.report]
 
@@ -423,8 +423,8 @@ def test_a_stream_that_breaks_halfway_changes_nothing(rule, method):
 
         def __iter__(self):
             self.looks += 1
-            for part in (x[:300], x[300:]):
-                if self.looks > 1 and part is not x and len(part) == 400:
+            for part in (x[:160], x[160:]):
+                if self.looks > 1 and part is not x and len(part) == 200:
                     raise OSError("the disk is gone")
                 yield {"x": part, "y": y[: len(part)], "group": "new"}
 

@@ -1,10 +1,12 @@
 """Numbers that a change of structure must not change, and files that must go on loading.
 
-`python -m tests.frozen.values` writes them, at the commit whose numbers are to be kept:
-evidence, gradient, mean, variance and covariance of every kernel, rule and noise.
+`python -m tests.frozen.values` compares all of them, `python -m tests.frozen.values write` writes
+them, at the commit whose numbers are to be kept: evidence, gradient, mean, variance and covariance
+of every kernel, rule and noise.
 """
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,5 +269,30 @@ def kept() -> dict[str, dict[str, Tensor]]:
     return found
 
 
+def error(now: dict[str, Tensor], before: dict[str, Tensor]) -> float:
+    """The largest difference, over the largest number of its kind."""
+    shares = [
+        ((now[key] - own).abs().max() / own.abs().max().clamp_min(1e-300)).item()
+        for key, own in before.items()
+        if own.numel()
+    ]
+    return max(shares)
+
+
+def compare() -> None:
+    """All numbers with those of the file, the worst ones shown."""
+    with warnings.catch_warnings(), gp_orff.settings.check_features(False):
+        warnings.simplefilter("ignore")
+        before, built = kept(), dict(items())
+        names = {name: name.removeprefix("loaded ") for name in before}
+        errors = {
+            name: error(built[name]() if name in built else loaded(names[name]), before[name])
+            for name in before
+        }
+    for name in sorted(errors, key=errors.get, reverse=True)[:5]:
+        print(f"{errors[name]:.1e}  {name}")
+    print(f"{len(errors)} entries, all within {max(errors.values()):.1e}")
+
+
 if __name__ == "__main__":
-    write()
+    write() if sys.argv[1:] == ["write"] else compare()
