@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 import gp_orff
 from gp_orff.features.assemble import expand
-from gp_orff.features.truncation import lifted, truncated_variance
+from gp_orff.features.truncation import left_out, lifted
 from gp_orff.kernels.closed_form import minus_hessian
 from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
 from gp_orff.kernels.spectra.lattice_sums import (
@@ -26,6 +26,7 @@ from gp_orff.kernels.spectra.lattice_sums import (
 )
 from gp_orff.kernels.tree import Leaf
 from gp_orff.spectra import GammaMixture, Gaussian
+from gp_orff.symbols.base import Identity
 from tests.test_grid import asked, exact_problem
 
 ALPHAS = (0.01, 0.05, 0.5, 0.69, 1.0, 1.0001, 1.5, 2.0, 8.3, 19.9, 20.1, 1e3, 1e6, 1e9)
@@ -316,7 +317,7 @@ def test_a_period_within_the_range_of_the_kernel():
         exact = kernel(x, x[:1]).to_dense()
         size, error = exact.max(), (grid(x, x[:1]).to_dense() - exact).abs().max()
         expansion = expand(kernel, grid.frequencies, 2)
-        white = truncated_variance(kernel, grid.frequencies, expansion)
+        white = left_out(Identity(), kernel, grid.frequencies, (), expansion)[0]
     assert error > 0.1 * size
     assert accuracy.aliasing == pytest.approx((error / size).item(), rel=0.1)
     assert torch.linalg.eigvalsh(white).min() >= 0
@@ -330,7 +331,7 @@ def test_a_share_below_zero_is_told():
     kept = expansion.mean_variance().item()
     assert kept > 1.01
     assert kernel.accuracy()[0].truncated == pytest.approx(kept - 1, rel=1e-9)
-    assert truncated_variance(scalar, kernel.frequencies, expansion).abs().max() < 1e-12
+    assert left_out(Identity(), scalar, kernel.frequencies, (), expansion)[0].abs().max() < 1e-12
 
 
 def test_what_is_below_zero_makes_no_noise_elsewhere():

@@ -15,22 +15,63 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.kernels.closed_form import field_block, minus_hessian
+from gp_orff.kernels.closed_form import at_zero, field_block, minus_hessian
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments
 from gp_orff.kernels.spectra.law import Spectrum
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 
-def truncated_variance(
-    kernel: Kernel, draws: Sequence[Draw], expansion: Expansion
-) -> Float[Tensor, "*b p p"] | None:
-    """δ of a kernel tree on a grid that returns it, differentiable; None for other rules."""
-    if not all(isinstance(own, LatticeDraw) and own.correct for own in draws):
+def left_out(
+    symbol: Symbol,
+    kernel: Kernel,
+    draws: Sequence[Draw],
+    space: Sequence[int],
+    expansion: Expansion | None = None,
+) -> tuple[Float[Tensor, "*b q q"], Float[Tensor, "*b q q"]] | None:
+    """Var Q f less that on a grid, differentiable: white, and common to all points; None for other
+    rules.
+
+    For the field itself, whatever its directions of space, in closed form; its features, where they
+    are at hand, tell what the grid holds. For others by quadrature beyond the grid.
+
+    What lies beyond the grid is white. What varies too slowly for it is a constant, such as that of
+    a potential; with a reference it drops out, and what is white there is common to all points.
+    """
+    if not all(isinstance(own, LatticeDraw) for own in draws):
         return None
-    whole = sum(periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
-    return lifted(whole - expansion.mean_variance(), whole)
+    pairs = list(zip(terms(kernel), draws, strict=True))
+    if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
+        raise NotImplementedError(
+            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
+            "near zero, which a grid does not have: expected frequencies such as "
+            "gp_orff.QuasiMonteCarlo(1024)"
+        )
+    if not all(own.correct for own in draws):
+        return None
+    if isinstance(symbol, Identity):
+        white = _of_the_field(pairs, expansion)
+        return white, torch.zeros_like(white)
+    white, common = zip(*(_left_out(symbol, *pair, space) for pair in pairs), strict=True)
+    return sum(white), sum(common)
+
+
+def _of_the_field(
+    pairs: Sequence[tuple[Term, LatticeDraw]], expansion: Expansion | None
+) -> Float[Tensor, "*b p p"]:
+    """In closed form: Σ_j K(jP) less what the grid holds."""
+    whole = sum(periodised(*pair) for pair in pairs)
+    held = sum(kept(*pair) for pair in pairs) if expansion is None else expansion.mean_variance()
+    return lifted(whole - held, whole)
+
+
+def kept(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
+    """K(0) of one term on its grid: Σ w B Bᵀ."""
+    if not term.leaves:  # a constant
+        return at_zero(term)
+    omegas, weights = own.nodes(spectra_of(term))
+    return second_moment(term, term.factor(omegas[0]), weights)
 
 
 def lifted(
@@ -110,32 +151,6 @@ def second_moment(
     weighted = weights[..., None, None] * images
     outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj())
     return term.outputscale[..., None, None] * outer.real
-
-
-def left_out(
-    symbol: Symbol, kernel: Kernel, draws: Sequence[Draw], space: Sequence[int]
-) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-    """Var Q f less that on a grid, differentiable: white, and common to all points; None for other
-    rules.
-
-    What lies beyond the grid is white. What varies too slowly for it is a constant, such as that of
-    a potential; with a reference it drops out, and what is white there is common to all points.
-    """
-    found = terms(kernel)
-    lattice = all(isinstance(own, LatticeDraw) for own in draws)
-    if lattice and any(
-        t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t in found
-    ):
-        raise NotImplementedError(
-            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
-            "near zero, which a grid does not have: expected frequencies such as "
-            "gp_orff.QuasiMonteCarlo(1024)"
-        )
-    if not (lattice and all(own.correct for own in draws)):
-        return None
-    parts = [_left_out(symbol, *pair, space) for pair in zip(found, draws, strict=True)]
-    white, common = (sum(own) for own in zip(*parts, strict=True))
-    return white, common
 
 
 def _left_out(
