@@ -182,8 +182,8 @@ def _constant(
     where that diverges; the integral of S over the cell around zero is less by O(h²) of itself.
     """
     law, spacing = spectra_of(term)[0], own.lattice.spacing[list(own.dims[0])]
-    if hasattr(law, "lengthscale"):  # the law of ℓω has no directions of its own
-        whole = _over_directions(symbol, term, own, space, law.lengthscale.double())
+    if law.isotropic_lengthscale is not None:
+        whole = _over_directions(symbol, term, own, space, law.isotropic_lengthscale.double())
         kept = _second_moment(symbol, term, own, *own.nodes([law]), space)
         return lifted(whole - kept - white, whole)
     origin = torch.zeros_like(spacing).unsqueeze(0)
