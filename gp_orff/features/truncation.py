@@ -16,6 +16,7 @@ from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.kernels.closed_form import at_zero, field_block, minus_hessian
+from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments
 from gp_orff.kernels.spectra.law import Spectrum
@@ -119,7 +120,7 @@ def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[
         return second_moments(law, spacing)
     zero = torch.diag_embed(law.second_moments(len(spacing)))
     try:
-        images = minus_hessian(Leaf(leaf.kernel), _nearest(spacing).unsqueeze(-2)).squeeze(-3)
+        images = minus_hessian(leaf.kernel, _nearest(spacing).unsqueeze(-2)).squeeze(-3)
     except NotImplementedError:  # no closed form
         return zero
     return zero + images.sum(-3)
@@ -214,9 +215,8 @@ def _second_moment(
     space: Sequence[int],
 ) -> Float[Tensor, "q q"]:
     """Σ w Q A Q* over frequencies of the leaves."""
-    wide = weights.new_zeros(len(weights), len(own.lattice.spacing))
-    for omega, dims in zip(omegas, own.dims, strict=True):
-        wide[:, list(dims)] = omega
+    inputs = len(own.lattice.spacing)
+    wide = sum(embedded(*pair, inputs) for pair in zip(omegas, own.dims, strict=True))
     images = symbol(wide[:, list(space)], term.num_outputs).to(torch.complex128)
     images = images @ term.factor(omegas[0]).to(torch.complex128)
     return second_moment(term, images, weights)

@@ -54,7 +54,7 @@ def _scales(
     if distances is None:
         return np.full(1, 1e-300), np.full(1, 1e300)
     num_inputs = distances.points.shape[-1]
-    dims = leaf.active_dims or tuple(range(leaf_dims(term, leaf, num_inputs)))
+    dims = leaf.columns(leaf_dims(term, leaf, num_inputs))
     longest = distances.extent[list(dims)]
     whole = longest.max() if longest.max() > 0 else 1.0
     apart = [distances.shortest((dim,)) for dim in dims]
