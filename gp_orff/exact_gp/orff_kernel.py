@@ -1,11 +1,9 @@
 """`ORFFKernel` and its prediction strategy: all that knows gpytorch's ExactGP protocol."""
 
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.exact_gp.prediction import ORFFPredictionStrategy
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from gp_orff.features.accuracy import GridAccuracy, accuracy
 from gp_orff.features.assemble import check_domain, draw, expand
@@ -133,8 +131,3 @@ class ORFFKernel(WrapperKernel):
                 f"ORFFKernel expects inputs with {expected} columns, got {found}; select columns "
                 "with active_dims"
             )
-
-    def prediction_strategy(
-        self, train_inputs, train_prior_dist, train_labels, likelihood: Likelihood
-    ) -> "ORFFPredictionStrategy":
-        return ORFFPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood)
