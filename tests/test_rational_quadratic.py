@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 import gp_orff
 from gp_orff.features.assemble import expand
-from gp_orff.features.truncation import lifted, truncated_variance
+from gp_orff.features.truncation import left_out, lifted
 from gp_orff.kernels.closed_form import minus_hessian
 from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
 from gp_orff.kernels.spectra.lattice_sums import (
@@ -24,8 +24,8 @@ from gp_orff.kernels.spectra.lattice_sums import (
     second_moments,
     weight_at_zero,
 )
-from gp_orff.kernels.tree import Leaf
 from gp_orff.spectra import GammaMixture, Gaussian
+from gp_orff.symbols.base import Identity
 from tests.test_grid import asked, exact_problem
 
 ALPHAS = (0.01, 0.05, 0.5, 0.69, 1.0, 1.0001, 1.5, 2.0, 8.3, 19.9, 20.1, 1e3, 1e6, 1e9)
@@ -219,7 +219,7 @@ def test_aliasing_is_a_sum_of_images(alpha, num_dims):
         found = aliased(law, spacing, lag)
     assert found.item() == pytest.approx(expected.item(), rel=2e-3, abs=1e-13)
     with torch.no_grad():
-        expected = minus_hessian(Leaf(kernel), (images + lag).unsqueeze(-2)).sum((0, 1))
+        expected = minus_hessian(kernel, (images + lag).unsqueeze(-2)).sum((0, 1))
         found = aliased_curvature(law, spacing, lag)
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-10)
 
@@ -316,7 +316,7 @@ def test_a_period_within_the_range_of_the_kernel():
         exact = kernel(x, x[:1]).to_dense()
         size, error = exact.max(), (grid(x, x[:1]).to_dense() - exact).abs().max()
         expansion = expand(kernel, grid.frequencies, 2)
-        white = truncated_variance(kernel, grid.frequencies, expansion)
+        white = left_out(Identity(), kernel, grid.frequencies, (), expansion)[0]
     assert error > 0.1 * size
     assert accuracy.aliasing == pytest.approx((error / size).item(), rel=0.1)
     assert torch.linalg.eigvalsh(white).min() >= 0
@@ -330,7 +330,7 @@ def test_a_share_below_zero_is_told():
     kept = expansion.mean_variance().item()
     assert kept > 1.01
     assert kernel.accuracy()[0].truncated == pytest.approx(kept - 1, rel=1e-9)
-    assert truncated_variance(scalar, kernel.frequencies, expansion).abs().max() < 1e-12
+    assert left_out(Identity(), scalar, kernel.frequencies, (), expansion)[0].abs().max() < 1e-12
 
 
 def test_what_is_below_zero_makes_no_noise_elsewhere():

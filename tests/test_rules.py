@@ -6,6 +6,8 @@ import torch
 from gpytorch.kernels import LCMKernel, MultitaskKernel
 
 import gp_orff
+from gp_orff.features.frequencies import Base, Measure, Trace
+from gp_orff.models.storage.recipes import build_rule, describe_rule
 from tests.registry import (
     FIELDS,
     INFINITE_VARIANCE,
@@ -228,6 +230,28 @@ def test_hyperparameters_act_on_drawn_frequencies(name):
         kernel.base_kernel.alpha = 0.7
     exact, approximate = kernel(x, z).to_dense(), orff(x, z).to_dense()
     assert (approximate - exact).norm() < 0.1 * exact.norm()  # ~1/√D, both move together
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("name", "measure"), [("trace", Trace()), ("base", Base())])
+def test_measures_are_called_by_their_names(rule, name, measure):
+    """In equality, in words and in files; a measure of others has none."""
+    one, other = RULES[rule](8, measure=name), RULES[rule](8, measure=measure)
+    assert (one, hash(one), repr(one)) == (other, hash(other), repr(other))
+    assert describe_rule(other) == describe_rule(one)
+    assert build_rule(describe_rule(one), None) == other
+
+    class Mine(Measure):
+        def tilt(self, leaf):
+            return measure.tilt(leaf)
+
+    kernel = gp_orff.CurlFreeKernel(base("rbf", 2), num_dims=2)
+    found, expected = (
+        gp_orff.ORFFKernel(kernel, RULES[rule](8, measure=own)).frequencies[0]
+        for own in (Mine(), name)
+    )
+    assert found.tilts == expected.tilts
+    assert torch.equal(found.bases[0], expected.bases[0])
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -224,3 +224,55 @@ def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():
     ours, theirs = gp_orff.GeneralMaternKernel(2.5), gpytorch.kernels.MaternKernel(nu=2.5)
     omega = torch.linspace(-3, 3, 20).unsqueeze(-1)
     assert torch.equal(spectrum(ours).log_density(omega), spectrum(theirs).log_density(omega))
+
+
+RANDOM_MEMBERS = ("num_coordinates", "base", "frequencies", "importance", "log_density", "moment")
+GRID_MEMBERS = ("reach", "tail", "correlation", "second_moments")
+
+
+def member_of_student_t(name):
+    def member(self, *arguments, **named):
+        law = gp_orff.spectra.StudentT(self.lengthscale, nu=2.5)
+        return getattr(law, name)(*arguments, **named)
+
+    return member
+
+
+def kernel_of_others(base, members):
+    """A Matérn 5/2 kernel whose law has these members and what it inherits, and no others."""
+
+    class Mine(gpytorch.kernels.Kernel):
+        has_lengthscale = True
+
+    law = type("Law", (base,), {name: member_of_student_t(name) for name in members})
+
+    @gp_orff.spectrum.register
+    def _(kernel: Mine):
+        own = law()
+        own.lengthscale = kernel.lengthscale
+        return own
+
+    return gpytorch.kernels.MultitaskKernel(Mine(ard_num_dims=2), num_tasks=2)
+
+
+@pytest.mark.parametrize(
+    ("base", "members"),
+    [
+        (gp_orff.spectra.Spectrum, RANDOM_MEMBERS),
+        (gp_orff.spectra.GridSpectrum, RANDOM_MEMBERS + GRID_MEMBERS),
+        (object, RANDOM_MEMBERS),  # which is no subclass
+    ],
+)
+def test_laws_of_others_have_what_they_need(base, members):
+    """Of hyperparameters that a law does not name, the ranges are not known."""
+    kernel = kernel_of_others(base, members)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(30, 2, generator=generator), torch.randn(30, 2, generator=generator)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.QuasiMonteCarlo(16))
+    assert model.fit(x, y, progress=False).posterior().mean(x).isfinite().all()
+    if base is gp_orff.spectra.GridSpectrum:
+        grid = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).accuracy()
+        assert grid[0].truncated < 1e-3
+        return
+    with pytest.raises(NotImplementedError, match=r"Law tells no reach.*spectra\.GridSpectrum"):
+        gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))

@@ -1,4 +1,4 @@
-"""The two places where gpytorch has no hook for kernels like ours, and gets one.
+"""How our kernels predict, and the two places where gpytorch has no hook for them and gets one.
 
 Models without a kernel of this package are not affected: each hook first asks whether one is
 there, and otherwise does what gpytorch does.
@@ -11,8 +11,8 @@ from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrateg
 from linear_operator.utils.warnings import PerformanceWarning
 
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.exact_gp.prediction import ORFFPredictionStrategy
-from gp_orff.kernels.base import ExactFieldPredictionStrategy
+from gp_orff.exact_gp.prediction import ExactFieldPredictionStrategy, ORFFPredictionStrategy
+from gp_orff.kernels.base import WrapperKernel
 from gp_orff.kernels.fields import PotentialKernel
 from gp_orff.kernels.products import FieldProductKernel
 
@@ -30,10 +30,10 @@ def _is_field(kernel: object) -> bool:
     return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
 
 
-def _additive_prediction_strategy(
-    self: AdditiveKernel, train_inputs, train_prior_dist, train_labels, likelihood
+def _prediction_strategy(
+    self: Kernel, train_inputs, train_prior_dist, train_labels, likelihood
 ) -> DefaultPredictionStrategy:
-    """Sums of our kernels predict as they do; ScaleKernel asks its base kernel, sums ask nobody."""
+    """Of our kernels, and of sums, which ask nobody; ScaleKernel asks its base kernel."""
     if _is_features(self):
         strategy = ORFFPredictionStrategy
     elif _is_field(self):
@@ -60,5 +60,5 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
-AdditiveKernel.prediction_strategy = _additive_prediction_strategy
+WrapperKernel.prediction_strategy = AdditiveKernel.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product

@@ -1,19 +1,18 @@
 """`ORFFKernel` and its prediction strategy: all that knows gpytorch's ExactGP protocol."""
 
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.exact_gp.prediction import ORFFPredictionStrategy
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from gp_orff.features.accuracy import GridAccuracy, accuracy
 from gp_orff.features.assemble import check_domain, draw, expand
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.features.truncation import truncated_variance
+from gp_orff.features.truncation import left_out
 from gp_orff.kernels.base import WrapperKernel, check_inputs
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+from gp_orff.symbols.base import Identity
 
 
 class ORFFKernel(WrapperKernel):
@@ -108,9 +107,9 @@ class ORFFKernel(WrapperKernel):
         check_domain(self.base_kernel, self.frequencies, x1, x2)
         expansion = self._expansion(x1.shape[-1])
         covariance = FeatureCovariance.of(x1, x2, expansion)
-        white = truncated_variance(self.base_kernel, self.frequencies, expansion)
-        if white is not None and covariance.symmetric:
-            covariance = NoisyFeatureCovariance.of(covariance, white.to(x1.dtype))
+        missing = left_out(Identity(), self.base_kernel, self.frequencies, (), expansion)
+        if missing is not None and covariance.symmetric:
+            covariance = NoisyFeatureCovariance.of(covariance, missing[0].to(x1.dtype))
         return covariance._diagonal() if diag else covariance
 
     def accuracy(self) -> list[GridAccuracy]:
@@ -132,8 +131,3 @@ class ORFFKernel(WrapperKernel):
                 f"ORFFKernel expects inputs with {expected} columns, got {found}; select columns "
                 "with active_dims"
             )
-
-    def prediction_strategy(
-        self, train_inputs, train_prior_dist, train_labels, likelihood: Likelihood
-    ) -> "ORFFPredictionStrategy":
-        return ORFFPredictionStrategy(train_inputs, train_prior_dist, train_labels, likelihood)

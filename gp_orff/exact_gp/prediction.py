@@ -1,4 +1,4 @@
-"""Predictions of an `ExactGP` from the posterior of feature weights."""
+"""Predictions of an `ExactGP` by our kernels: exact, or from the posterior of feature weights."""
 
 import torch
 from gpytorch import settings
@@ -15,6 +15,20 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.inference.equations import white_blocks
 from gp_orff.inference.overconfidence import check
 from gp_orff.inference.weight_posterior import WeightPosterior
+
+
+class ExactFieldPredictionStrategy(DefaultPredictionStrategy):
+    """gpytorch's exact prediction for kernels with several outputs.
+
+    Its own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for every
+    multitask model; here the model with more data is conditioned anew.
+    """
+
+    def get_fantasy_strategy(
+        self, inputs, targets, full_inputs, full_targets, full_output, **kwargs
+    ) -> "ExactFieldPredictionStrategy":
+        likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
+        return type(self)(full_inputs, full_output, full_targets, likelihood)
 
 
 class ORFFPredictionStrategy(DefaultPredictionStrategy):

@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel
 
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.truncation import periodised
+from gp_orff.features.truncation import kept, periodised
 from gp_orff.kernels.closed_form import field_block
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
@@ -49,11 +49,11 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
     lattice, found = own.lattice, spectra_of(term)
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())
-    omegas, weights = own.nodes(found)
-    factor = term.factor(omegas[0])
-    kept = (weights * factor.square().sum((-1, -2))).sum(-1)
-    whole = periodised(term, own).diagonal(dim1=-1, dim2=-2).sum(-1) / term.outputscale
-    share = (1 - kept / whole).abs().max().item()
+    held, whole = (
+        block.diagonal(dim1=-1, dim2=-2).sum(-1)
+        for block in (kept(term, own), periodised(term, own))
+    )
+    share = (1 - held / whole).abs().max().item()
     return GridAccuracy(share, _aliasing(term, own, found), lattice.tolerance.item())
 
 

@@ -17,9 +17,9 @@ from gp_orff.features.expansion import (
 )
 from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
 from gp_orff.kernels.cholesky import cholesky
-from gp_orff.kernels.factors import Mixing
+from gp_orff.kernels.factors import Mixing, embedded
 from gp_orff.kernels.spectra.law import spectrum
-from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
+from gp_orff.kernels.tree import Term, leaf_dims, spectra_of, terms
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
@@ -38,7 +38,7 @@ def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
     leaves = [
         LeafLaw(
             spectrum(leaf.kernel),
-            leaf.active_dims or tuple(range(leaf_dims(term, leaf, num_dims))),
+            leaf.columns(leaf_dims(term, leaf, num_dims)),
             term.factor.degree if index == 0 else 0,
         )
         for index, leaf in enumerate(term.leaves)
@@ -92,7 +92,8 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
     omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
     omega = sum(
-        _embedded(omega, leaf, num_inputs) for omega, leaf in zip(omegas, term.leaves, strict=True)
+        embedded(omega, leaf.active_dims, num_inputs)
+        for omega, leaf in zip(omegas, term.leaves, strict=True)
     )
     phi = TrigColumns(omega, frequencies.sampled)
     if isinstance(term.factor, Mixing):  # the same directions for every frequency
@@ -161,18 +162,9 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
         for (term, _), density in zip(members, log_density, strict=True)
     )
     factor = cholesky(spectral_matrix)  # (*b, D, p, p)
-    phi = TrigColumns(_embedded(omega, members[0][0].leaves[0], num_inputs), members[0][1].sampled)
-    return _features(phi, factor)
-
-
-def _embedded(
-    omega: Float[Tensor, "*b D k"], leaf: Leaf, num_inputs: int
-) -> Float[Tensor, "*b D d"]:
-    """Frequencies of a leaf as frequencies of all input columns."""
-    if leaf.active_dims is None:
-        return omega
-    dims = torch.tensor(leaf.active_dims, device=omega.device)
-    return omega.new_zeros(*omega.shape[:-1], num_inputs).index_copy(-1, dims, omega)
+    term, drawn = members[0]
+    omega = embedded(omega, term.leaves[0].active_dims, num_inputs)
+    return _features(TrigColumns(omega, drawn.sampled), factor)
 
 
 def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:

@@ -15,22 +15,64 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.kernels.closed_form import field_block, minus_hessian
+from gp_orff.kernels.closed_form import at_zero, field_block, minus_hessian
+from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments
 from gp_orff.kernels.spectra.law import Spectrum
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 
-def truncated_variance(
-    kernel: Kernel, draws: Sequence[Draw], expansion: Expansion
-) -> Float[Tensor, "*b p p"] | None:
-    """δ of a kernel tree on a grid that returns it, differentiable; None for other rules."""
-    if not all(isinstance(own, LatticeDraw) and own.correct for own in draws):
+def left_out(
+    symbol: Symbol,
+    kernel: Kernel,
+    draws: Sequence[Draw],
+    space: Sequence[int],
+    expansion: Expansion | None = None,
+) -> tuple[Float[Tensor, "*b q q"], Float[Tensor, "*b q q"]] | None:
+    """Var Q f less that on a grid, differentiable: white, and common to all points; None for other
+    rules.
+
+    For the field itself, whatever its directions of space, in closed form; its features, where they
+    are at hand, tell what the grid holds. For others by quadrature beyond the grid.
+
+    What lies beyond the grid is white. What varies too slowly for it is a constant, such as that of
+    a potential; with a reference it drops out, and what is white there is common to all points.
+    """
+    if not all(isinstance(own, LatticeDraw) for own in draws):
         return None
-    whole = sum(periodised(*pair) for pair in zip(terms(kernel), draws, strict=True))
-    return lifted(whole - expansion.mean_variance(), whole)
+    pairs = list(zip(terms(kernel), draws, strict=True))
+    if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
+        raise NotImplementedError(
+            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
+            "near zero, which a grid does not have: expected frequencies such as "
+            "gp_orff.QuasiMonteCarlo(1024)"
+        )
+    if not all(own.correct for own in draws):
+        return None
+    if isinstance(symbol, Identity):
+        white = _of_the_field(pairs, expansion)
+        return white, torch.zeros_like(white)
+    white, common = zip(*(_left_out(symbol, *pair, space) for pair in pairs), strict=True)
+    return sum(white), sum(common)
+
+
+def _of_the_field(
+    pairs: Sequence[tuple[Term, LatticeDraw]], expansion: Expansion | None
+) -> Float[Tensor, "*b p p"]:
+    """In closed form: Σ_j K(jP) less what the grid holds."""
+    whole = sum(periodised(*pair) for pair in pairs)
+    held = sum(kept(*pair) for pair in pairs) if expansion is None else expansion.mean_variance()
+    return lifted(whole - held, whole)
+
+
+def kept(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
+    """K(0) of one term on its grid: Σ w B Bᵀ."""
+    if not term.leaves:  # a constant
+        return at_zero(term)
+    omegas, weights = own.nodes(spectra_of(term))
+    return second_moment(term, term.factor(omegas[0]), weights)
 
 
 def lifted(
@@ -78,7 +120,7 @@ def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[
         return second_moments(law, spacing)
     zero = torch.diag_embed(law.second_moments(len(spacing)))
     try:
-        images = minus_hessian(Leaf(leaf.kernel), _nearest(spacing).unsqueeze(-2)).squeeze(-3)
+        images = minus_hessian(leaf.kernel, _nearest(spacing).unsqueeze(-2)).squeeze(-3)
     except NotImplementedError:  # no closed form
         return zero
     return zero + images.sum(-3)
@@ -112,32 +154,6 @@ def second_moment(
     return term.outputscale[..., None, None] * outer.real
 
 
-def left_out(
-    symbol: Symbol, kernel: Kernel, draws: Sequence[Draw], space: Sequence[int]
-) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-    """Var Q f less that on a grid, differentiable: white, and common to all points; None for other
-    rules.
-
-    What lies beyond the grid is white. What varies too slowly for it is a constant, such as that of
-    a potential; with a reference it drops out, and what is white there is common to all points.
-    """
-    found = terms(kernel)
-    lattice = all(isinstance(own, LatticeDraw) for own in draws)
-    if lattice and any(
-        t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t in found
-    ):
-        raise NotImplementedError(
-            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
-            "near zero, which a grid does not have: expected frequencies such as "
-            "gp_orff.QuasiMonteCarlo(1024)"
-        )
-    if not (lattice and all(own.correct for own in draws)):
-        return None
-    parts = [_left_out(symbol, *pair, space) for pair in zip(found, draws, strict=True)]
-    white, common = (sum(own) for own in zip(*parts, strict=True))
-    return white, common
-
-
 def _left_out(
     symbol: Symbol, term: Term, own: LatticeDraw, space: Sequence[int]
 ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
@@ -167,8 +183,8 @@ def _constant(
     where that diverges; the integral of S over the cell around zero is less by O(h²) of itself.
     """
     law, spacing = spectra_of(term)[0], own.lattice.spacing[list(own.dims[0])]
-    if hasattr(law, "lengthscale"):  # the law of ℓω has no directions of its own
-        whole = _over_directions(symbol, term, own, space, law.lengthscale.double())
+    if law.isotropic_lengthscale is not None:
+        whole = _over_directions(symbol, term, own, space, law.isotropic_lengthscale.double())
         kept = _second_moment(symbol, term, own, *own.nodes([law]), space)
         return lifted(whole - kept - white, whole)
     origin = torch.zeros_like(spacing).unsqueeze(0)
@@ -199,9 +215,8 @@ def _second_moment(
     space: Sequence[int],
 ) -> Float[Tensor, "q q"]:
     """Σ w Q A Q* over frequencies of the leaves."""
-    wide = weights.new_zeros(len(weights), len(own.lattice.spacing))
-    for omega, dims in zip(omegas, own.dims, strict=True):
-        wide[:, list(dims)] = omega
+    inputs = len(own.lattice.spacing)
+    wide = sum(embedded(*pair, inputs) for pair in zip(omegas, own.dims, strict=True))
     images = symbol(wide[:, list(space)], term.num_outputs).to(torch.complex128)
     images = images @ term.factor(omegas[0]).to(torch.complex128)
     return second_moment(term, images, weights)

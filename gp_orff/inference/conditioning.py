@@ -21,7 +21,7 @@ from gp_orff.features.accuracy import accuracy
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.truncation import left_out, truncated_variance
+from gp_orff.features.truncation import left_out
 from gp_orff.inference.distributions import FieldLaw
 from gp_orff.inference.equations import (
     DenseRows,
@@ -253,11 +253,12 @@ class FeatureObservations(Observations):
     def _statistics_of(self, expansion: Expansion) -> FieldStatistics:
         return self.statistics if self._constant else self.data.statistics(expansion.phi)
 
-    @torch.no_grad()
-    def truncated(self, kernel: Kernel) -> Float[Tensor, "p p"] | None:
+    def truncated(
+        self, kernel: Kernel, expansion: Expansion | None = None
+    ) -> Float[Tensor, "p p"] | None:
         """The variance of every point that a grid does not hold."""
-        expansion = expand(kernel, self.draws, self.data.num_inputs)
-        return truncated_variance(kernel, self.draws, expansion)
+        missing = left_out(Identity(), kernel, self.draws, (), expansion)
+        return None if missing is None else missing[0]
 
     def left_out(self, symbol, kernel, space):
         return left_out(symbol, kernel, self.draws, space)
@@ -315,7 +316,7 @@ class FeatureObservations(Observations):
         if not self._constant:
             check_domain(kernel, self.draws, self._corners)
         expansion = expand(kernel, self.draws, self.data.num_inputs).double()
-        return expansion, truncated_variance(kernel, self.draws, expansion)
+        return expansion, self.truncated(kernel, expansion)
 
 
 def _groups(

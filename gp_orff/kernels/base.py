@@ -4,22 +4,7 @@ from collections.abc import Callable
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from torch import Tensor
-
-
-class ExactFieldPredictionStrategy(DefaultPredictionStrategy):
-    """gpytorch's exact prediction for kernels with several outputs.
-
-    Its own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for every
-    multitask model; here the model with more data is conditioned anew.
-    """
-
-    def get_fantasy_strategy(
-        self, inputs, targets, full_inputs, full_targets, full_output, **kwargs
-    ) -> "ExactFieldPredictionStrategy":
-        likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
-        return type(self)(full_inputs, full_output, full_targets, likelihood)
 
 
 class WrapperKernel(Kernel):
@@ -34,13 +19,6 @@ class WrapperKernel(Kernel):
 
     def expand_batch(self, *sizes: torch.Size | int) -> "WrapperKernel":
         return self._with_children(lambda kernel: kernel.expand_batch(*sizes))
-
-    def prediction_strategy(
-        self, train_inputs, train_prior_dist, train_labels, likelihood
-    ) -> ExactFieldPredictionStrategy:
-        return ExactFieldPredictionStrategy(
-            train_inputs, train_prior_dist, train_labels, likelihood
-        )
 
     def _with_children(self, change: Callable[[Kernel], Kernel]) -> "WrapperKernel":
         new = type(self).__new__(type(self))  # copy.copy would share gpytorch kernels' __dict__

@@ -1,9 +1,9 @@
 """Scalar kernels and their derivatives in closed form; the covariance of a term at zero."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatch
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
@@ -13,7 +13,7 @@ from torch import Tensor
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.scalar import require_covariance_of
 from gp_orff.kernels.spectra.law import spectrum
-from gp_orff.kernels.tree import Leaf, Term
+from gp_orff.kernels.tree import Term, leaf_dims
 
 
 @singledispatch
@@ -80,76 +80,72 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
 
 
-def minus_hessian(leaf: Leaf, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
-    """−∇∇ᵀk of one scalar kernel at the displacements τ."""
-    if leaf.active_dims is not None:
-        dims = list(leaf.active_dims)
-        embed = torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device)[dims]  # (d_active, d)
-        return embed.mT @ minus_hessian(Leaf(leaf.kernel), tau[..., dims]) @ embed
-    if not leaf.kernel.has_lengthscale:
-        radial_derivatives.dispatch(object)(leaf.kernel, None)  # raises, naming what is known
-    lengthscale = leaf.kernel.lengthscale.unsqueeze(-2).expand(
-        *leaf.kernel.lengthscale.shape[:-2], 1, 1, tau.shape[-1]
-    )
-    scaled = tau / lengthscale
-    first, second = radial_derivatives(leaf.kernel, scaled.square().sum(-1))  # κ′, κ″: (*b, n, m)
-    u = scaled / lengthscale  # Λτ
-    outer = u.unsqueeze(-1) * u.unsqueeze(-2)
-    metric = torch.diag_embed(lengthscale.pow(-2))  # Λ
-    return -2 * first[..., None, None] * metric - 4 * second[..., None, None] * outer
+def minus_hessian(kernel: Kernel, tau: Float[Tensor, "*b n m k"]) -> Float[Tensor, "*b n m k k"]:
+    """−∇∇ᵀk at displacements τ of its own inputs."""
+    return -derivatives(kernel, tau, 2)
 
 
-def derivatives(leaf: Leaf, tau: Float[Tensor, "n m k"], order: int) -> Float[Tensor, "n m *k"]:
-    """All partial derivatives of one order (0 to 4) of k at displacements τ of its own inputs.
+def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> Float[Tensor, "..."]:
+    """All partial derivatives of one order (0 to 4) of k at displacements τ of its own inputs, an
+    axis for each.
 
     With s = τᵀΛτ and u = Λτ: ∂_i = 2κ′u_i, ∂_ij = 2κ′Λ_ij + 4κ″u_iu_j, and so on: every pair of
     indices is in one Λ or in two u, with 2^{order − pairs} κ^{(order − pairs)} in front.
+
+    Raises:
+        NotImplementedError: a kernel without radial derivatives.
     """
-    lengthscale = leaf.kernel.lengthscale.double().reshape(-1).expand(tau.shape[-1])
-    u = tau / lengthscale.square()
-    metric = torch.diag(lengthscale.pow(-2))
-    radial = _radial(leaf.kernel, (tau / lengthscale).square().sum(-1), order)
-    letters, total = "abcd"[:order], 0.0
+    if not order:
+        return at_lags(kernel, tau)
+    if not kernel.has_lengthscale:
+        radial_derivatives.dispatch(object)(kernel, None)  # raises, naming what is known
+    lengthscale = kernel.lengthscale.unsqueeze(-2).to(tau)
+    lengthscale = lengthscale.expand(*lengthscale.shape[:-1], tau.shape[-1])
+    scaled = tau / lengthscale
+    u, metric = scaled / lengthscale, torch.diag_embed(lengthscale.pow(-2))
+    radial, found = _radial(kernel, scaled.square().sum(-1), order), []
     for pairs in range(order // 2 + 1):
-        factor = 2 ** (order - pairs) * radial[order - pairs]
-        for chosen in _pairings(letters, pairs):
-            rest = [c for c in letters if c not in "".join(chosen)]
-            operands = [factor, *[metric] * pairs, *[u] * len(rest)]
-            inputs = ",".join(["nm", *chosen, *(f"nm{c}" for c in rest)])
-            total = total + torch.einsum(f"{inputs}->nm{letters}", *operands)
-    return total
+        slope = 2 ** (order - pairs) * radial[order - pairs - 1]
+        for chosen in _pairings(tuple(range(order)), pairs):
+            alone = set(range(order)).difference(*chosen)
+            parts = [(slope, ()), *((metric, pair) for pair in chosen), *((u, (i,)) for i in alone)]
+            found.append(math.prod(_along(*part, order) for part in parts))
+    return sum(found[1:], found[0])
 
 
-def _pairings(letters: str, pairs: int) -> list[tuple[str, ...]]:
-    """All ways to take so many pairs out of the letters."""
+def at_lags(kernel: Kernel, tau: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
+    """k(τ) of its own inputs, from the kernel itself."""
+    lags = tau.flatten(0, -2)
+    return kernel.forward(lags, torch.zeros_like(lags), diag=True).reshape(tau.shape[:-1])
+
+
+def _along(values: Float[Tensor, "*n"], axes: tuple[int, ...], order: int) -> Float[Tensor, "*m"]:
+    """The last axes of a tensor as these of a tensor of an order."""
+    return values[(..., *(slice(None) if i in axes else None for i in range(order)))]
+
+
+def _pairings(indices: tuple[int, ...], pairs: int) -> list[tuple[tuple[int, int], ...]]:
+    """All ways to take so many pairs out of the indices."""
     if pairs == 0:
         return [()]
     found = []
-    for i, j in combinations_with_replacement(range(len(letters)), 2):
-        if i == j:
-            continue
-        rest = letters[i + 1 : j] + letters[j + 1 :]  # later pairs start later: each once
-        found += [(letters[i] + letters[j], *more) for more in _pairings(rest, pairs - 1)]
+    for i, j in combinations(range(len(indices)), 2):
+        rest = indices[i + 1 : j] + indices[j + 1 :]  # later pairs start later: each once
+        found += [((indices[i], indices[j]), *more) for more in _pairings(rest, pairs - 1)]
     return found
 
 
-def _radial(kernel: Kernel, s: Float[Tensor, "n m"], order: int) -> list[Float[Tensor, "n m"]]:
-    """κ, κ′, …, κ^{(order)} at s."""
+def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Float[Tensor, "*m"]]:
+    """κ′, κ″, …, κ^{(order)} at s; the two that are known, for less."""
+    if order <= 2:
+        return radial_derivatives(kernel, s)
     followed = s.requires_grad
     with torch.enable_grad():
         s = s.clamp_min(1e-24) if followed else s.clamp_min(1e-24).requires_grad_()
-        found = [_value(kernel, s), *radial_derivatives(kernel, s)]
-        while len(found) <= order:
+        found = list(radial_derivatives(kernel, s))
+        while len(found) < order:
             found.append(torch.autograd.grad(found[-1].sum(), s, create_graph=True)[0])
     return found if followed else [own.detach() for own in found]
-
-
-def _value(kernel: Kernel, s: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-    """κ(s), from the kernel itself along its first input."""
-    lengthscale = kernel.lengthscale.reshape(-1)
-    points = s.new_zeros(s.numel(), kernel.ard_num_dims or 1)
-    points[:, 0] = s.sqrt().flatten() * lengthscale[0]
-    return kernel.forward(points, torch.zeros_like(points), diag=True).reshape(s.shape)
 
 
 def polynomial(
@@ -177,9 +173,8 @@ def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
     scale, factor = term.outputscale[..., None, None], term.factor
     if not factor.degree:
         return scale * factor.matrix @ factor.matrix.mT
-    leaf = term.leaves[0]
-    dims = len(leaf.active_dims) if leaf.active_dims is not None else factor.num_outputs
-    return scale * field_block(factor, torch.diag_embed(spectrum(leaf.kernel).second_moments(dims)))
+    dims, law = leaf_dims(term, term.leaves[0], None), spectrum(term.leaves[0].kernel)
+    return scale * field_block(factor, torch.diag_embed(law.second_moments(dims)))
 
 
 def field_block(factor: Factor, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b p p"]:

@@ -6,6 +6,7 @@ Minh 2016, Theorem 3). With μ the spectral law of a scalar kernel k, each class
 of A. A factor with r columns gives r features for each trigonometric column.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,16 @@ class Factor(Protocol):
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
         """B(ω) of every frequency."""
+
+
+def embedded(
+    omega: Float[Tensor, "*b k"], dims: Sequence[int] | None, num_inputs: int
+) -> Float[Tensor, "*b d"]:
+    """Frequencies of some inputs as frequencies of all; those of None are of all."""
+    if dims is None:
+        return omega
+    full = omega.new_zeros(*omega.shape[:-1], num_inputs)
+    return full.index_copy(-1, torch.tensor(dims, device=omega.device), omega)
 
 
 @dataclass(frozen=True)
@@ -54,10 +65,7 @@ class _FieldFactor:
     degree = 1
 
     def embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
-        if self.dims is None:
-            return omega
-        full = omega.new_zeros(*omega.shape[:-1], self.num_outputs)
-        return full.index_copy(-1, torch.tensor(self.dims, device=omega.device), omega)
+        return embedded(omega, self.dims, self.num_outputs)
 
     def embedded_outer(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
         """Matrices over the inputs of the potential as matrices over those of the field."""

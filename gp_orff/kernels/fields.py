@@ -124,14 +124,19 @@ class PotentialKernel(WrapperKernel):
         if x2 is not x1:
             check_inputs(self, x2)
         tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
-        parts = [
-            term.outputscale[..., None, None, None, None] * minus_hessian(term.leaves[0], tau)
-            for term in inner_terms(self)
-        ]
+        parts = [_minus_hessian(term, tau) for term in inner_terms(self)]
         blocks = self.factor(None).assemble(sum(parts[1:], parts[0]))  # (*b, n, m, d, d)
         if diag:
             return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
         return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+
+
+def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
+    """Of the potential of one term."""
+    leaf = term.leaves[0]
+    seen = tau if leaf.active_dims is None else tau[..., list(leaf.active_dims)]
+    outer = term.factor.embedded_outer(minus_hessian(leaf.kernel, seen))
+    return term.outputscale[..., None, None, None, None] * outer
 
 
 class CurlFreeKernel(PotentialKernel):

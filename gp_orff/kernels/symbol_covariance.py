@@ -18,7 +18,8 @@ from jaxtyping import Complex, Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from gp_orff.kernels.closed_form import derivatives, polynomial
+from gp_orff.kernels.closed_form import at_lags, derivatives, polynomial
+from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.law import spectrum
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
@@ -105,34 +106,29 @@ class SymbolCovariance:
             block = density(origin, term.factor(origin)).real
             return (term.outputscale * block).expand(*tau.shape[:2], -1, -1)
         first, *others = term.leaves
-        dims = first.active_dims or tuple(range(tau.shape[-1]))
+        dims = first.columns(tau.shape[-1])
         total = 2 * degree + self.left.order + self.right.order
-        own = Leaf(first.kernel)
 
         def of_leaf(omega: Float[Tensor, "m k"]) -> Complex[Tensor, "m q r"]:
             factor = term.factor(omega)
             if degree:
                 return density(term.factor.embedded(omega), factor)
-            wide = omega.new_zeros(len(omega), tau.shape[-1])
-            wide[:, list(dims)] = omega
-            return density(wide[:, list(self.space)], factor)
+            return density(embedded(omega, dims, tau.shape[-1])[:, list(self.space)], factor)
 
         if not degree and others:
             raise NotImplementedError("a product of kernels, each with a part of space")
         if not 0 <= total <= 4:
             raise NotImplementedError(f"derivatives of order {total} of its potential")
         coefficients = polynomial(of_leaf, len(dims), total)
-        tensor = derivatives(own, tau[..., list(dims)], total)
+        tensor = derivatives(first.kernel, tau[..., list(dims)], total)
         block = 0.0
         for monomial, coefficient in coefficients.items():
             turned = ((-1j) ** total * coefficient).real
             block = block + tensor[(..., *monomial)][..., None, None] * turned
         scale = term.outputscale
         for leaf in others:
-            lag = tau[..., list(leaf.active_dims)].flatten(0, 1)
-            zero = torch.zeros_like(lag)
-            k = leaf.kernel.forward(lag, zero, diag=True)
-            scale = scale * k.reshape(*tau.shape[:2], 1, 1)
+            k = at_lags(leaf.kernel, tau[..., list(leaf.columns(tau.shape[-1]))])
+            scale = scale * k[..., None, None]
         return scale * block
 
 
@@ -145,18 +141,14 @@ def _rule(found: Sequence[Term], space: Sequence[int], num_inputs: int) -> Rule:
     """By the shortest length in space, and by whether there is a kernel of it with few derivatives,
     or of which not is known how many."""
     leaves = [leaf for term in found for leaf in term.leaves]
-    within = [leaf for leaf in leaves if not set(_columns(leaf, num_inputs)).isdisjoint(space)]
+    within = [leaf for leaf in leaves if not set(leaf.columns(num_inputs)).isdisjoint(space)]
     lengths = [own for leaf in within for own in _lengths(leaf, space, num_inputs)]
     return Rule(min(lengths, default=math.inf), any(_has_kink(leaf.kernel) for leaf in within))
 
 
-def _columns(leaf: Leaf, num_inputs: int) -> Sequence[int]:
-    return leaf.active_dims or range(num_inputs)
-
-
 def _lengths(leaf: Leaf, space: Sequence[int], num_inputs: int) -> list[float]:
     """The shortest ones, along the inputs of space that it sees."""
-    columns = _columns(leaf, num_inputs)
+    columns = leaf.columns(num_inputs)
     own = shortest_lengths(leaf.kernel).detach()
     own = own.reshape(-1, own.shape[-1]).amin(0).expand(len(columns)).tolist()
     return [length for column, length in zip(columns, own, strict=True) if column in space]

@@ -34,6 +34,10 @@ class Leaf:
     kernel: Kernel
     active_dims: tuple[int, ...] | None = None
 
+    def columns(self, num_dims: int) -> tuple[int, ...]:
+        """Those it sees of so many."""
+        return self.active_dims or tuple(range(num_dims))
+
     def restricted(self, outer: tuple[int, ...]) -> "Leaf":
         inner = self.active_dims
         return replace(self, active_dims=outer if inner is None else tuple(outer[i] for i in inner))

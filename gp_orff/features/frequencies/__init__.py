@@ -4,12 +4,14 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.hermite import GaussHermite
 from gp_orff.features.frequencies.lattice_nodes import GridWarning, Lattice, LatticeDraw
+from gp_orff.features.frequencies.measures import Base, Measure, Trace
 from gp_orff.features.frequencies.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
 
 __all__ = [
     "Auto",
+    "Base",
     "Draw",
     "GaussHermite",
     "Grid",
@@ -17,10 +19,12 @@ __all__ = [
     "Lattice",
     "LatticeDraw",
     "LeafLaw",
+    "Measure",
     "MonteCarlo",
     "Orthogonal",
     "QuasiMonteCarlo",
     "Rule",
     "TermLaw",
+    "Trace",
     "remainder",
 ]

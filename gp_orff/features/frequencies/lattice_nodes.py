@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Sequence
-from functools import singledispatch
 
 import numpy as np
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 
 from gp_orff.features.frequencies.rule import Draw, TermLaw
 from gp_orff.features.lattice import GramCache, LatticeColumns
-from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import weight_at_zero
-from gp_orff.kernels.spectra.law import Spectrum
-from gp_orff.kernels.spectra.spectral_mixture import SpectralMixture
+from gp_orff.kernels.spectra.law import GridSpectrum, Spectrum
 
 
 class GridWarning(UserWarning):
@@ -161,28 +158,8 @@ def _lengths(
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "m"]]:
     """The lengthscales, and other lengths, that a grid is built for."""
     first = [unit_reaches(law, len(own)) for law, own in zip(spectra, dims, strict=True)]
-    others = [other_lengths(law, len(own)) for law, own in zip(spectra, dims, strict=True)]
+    others = [law.other_lengths(len(own)) for law, own in zip(spectra, dims, strict=True)]
     return np.concatenate([[], *first]), np.concatenate([[], *others])
-
-
-@singledispatch
-def other_lengths(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "m"]:
-    """Lengths that a grid must serve beside those of the reach; none for most laws."""
-    return np.zeros(0)
-
-
-@other_lengths.register
-def _(spectrum: GammaMixture, num_dims: int):
-    """Of the shortest correlations: ℓ √(α / (α + 1))."""
-    alpha = spectrum.alpha.detach().double().cpu().min().item()
-    return unit_reaches(spectrum, num_dims) * math.sqrt(alpha / (alpha + 1))
-
-
-@other_lengths.register
-def _(spectrum: SpectralMixture, num_dims: int):
-    """Of the longest correlations: of the narrowest component along every axis."""
-    scales = spectrum.scales.detach().double().cpu().numpy()
-    return 1 / (2 * math.pi * scales.reshape(-1, num_dims).min(axis=0))
 
 
 def _weights(
@@ -199,9 +176,9 @@ def _weights(
 
 def unit_reaches(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
     """The reach of a unit frequency along each axis: the lengthscales."""
-    if not hasattr(spectrum, "reach"):
+    if not isinstance(spectrum, GridSpectrum):
         raise NotImplementedError(
             f"{type(spectrum).__name__} tells no reach, tail and correlation, which a frequency "
-            "grid needs (gp_orff.spectra.GridSpectrum); use a random rule"
+            "grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a random rule"
         )
     return spectrum.reach(np.eye(num_dims))

@@ -9,6 +9,7 @@ import scipy.special
 import scipy.stats
 import torch
 
+from gp_orff.features.frequencies.measures import MEASURES, NAMES, Measure
 from gp_orff.features.frequencies.rule import Draw, LeafLaw, TermLaw
 
 
@@ -17,10 +18,10 @@ class _RandomRule(ABC):
     """What random rules share: numbers, measure, seeds and the transport of uniform points."""
 
     num_frequencies: int
-    measure: str
+    measure: str | Measure  # its name, if it has one
     seed: int
 
-    def __init__(self, num_frequencies: int, *, measure: str = "trace", seed: int = 0):
+    def __init__(self, num_frequencies: int, *, measure: str | Measure = "trace", seed: int = 0):
         name = type(self).__name__
         valid = isinstance(num_frequencies, int | np.integer) and num_frequencies >= 1
         if not valid or isinstance(num_frequencies, bool):
@@ -29,10 +30,10 @@ class _RandomRule(ABC):
             )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"{name} expects seed to be a non-negative integer, got {seed!r}")
-        if measure not in ("trace", "base"):
+        if not isinstance(measure, Measure) and measure not in tuple(MEASURES):
             raise ValueError(f'{name} expects measure "trace" or "base", got {measure!r}')
         object.__setattr__(self, "num_frequencies", int(num_frequencies))
-        object.__setattr__(self, "measure", measure)
+        object.__setattr__(self, "measure", NAMES.get(measure, measure))
         object.__setattr__(self, "seed", seed)
 
     def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
@@ -43,7 +44,8 @@ class _RandomRule(ABC):
         if not law.leaves:  # a constant: one frequency, zero
             return Draw([], [])
         number = -(-self.num_frequencies // law.share)
-        tilts = [leaf.degree if self.measure == "trace" else 0 for leaf in law.leaves]
+        measure = MEASURES.get(self.measure, self.measure)
+        tilts = [measure.tilt(leaf) for leaf in law.leaves]
         points = self._directions_and_coordinates(number, law.leaves, rng)
         bases = [
             leaf.spectrum.base(directions, u, tilt)
@@ -74,7 +76,8 @@ class MonteCarlo(_RandomRule):
 
     Args:
         num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
-        measure: "trace" or "base".
+        measure: "trace" or "base", or what they name: `Trace()` or `Base()` of
+            `gp_orff.features.frequencies`.
         seed: of NumPy's `default_rng`; the same seed gives the same frequencies everywhere. No
             global random state is read or changed.
 

@@ -13,14 +13,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.kernels.scalar import GeneralMaternKernel, require_covariance_of
-from gp_orff.kernels.spectra.law import Spectrum, spectrum
+from gp_orff.kernels.spectra.law import GridSpectrum, Spectrum, spectrum
 
 
 @dataclass(frozen=True)
-class Elliptical:
+class Elliptical(GridSpectrum):
     """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
 
     lengthscale: Float[Tensor, "*b 1 d"]
+
+    @property
+    def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
+        return self.lengthscale
 
     def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """‖ℓω‖."""

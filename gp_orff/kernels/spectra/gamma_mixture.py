@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from gp_orff.kernels.scalar import require_covariance_of
 from gp_orff.kernels.spectra.elliptical import Elliptical, chi2_moment, chi2_quantile, chi2_tail
-from gp_orff.kernels.spectra.law import Spectrum, spectrum
+from gp_orff.kernels.spectra.law import Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.scale_mixture import (
     gamma_nodes,
     gamma_range,
@@ -23,6 +23,8 @@ from gp_orff.kernels.spectra.scale_mixture import (
     stirling_remainder,
     unit_legendre,
 )
+
+_ALPHA = 0.01, 1e3  # that is sought: correlations of logarithms, and like RBF
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,17 @@ class GammaMixture(Elliptical):
         base = r * r / (2 * alpha)
         along = (alpha + 1) / alpha * r * r / (1 + base) - 1
         return max(1.0, along) ** tilt * math.exp(-(alpha + tilt) * math.log1p(base))
+
+    def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
+        """Of the shortest correlations: ℓ √(α / (α + 1))."""
+        alpha = self._alphas().min()
+        return self.reach(np.eye(num_dims)) * math.sqrt(alpha / (alpha + 1))
+
+    def frequency_parameters(self, shortest, longest):
+        """α too: frequencies reach as far as √((α + 1)/α) / ℓ."""
+        stretch = min(2 * (1 + self._alphas().min().item()), 6.0)
+        lengthscales = super().frequency_parameters(shortest, longest)
+        return [*lengthscales, Range(self.alpha, *_ALPHA, stretch)]
 
     def _alphas(self) -> np.ndarray:
         return self.alpha.detach().double().cpu().numpy()

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gp_orff.kernels.scalar import require_covariance_of
 from gp_orff.kernels.spectra.elliptical import chi2_quantile
-from gp_orff.kernels.spectra.law import Spectrum, spectrum
+from gp_orff.kernels.spectra.law import GridSpectrum, Range, Spectrum, spectrum
 
 
 @dataclass(frozen=True)
-class SpectralMixture:
+class SpectralMixture(GridSpectrum):
     """Spectrum of gpytorch's SpectralMixtureKernel Π_i Σ_q w_q exp(−2π²τ_i²σ_qi²) cos(2πτ_iμ_qi).
 
     Coordinates are independent; each is N(±2πμ_q, (2πσ_q)²) with either sign and probability
@@ -106,6 +106,17 @@ class SpectralMixture:
         polynomial = sd**2 * np.maximum(1, (sd * lag) ** 2) + 2 * mean * sd**2 * lag + mean**2
         whole = (share * (mean**2 + sd**2)).sum(-1)
         return float(((share * envelope * polynomial).sum(-1) / whole).max())
+
+    def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
+        """Of the longest correlations: of the narrowest component along every axis."""
+        _, _, scales = self._components()
+        return 1 / scales.min(axis=(0, 1))
+
+    def frequency_parameters(self, shortest, longest):
+        low, high = (
+            torch.from_numpy(1 / (2 * math.pi * own)).to(self.means) for own in (longest, shortest)
+        )
+        return [Range(self.scales, low, high), Range(self.means, 1e-2 * low, math.pi * high)]
 
     def _components(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Shares (batch, Q), means and standard deviations (batch, Q, d) of ω."""
