@@ -211,3 +211,12 @@ def test_detaching_cuts_every_tensor():
     detached = posterior.detached()
     assert not detached.variance(draw(3, 2)).requires_grad
     assert not detached.mean(draw(3, 2)).requires_grad
+
+
+def test_what_is_gathered_is_kept_for_the_same_numbers_only():
+    expansion, x, y = feature_expansion(), draw(20, 2, seed=3), draw(20, 2, seed=4)
+    statistics = Statistics.of(x, y, expansion.phi)
+    kept = statistics.gathered(expansion)
+    assert statistics.gathered(expansion) is kept
+    for other, factor in ((2 * statistics, 2.0), (statistics + statistics - 3 * statistics, -1.0)):
+        torch.testing.assert_close(other.gathered(expansion)[0], factor * kept[0])

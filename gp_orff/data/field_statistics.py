@@ -74,7 +74,7 @@ class FieldStatistics:
                 gram = self.phi.crop(part.gram, phi, 2)
                 moments.append(Moments(gram, phi.column_sum(gram), part.mass))
             cross = self.phi.pick(own.cross, phi)
-            groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross, _gathered=[])
+            groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross)
         return FieldStatistics(phi, groups, self.bound)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":
@@ -145,7 +145,7 @@ class FieldStatistics:
                 for i, part in enumerate(own.moments)
             )
             cross = tensors[key, "cross", 0]
-            groups[key] = replace(own, phi=phi, moments=moments, cross=cross, _gathered=[])
+            groups[key] = replace(own, phi=phi, moments=moments, cross=cross)
         return FieldStatistics(phi, groups, self.bound)
 
 

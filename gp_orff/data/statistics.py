@@ -83,7 +83,7 @@ class Statistics:
     second_moment: Float[Tensor, "*b q q"]  # Y₂
     total: Float[Tensor, "*b q"]  # y₁
     weights: Weights
-    _gathered: list = field(default_factory=list, repr=False, compare=False)
+    _gathered: list = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -153,7 +153,10 @@ class Statistics:
         return self.weights.count
 
     def gathered(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
-        """C[c,c] of every weight; kept for the next evaluation where C is constant."""
+        """C[c,c] of every weight; kept for the next evaluation where C is constant.
+
+        `replace` makes a value that keeps nothing yet: what is kept is of these numbers.
+        """
         for columns, grams in self._gathered:
             if torch.equal(columns, expansion.columns):
                 return grams
@@ -179,7 +182,7 @@ class Statistics:
         )
         phi = self.phi.select(columns[: len(columns) // 2])
         cross = self.cross[..., columns, :]
-        return replace(self, phi=phi, moments=moments, cross=cross, _gathered=[])
+        return replace(self, phi=phi, moments=moments, cross=cross)
 
     def to(self, device: torch.device, phi: TrigColumns) -> "Statistics":
         """On another device, where phi is."""
@@ -194,7 +197,6 @@ class Statistics:
             cross=self.cross.to(device),
             second_moment=self.second_moment.to(device),
             total=self.total.to(device),
-            _gathered=[],
         )
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -213,7 +215,6 @@ class Statistics:
             second_moment=factor * self.second_moment,
             total=factor * self.total,
             weights=factor * self.weights,
-            _gathered=[],
         )
 
     __rmul__ = __mul__
@@ -230,5 +231,4 @@ class Statistics:
             second_moment=self.second_moment + sign * other.second_moment,
             total=self.total + sign * other.total,
             weights=self.weights + other.weights if sign > 0 else self.weights - other.weights,
-            _gathered=[],
         )
