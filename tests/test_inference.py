@@ -33,12 +33,12 @@ def spd(size, seed=0):
 
 def feature_expansion():
     columns = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 2])  # some columns twice, out of order
-    return FeatureExpansion(TrigColumns(draw(3, 2)), 0.5 * draw(9, 2, seed=1), columns)
+    return FeatureExpansion(TrigColumns.of(draw(3, 2)), 0.5 * draw(9, 2, seed=1), columns)
 
 
 def kronecker_expansion(rank=2):
     return KroneckerExpansion(
-        TrigColumns(draw(3, 2)), 0.2 + draw(6, 1, seed=1).abs(), draw(2, rank, seed=2)
+        TrigColumns.of(draw(3, 2)), 0.2 + draw(6, 1, seed=1).abs(), draw(2, rank, seed=2)
     )
 
 
@@ -149,7 +149,7 @@ def test_kronecker_gradients_survive_equal_eigenvalues():
     """LᵀΣ⁻¹L = 1: eigh itself has no derivative there."""
     x, y = draw(20, 2, seed=3), draw(20, 2, seed=4)
     kronecker = KroneckerExpansion(
-        TrigColumns(draw(3, 2)), torch.ones(6, 1).double(), torch.eye(2, dtype=torch.float64)
+        TrigColumns.of(draw(3, 2)), torch.ones(6, 1).double(), torch.eye(2, dtype=torch.float64)
     )
     mixing = kronecker.mixing.clone().requires_grad_()
     noise = Noise.of(torch.eye(2, dtype=torch.float64))
@@ -205,7 +205,7 @@ def test_singular_noise_is_refused(covariance):
 def test_detaching_cuts_every_tensor():
     expansion = feature_expansion()
     omega = expansion.omega.clone().requires_grad_()
-    live = FeatureExpansion(TrigColumns(omega), expansion.directions, expansion.columns)
+    live = FeatureExpansion(TrigColumns.of(omega), expansion.directions, expansion.columns)
     posterior = weight_posterior(live, draw(20, 2), draw(20, 2, seed=1), Noise.of(spd(2)))
     assert posterior.weights.requires_grad
     detached = posterior.detached()

@@ -69,7 +69,7 @@ class Statistics:
         >>> import torch
         >>> from gp_orff.features.columns import TrigColumns
         >>> from gp_orff.data.statistics import Statistics
-        >>> phi, x, y = TrigColumns(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
+        >>> phi, x, y = TrigColumns.of(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
         >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(x[4:], y[4:], phi)
         >>> whole = Statistics.of(x, y, phi)
         >>> parts.count, torch.allclose(parts.gram, whole.gram)

@@ -88,13 +88,13 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         omega = term.factor.matrix.new_zeros(1, num_inputs)
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
-        return KroneckerExpansion(TrigColumns(omega), scales, term.factor.matrix)
+        return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
     omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
     omega = sum(
         _embedded(omega, leaf, num_inputs) for omega, leaf in zip(omegas, term.leaves, strict=True)
     )
-    phi = TrigColumns(omega, frequencies.sampled)
+    phi = TrigColumns.of(omega, frequencies.sampled)
     if isinstance(term.factor, Mixing):  # the same directions for every frequency
         both = torch.cat([scales, scales], dim=-1).unsqueeze(-1)
         return KroneckerExpansion(phi, both, term.factor.matrix)
@@ -161,7 +161,9 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
         for (term, _), density in zip(members, log_density, strict=True)
     )
     factor = cholesky(spectral_matrix)  # (*b, D, p, p)
-    phi = TrigColumns(_embedded(omega, members[0][0].leaves[0], num_inputs), members[0][1].sampled)
+    phi = TrigColumns.of(
+        _embedded(omega, members[0][0].leaves[0], num_inputs), members[0][1].sampled
+    )
     return _features(phi, factor)
 
 

@@ -8,29 +8,52 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
+from gp_orff.features.chunked import LinearPhases, Phases
 
 
 @dataclass(frozen=True)
 class TrigColumns:
-    """Columns of any frequencies, by products over chunks of points."""
+    """Columns of any phases, by products over chunks of points."""
 
-    omega: Float[Tensor, "*b D d"]
+    phases: Phases
     sampled: bool = True  # whether ω is a random sample, which halves of it can check
+
+    @classmethod
+    def of(cls, omega: Float[Tensor, "*b D d"], sampled: bool = True) -> "TrigColumns":
+        """Of frequencies that are written out."""
+        return cls(LinearPhases(omega), sampled)
+
+    @property
+    def omega(self) -> Float[Tensor, "*b D d"]:
+        return self.phases.omega
 
     @property
     def num_columns(self) -> int:
-        return 2 * self.omega.shape[-2]
+        return 2 * self.phases.num_frequencies
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What the columns are differentiable in."""
+        return self.phases.tensors
+
+    def with_tensors(self, *tensors: Tensor) -> "TrigColumns":
+        """The same columns of tensors on another device, in another type or a batch of them."""
+        return replace(self, phases=self.phases.rebuild(*tensors))
 
     def with_omega(self, omega: Float[Tensor, "*b D d"]) -> "TrigColumns":
-        """The same columns with ω on another device, in another type or expanded to a batch."""
-        return replace(self, omega=omega)
+        """The same columns of other frequencies, written out."""
+        return replace(self, phases=LinearPhases(omega))
+
+    def detached(self) -> "TrigColumns":
+        """The same numbers, cut from the graph of the frequencies."""
+        return self.with_tensors(*(own.detach() for own in self.tensors))
 
     def to(self, device: torch.device) -> "TrigColumns":
-        return self.with_omega(self.omega.to(device))
+        return self.with_tensors(*(own.to(device) for own in self.tensors))
 
     def select(self, frequencies: Int[Tensor, "k"]) -> "TrigColumns":
         """The columns of some frequencies."""
-        return TrigColumns(self.omega[..., frequencies, :], self.sampled)
+        return TrigColumns(self.phases.select(frequencies), self.sampled)
 
     def same(self, other: "TrigColumns") -> bool:
         """Whether statistics of these and of the other columns may be added."""
@@ -44,19 +67,19 @@ class TrigColumns:
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
         """φ(x), for few points."""
-        return chunked.trig(x, self.omega)
+        return chunked.trig(x, self.phases)
 
     def moments(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
     ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
         """C = φᵀφ, Z = φᵀy and s = φᵀ1."""
-        return moments(x, self.omega, y)
+        return moments(x, self.phases, y)
 
     def sums(
         self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], weights: Float[Tensor, "n k"]
     ) -> tuple[Sequence[Tensor], Float[Tensor, "2*D q"], Sequence[Float[Tensor, "2*D"]]]:
         """φᵀ diag(a) φ for every column a of weights, φᵀy, and the φᵀa."""
-        gram, cross = chunked.moments(x, self.omega, torch.cat([y, weights], dim=-1), weights)
+        gram, cross = chunked.moments(x, self.phases, torch.cat([y, weights], dim=-1), weights)
         cross, sums = cross.split([y.shape[-1], weights.shape[-1]], dim=-1)
         return gram.unbind(0), cross, sums.unbind(-1)
 
@@ -68,20 +91,20 @@ class TrigColumns:
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
     ) -> Float[Tensor, "*b 2*D k"]:
         """φᵀy."""
-        return chunked.adjoint(x, self.omega, y)
+        return chunked.adjoint(x, self.phases, y)
 
     def apply(
         self, x: Float[Tensor, "*b N d"], w: Float[Tensor, "*b 2*D k"]
     ) -> Float[Tensor, "*b N k"]:
         """φ w."""
-        return chunked.apply(x, self.omega, w)
+        return chunked.apply(x, self.phases, w)
 
 
 def moments(
-    x: Float[Tensor, "*b N d"], omega: Float[Tensor, "*b D d"], y: Float[Tensor, "*b N k"]
+    x: Float[Tensor, "*b N d"], phases: Phases, y: Float[Tensor, "*b N k"]
 ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"], Float[Tensor, "*b 2*D"]]:
     """C, Z and s in one pass and one backward pass."""
-    gram, cross = chunked.moments(x, omega, torch.cat([y, torch.ones_like(y[..., :1])], dim=-1))
+    gram, cross = chunked.moments(x, phases, torch.cat([y, torch.ones_like(y[..., :1])], dim=-1))
     return gram, cross[..., :-1], cross[..., -1]
 
 
@@ -89,4 +112,4 @@ def side_by_side(parts: list[TrigColumns]) -> TrigColumns:
     """The columns of all frequencies; cosines of every part first."""
     batch = torch.broadcast_shapes(*(part.omega.shape[:-2] for part in parts))
     omegas = [part.omega.expand(*batch, *part.omega.shape[-2:]) for part in parts]
-    return TrigColumns(torch.cat(omegas, dim=-2), all(part.sampled for part in parts))
+    return TrigColumns.of(torch.cat(omegas, dim=-2), all(part.sampled for part in parts))

@@ -5,7 +5,7 @@ A feature is one trigonometric column times one direction m_f ∈ R^p, a column 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -103,7 +103,7 @@ class FeatureExpansion(Expansion):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.omega, self.directions
+        return *self.phi.tensors, self.directions
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
@@ -115,7 +115,7 @@ class FeatureExpansion(Expansion):
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":
-        return self.rebuild(self.omega, self.directions * variance[..., None, None].sqrt())
+        return replace(self, directions=self.directions * variance[..., None, None].sqrt())
 
     def general(self) -> "FeatureExpansion":
         return self
@@ -153,9 +153,10 @@ class FeatureExpansion(Expansion):
 
 
 def _with_columns(
-    phi: TrigColumns, columns: Int[Tensor, "F"], omega: Tensor, directions: Tensor
+    phi: TrigColumns, columns: Int[Tensor, "F"], *tensors: Tensor
 ) -> FeatureExpansion:
-    return FeatureExpansion(phi.with_omega(omega), directions, columns.to(omega.device))
+    *own, directions = tensors
+    return FeatureExpansion(phi.with_tensors(*own), directions, columns.to(directions.device))
 
 
 @dataclass(frozen=True)
@@ -237,11 +238,11 @@ class KroneckerExpansion(Expansion):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.omega, self.scales, self.mixing
+        return *self.phi.tensors, self.scales, self.mixing
 
     @property
     def rebuild(self) -> Callable[..., "KroneckerExpansion"]:
-        return partial(_with_omega, self.phi)
+        return partial(_with_factors, self.phi)
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "KroneckerExpansion":
         scales = self.scales * variance[..., None, None].sqrt()
@@ -269,10 +270,9 @@ class KroneckerExpansion(Expansion):
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
 
 
-def _with_omega(
-    phi: TrigColumns, omega: Tensor, scales: Tensor, mixing: Tensor
-) -> KroneckerExpansion:
-    return KroneckerExpansion(phi.with_omega(omega), scales, mixing)
+def _with_factors(phi: TrigColumns, *tensors: Tensor) -> KroneckerExpansion:
+    *own, scales, mixing = tensors
+    return KroneckerExpansion(phi.with_tensors(*own), scales, mixing)
 
 
 def merge(parts: Sequence[Expansion]) -> Expansion:

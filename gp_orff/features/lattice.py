@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.features import chunked, nufft
+from gp_orff.features.chunked import LinearPhases
 from gp_orff.features.columns import TrigColumns, moments
 
 _FEW = 2**21  # entries of φ(x) up to which it is quicker to write them out
@@ -61,7 +62,7 @@ class LatticeColumns(TrigColumns):
         cache: GramCache | None = None,
     ) -> "LatticeColumns":
         omega = indices.to(spacing) * spacing
-        return cls(omega, False, indices, spacing, origin, cache or GramCache())
+        return cls(LinearPhases(omega), False, indices, spacing, origin, cache or GramCache())
 
     def boxed(self) -> "LatticeColumns":
         """Of all |k_i| ≤ m_i: one of k and −k."""
@@ -79,11 +80,11 @@ class LatticeColumns(TrigColumns):
         return LatticeColumns.of(indices, self.spacing, self.origin)
 
     def values(self, x: Tensor) -> Tensor:
-        return chunked.trig(self._centred(x), self.omega)
+        return chunked.trig(self._centred(x), self.phases)
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x.requires_grad:
-            return moments(self._centred(x), self.omega, y)
+            return moments(self._centred(x), self.phases, y)
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         gram, total = self.cache.of(x, self._grams)
         total = total.expand(*batch, total.shape[-1])
@@ -91,12 +92,12 @@ class LatticeColumns(TrigColumns):
 
     def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
-            return chunked.adjoint(self._centred(x), self.omega, y)
+            return chunked.adjoint(self._centred(x), self.phases, y)
         return _Adjoint.apply(self, x, y.double())
 
     def apply(self, x: Tensor, w: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
-            return chunked.apply(self._centred(x), self.omega, w)
+            return chunked.apply(self._centred(x), self.phases, w)
         return _Apply.apply(self, x, w.double())
 
     def exponential_sums(

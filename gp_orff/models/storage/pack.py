@@ -89,7 +89,7 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
     if "indices" in columns:
         phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
     else:
-        phi = TrigColumns(columns["omega"], columns["sampled"])
+        phi = TrigColumns.of(columns["omega"], columns["sampled"])
     groups = {}
     for own in found["groups"]:
         key = _key(own)
