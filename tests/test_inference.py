@@ -220,3 +220,23 @@ def test_what_is_gathered_is_kept_for_the_same_numbers_only():
     assert statistics.gathered(expansion) is kept
     for other, factor in ((2 * statistics, 2.0), (statistics + statistics - 3 * statistics, -1.0)):
         torch.testing.assert_close(other.gathered(expansion)[0], factor * kept[0])
+
+
+def test_complex_directions_are_real_parts_of_waves():
+    """Of the features Re(m_f ψ_f(x)), each product of an expansion."""
+    real, x = feature_expansion(), draw(7, 2, seed=3)
+    directions = torch.complex(real.directions, draw(9, 2, seed=2))
+    expansion = FeatureExpansion(real.phi, directions, real.columns)
+    wave = torch.exp(1j * (x @ real.phi.omega.mT))
+    wave = torch.cat([wave, -1j * wave], dim=-1)[:, real.columns]  # (N, F)
+    features = (wave[:, None] * directions.mT).real.flatten(0, 1)
+    torch.testing.assert_close(expansion.features(x), features)
+    theta, values = draw(9, 3, seed=4), draw(14, 3, seed=5)
+    applied = expansion.phi.apply(x, expansion.column_weights(theta))
+    torch.testing.assert_close(applied.reshape(14, 3), features @ theta)
+    z = expansion.phi.adjoint(x, values.reshape(7, 6))
+    torch.testing.assert_close(expansion.feature_values(z), features.mT @ values)
+    variance = features.square().sum(-1).reshape(7, 2)
+    torch.testing.assert_close(expansion.variance(x), variance)
+    scaled = expansion.scaled(torch.tensor(4.0).double()).double()
+    torch.testing.assert_close(scaled.features(x), 2 * features)

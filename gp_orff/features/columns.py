@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
 from gp_orff.features.chunked import LinearPhases, Phases
+from gp_orff.symbols.base import Symbol
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,31 @@ class TrigColumns:
     def gram(self, found: Tensor) -> Float[Tensor, "*b 2*D 2*D"]:
         """φᵀφ from the form in which it was added up: here itself."""
         return found
+
+    def multiplier(
+        self, symbol: Symbol, num_outputs: int, space: Sequence[int]
+    ) -> Complex[Tensor, "*b 2*D q p"]:
+        """Q of every column: with φ_c = Re ψ_c, ψ = e^{i⟨ω,x⟩} of a cosine and −i e^{i⟨ω,x⟩} of a
+        sine, Q φ_c m = Re(ψ_c Q_c m)."""
+        found = symbol(self.omega[..., list(space)], num_outputs).to(torch.complex128)
+        return torch.cat([found, found], dim=-3)
+
+    @property
+    def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
+        """Columns c′ and signs s with Im ψ_c = s_c φ_c′."""
+        index = torch.arange(self.num_columns, device=self.omega.device)
+        count = self.phases.num_frequencies
+        return index.roll(count), torch.where(index < count, 1.0, -1.0).to(self.omega)
+
+    def waves(self, values: Float[Tensor, "*b 2*D k"]) -> Complex[Tensor, "*b 2*D k"]:
+        """ψᵀv from φᵀv."""
+        other, sign = self.quarter_turn
+        return torch.complex(values, sign.unsqueeze(-1) * values[..., other, :])
+
+    def real_weights(self, weights: Complex[Tensor, "*b 2*D k"]) -> Float[Tensor, "*b 2*D k"]:
+        """w with Re(ψ weights) = φ w."""
+        other, sign = self.quarter_turn
+        return weights.real - (sign.unsqueeze(-1) * weights.imag)[..., other, :]
 
     def adjoint(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]

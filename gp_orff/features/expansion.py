@@ -1,6 +1,7 @@
-"""Features as values: f(x) = Σ_f θ_f · trig_f(x) · m_f , θ ~ N(0, I_F).
+"""Features as values: f(x) = Σ_f θ_f · φ_f(x) · m_f , θ ~ N(0, I_F).
 
-A feature is one trigonometric column times one direction m_f ∈ R^p, a column of √w_k B(ω_k).
+A feature is one trigonometric column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With
+complex directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gp_orff.features import chunked
 from gp_orff.features.columns import TrigColumns, side_by_side
-from gp_orff.symbols.base import Multiplier, Symbol
+from gp_orff.symbols.base import Symbol
 
 
 class Expansion(ABC):
@@ -56,13 +57,12 @@ class Expansion(ABC):
         """The features of some frequencies, each with its variance multiplied."""
 
     def double(self) -> "Expansion":
-        return self.rebuild(*(t.double() for t in self.tensors))
+        wide = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
+        return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, wide, strict=True)))
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
         """Φ(x) itself, for few points."""
-        full = self.general()
-        phi = full.gather(self.phi.values(x).mT).mT
-        return (phi.unsqueeze(-2) * full.directions.mT.unsqueeze(-3)).flatten(-3, -2)
+        return self.general().features(x)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
         """K(x, x) where every frequency has a cosine and a sine of the same direction, and features
@@ -75,6 +75,8 @@ class Expansion(ABC):
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         """diag K(x, x)."""
         full = self.general()
+        if full.is_complex:
+            return chunked.by_chunks(full._squares, x, full.num_features * full.num_outputs)
         squares = full.scatter(full.directions.square())
         return chunked.by_chunks(
             lambda part: self.phi.values(part).square() @ squares, x, self.num_columns
@@ -83,10 +85,14 @@ class Expansion(ABC):
 
 @dataclass(frozen=True)
 class FeatureExpansion(Expansion):
-    """Features given one by one: which column each uses, and its direction."""
+    """Features given one by one: which column each uses, and its direction.
+
+    Those of a kernel have real directions, and evidence is known for these; complex ones are what
+    a symbol with real and imaginary parts makes of them.
+    """
 
     phi: TrigColumns
-    directions: Float[Tensor, "*b F p"]
+    directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
 
     @property
@@ -144,12 +150,28 @@ class FeatureExpansion(Expansion):
         zeros = values.new_zeros(*values.shape[:-2], self.num_columns, values.shape[-1])
         return zeros.index_add(-2, self.columns, values)
 
+    def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
+        phi = self.gather(self._waves(self.phi.values(x).mT)).mT
+        return (phi.unsqueeze(-2) * self.directions.mT.unsqueeze(-3)).real.flatten(-3, -2)
+
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
-        return self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
+        w = self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
+        return self.phi.real_weights(w) if self.is_complex else w
 
     def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
-        z = self.gather(z).unflatten(-1, (self.num_outputs, -1))
-        return (self.directions.unsqueeze(-1) * z).sum(-2)
+        z = self.gather(self._waves(z)).unflatten(-1, (self.num_outputs, -1))
+        return (self.directions.unsqueeze(-1) * z).sum(-2).real
+
+    @property
+    def is_complex(self) -> bool:
+        return self.directions.is_complex()
+
+    def _squares(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
+        return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
+
+    def _waves(self, values: Float[Tensor, "*b 2*D k"]) -> Tensor:
+        """Values of the columns as what complex directions multiply."""
+        return self.phi.waves(values) if self.is_complex else values
 
 
 def _with_columns(
@@ -159,58 +181,26 @@ def _with_columns(
     return FeatureExpansion(phi.with_tensors(*own), directions, columns.to(directions.device))
 
 
-@dataclass(frozen=True)
-class WaveExpansion:
-    """Features Re(a_f e^{i⟨ω, x⟩}), for evaluation: what a symbol with real and imaginary parts
-    makes of those of an expansion."""
-
-    phi: TrigColumns
-    amplitudes: Complex[Tensor, "F q"]
-    frequencies: Int[Tensor, "F"]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.amplitudes.shape[-1]
-
-    def features(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N*q F"]:
-        cosine, sine = self.phi.values(x)[:, None, :].chunk(2, dim=-1)
-        a = self.amplitudes.mT
-        values = cosine[..., self.frequencies] * a.real - sine[..., self.frequencies] * a.imag
-        return values.flatten(0, 1)
-
-
-def seen_through(
-    symbol: Symbol, expansion: Expansion, space: Sequence[int]
-) -> FeatureExpansion | WaveExpansion:
-    """The features of Q f: cos⟨ω,x⟩ m is Re(m e^{i⟨ω,x⟩}), sin⟨ω,x⟩ m is Re(−i m e^{i⟨ω,x⟩})."""
+def seen_through(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
+    """The features of Q f: Q m for m, as real directions where one of its parts is zero."""
     full = expansion.general()
-    count = full.omega.shape[-2]
-    frequencies, sine = full.columns % count, (full.columns >= count).unsqueeze(-1)
-    images = (
-        _images(symbol, full, space)[frequencies] @ full.directions.to(torch.complex128)[..., None]
-    )
-    images = images.squeeze(-1)  # Q m
+    multiplier = full.phi.multiplier(symbol, full.num_outputs, space)[full.columns]
+    images = (multiplier @ full.directions.to(multiplier).unsqueeze(-1)).squeeze(-1)
     if not images.imag.any():
-        return FeatureExpansion(full.phi, images.real, full.columns)
-    if not images.real.any():  # a quarter turn: cos becomes −sin, sin becomes cos
-        directions = torch.where(sine, images.imag, -images.imag)
-        columns = torch.where(sine.squeeze(-1), frequencies, frequencies + count)
-        return FeatureExpansion(full.phi, directions, columns)
-    return WaveExpansion(full.phi, torch.where(sine, -1j * images, images), frequencies)
+        return replace(full, directions=images.real)
+    if images.real.any():
+        return replace(full, directions=images)
+    other, sign = (own[full.columns] for own in full.phi.quarter_turn)
+    return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, other)
 
 
 def weights_through(
-    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "2*D p"], space: Sequence[int]
-) -> Float[Tensor, "2*D q"]:
+    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "*b 2*D p"], space: Sequence[int]
+) -> Float[Tensor, "*b 2*D q"]:
     """The same for the weights of the columns."""
-    cosine, sine = weights.chunk(2, dim=-2)
-    waves = torch.complex(cosine, -sine).unsqueeze(-1)
-    image = (_images(symbol, expansion, space) @ waves).squeeze(-1)
-    return torch.cat([image.real, -image.imag], dim=-2)
-
-
-def _images(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> Multiplier:
-    return symbol(expansion.omega[..., list(space)], expansion.num_outputs).to(torch.complex128)
+    multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
+    images = (multiplier @ weights.to(multiplier).unsqueeze(-1)).squeeze(-1)
+    return expansion.phi.real_weights(images)
 
 
 @dataclass(frozen=True)
