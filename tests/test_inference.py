@@ -54,13 +54,13 @@ EXPANSIONS = {
 def written_out(expansion, x):
     """Φ(x) by loops over the definition f(x) = Σ_f θ_f trig_f(x) m_f."""
     full = expansion.general()
-    frequencies = len(full.omega)
+    frequencies = len(full.phi.omega)
     rows = []
     for point in x:
         for output in range(full.num_outputs):
             row = []
             for feature, column in enumerate(full.columns.tolist()):
-                phase = (full.omega[column % frequencies] * point).sum()
+                phase = (full.phi.omega[column % frequencies] * point).sum()
                 trig = phase.cos() if column < frequencies else phase.sin()
                 row.append(trig * full.directions[feature, output])
             rows.append(torch.stack(row))
@@ -204,7 +204,7 @@ def test_singular_noise_is_refused(covariance):
 
 def test_detaching_cuts_every_tensor():
     expansion = feature_expansion()
-    omega = expansion.omega.clone().requires_grad_()
+    omega = expansion.phi.omega.clone().requires_grad_()
     live = FeatureExpansion(TrigColumns.of(omega), expansion.directions, expansion.columns)
     posterior = weight_posterior(live, draw(20, 2), draw(20, 2, seed=1), Noise.of(spd(2)))
     assert posterior.weights.requires_grad

@@ -62,8 +62,7 @@ class FieldStatistics:
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
         """The statistics of some columns."""
         groups = {key: own.select(columns) for key, own in self.groups.items()}
-        phi = self.phi.select(columns[: len(columns) // 2])
-        return FieldStatistics(phi, groups, self.bound)
+        return FieldStatistics(self.phi.select(columns), groups, self.bound)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
         """On some of the frequencies of the lattice these are on."""
@@ -71,7 +70,7 @@ class FieldStatistics:
         for key, own in self.groups.items():
             moments = []
             for part in own.moments:
-                gram = self.phi.crop(part.gram, phi, 2)
+                gram = self.phi.crop(part.gram, phi)
                 moments.append(Moments(gram, phi.column_sum(gram), part.mass))
             cross = self.phi.pick(own.cross, phi)
             groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross)

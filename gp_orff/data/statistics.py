@@ -180,8 +180,7 @@ class Statistics:
             )
             for own in self.moments
         )
-        phi = self.phi.select(columns[: len(columns) // 2])
-        cross = self.cross[..., columns, :]
+        phi, cross = self.phi.select(columns), self.cross[..., columns, :]
         return replace(self, phi=phi, moments=moments, cross=cross)
 
     def to(self, device: torch.device, phi: TrigColumns) -> "Statistics":

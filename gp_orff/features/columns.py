@@ -52,9 +52,46 @@ class TrigColumns:
     def to(self, device: torch.device) -> "TrigColumns":
         return self.with_tensors(*(own.to(device) for own in self.tensors))
 
-    def select(self, frequencies: Int[Tensor, "k"]) -> "TrigColumns":
-        """The columns of some frequencies."""
-        return TrigColumns(self.phases.select(frequencies), self.sampled)
+    def select(self, columns: Int[Tensor, "2*k"]) -> "TrigColumns":
+        """The columns of some frequencies: their cosines, and after them their sines."""
+        return TrigColumns(self.phases.select(columns[: len(columns) // 2]), self.sampled)
+
+    def columns_of(
+        self, frequencies: Int[Tensor, "k"]
+    ) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:
+        """Their cosines and their sines."""
+        return frequencies, frequencies + self.phases.num_frequencies
+
+    def of_frequencies(self, values: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b 2*D k"]:
+        """Values of the frequencies as values of their columns."""
+        return torch.cat([values, values], dim=-2)
+
+    def mean_squares(self) -> Float[Tensor, "*b 2*D"]:
+        """Of φ over all of space."""
+        cosines = torch.where((self.omega == 0).all(-1), 1.0, 0.5).to(self.omega)
+        return torch.cat([cosines, 1 - cosines], dim=-1)
+
+    def halves(self) -> list[tuple[Int[Tensor, "2*k"], Float[Tensor, "2*k"]]]:
+        """The columns of two halves of the frequencies, and what the variance of each is multiplied
+        by, so that either half is an estimate of what all are.
+
+        A constant, ω = 0, is no estimate: both halves keep it as it is.
+        """
+        omega = self.omega.detach()
+        constant = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0)
+        index = torch.arange(omega.shape[-2], device=omega.device)
+        parity, found = _thue_morse(index), []
+        for side in (0, 1):
+            own = (parity == side) & ~constant
+            kept = index[own | constant]
+            scale = (~constant).sum() / own.sum()
+            variance = torch.where(constant[kept], 1.0, scale).to(omega)
+            found.append((torch.cat(self.columns_of(kept)), variance.repeat(2)))
+        return found
+
+    def plain(self) -> dict[str, Tensor | bool]:
+        """What a file holds of these columns."""
+        return {"omega": self.omega.detach().cpu(), "sampled": self.sampled}
 
     def same(self, other: "TrigColumns") -> bool:
         """Whether statistics of these and of the other columns may be added."""
@@ -134,8 +171,18 @@ def moments(
     return gram, cross[..., :-1], cross[..., -1]
 
 
-def side_by_side(parts: list[TrigColumns]) -> TrigColumns:
-    """The columns of all frequencies; cosines of every part first."""
+def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """The parity of the binary digits: halves that are both even, also of a Sobol sequence."""
+    for shift in (16, 8, 4, 2, 1):
+        index = index ^ (index >> shift)
+    return index & 1
+
+
+def side_by_side(parts: Sequence[TrigColumns]) -> tuple[TrigColumns, list[Int[Tensor, "k"]]]:
+    """The columns of all parts as one, and where among them those of each part are."""
     batch = torch.broadcast_shapes(*(part.omega.shape[:-2] for part in parts))
     omegas = [part.omega.expand(*batch, *part.omega.shape[-2:]) for part in parts]
-    return TrigColumns.of(torch.cat(omegas, dim=-2), all(part.sampled for part in parts))
+    phi = TrigColumns.of(torch.cat(omegas, dim=-2), all(part.sampled for part in parts))
+    index = torch.arange(phi.num_columns // 2, device=phi.omega.device)
+    own = index.split([part.num_columns // 2 for part in parts])
+    return phi, [torch.cat(phi.columns_of(frequencies)) for frequencies in own]

@@ -29,10 +29,6 @@ class Expansion(ABC):
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) is the expansion again
 
     @property
-    def omega(self) -> Float[Tensor, "*b D d"]:
-        return self.phi.omega
-
-    @property
     def num_columns(self) -> int:
         return self.phi.num_columns
 
@@ -53,8 +49,8 @@ class Expansion(ABC):
         """The adjoint of `column_weights`: Φᵀv from z = φᵀv."""
 
     @abstractmethod
-    def select(self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]) -> "Expansion":
-        """The features of some frequencies, each with its variance multiplied."""
+    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "Expansion":
+        """The features of some columns, each with its variance multiplied."""
 
     def double(self) -> "Expansion":
         wide = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
@@ -65,12 +61,10 @@ class Expansion(ABC):
         return self.general().features(x)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
-        """K(x, x) where every frequency has a cosine and a sine of the same direction, and features
-        of cosines come first."""
+        """The mean of K(x, x) over all of space: itself where it is the same everywhere."""
         full = self.general()
-        count = int((full.columns < full.num_columns // 2).sum())
-        cosines = full.directions[..., :count, :]
-        return cosines.mT @ cosines
+        squares = full.gather(full.phi.mean_squares().unsqueeze(-1)).to(full.directions)
+        return ((squares * full.directions).mT @ full.directions.conj()).real
 
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         """diag K(x, x)."""
@@ -126,18 +120,13 @@ class FeatureExpansion(Expansion):
     def general(self) -> "FeatureExpansion":
         return self
 
-    def select(
-        self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
-    ) -> "FeatureExpansion":
-        total, count = self.omega.shape[-2], len(frequencies)
-        position = torch.full((total,), -1, device=frequencies.device)
-        position[frequencies] = torch.arange(count, device=frequencies.device)
-        new = position[self.columns % total]
+    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "FeatureExpansion":
+        place = torch.full((self.num_columns,), -1, device=columns.device)
+        place[columns] = torch.arange(len(columns), device=columns.device)
+        new = place[self.columns]
         kept = new >= 0
-        new = new[kept]
-        columns = new + count * (self.columns[kept] >= total)
-        directions = self.directions[..., kept, :] * variance[new].sqrt().unsqueeze(-1)
-        return FeatureExpansion(self.phi.select(frequencies), directions, columns)
+        directions = self.directions[..., kept, :] * variance[new[kept]].sqrt().unsqueeze(-1)
+        return FeatureExpansion(self.phi.select(columns), directions, new[kept])
 
     def gather(self, values: Float[Tensor, "*b 2*D k"]) -> Float[Tensor, "*b F k"]:
         """Values of columns → values of the features that use them."""
@@ -240,16 +229,15 @@ class KroneckerExpansion(Expansion):
 
     def general(self) -> FeatureExpansion:
         rank = self.mixing.shape[-1]
-        columns = torch.arange(self.num_columns, device=self.omega.device).repeat_interleave(rank)
+        columns = torch.arange(self.num_columns, device=self.scales.device).repeat_interleave(rank)
         directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, 2D, r, p)
         return FeatureExpansion(self.phi, directions.flatten(-3, -2), columns)
 
     def select(
-        self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
+        self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]
     ) -> "KroneckerExpansion":
-        both = torch.cat([frequencies, frequencies + self.omega.shape[-2]])
-        scales = self.scales[..., both, :] * variance.sqrt().repeat(2).unsqueeze(-1)
-        return KroneckerExpansion(self.phi.select(frequencies), scales, self.mixing)
+        scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
+        return KroneckerExpansion(self.phi.select(columns), scales, self.mixing)
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
         theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, 2D, r, k)
@@ -266,29 +254,19 @@ def _with_factors(phi: TrigColumns, *tensors: Tensor) -> KroneckerExpansion:
 
 
 def merge(parts: Sequence[Expansion]) -> Expansion:
-    """The features of a sum of kernels, side by side over the joined frequencies."""
+    """The features of a sum of kernels, in the order of their columns, which stand side by side."""
     if len(parts) == 1:
         return parts[0]
+    phi, places = side_by_side([part.phi for part in parts])
     if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
-        return _merge_kronecker(parts)
+        scales = stacked([part.scales for part in parts])
+        order = torch.cat(places).argsort()
+        return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
     full = [part.general() for part in parts]
-    counts = [part.omega.shape[-2] for part in full]
-    total, offsets = sum(counts), [sum(counts[:i]) for i in range(len(counts))]
-    directions, columns = [], []
-    for sine in (False, True):  # cosine features of all parts first: columns stay in order
-        for part, count, offset in zip(full, counts, offsets, strict=True):
-            own = (part.columns >= count) == sine
-            directions.append(part.directions[..., own, :])
-            columns.append(part.columns[own] + (offset + (total - count if sine else 0)))
-    phi = side_by_side([part.phi for part in full])
-    return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
-
-
-def _merge_kronecker(parts: Sequence["KroneckerExpansion"]) -> "KroneckerExpansion":
-    halves = [part.scales.chunk(2, dim=-2) for part in parts]
-    scales = [half[sine] for sine in (0, 1) for half in halves]
-    phi = side_by_side([part.phi for part in parts])
-    return KroneckerExpansion(phi, stacked(scales), parts[0].mixing)
+    directions = stacked([part.directions for part in full])
+    columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
+    columns, order = columns.sort(stable=True)
+    return FeatureExpansion(phi, directions.index_select(-2, order), columns)
 
 
 def stacked(rows: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:

@@ -75,9 +75,12 @@ class LatticeColumns(TrigColumns):
         parts = (self.indices, self.spacing, self.origin)
         return LatticeColumns.of(*(part.to(device) for part in parts))
 
-    def select(self, frequencies: Int[Tensor, "k"]) -> "LatticeColumns":
-        indices = self.indices[frequencies]
+    def select(self, columns: Int[Tensor, "2*k"]) -> "LatticeColumns":
+        indices = self.indices[columns[: len(columns) // 2]]
         return LatticeColumns.of(indices, self.spacing, self.origin)
+
+    def plain(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).cpu() for name in ("indices", "spacing", "origin")}
 
     def values(self, x: Tensor) -> Tensor:
         return chunked.trig(self._centred(x), self.phases)
@@ -147,13 +150,11 @@ class LatticeColumns(TrigColumns):
             for name in ("indices", "spacing", "origin")
         )
 
-    def crop(
-        self, sums: Complex[Tensor, "q"], to: "LatticeColumns", multiple: int
-    ) -> Complex[Tensor, "q2"]:
-        """The middle of an array over |q_i| ≤ multiple · m_i: that of a smaller lattice."""
+    def crop(self, sums: Complex[Tensor, "q"], to: "LatticeColumns") -> Complex[Tensor, "q2"]:
+        """The middle of T: that of a smaller lattice."""
         if self.modes == to.modes:
             return sums
-        own, wanted = ([multiple * m for m in phi.modes] for phi in (self, to))
+        own, wanted = ([2 * m for m in phi.modes] for phi in (self, to))
         box = sums.reshape([2 * m + 1 for m in own])
         middle = tuple(slice(a - b, a + b + 1) for a, b in zip(own, wanted, strict=True))
         return box[middle].flatten()

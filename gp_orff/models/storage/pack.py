@@ -71,13 +71,8 @@ def _further(found: Mapping) -> tuple[Further, ...]:
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
     """As plain values."""
-    phi = statistics.phi
-    if isinstance(phi, LatticeColumns):
-        columns = {name: getattr(phi, name).cpu() for name in ("indices", "spacing", "origin")}
-    else:
-        columns = {"omega": phi.omega.detach().cpu(), "sampled": phi.sampled}
     return {
-        "columns": columns,
+        "columns": statistics.phi.plain(),
         "groups": [_group(key, own) for key, own in statistics.groups.items()],
         "bound": statistics.bound,
     }
