@@ -80,10 +80,10 @@ def kernels(frequencies):
     return {"orff": orff, "low_rank": WrittenOut(orff).double(), "exact_2000": exact}
 
 
-def bare_step(x, omega, g):
+def bare_step(x, phases, g):
     gram = torch.zeros_like(g)
     for rows in chunked.chunks(x, g.shape[0]):
-        phi = chunked.trig(x[rows], omega)
+        phi = chunked.trig(x[rows], phases)
         gram += phi.mT @ phi
         phi @ g
     return gram
@@ -93,9 +93,9 @@ def step_of(name, points, frequencies):
     """A function that runs one step, its data and model made beforehand."""
     x, y = data(points if name != "exact_2000" else min(points, EXACT_POINTS))
     if name == "bare":
-        omega = torch.randn(frequencies, 2, dtype=torch.float64)
+        phases = chunked.LinearPhases(torch.randn(frequencies, 2, dtype=torch.float64))
         g = torch.randn(2 * frequencies, 2 * frequencies, dtype=torch.float64)
-        return lambda: bare_step(x, omega, g)
+        return lambda: bare_step(x, phases, g)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double()
     model = Model(x, y, likelihood, kernels(frequencies)[name]).double()
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)

@@ -309,11 +309,11 @@ class MixtureCase(Case):
         from gp_orff.features.assemble import expand
 
         full = expand(self.kernel, draws, x.shape[-1]).general()
-        frequencies = len(full.omega)
+        frequencies = len(full.phi.omega)
         matrices = torch.zeros(2 * frequencies, self.num_outputs, self.num_outputs).to(x)
         outer = full.directions.unsqueeze(-1) * full.directions.unsqueeze(-2)
         matrices = matrices.index_add(0, full.columns, outer)[:frequencies]
-        return oracles.fourier_sum(x, z, full.omega, torch.ones(frequencies).to(x), matrices)
+        return oracles.fourier_sum(x, z, full.phi.omega, torch.ones(frequencies).to(x), matrices)
 
 
 def _lcm():

@@ -33,12 +33,12 @@ def spd(size, seed=0):
 
 def feature_expansion():
     columns = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 2])  # some columns twice, out of order
-    return FeatureExpansion(TrigColumns(draw(3, 2)), 0.5 * draw(9, 2, seed=1), columns)
+    return FeatureExpansion(TrigColumns.of(draw(3, 2)), 0.5 * draw(9, 2, seed=1), columns)
 
 
 def kronecker_expansion(rank=2):
     return KroneckerExpansion(
-        TrigColumns(draw(3, 2)), 0.2 + draw(6, 1, seed=1).abs(), draw(2, rank, seed=2)
+        TrigColumns.of(draw(3, 2)), 0.2 + draw(6, 1, seed=1).abs(), draw(2, rank, seed=2)
     )
 
 
@@ -54,13 +54,13 @@ EXPANSIONS = {
 def written_out(expansion, x):
     """Φ(x) by loops over the definition f(x) = Σ_f θ_f trig_f(x) m_f."""
     full = expansion.general()
-    frequencies = len(full.omega)
+    frequencies = len(full.phi.omega)
     rows = []
     for point in x:
         for output in range(full.num_outputs):
             row = []
             for feature, column in enumerate(full.columns.tolist()):
-                phase = (full.omega[column % frequencies] * point).sum()
+                phase = (full.phi.omega[column % frequencies] * point).sum()
                 trig = phase.cos() if column < frequencies else phase.sin()
                 row.append(trig * full.directions[feature, output])
             rows.append(torch.stack(row))
@@ -149,7 +149,7 @@ def test_kronecker_gradients_survive_equal_eigenvalues():
     """LᵀΣ⁻¹L = 1: eigh itself has no derivative there."""
     x, y = draw(20, 2, seed=3), draw(20, 2, seed=4)
     kronecker = KroneckerExpansion(
-        TrigColumns(draw(3, 2)), torch.ones(6, 1).double(), torch.eye(2, dtype=torch.float64)
+        TrigColumns.of(draw(3, 2)), torch.ones(6, 1).double(), torch.eye(2, dtype=torch.float64)
     )
     mixing = kronecker.mixing.clone().requires_grad_()
     noise = Noise.of(torch.eye(2, dtype=torch.float64))
@@ -204,10 +204,39 @@ def test_singular_noise_is_refused(covariance):
 
 def test_detaching_cuts_every_tensor():
     expansion = feature_expansion()
-    omega = expansion.omega.clone().requires_grad_()
-    live = FeatureExpansion(TrigColumns(omega), expansion.directions, expansion.columns)
+    omega = expansion.phi.omega.clone().requires_grad_()
+    live = FeatureExpansion(TrigColumns.of(omega), expansion.directions, expansion.columns)
     posterior = weight_posterior(live, draw(20, 2), draw(20, 2, seed=1), Noise.of(spd(2)))
     assert posterior.weights.requires_grad
     detached = posterior.detached()
     assert not detached.variance(draw(3, 2)).requires_grad
     assert not detached.mean(draw(3, 2)).requires_grad
+
+
+def test_what_is_gathered_is_kept_for_the_same_numbers_only():
+    expansion, x, y = feature_expansion(), draw(20, 2, seed=3), draw(20, 2, seed=4)
+    statistics = Statistics.of(x, y, expansion.phi)
+    kept = statistics.gathered(expansion)
+    assert statistics.gathered(expansion) is kept
+    for other, factor in ((2 * statistics, 2.0), (statistics + statistics - 3 * statistics, -1.0)):
+        torch.testing.assert_close(other.gathered(expansion)[0], factor * kept[0])
+
+
+def test_complex_directions_are_real_parts_of_waves():
+    """Of the features Re(m_f ψ_f(x)), each product of an expansion."""
+    real, x = feature_expansion(), draw(7, 2, seed=3)
+    directions = torch.complex(real.directions, draw(9, 2, seed=2))
+    expansion = FeatureExpansion(real.phi, directions, real.columns)
+    wave = torch.exp(1j * (x @ real.phi.omega.mT))
+    wave = torch.cat([wave, -1j * wave], dim=-1)[:, real.columns]  # (N, F)
+    features = (wave[:, None] * directions.mT).real.flatten(0, 1)
+    torch.testing.assert_close(expansion.features(x), features)
+    theta, values = draw(9, 3, seed=4), draw(14, 3, seed=5)
+    applied = expansion.phi.apply(x, expansion.column_weights(theta))
+    torch.testing.assert_close(applied.reshape(14, 3), features @ theta)
+    z = expansion.phi.adjoint(x, values.reshape(7, 6))
+    torch.testing.assert_close(expansion.feature_values(z), features.mT @ values)
+    variance = features.square().sum(-1).reshape(7, 2)
+    torch.testing.assert_close(expansion.variance(x), variance)
+    scaled = expansion.scaled(torch.tensor(4.0).double()).double()
+    torch.testing.assert_close(scaled.features(x), 2 * features)

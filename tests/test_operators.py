@@ -56,7 +56,7 @@ def dense_of(operator):
         return dense_of(operator.latent) + white.reshape(*operator.shape[:-2], p * len(eye), -1)
     full = operator.expansion.general()
     left, right = (
-        torch.cat([(x @ full.omega.mT).cos(), (x @ full.omega.mT).sin()], dim=-1)
+        torch.cat([(x @ full.phi.omega.mT).cos(), (x @ full.phi.omega.mT).sin()], dim=-1)
         for x in (operator.x1, operator.x2)
     )
     blocks = torch.einsum(

@@ -6,6 +6,7 @@ from torch.autograd import gradcheck
 
 from gp_orff.data.statistics import Statistics
 from gp_orff.features import chunked
+from gp_orff.features.chunked import LinearPhases, Phases
 from gp_orff.features.columns import TrigColumns
 
 
@@ -30,25 +31,77 @@ def test_products_equal_dense_algebra(batch):
     x, omega, y, w = inputs(batch)
     phase = torch.einsum("...nd,kd->...nk", x, omega)
     phi = torch.cat([torch.cos(phase), torch.sin(phase)], dim=-1)
-    gram, cross = chunked.moments(x, omega, y)
+    phases = LinearPhases(omega)
+    gram, cross = chunked.moments(x, phases, y)
     torch.testing.assert_close(gram, phi.mT @ phi)
     torch.testing.assert_close(cross, phi.mT @ y)
-    torch.testing.assert_close(chunked.adjoint(x, omega, y), phi.mT @ y)
-    torch.testing.assert_close(chunked.apply(x, omega, w), phi @ w)
+    torch.testing.assert_close(chunked.adjoint(x, phases, y), phi.mT @ y)
+    torch.testing.assert_close(chunked.apply(x, phases, w), phi @ w)
+
+
+def of_frequencies(product):
+    """As a function of tensors alone."""
+    return lambda x, omega, values: product(x, LinearPhases(omega), values)
 
 
 @pytest.mark.usefixtures("chunks_of")
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_gradients(batch):
     x, omega, y, w = inputs(batch)
-    assert gradcheck(chunked.moments, (x, omega, y))
-    assert gradcheck(chunked.adjoint, (x, omega, y))
-    assert gradcheck(chunked.apply, (x, omega, w))
+    assert gradcheck(of_frequencies(chunked.moments), (x, omega, y))
+    assert gradcheck(of_frequencies(chunked.adjoint), (x, omega, y))
+    assert gradcheck(of_frequencies(chunked.apply), (x, omega, w))
+
+
+class Haar(Phases):
+    """ω = diag(s) [[1, 1], [1, −1]] diag(t) by sums and differences, never written out."""
+
+    num_frequencies = 2
+
+    def __init__(self, s, t):
+        self.tensors = s, t
+
+    def rebuild(self, s, t):
+        return Haar(s, t)
+
+    def select(self, frequencies):
+        raise NotImplementedError
+
+    def __call__(self, x):
+        s, t = self.tensors
+        return s.mT * self._turned(t.mT * x)
+
+    def point_gradient(self, grad):
+        s, t = self.tensors
+        return t.mT * self._turned(s.mT * grad)
+
+    def gradients(self, x, grad):
+        s, t = self.tensors
+        by_s, by_t = grad * self._turned(t.mT * x), self._turned(s.mT * grad) * x
+        return by_s.sum(-2, keepdim=True).mT, by_t.sum(-2, keepdim=True).mT
+
+    def _turned(self, values):
+        first, second = values.split(1, dim=-1)
+        return torch.cat([first + second, first - second], dim=-1)
+
+
+@pytest.mark.usefixtures("chunks_of")
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_phases_by_another_transform(batch):
+    x, s, y, w = inputs(batch, dims=2, frequencies=2)
+    s, t = s[:, :1].detach().requires_grad_(), s[:, 1:].detach().requires_grad_()
+    omega = s * torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double() * t.mT
+    for product, values in ((chunked.moments, y), (chunked.adjoint, y), (chunked.apply, w)):
+        expected = product(x, LinearPhases(omega), values)
+        torch.testing.assert_close(product(x, Haar(s, t), values), expected)
+        assert gradcheck(lambda x, s, t, v, f=product: f(x, Haar(s, t), v), (x, s, t, values))
+    statistics = Statistics.of(x, y, TrigColumns(Haar(s, t)))
+    torch.testing.assert_close(statistics.gram, Statistics.of(x, y, TrigColumns.of(omega)).gram)
 
 
 def test_only_the_gradients_that_are_needed():
     x, omega, y, _ = inputs()
-    gram, cross = chunked.moments(x.detach(), omega, y.detach())
+    gram, cross = chunked.moments(x.detach(), LinearPhases(omega), y.detach())
     (gram.sum() + cross.sum()).backward()
     assert x.grad is None
     assert omega.grad.abs().min() > 0
@@ -63,9 +116,10 @@ def test_chunks_cover_every_point_once():
 
 def test_statistics_add_over_points():
     x, omega, y, _ = (t.detach() for t in inputs(points=40))
-    whole = Statistics.of(x, y, TrigColumns(omega))
+    whole = Statistics.of(x, y, TrigColumns.of(omega))
     parts = [
-        Statistics.of(x[rows], y[rows], TrigColumns(omega)) for rows in torch.randperm(40).split(13)
+        Statistics.of(x[rows], y[rows], TrigColumns.of(omega))
+        for rows in torch.randperm(40).split(13)
     ]
     merged = parts[2] + parts[0] + parts[3] + parts[1]
     assert merged.count == whole.count == 40
@@ -78,7 +132,7 @@ def test_statistics_add_over_points():
 
 def test_float32_data_is_accumulated_in_float64():
     x, omega, y, _ = (t.detach().float() for t in inputs(points=2000))
-    statistics = Statistics.of(x, y, TrigColumns(omega))
+    statistics = Statistics.of(x, y, TrigColumns.of(omega))
     assert statistics.gram.dtype == statistics.cross.dtype == torch.float64
-    expected = Statistics.of(x.double(), y.double(), TrigColumns(omega.double()))
+    expected = Statistics.of(x.double(), y.double(), TrigColumns.of(omega.double()))
     torch.testing.assert_close(statistics.gram, expected.gram, rtol=1e-14, atol=1e-12)

@@ -98,5 +98,5 @@ def test_halves_are_two_estimates_of_the_same_kernel(name):
     assert not torch.allclose(covariance(first), covariance(second))
     for half, columns in halves(expansion):
         count = len(columns) // 2
-        assert half.omega.shape[-2] == count
-        torch.testing.assert_close(half.omega, expansion.omega[..., columns[:count], :])
+        assert half.phi.omega.shape[-2] == count
+        torch.testing.assert_close(half.phi.omega, expansion.phi.omega[..., columns[:count], :])

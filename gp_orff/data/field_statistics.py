@@ -62,8 +62,7 @@ class FieldStatistics:
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
         """The statistics of some columns."""
         groups = {key: own.select(columns) for key, own in self.groups.items()}
-        phi = self.phi.select(columns[: len(columns) // 2])
-        return FieldStatistics(phi, groups, self.bound)
+        return FieldStatistics(self.phi.select(columns), groups, self.bound)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
         """On some of the frequencies of the lattice these are on."""
@@ -71,10 +70,10 @@ class FieldStatistics:
         for key, own in self.groups.items():
             moments = []
             for part in own.moments:
-                gram = self.phi.crop(part.gram, phi, 2)
+                gram = self.phi.crop(part.gram, phi)
                 moments.append(Moments(gram, phi.column_sum(gram), part.mass))
             cross = self.phi.pick(own.cross, phi)
-            groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross, _gathered=[])
+            groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross)
         return FieldStatistics(phi, groups, self.bound)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":
@@ -145,7 +144,7 @@ class FieldStatistics:
                 for i, part in enumerate(own.moments)
             )
             cross = tensors[key, "cross", 0]
-            groups[key] = replace(own, phi=phi, moments=moments, cross=cross, _gathered=[])
+            groups[key] = replace(own, phi=phi, moments=moments, cross=cross)
         return FieldStatistics(phi, groups, self.bound)
 
 
@@ -154,28 +153,28 @@ Visit = Callable[[], Iterator[Readings]]
 
 def differentiable_statistics(visit: Visit, phi: TrigColumns) -> FieldStatistics:
     """Statistics whose derivative in ω is a second visit: no chunk is kept in between."""
-    fixed = FieldStatistics.of(visit(), phi.with_omega(phi.omega.detach()))
-    tensors = _Visited.apply(phi.omega, phi, visit, fixed.tensors)
+    fixed = FieldStatistics.of(visit(), phi.detached())
+    tensors = _Visited.apply(phi, visit, fixed.tensors, *phi.tensors)
     return fixed.with_tensors(dict(zip(fixed.tensors, tensors, strict=True)), phi)
 
 
 class _Visited(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, omega, phi, visit, tensors):
+    def forward(ctx, phi, visit, tensors, *parameters):
         ctx.phi, ctx.visit, ctx.names = phi, visit, list(tensors)
-        ctx.save_for_backward(omega)
+        ctx.save_for_backward(*parameters)
         return tuple(tensors.values())
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        (omega,) = ctx.saved_tensors
         given = dict(zip(ctx.names, gradients, strict=True))
-        total = torch.zeros_like(omega)
+        totals = [torch.zeros_like(own) for own in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():
-                own = omega.detach().requires_grad_()
-                found = FieldStatistics.of([part], ctx.phi.with_omega(own)).tensors
+                own = [parameter.detach().requires_grad_() for parameter in ctx.saved_tensors]
+                found = FieldStatistics.of([part], ctx.phi.with_tensors(*own)).tensors
             outputs = list(found.values())
-            total += torch.autograd.grad(outputs, own, [given[name] for name in found])[0]
-        return total, None, None, None
+            parts = torch.autograd.grad(outputs, own, [given[name] for name in found])
+            totals = [total.add_(more) for total, more in zip(totals, parts, strict=True)]
+        return None, None, None, *totals

@@ -69,7 +69,7 @@ class Statistics:
         >>> import torch
         >>> from gp_orff.features.columns import TrigColumns
         >>> from gp_orff.data.statistics import Statistics
-        >>> phi, x, y = TrigColumns(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
+        >>> phi, x, y = TrigColumns.of(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
         >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(x[4:], y[4:], phi)
         >>> whole = Statistics.of(x, y, phi)
         >>> parts.count, torch.allclose(parts.gram, whole.gram)
@@ -83,7 +83,7 @@ class Statistics:
     second_moment: Float[Tensor, "*b q q"]  # Y₂
     total: Float[Tensor, "*b q"]  # y₁
     weights: Weights
-    _gathered: list = field(default_factory=list, repr=False, compare=False)
+    _gathered: list = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -153,7 +153,10 @@ class Statistics:
         return self.weights.count
 
     def gathered(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
-        """C[c,c] of every weight; kept for the next evaluation where C is constant."""
+        """C[c,c] of every weight; kept for the next evaluation where C is constant.
+
+        `replace` makes a value that keeps nothing yet: what is kept is of these numbers.
+        """
         for columns, grams in self._gathered:
             if torch.equal(columns, expansion.columns):
                 return grams
@@ -177,9 +180,8 @@ class Statistics:
             )
             for own in self.moments
         )
-        phi = self.phi.select(columns[: len(columns) // 2])
-        cross = self.cross[..., columns, :]
-        return replace(self, phi=phi, moments=moments, cross=cross, _gathered=[])
+        phi, cross = self.phi.select(columns), self.cross[..., columns, :]
+        return replace(self, phi=phi, moments=moments, cross=cross)
 
     def to(self, device: torch.device, phi: TrigColumns) -> "Statistics":
         """On another device, where phi is."""
@@ -194,7 +196,6 @@ class Statistics:
             cross=self.cross.to(device),
             second_moment=self.second_moment.to(device),
             total=self.total.to(device),
-            _gathered=[],
         )
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -213,7 +214,6 @@ class Statistics:
             second_moment=factor * self.second_moment,
             total=factor * self.total,
             weights=factor * self.weights,
-            _gathered=[],
         )
 
     __rmul__ = __mul__
@@ -230,5 +230,4 @@ class Statistics:
             second_moment=self.second_moment + sign * other.second_moment,
             total=self.total + sign * other.total,
             weights=self.weights + other.weights if sign > 0 else self.weights - other.weights,
-            _gathered=[],
         )

@@ -88,17 +88,16 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         omega = term.factor.matrix.new_zeros(1, num_inputs)
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
-        return KroneckerExpansion(TrigColumns(omega), scales, term.factor.matrix)
+        return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
     omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
     omega = sum(
         embedded(omega, leaf.active_dims, num_inputs)
         for omega, leaf in zip(omegas, term.leaves, strict=True)
     )
-    phi = TrigColumns(omega, frequencies.sampled)
+    phi = TrigColumns.of(omega, frequencies.sampled)
     if isinstance(term.factor, Mixing):  # the same directions for every frequency
-        both = torch.cat([scales, scales], dim=-1).unsqueeze(-1)
-        return KroneckerExpansion(phi, both, term.factor.matrix)
+        return KroneckerExpansion(phi, phi.of_frequencies(scales.unsqueeze(-1)), term.factor.matrix)
     return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
 
 
@@ -121,7 +120,7 @@ def _expand_on_lattice(phi: TrigColumns, found: Sequence[Term], draws: Sequence[
             kept = own.nonzero if sine else slice(None)
             rows = half[..., kept, :, :]
             directions.append(rows.mT.flatten(-3, -2))
-            position = own.position[kept] + sine * phi.omega.shape[-2]
+            position = phi.columns_of(own.position[kept])[sine]
             columns.append(position.repeat_interleave(half.shape[-1]))
     return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
 
@@ -134,9 +133,9 @@ def _kronecker_on_lattice(
     total = scales[0].new_zeros(*batch, phi.num_columns)
     for own, scale in zip(draws, scales, strict=True):
         variance = scale.square().expand(*batch, -1)
-        sines = own.position[own.nonzero] + phi.num_columns // 2
-        total = total.index_add(-1, own.position, variance)
-        total = total.index_add(-1, sines, variance[..., own.nonzero])
+        cosines, sines = phi.columns_of(own.position)
+        total = total.index_add(-1, cosines, variance)
+        total = total.index_add(-1, sines[own.nonzero], variance[..., own.nonzero])
     used = total > 0  # the square root has no slope at zero
     root = torch.where(used, total, 1.0).sqrt() * used
     return KroneckerExpansion(phi, root.unsqueeze(-1), factor.matrix)
@@ -164,15 +163,15 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
     factor = cholesky(spectral_matrix)  # (*b, D, p, p)
     term, drawn = members[0]
     omega = embedded(omega, term.leaves[0].active_dims, num_inputs)
-    return _features(TrigColumns(omega, drawn.sampled), factor)
+    return _features(TrigColumns.of(omega, drawn.sampled), factor)
 
 
 def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:
     """A cosine and a sine feature for each column of each frequency's factor."""
-    half = factor.mT.flatten(-3, -2)  # (*b, D·r, p)
-    columns = torch.arange(phi.num_columns, device=half.device)
-    columns = columns.repeat_interleave(factor.shape[-1])
-    return FeatureExpansion(phi, torch.cat([half, half], dim=-2), columns)
+    p, r = factor.shape[-2:]
+    directions = phi.of_frequencies(factor.mT.flatten(-2)).unflatten(-1, (r, p)).flatten(-3, -2)
+    columns = torch.arange(phi.num_columns, device=factor.device).repeat_interleave(r)
+    return FeatureExpansion(phi, directions, columns)
 
 
 def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "*b n d"]) -> None:

@@ -1,11 +1,12 @@
-"""Features as values: f(x) = Σ_f θ_f · trig_f(x) · m_f , θ ~ N(0, I_F).
+"""Features as values: f(x) = Σ_f θ_f · φ_f(x) · m_f , θ ~ N(0, I_F).
 
-A feature is one trigonometric column times one direction m_f ∈ R^p, a column of √w_k B(ω_k).
+A feature is one trigonometric column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With
+complex directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gp_orff.features import chunked
 from gp_orff.features.columns import TrigColumns, side_by_side
-from gp_orff.symbols.base import Multiplier, Symbol
+from gp_orff.symbols.base import Symbol
 
 
 class Expansion(ABC):
@@ -26,10 +27,6 @@ class Expansion(ABC):
     cholesky_cost: int  # of the weight-space factorisation, in units of which F×F costs F³
     tensors: tuple[Tensor, ...]  # the differentiable parts, each ending in a matrix
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) is the expansion again
-
-    @property
-    def omega(self) -> Float[Tensor, "*b D d"]:
-        return self.phi.omega
 
     @property
     def num_columns(self) -> int:
@@ -52,29 +49,28 @@ class Expansion(ABC):
         """The adjoint of `column_weights`: Φᵀv from z = φᵀv."""
 
     @abstractmethod
-    def select(self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]) -> "Expansion":
-        """The features of some frequencies, each with its variance multiplied."""
+    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "Expansion":
+        """The features of some columns, each with its variance multiplied."""
 
     def double(self) -> "Expansion":
-        return self.rebuild(*(t.double() for t in self.tensors))
+        wide = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
+        return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, wide, strict=True)))
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
         """Φ(x) itself, for few points."""
-        full = self.general()
-        phi = full.gather(self.phi.values(x).mT).mT
-        return (phi.unsqueeze(-2) * full.directions.mT.unsqueeze(-3)).flatten(-3, -2)
+        return self.general().features(x)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
-        """K(x, x) where every frequency has a cosine and a sine of the same direction, and features
-        of cosines come first."""
+        """The mean of K(x, x) over all of space: itself where it is the same everywhere."""
         full = self.general()
-        count = int((full.columns < full.num_columns // 2).sum())
-        cosines = full.directions[..., :count, :]
-        return cosines.mT @ cosines
+        squares = full.gather(full.phi.mean_squares().unsqueeze(-1)).to(full.directions)
+        return ((squares * full.directions).mT @ full.directions.conj()).real
 
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         """diag K(x, x)."""
         full = self.general()
+        if full.is_complex:
+            return chunked.by_chunks(full._squares, x, full.num_features * full.num_outputs)
         squares = full.scatter(full.directions.square())
         return chunked.by_chunks(
             lambda part: self.phi.values(part).square() @ squares, x, self.num_columns
@@ -83,10 +79,14 @@ class Expansion(ABC):
 
 @dataclass(frozen=True)
 class FeatureExpansion(Expansion):
-    """Features given one by one: which column each uses, and its direction."""
+    """Features given one by one: which column each uses, and its direction.
+
+    Those of a kernel have real directions, and evidence is known for these; complex ones are what
+    a symbol with real and imaginary parts makes of them.
+    """
 
     phi: TrigColumns
-    directions: Float[Tensor, "*b F p"]
+    directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
 
     @property
@@ -103,7 +103,7 @@ class FeatureExpansion(Expansion):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.omega, self.directions
+        return *self.phi.tensors, self.directions
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
@@ -115,23 +115,18 @@ class FeatureExpansion(Expansion):
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":
-        return self.rebuild(self.omega, self.directions * variance[..., None, None].sqrt())
+        return replace(self, directions=self.directions * variance[..., None, None].sqrt())
 
     def general(self) -> "FeatureExpansion":
         return self
 
-    def select(
-        self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
-    ) -> "FeatureExpansion":
-        total, count = self.omega.shape[-2], len(frequencies)
-        position = torch.full((total,), -1, device=frequencies.device)
-        position[frequencies] = torch.arange(count, device=frequencies.device)
-        new = position[self.columns % total]
+    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "FeatureExpansion":
+        place = torch.full((self.num_columns,), -1, device=columns.device)
+        place[columns] = torch.arange(len(columns), device=columns.device)
+        new = place[self.columns]
         kept = new >= 0
-        new = new[kept]
-        columns = new + count * (self.columns[kept] >= total)
-        directions = self.directions[..., kept, :] * variance[new].sqrt().unsqueeze(-1)
-        return FeatureExpansion(self.phi.select(frequencies), directions, columns)
+        directions = self.directions[..., kept, :] * variance[new[kept]].sqrt().unsqueeze(-1)
+        return FeatureExpansion(self.phi.select(columns), directions, new[kept])
 
     def gather(self, values: Float[Tensor, "*b 2*D k"]) -> Float[Tensor, "*b F k"]:
         """Values of columns → values of the features that use them."""
@@ -144,72 +139,57 @@ class FeatureExpansion(Expansion):
         zeros = values.new_zeros(*values.shape[:-2], self.num_columns, values.shape[-1])
         return zeros.index_add(-2, self.columns, values)
 
+    def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
+        phi = self.gather(self._waves(self.phi.values(x).mT)).mT
+        return (phi.unsqueeze(-2) * self.directions.mT.unsqueeze(-3)).real.flatten(-3, -2)
+
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
-        return self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
+        w = self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
+        return self.phi.real_weights(w) if self.is_complex else w
 
     def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
-        z = self.gather(z).unflatten(-1, (self.num_outputs, -1))
-        return (self.directions.unsqueeze(-1) * z).sum(-2)
+        z = self.gather(self._waves(z)).unflatten(-1, (self.num_outputs, -1))
+        return (self.directions.unsqueeze(-1) * z).sum(-2).real
+
+    @property
+    def is_complex(self) -> bool:
+        return self.directions.is_complex()
+
+    def _squares(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
+        return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
+
+    def _waves(self, values: Float[Tensor, "*b 2*D k"]) -> Tensor:
+        """Values of the columns as what complex directions multiply."""
+        return self.phi.waves(values) if self.is_complex else values
 
 
 def _with_columns(
-    phi: TrigColumns, columns: Int[Tensor, "F"], omega: Tensor, directions: Tensor
+    phi: TrigColumns, columns: Int[Tensor, "F"], *tensors: Tensor
 ) -> FeatureExpansion:
-    return FeatureExpansion(phi.with_omega(omega), directions, columns.to(omega.device))
+    *own, directions = tensors
+    return FeatureExpansion(phi.with_tensors(*own), directions, columns.to(directions.device))
 
 
-@dataclass(frozen=True)
-class WaveExpansion:
-    """Features Re(a_f e^{i⟨ω, x⟩}), for evaluation: what a symbol with real and imaginary parts
-    makes of those of an expansion."""
-
-    phi: TrigColumns
-    amplitudes: Complex[Tensor, "F q"]
-    frequencies: Int[Tensor, "F"]
-
-    @property
-    def num_outputs(self) -> int:
-        return self.amplitudes.shape[-1]
-
-    def features(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N*q F"]:
-        cosine, sine = self.phi.values(x)[:, None, :].chunk(2, dim=-1)
-        a = self.amplitudes.mT
-        values = cosine[..., self.frequencies] * a.real - sine[..., self.frequencies] * a.imag
-        return values.flatten(0, 1)
-
-
-def seen_through(
-    symbol: Symbol, expansion: Expansion, space: Sequence[int]
-) -> FeatureExpansion | WaveExpansion:
-    """The features of Q f: cos⟨ω,x⟩ m is Re(m e^{i⟨ω,x⟩}), sin⟨ω,x⟩ m is Re(−i m e^{i⟨ω,x⟩})."""
+def seen_through(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
+    """The features of Q f: Q m for m, as real directions where one of its parts is zero."""
     full = expansion.general()
-    count = full.omega.shape[-2]
-    frequencies, sine = full.columns % count, (full.columns >= count).unsqueeze(-1)
-    images = (
-        _images(symbol, full, space)[frequencies] @ full.directions.to(torch.complex128)[..., None]
-    )
-    images = images.squeeze(-1)  # Q m
+    multiplier = full.phi.multiplier(symbol, full.num_outputs, space)[full.columns]
+    images = (multiplier @ full.directions.to(multiplier).unsqueeze(-1)).squeeze(-1)
     if not images.imag.any():
-        return FeatureExpansion(full.phi, images.real, full.columns)
-    if not images.real.any():  # a quarter turn: cos becomes −sin, sin becomes cos
-        directions = torch.where(sine, images.imag, -images.imag)
-        columns = torch.where(sine.squeeze(-1), frequencies, frequencies + count)
-        return FeatureExpansion(full.phi, directions, columns)
-    return WaveExpansion(full.phi, torch.where(sine, -1j * images, images), frequencies)
+        return replace(full, directions=images.real)
+    if images.real.any():
+        return replace(full, directions=images)
+    other, sign = (own[full.columns] for own in full.phi.quarter_turn)
+    return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, other)
 
 
 def weights_through(
-    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "2*D p"], space: Sequence[int]
-) -> Float[Tensor, "2*D q"]:
+    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "*b 2*D p"], space: Sequence[int]
+) -> Float[Tensor, "*b 2*D q"]:
     """The same for the weights of the columns."""
-    cosine, sine = weights.chunk(2, dim=-2)
-    waves = torch.complex(cosine, -sine).unsqueeze(-1)
-    image = (_images(symbol, expansion, space) @ waves).squeeze(-1)
-    return torch.cat([image.real, -image.imag], dim=-2)
-
-
-def _images(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> Multiplier:
-    return symbol(expansion.omega[..., list(space)], expansion.num_outputs).to(torch.complex128)
+    multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
+    images = (multiplier @ weights.to(multiplier).unsqueeze(-1)).squeeze(-1)
+    return expansion.phi.real_weights(images)
 
 
 @dataclass(frozen=True)
@@ -237,11 +217,11 @@ class KroneckerExpansion(Expansion):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.omega, self.scales, self.mixing
+        return *self.phi.tensors, self.scales, self.mixing
 
     @property
     def rebuild(self) -> Callable[..., "KroneckerExpansion"]:
-        return partial(_with_omega, self.phi)
+        return partial(_with_factors, self.phi)
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "KroneckerExpansion":
         scales = self.scales * variance[..., None, None].sqrt()
@@ -249,16 +229,15 @@ class KroneckerExpansion(Expansion):
 
     def general(self) -> FeatureExpansion:
         rank = self.mixing.shape[-1]
-        columns = torch.arange(self.num_columns, device=self.omega.device).repeat_interleave(rank)
+        columns = torch.arange(self.num_columns, device=self.scales.device).repeat_interleave(rank)
         directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, 2D, r, p)
         return FeatureExpansion(self.phi, directions.flatten(-3, -2), columns)
 
     def select(
-        self, frequencies: Int[Tensor, "D2"], variance: Float[Tensor, "D2"]
+        self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]
     ) -> "KroneckerExpansion":
-        both = torch.cat([frequencies, frequencies + self.omega.shape[-2]])
-        scales = self.scales[..., both, :] * variance.sqrt().repeat(2).unsqueeze(-1)
-        return KroneckerExpansion(self.phi.select(frequencies), scales, self.mixing)
+        scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
+        return KroneckerExpansion(self.phi.select(columns), scales, self.mixing)
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
         theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, 2D, r, k)
@@ -269,36 +248,25 @@ class KroneckerExpansion(Expansion):
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
 
 
-def _with_omega(
-    phi: TrigColumns, omega: Tensor, scales: Tensor, mixing: Tensor
-) -> KroneckerExpansion:
-    return KroneckerExpansion(phi.with_omega(omega), scales, mixing)
+def _with_factors(phi: TrigColumns, *tensors: Tensor) -> KroneckerExpansion:
+    *own, scales, mixing = tensors
+    return KroneckerExpansion(phi.with_tensors(*own), scales, mixing)
 
 
 def merge(parts: Sequence[Expansion]) -> Expansion:
-    """The features of a sum of kernels, side by side over the joined frequencies."""
+    """The features of a sum of kernels, in the order of their columns, which stand side by side."""
     if len(parts) == 1:
         return parts[0]
+    phi, places = side_by_side([part.phi for part in parts])
     if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
-        return _merge_kronecker(parts)
+        scales = stacked([part.scales for part in parts])
+        order = torch.cat(places).argsort()
+        return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
     full = [part.general() for part in parts]
-    counts = [part.omega.shape[-2] for part in full]
-    total, offsets = sum(counts), [sum(counts[:i]) for i in range(len(counts))]
-    directions, columns = [], []
-    for sine in (False, True):  # cosine features of all parts first: columns stay in order
-        for part, count, offset in zip(full, counts, offsets, strict=True):
-            own = (part.columns >= count) == sine
-            directions.append(part.directions[..., own, :])
-            columns.append(part.columns[own] + (offset + (total - count if sine else 0)))
-    phi = side_by_side([part.phi for part in full])
-    return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
-
-
-def _merge_kronecker(parts: Sequence["KroneckerExpansion"]) -> "KroneckerExpansion":
-    halves = [part.scales.chunk(2, dim=-2) for part in parts]
-    scales = [half[sine] for sine in (0, 1) for half in halves]
-    phi = side_by_side([part.phi for part in parts])
-    return KroneckerExpansion(phi, stacked(scales), parts[0].mixing)
+    directions = stacked([part.directions for part in full])
+    columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
+    columns, order = columns.sort(stable=True)
+    return FeatureExpansion(phi, directions.index_select(-2, order), columns)
 
 
 def stacked(rows: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.features import chunked, nufft
+from gp_orff.features.chunked import LinearPhases
 from gp_orff.features.columns import TrigColumns, moments
 
 _FEW = 2**21  # entries of φ(x) up to which it is quicker to write them out
@@ -61,7 +62,7 @@ class LatticeColumns(TrigColumns):
         cache: GramCache | None = None,
     ) -> "LatticeColumns":
         omega = indices.to(spacing) * spacing
-        return cls(omega, False, indices, spacing, origin, cache or GramCache())
+        return cls(LinearPhases(omega), False, indices, spacing, origin, cache or GramCache())
 
     def boxed(self) -> "LatticeColumns":
         """Of all |k_i| ≤ m_i: one of k and −k."""
@@ -74,16 +75,19 @@ class LatticeColumns(TrigColumns):
         parts = (self.indices, self.spacing, self.origin)
         return LatticeColumns.of(*(part.to(device) for part in parts))
 
-    def select(self, frequencies: Int[Tensor, "k"]) -> "LatticeColumns":
-        indices = self.indices[frequencies]
+    def select(self, columns: Int[Tensor, "2*k"]) -> "LatticeColumns":
+        indices = self.indices[columns[: len(columns) // 2]]
         return LatticeColumns.of(indices, self.spacing, self.origin)
 
+    def plain(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).cpu() for name in ("indices", "spacing", "origin")}
+
     def values(self, x: Tensor) -> Tensor:
-        return chunked.trig(self._centred(x), self.omega)
+        return chunked.trig(self._centred(x), self.phases)
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x.requires_grad:
-            return moments(self._centred(x), self.omega, y)
+            return moments(self._centred(x), self.phases, y)
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         gram, total = self.cache.of(x, self._grams)
         total = total.expand(*batch, total.shape[-1])
@@ -91,12 +95,12 @@ class LatticeColumns(TrigColumns):
 
     def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
-            return chunked.adjoint(self._centred(x), self.omega, y)
+            return chunked.adjoint(self._centred(x), self.phases, y)
         return _Adjoint.apply(self, x, y.double())
 
     def apply(self, x: Tensor, w: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
-            return chunked.apply(self._centred(x), self.omega, w)
+            return chunked.apply(self._centred(x), self.phases, w)
         return _Apply.apply(self, x, w.double())
 
     def exponential_sums(
@@ -146,13 +150,11 @@ class LatticeColumns(TrigColumns):
             for name in ("indices", "spacing", "origin")
         )
 
-    def crop(
-        self, sums: Complex[Tensor, "q"], to: "LatticeColumns", multiple: int
-    ) -> Complex[Tensor, "q2"]:
-        """The middle of an array over |q_i| ≤ multiple · m_i: that of a smaller lattice."""
+    def crop(self, sums: Complex[Tensor, "q"], to: "LatticeColumns") -> Complex[Tensor, "q2"]:
+        """The middle of T: that of a smaller lattice."""
         if self.modes == to.modes:
             return sums
-        own, wanted = ([multiple * m for m in phi.modes] for phi in (self, to))
+        own, wanted = ([2 * m for m in phi.modes] for phi in (self, to))
         box = sums.reshape([2 * m + 1 for m in own])
         middle = tuple(slice(a - b, a + b + 1) for a, b in zip(own, wanted, strict=True))
         return box[middle].flatten()

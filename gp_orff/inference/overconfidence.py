@@ -22,30 +22,8 @@ class FeatureWarning(UserWarning):
 
 
 def halves(expansion: Expansion) -> list[tuple[Expansion, Int[Tensor, "k"]]]:
-    """Two expansions, each of half the frequencies at twice the variance, and their columns.
-
-    A constant, ω = 0, is no estimate: both halves keep it as it is.
-    """
-    omega = expansion.omega.detach()
-    constant = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0)
-    index = torch.arange(omega.shape[-2], device=omega.device)
-    parity = _thue_morse(index)
-    found = []
-    for side in (0, 1):
-        own = (parity == side) & ~constant
-        kept = index[own | constant]
-        scale = (~constant).sum() / own.sum()
-        variance = torch.where(constant[kept], 1.0, scale).to(omega)
-        columns = torch.cat([kept, kept + omega.shape[-2]])
-        found.append((expansion.select(kept, variance), columns))
-    return found
-
-
-def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """The parity of the binary digits: halves that are both even, also of a Sobol sequence."""
-    for shift in (16, 8, 4, 2, 1):
-        index = index ^ (index >> shift)
-    return index & 1
+    """Two expansions, each of half the frequencies at twice the variance, and their columns."""
+    return [(expansion.select(*half), half[0]) for half in expansion.phi.halves()]
 
 
 def disagreement(

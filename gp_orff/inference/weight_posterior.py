@@ -14,13 +14,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff.features.expansion import (
-    Expansion,
-    FeatureExpansion,
-    WaveExpansion,
-    seen_through,
-    weights_through,
-)
+from gp_orff.features.expansion import Expansion, FeatureExpansion, seen_through
 from gp_orff.inference.distributions import FieldLaw
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.symbols.base import Symbol
@@ -94,8 +88,9 @@ class WeightPosterior(FieldLaw):
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
         expansion = seen_through(symbol, self.expansion, space)
-        weights = weights_through(symbol, self.expansion, self.weights, space)
-        return DerivedLaw(self, expansion, weights, symbol, tuple(space))
+        return DerivedLaw(
+            self, expansion, expansion.column_weights(self.theta), symbol, tuple(space)
+        )
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldLaw:
         whole, part = self.expansion, expansion
@@ -167,7 +162,7 @@ class PrimalPosterior(WeightPosterior):
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
         law = super().through(symbol, space)
-        plain = isinstance(law.expansion, FeatureExpansion) and symbol.reference is None
+        plain = symbol.reference is None and not law.expansion.directions.is_complex()
         return replace(self, expansion=law.expansion) if plain else law
 
 
@@ -264,7 +259,7 @@ class DerivedLaw(FieldLaw):
     """The law of Q f under that of the weights of f; less its value at a reference, if any."""
 
     law: WeightPosterior
-    expansion: FeatureExpansion | WaveExpansion
+    expansion: FeatureExpansion
     weights: Float[Tensor, "2*D q"]
     symbol: Symbol
     space: Sequence[int]

@@ -72,9 +72,9 @@ class WeightPaths(Paths):
         return len(self.weights)
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
-        images = [weights_through(symbol, self.expansion, own, space) for own in self.weights]
+        images = weights_through(symbol, self.expansion, self.weights, space)
         referred = partial(symbol.referred, space=space)
-        return WeightPaths(self.expansion, torch.stack(images), referred)
+        return WeightPaths(self.expansion, images, referred)
 
 
 @dataclass(frozen=True)

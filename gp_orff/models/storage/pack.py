@@ -71,13 +71,8 @@ def _further(found: Mapping) -> tuple[Further, ...]:
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
     """As plain values."""
-    phi = statistics.phi
-    if isinstance(phi, LatticeColumns):
-        columns = {name: getattr(phi, name).cpu() for name in ("indices", "spacing", "origin")}
-    else:
-        columns = {"omega": phi.omega.detach().cpu(), "sampled": phi.sampled}
     return {
-        "columns": columns,
+        "columns": statistics.phi.plain(),
         "groups": [_group(key, own) for key, own in statistics.groups.items()],
         "bound": statistics.bound,
     }
@@ -89,7 +84,7 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
     if "indices" in columns:
         phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
     else:
-        phi = TrigColumns(columns["omega"], columns["sampled"])
+        phi = TrigColumns.of(columns["omega"], columns["sampled"])
     groups = {}
     for own in found["groups"]:
         key = _key(own)
