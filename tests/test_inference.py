@@ -6,8 +6,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from gp_orff.data.noise.covariances import Noise
 from gp_orff.data.statistics import Statistics
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import SideBySide, TrigColumns
 from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
+from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference import equations
 from gp_orff.inference.equations import (
     Group,
@@ -42,29 +43,42 @@ def kronecker_expansion(rank=2):
     )
 
 
+def lattice_expansion():
+    indices = torch.tensor([[0, 0], [0, 1], [1, -1], [1, 0]])
+    phi = LatticeColumns.of(indices, torch.tensor([0.7, 0.5]).double(), draw(2, seed=7))
+    return FeatureExpansion(phi, 0.5 * draw(7, 2, seed=8), torch.tensor([0, 1, 2, 3, 5, 6, 7]))
+
+
 EXPANSIONS = {
     "features": feature_expansion,
     "kronecker": kronecker_expansion,
     "kronecker_rank_one": lambda: kronecker_expansion(rank=1),
     "kronecker_rank_three": lambda: kronecker_expansion(rank=3),
     "merged": lambda: merge([feature_expansion(), kronecker_expansion()]),
+    "side_by_side": lambda: merge([lattice_expansion(), feature_expansion()]),
 }
 
 
 def written_out(expansion, x):
     """Φ(x) by loops over the definition f(x) = Σ_f θ_f trig_f(x) m_f."""
     full = expansion.general()
-    frequencies = len(full.phi.omega)
     rows = []
     for point in x:
+        values = columns_at(full.phi, point)
         for output in range(full.num_outputs):
-            row = []
-            for feature, column in enumerate(full.columns.tolist()):
-                phase = (full.phi.omega[column % frequencies] * point).sum()
-                trig = phase.cos() if column < frequencies else phase.sin()
-                row.append(trig * full.directions[feature, output])
+            used = enumerate(full.columns.tolist())
+            row = [values[column] * full.directions[feature, output] for feature, column in used]
             rows.append(torch.stack(row))
     return torch.stack(rows)
+
+
+def columns_at(phi, point):
+    """cos and sin of every frequency, family after family."""
+    if isinstance(phi, SideBySide):
+        return [value for own in phi.families for value in columns_at(own, point)]
+    origin = phi.origin if isinstance(phi, LatticeColumns) else 0.0
+    phases = [(omega * (point - origin)).sum() for omega in phi.omega]
+    return [p.cos() for p in phases] + [p.sin() for p in phases]
 
 
 @pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])

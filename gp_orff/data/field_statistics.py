@@ -10,7 +10,7 @@ from torch import Tensor
 from gp_orff.data.observations import Readings
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import LatticeColumns
 
 
@@ -38,12 +38,12 @@ class FieldStatistics:
         300
     """
 
-    phi: TrigColumns
+    phi: Columns
     groups: Mapping[GroupKey, Statistics]
     bound: float = 0.0  # what weights that were learned add to the log density
 
     @classmethod
-    def of(cls, parts: Iterable[Readings], phi: TrigColumns) -> "FieldStatistics":
+    def of(cls, parts: Iterable[Readings], phi: Columns) -> "FieldStatistics":
         """One pass over readings."""
         groups: dict[GroupKey, Statistics] = {}
         for part in parts:
@@ -135,7 +135,7 @@ class FieldStatistics:
                 found[key, "column_sum", index] = part.column_sum
         return found
 
-    def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: TrigColumns) -> "FieldStatistics":
+    def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":
         """The same numbers in other tensors."""
         groups = {}
         for key, own in self.groups.items():
@@ -151,7 +151,7 @@ class FieldStatistics:
 Visit = Callable[[], Iterator[Readings]]
 
 
-def differentiable_statistics(visit: Visit, phi: TrigColumns) -> FieldStatistics:
+def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
     """Statistics whose derivative in ω is a second visit: no chunk is kept in between."""
     fixed = FieldStatistics.of(visit(), phi.detached())
     tensors = _Visited.apply(phi, visit, fixed.tensors, *phi.tensors)

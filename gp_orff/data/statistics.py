@@ -1,4 +1,4 @@
-"""Additive sufficient statistics of vector observations under trigonometric columns."""
+"""Additive sufficient statistics of vector observations under the columns of features."""
 
 from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple
@@ -8,15 +8,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.patterns import Components, Pattern
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import FeatureExpansion
 
 
 class Moments(NamedTuple):
     """Of the columns under the weights a_n of the points."""
 
-    gram: Tensor  # Σ a φφᵀ, in the form its columns keep: see `TrigColumns.gram`
-    column_sum: Float[Tensor, "*b 2*D"]  # Σ a φ
+    gram: Tensor  # Σ a φφᵀ, in the form its columns keep: see `Columns.gram`
+    column_sum: Float[Tensor, "*b M"]  # Σ a φ
     mass: Tensor | float  # Σ a
 
 
@@ -76,10 +76,10 @@ class Statistics:
         (10, True)
     """
 
-    phi: TrigColumns
+    phi: Columns
     pattern: Pattern
     moments: tuple[Moments, ...]  # of every weight of the pattern
-    cross: Float[Tensor, "*b 2*D q"]  # Z
+    cross: Float[Tensor, "*b M q"]  # Z
     second_moment: Float[Tensor, "*b q q"]  # Y₂
     total: Float[Tensor, "*b q"]  # y₁
     weights: Weights
@@ -87,7 +87,7 @@ class Statistics:
 
     @classmethod
     def of(
-        cls, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], phi: TrigColumns
+        cls, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], phi: Columns
     ) -> "Statistics":
         """One pass over whole vectors, differentiable in x, y and ω; float64 whatever comes in."""
         y = y.double()
@@ -102,7 +102,7 @@ class Statistics:
         cls,
         x: Float[Tensor, "n d"],
         y: Float[Tensor, "n v"],
-        phi: TrigColumns,
+        phi: Columns,
         pattern: Pattern,
         weight: Float[Tensor, "n"] | None = None,
         direction: Float[Tensor, "n p"] | None = None,
@@ -126,13 +126,13 @@ class Statistics:
         )
 
     @property
-    def gram(self) -> Float[Tensor, "*b 2*D 2*D"]:
+    def gram(self) -> Float[Tensor, "*b M M"]:
         """C of readings that have one weight."""
         (moments,) = self.moments
         return self.phi.gram(moments.gram)
 
     @property
-    def column_sum(self) -> Float[Tensor, "*b 2*D"]:
+    def column_sum(self) -> Float[Tensor, "*b M"]:
         """s of readings that have one weight."""
         (moments,) = self.moments
         return moments.column_sum
@@ -183,7 +183,7 @@ class Statistics:
         phi, cross = self.phi.select(columns), self.cross[..., columns, :]
         return replace(self, phi=phi, moments=moments, cross=cross)
 
-    def to(self, device: torch.device, phi: TrigColumns) -> "Statistics":
+    def to(self, device: torch.device, phi: Columns) -> "Statistics":
         """On another device, where phi is."""
         moments = tuple(
             Moments(own.gram.to(device), own.column_sum.to(device), own.mass)

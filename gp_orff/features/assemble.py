@@ -7,13 +7,12 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import TrigColumns, stacked
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
     KroneckerExpansion,
     merge,
-    stacked,
 )
 from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
 from gp_orff.kernels.cholesky import cholesky

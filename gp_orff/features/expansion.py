@@ -1,6 +1,6 @@
 """Features as values: f(x) = Σ_f θ_f · φ_f(x) · m_f , θ ~ N(0, I_F).
 
-A feature is one trigonometric column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With
+A feature is one column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With
 complex directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
 """
 
@@ -14,14 +14,14 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
-from gp_orff.features.columns import TrigColumns, side_by_side
+from gp_orff.features.columns import Columns, side_by_side, stacked
 from gp_orff.symbols.base import Symbol
 
 
 class Expansion(ABC):
-    """F features over the 2D columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩]; an immutable value."""
+    """F features over the M columns φ(x); an immutable value."""
 
-    phi: TrigColumns
+    phi: Columns
     num_features: int
     num_outputs: int
     cholesky_cost: int  # of the weight-space factorisation, in units of which F×F costs F³
@@ -41,11 +41,11 @@ class Expansion(ABC):
         """The same features with every direction written out."""
 
     @abstractmethod
-    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
+    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         """w with Φ(x)θ = φ(x)w."""
 
     @abstractmethod
-    def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
+    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         """The adjoint of `column_weights`: Φᵀv from z = φᵀv."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Expansion(ABC):
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
         """The mean of K(x, x) over all of space: itself where it is the same everywhere."""
         full = self.general()
-        squares = full.gather(full.phi.mean_squares().unsqueeze(-1)).to(full.directions)
+        squares = full.gather(full.phi.mean_squares()).to(full.directions)
         return ((squares * full.directions).mT @ full.directions.conj()).real
 
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
@@ -85,7 +85,7 @@ class FeatureExpansion(Expansion):
     a symbol with real and imaginary parts makes of them.
     """
 
-    phi: TrigColumns
+    phi: Columns
     directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
 
@@ -128,11 +128,11 @@ class FeatureExpansion(Expansion):
         directions = self.directions[..., kept, :] * variance[new[kept]].sqrt().unsqueeze(-1)
         return FeatureExpansion(self.phi.select(columns), directions, new[kept])
 
-    def gather(self, values: Float[Tensor, "*b 2*D k"]) -> Float[Tensor, "*b F k"]:
+    def gather(self, values: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b F k"]:
         """Values of columns → values of the features that use them."""
         return values if self.one_to_one else values.index_select(-2, self.columns)
 
-    def scatter(self, values: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D k"]:
+    def scatter(self, values: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M k"]:
         """The adjoint: sums over the features of each column."""
         if self.one_to_one:
             return values
@@ -143,11 +143,11 @@ class FeatureExpansion(Expansion):
         phi = self.gather(self._waves(self.phi.values(x).mT)).mT
         return (phi.unsqueeze(-2) * self.directions.mT.unsqueeze(-3)).real.flatten(-3, -2)
 
-    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
+    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         w = self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
         return self.phi.real_weights(w) if self.is_complex else w
 
-    def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
+    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         z = self.gather(self._waves(z)).unflatten(-1, (self.num_outputs, -1))
         return (self.directions.unsqueeze(-1) * z).sum(-2).real
 
@@ -158,14 +158,12 @@ class FeatureExpansion(Expansion):
     def _squares(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
 
-    def _waves(self, values: Float[Tensor, "*b 2*D k"]) -> Tensor:
+    def _waves(self, values: Float[Tensor, "*b M k"]) -> Tensor:
         """Values of the columns as what complex directions multiply."""
         return self.phi.waves(values) if self.is_complex else values
 
 
-def _with_columns(
-    phi: TrigColumns, columns: Int[Tensor, "F"], *tensors: Tensor
-) -> FeatureExpansion:
+def _with_columns(phi: Columns, columns: Int[Tensor, "F"], *tensors: Tensor) -> FeatureExpansion:
     *own, directions = tensors
     return FeatureExpansion(phi.with_tensors(*own), directions, columns.to(directions.device))
 
@@ -184,8 +182,8 @@ def seen_through(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
 
 
 def weights_through(
-    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "*b 2*D p"], space: Sequence[int]
-) -> Float[Tensor, "*b 2*D q"]:
+    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "*b M p"], space: Sequence[int]
+) -> Float[Tensor, "*b M q"]:
     """The same for the weights of the columns."""
     multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
     images = (multiplier @ weights.to(multiplier).unsqueeze(-1)).squeeze(-1)
@@ -199,8 +197,8 @@ class KroneckerExpansion(Expansion):
     Feature (c, j), at c·r + j, is column c times column j of scales_c L.
     """
 
-    phi: TrigColumns
-    scales: Float[Tensor, "*b 2*D 1"]
+    phi: Columns
+    scales: Float[Tensor, "*b M 1"]
     mixing: Float[Tensor, "*b p r"]  # L
 
     @property
@@ -230,7 +228,7 @@ class KroneckerExpansion(Expansion):
     def general(self) -> FeatureExpansion:
         rank = self.mixing.shape[-1]
         columns = torch.arange(self.num_columns, device=self.scales.device).repeat_interleave(rank)
-        directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, 2D, r, p)
+        directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, M, r, p)
         return FeatureExpansion(self.phi, directions.flatten(-3, -2), columns)
 
     def select(
@@ -239,16 +237,16 @@ class KroneckerExpansion(Expansion):
         scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
         return KroneckerExpansion(self.phi.select(columns), scales, self.mixing)
 
-    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b 2*D p*k"]:
-        theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, 2D, r, k)
+    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
+        theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, M, r, k)
         return self.scales * (self.mixing.unsqueeze(-3) @ theta).flatten(-2)
 
-    def feature_values(self, z: Float[Tensor, "*b 2*D p*k"]) -> Float[Tensor, "*b F k"]:
-        z = (self.scales * z).unflatten(-1, (self.num_outputs, -1))  # (*b, 2D, p, k)
+    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
+        z = (self.scales * z).unflatten(-1, (self.num_outputs, -1))  # (*b, M, p, k)
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
 
 
-def _with_factors(phi: TrigColumns, *tensors: Tensor) -> KroneckerExpansion:
+def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
     *own, scales, mixing = tensors
     return KroneckerExpansion(phi.with_tensors(*own), scales, mixing)
 
@@ -267,9 +265,3 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
     columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
     columns, order = columns.sort(stable=True)
     return FeatureExpansion(phi, directions.index_select(-2, order), columns)
-
-
-def stacked(rows: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
-    """Matrices on top of each other, their batches broadcast."""
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in rows))
-    return torch.cat([t.expand(*batch, *t.shape[-2:]) for t in rows], dim=-2)

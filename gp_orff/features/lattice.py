@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from gp_orff.features import chunked, nufft
 from gp_orff.features.chunked import LinearPhases
-from gp_orff.features.columns import TrigColumns, moments
+from gp_orff.features.columns import Columns, TrigColumns
 
 _FEW = 2**21  # entries of φ(x) up to which it is quicker to write them out
 
@@ -71,6 +71,14 @@ class LatticeColumns(TrigColumns):
         half = points[len(points) // 2 :].to(self.indices.device)
         return LatticeColumns.of(half, self.spacing, self.origin)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """None: these frequencies do not move."""
+        return ()
+
+    def with_tensors(self) -> "LatticeColumns":
+        return self
+
     def to(self, device: torch.device) -> "LatticeColumns":
         parts = (self.indices, self.spacing, self.origin)
         return LatticeColumns.of(*(part.to(device) for part in parts))
@@ -83,11 +91,11 @@ class LatticeColumns(TrigColumns):
         return {name: getattr(self, name).cpu() for name in ("indices", "spacing", "origin")}
 
     def values(self, x: Tensor) -> Tensor:
-        return chunked.trig(self._centred(x), self.phases)
+        return super().values(self._centred(x))
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if x.requires_grad:
-            return moments(self._centred(x), self.phases, y)
+            return super().moments(self._centred(x), y)
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         gram, total = self.cache.of(x, self._grams)
         total = total.expand(*batch, total.shape[-1])
@@ -95,12 +103,12 @@ class LatticeColumns(TrigColumns):
 
     def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
-            return chunked.adjoint(self._centred(x), self.phases, y)
+            return super().adjoint(self._centred(x), y)
         return _Adjoint.apply(self, x, y.double())
 
     def apply(self, x: Tensor, w: Tensor) -> Tensor:
         if x.requires_grad or self._few(x):
-            return chunked.apply(self._centred(x), self.phases, w)
+            return super().apply(self._centred(x), w)
         return _Apply.apply(self, x, w.double())
 
     def exponential_sums(
@@ -144,7 +152,7 @@ class LatticeColumns(TrigColumns):
         c[d:, :d] = c[:d, d:].mT
         return c
 
-    def same(self, other: TrigColumns) -> bool:
+    def same(self, other: Columns) -> bool:
         return isinstance(other, LatticeColumns) and all(
             torch.equal(getattr(self, name), getattr(other, name))
             for name in ("indices", "spacing", "origin")

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import Columns
 from gp_orff.kernels.spectra.law import Spectrum
 
 
@@ -63,7 +63,7 @@ class Draw(nn.Module):
             weights = weights * law.importance(base, tilt)
         return [law.frequencies(base, tilt) for law, base, tilt in parts], weights
 
-    def shared_columns(self) -> TrigColumns | None:
+    def shared_columns(self) -> Columns | None:
         """The columns of every term of the tree, where frequencies are shared."""
         return None
 

@@ -12,7 +12,7 @@ from gp_orff.data.observations import Further, Readings
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import Columns, SideBySide, TrigColumns
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.models.storage.recipes import build_symbol, describe_symbol
 
@@ -80,12 +80,7 @@ def pack_statistics(statistics: FieldStatistics) -> dict:
 
 def unpack_statistics(found: Mapping) -> FieldStatistics:
     """The statistics again."""
-    columns = found["columns"]
-    if "indices" in columns:
-        phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
-    else:
-        phi = TrigColumns.of(columns["omega"], columns["sampled"])
-    groups = {}
+    phi, groups = _columns(found["columns"]), {}
     for own in found["groups"]:
         key = _key(own)
         groups[key] = Statistics(
@@ -98,6 +93,14 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
             _weights(own),
         )
     return FieldStatistics(phi, groups, found["bound"])
+
+
+def _columns(found: Mapping) -> Columns:
+    if "families" in found:
+        return SideBySide(tuple(map(_columns, found["families"])))
+    if "indices" in found:
+        return LatticeColumns.of(found["indices"], found["spacing"], found["origin"])
+    return TrigColumns.of(found["omega"], found["sampled"])
 
 
 def _weights(own: Mapping) -> Weights:

@@ -1,0 +1,132 @@
+"""Trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] of any frequencies."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.features import chunked
+from gp_orff.features.chunked import LinearPhases, Phases
+from gp_orff.features.columns.base import Columns
+
+
+@dataclass(frozen=True)
+class TrigColumns(Columns):
+    """Columns [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] of any phases, by products over chunks of points.
+
+    They are the real parts of e^{i⟨ω,x⟩} and −i e^{i⟨ω,x⟩}.
+    """
+
+    phases: Phases
+    sampled: bool = True
+
+    @classmethod
+    def of(cls, omega: Float[Tensor, "*b D d"], sampled: bool = True) -> "TrigColumns":
+        """Of frequencies that are written out."""
+        return cls(LinearPhases(omega), sampled)
+
+    @property
+    def omega(self) -> Float[Tensor, "*b D d"]:
+        return self.phases.omega
+
+    @property
+    def device(self) -> torch.device:
+        return self.omega.device
+
+    @property
+    def num_columns(self) -> int:
+        return 2 * self.phases.num_frequencies
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.phases.tensors
+
+    def with_tensors(self, *tensors: Tensor) -> "TrigColumns":
+        return replace(self, phases=self.phases.rebuild(*tensors))
+
+    def with_omega(self, omega: Float[Tensor, "*b D d"]) -> "TrigColumns":
+        """The same columns of other frequencies, written out."""
+        return replace(self, phases=LinearPhases(omega))
+
+    def to(self, device: torch.device) -> "TrigColumns":
+        return self.with_tensors(*(own.to(device) for own in self.tensors))
+
+    def columns_of(
+        self, frequencies: Int[Tensor, "k"]
+    ) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:
+        """Their cosines and their sines."""
+        return frequencies, frequencies + self.phases.num_frequencies
+
+    def of_frequencies(self, values: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b 2*D k"]:
+        """Values of the frequencies as values of their columns."""
+        return torch.cat([values, values], dim=-2)
+
+    def select(self, columns: Int[Tensor, "2*k"]) -> "TrigColumns":
+        """Those of some frequencies: their cosines, and after them their sines."""
+        return TrigColumns(self.phases.select(columns[: len(columns) // 2]), self.sampled)
+
+    def halves(self) -> list[tuple[Int[Tensor, "2*k"], Float[Tensor, "2*k"]]]:
+        """A constant, ω = 0, is no estimate, and no node of a quadrature: both halves keep it."""
+        omega = self.omega.detach()
+        constant = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0) | (not self.sampled)
+        index = torch.arange(omega.shape[-2], device=self.device)
+        parity, found = _thue_morse(index), []
+        for side in (0, 1):
+            own = (parity == side) & ~constant
+            kept = index[own | constant]
+            scale = (~constant).sum() / own.sum()
+            variance = torch.where(constant[kept], 1.0, scale).to(omega)
+            found.append((torch.cat(self.columns_of(kept)), variance.repeat(2)))
+        return found
+
+    def same(self, other: Columns) -> bool:
+        return (
+            isinstance(other, TrigColumns)
+            and self.omega.shape == other.omega.shape
+            and torch.allclose(self.omega, other.omega, rtol=1e-9, atol=0)
+        )
+
+    def plain(self) -> dict[str, Tensor | bool]:
+        return {"omega": self.omega.detach().cpu(), "sampled": self.sampled}
+
+    def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
+        return chunked.trig(x, self.phases)
+
+    def mean_squares(self) -> Float[Tensor, "*b 2*D 1"]:
+        cosines = torch.where((self.omega == 0).all(-1, keepdim=True), 1.0, 0.5).to(self.omega)
+        return torch.cat([cosines, 1 - cosines], dim=-2)
+
+    def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        columns = torch.cat([y, torch.ones_like(y[..., :1])], dim=-1)
+        gram, cross = chunked.moments(x, self.phases, columns)
+        return gram, cross[..., :-1], cross[..., -1]
+
+    def sums(self, x, y, weights):
+        gram, cross = chunked.moments(x, self.phases, torch.cat([y, weights], dim=-1), weights)
+        cross, sums = cross.split([y.shape[-1], weights.shape[-1]], dim=-1)
+        return gram.unbind(0), cross, sums.unbind(-1)
+
+    def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
+        return chunked.adjoint(x, self.phases, y)
+
+    def apply(self, x: Tensor, w: Tensor) -> Tensor:
+        return chunked.apply(x, self.phases, w)
+
+    def multiplier(self, symbol, num_outputs, space):
+        found = symbol(self.omega[..., list(space)], num_outputs).to(torch.complex128)
+        return torch.cat([found, found], dim=-3)
+
+    @property
+    def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
+        """Im of e^{iθ} is its sine; that of −i e^{iθ} is less its cosine."""
+        index = torch.arange(self.num_columns, device=self.device)
+        count = self.phases.num_frequencies
+        return index.roll(count), torch.where(index < count, 1.0, -1.0).to(self.omega)
+
+
+def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """The parity of the binary digits: halves that are both even, also of a Sobol sequence."""
+    for shift in (16, 8, 4, 2, 1):
+        index = index ^ (index >> shift)
+    return index & 1
