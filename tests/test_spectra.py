@@ -270,6 +270,7 @@ def test_laws_of_others_have_what_they_need(base, members):
     x, y = torch.rand(30, 2, generator=generator), torch.randn(30, 2, generator=generator)
     model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.QuasiMonteCarlo(16))
     assert model.fit(x, y, progress=False).posterior().mean(x).isfinite().all()
+    kernel.data_covar_module.lengthscale = 0.5
     if base is gp_orff.spectra.GridSpectrum:
         grid = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).accuracy()
         assert grid[0].truncated < 1e-3

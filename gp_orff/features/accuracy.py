@@ -59,12 +59,11 @@ def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
 
 def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
     """The sum over the leaves; a product errs by no more."""
-    total = 0.0
-    for index, (law, dims) in enumerate(zip(found, own.dims, strict=True)):
-        factor = term.factor if index == 0 and term.factor.degree else None
-        known = isinstance(law, GammaMixture)
-        total += (_added if known else _images)(law, factor, own.lattice, dims)
-    return total
+    factors = [term.factor if term.factor.degree else None, *[None] * len(found[1:])]
+    return sum(
+        (_added if isinstance(law, GammaMixture) else _images)(law, factor, own.lattice, dims)
+        for law, factor, dims in zip(found, factors, own.dims, strict=True)
+    )
 
 
 def _added(

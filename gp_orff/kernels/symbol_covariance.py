@@ -56,8 +56,9 @@ class SymbolCovariance:
         whole = any(len(own.edges) for own in (*lefts, *rights))  # more than points
         rule = _rule(found, self.space, tau.shape[-1]) if whole else Rule(math.inf, kink=False)
         for a, b in product(lefts, rights):
-            lags, edges = self._moved(tau, a.corner - b.corner), torch.cat([a.edges, -b.edges])
-            mean = rule.mean(partial(inner._local, found), lags, edges, self.space)
+            shift = embedded((a.corner - b.corner).to(tau), self.space, tau.shape[-1])
+            edges = torch.cat([a.edges, -b.edges])
+            mean = rule.mean(partial(inner._local, found), tau + shift, edges, self.space)
             total = total + a.matrix.to(tau) @ mean @ b.matrix.to(tau).mT
         return total
 
@@ -87,11 +88,6 @@ class SymbolCovariance:
         if left is not None and right is not None:
             whole = whole + self(left, right)
         return whole
-
-    def _moved(self, x: Float[Tensor, "n d"], shift: Float[Tensor, "k"]) -> Float[Tensor, "n d"]:
-        moved = x.clone()
-        moved[:, list(self.space)] += shift.to(moved)
-        return moved
 
     def _term(self, term: Term, tau: Float[Tensor, "n m d"]) -> Float[Tensor, "n m q r"]:
         p, degree = term.num_outputs, term.factor.degree

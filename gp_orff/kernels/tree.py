@@ -171,11 +171,9 @@ def spectra_of(term: Term) -> list[Spectrum]:
 
 def infer_num_dims(found: Sequence[Term], num_dims: int | None) -> int | None:
     """The number of input columns, from the terms that know it where it is not given."""
-    for term in found:
-        for leaf in term.leaves:
-            if num_dims is None and leaf.active_dims is None:
-                num_dims = _own_dims(term, leaf)
-    return num_dims
+    leaves = [(term, leaf) for term in found for leaf in term.leaves if leaf.active_dims is None]
+    known = [num_dims, *(_own_dims(*pair) for pair in leaves)]
+    return next((own for own in known if own is not None), None)
 
 
 def _own_dims(term: Term, leaf: Leaf) -> int | None:

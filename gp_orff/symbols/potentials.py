@@ -20,7 +20,21 @@ class _Antiderivative(OfVectors):
 
 
 @dataclass(frozen=True, eq=False)
-class Potential(_Antiderivative):
+class _ScalarPotential(_Antiderivative):
+    """One output, known up to a constant: zero at the reference, if there is one."""
+
+    reference: Float[Tensor, "d"] | None = None
+
+    def __post_init__(self):
+        if self.reference is not None:
+            object.__setattr__(self, "reference", copied(self.reference))
+
+    def num_outputs(self, p: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True, eq=False)
+class Potential(_ScalarPotential):
     """g with f = ∇g + (a field without divergence) + background: Q = −iωᵀ/‖ω‖²; one output.
 
     In units of f times those of x. A potential is known up to a constant: without `reference` its
@@ -37,20 +51,12 @@ class Potential(_Antiderivative):
         tensor([[[-0.2000, -0.4000]]])
     """
 
-    reference: Float[Tensor, "d"] | None = None
-
-    def __post_init__(self):
-        object.__setattr__(self, "reference", _point(self.reference))
-
-    def num_outputs(self, p: int) -> int:
-        return 1
-
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return self._divided(omega, -omega.unsqueeze(-2))
 
 
 @dataclass(frozen=True, eq=False)
-class StreamFunction(_Antiderivative):
+class StreamFunction(_ScalarPotential):
     """ψ with f = (∂₂ψ, −∂₁ψ) + (a field without curl) + background, two dimensions; one output.
 
     The field flows along lines of equal ψ, larger values on its left: around a maximum of ψ it
@@ -63,14 +69,7 @@ class StreamFunction(_Antiderivative):
         tensor([[[-0.4000,  0.2000]]])
     """
 
-    reference: Float[Tensor, "d"] | None = None
     dims = (2,)
-
-    def __post_init__(self):
-        object.__setattr__(self, "reference", _point(self.reference))
-
-    def num_outputs(self, p: int) -> int:
-        return 1
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return self._divided(omega, turned_left(omega).unsqueeze(-2))
@@ -94,7 +93,3 @@ class VectorPotential(_Antiderivative):
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return self._divided(omega, cross_product(omega))
-
-
-def _point(reference: object) -> Float[Tensor, "d"] | None:
-    return None if reference is None else copied(reference)

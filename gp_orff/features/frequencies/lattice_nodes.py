@@ -149,9 +149,6 @@ class LatticeDraw(_Fixed, Draw):
                 stacklevel=2,
             )
 
-    def extra_repr(self) -> str:
-        return f"num_frequencies={self.num_frequencies}"
-
 
 def _lengths(
     spectra: Sequence[Spectrum], dims: Sequence[Sequence[int]]

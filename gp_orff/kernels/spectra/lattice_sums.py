@@ -83,8 +83,8 @@ class _Scales:
     def __init__(self, law: GammaMixture, spacing: Float[Tensor, "d"]):
         self.spacing = spacing
         self.lengthscale = law.lengthscale.to(spacing)
-        self.width = _widths(law, spacing)
-        s, self.weights = law.scales(_least(self.width))
+        self.width = self.lengthscale * spacing
+        s, self.weights = law.scales(_LEAST * self.width.detach().min().item() ** 2)
         self.s = s.unsqueeze(-1)  # (*b, n, 1)
         self.at_zero = self.width / (2 * math.pi * self.s).sqrt()  # c, (*b, n, d)
 
@@ -165,12 +165,3 @@ def _outer(
             row.append(math.prod(parts))
         rows.append(torch.stack(row, dim=-1))
     return torch.stack(rows, dim=-2)
-
-
-def _widths(law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b 1 d"]:
-    """h ℓ."""
-    return law.lengthscale.to(spacing) * spacing
-
-
-def _least(width: Float[Tensor, "*b 1 d"]) -> float:
-    return _LEAST * width.detach().min().item() ** 2

@@ -29,6 +29,10 @@ class SpectralMixture(GridSpectrum):
     means: Float[Tensor, "*b Q 1 d"]
     scales: Float[Tensor, "*b Q 1 d"]
 
+    @property
+    def _share(self) -> Float[Tensor, "*b Q"]:
+        return self.weights / self.weights.sum(-1, keepdim=True)
+
     def num_coordinates(self, num_dims: int) -> int:
         return 1 + 2 * num_dims
 
@@ -50,17 +54,16 @@ class SpectralMixture(GridSpectrum):
         return 2 * math.pi * (signs * means + scales * z)
 
     def importance(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D"]:
-        ratio = self.weights.shape[-1] * self.weights / self.weights.sum(-1, keepdim=True)
+        ratio = self.weights.shape[-1] * self._share
         return ratio[..., base.chunk(3, dim=-1)[2].long()].prod(-1)
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         centre, sd = 2 * math.pi * self.means, 2 * math.pi * self.scales
-        share = (self.weights / self.weights.sum(-1, keepdim=True))[..., None, None]
         sides = [
             -0.5 * ((omega.unsqueeze(-3) - sign * centre) / sd).square() for sign in (1, -1)
         ]  # (*b, Q, m, d)
         density = torch.logaddexp(*sides) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
-        return torch.logsumexp(density + share.log(), dim=-3).sum(-1)
+        return torch.logsumexp(density + self._share[..., None, None].log(), dim=-3).sum(-1)
 
     def moment(self, tilt: int, num_dims: int) -> float:
         """Finite for every tilt; its value in base units is only defined for tilt 0."""
@@ -68,8 +71,7 @@ class SpectralMixture(GridSpectrum):
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         squares = (2 * math.pi) ** 2 * (self.means.square() + self.scales.square()).squeeze(-2)
-        share = self.weights / self.weights.sum(-1, keepdim=True)
-        return (share.unsqueeze(-1) * squares).sum(-2)
+        return (self._share.unsqueeze(-1) * squares).sum(-2)
 
     def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """max_i |ω_i| / (largest mean + standard deviation along axis i): a box."""
@@ -120,14 +122,13 @@ class SpectralMixture(GridSpectrum):
 
     def _components(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Shares (batch, Q), means and standard deviations (batch, Q, d) of ω."""
-        share = self.weights / self.weights.sum(-1, keepdim=True)
-        parts = share, 2 * math.pi * self.means.squeeze(-2), 2 * math.pi * self.scales.squeeze(-2)
+        parts = self._share, self.means.squeeze(-2), self.scales.squeeze(-2)
         share, means, scales = (t.detach().double().cpu().numpy() for t in parts)
         components, d = means.shape[-2:]
         return (
             share.reshape(-1, components),
-            means.reshape(-1, components, d),
-            scales.reshape(-1, components, d),
+            2 * math.pi * means.reshape(-1, components, d),
+            2 * math.pi * scales.reshape(-1, components, d),
         )
 
 
