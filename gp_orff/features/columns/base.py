@@ -93,10 +93,10 @@ class Columns(ABC):
         other, sign = self.quarter_turn
         return torch.complex(values, sign.unsqueeze(-1) * values[..., other, :])
 
-    def real_weights(self, weights: Complex[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
-        """w with Re(ψ weights) = φ w."""
+    def turned(self, weights: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
+        """w with Im(ψ) weights = φ w."""
         other, sign = self.quarter_turn
-        return weights.real - (sign.unsqueeze(-1) * weights.imag)[..., other, :]
+        return (sign.unsqueeze(-1) * weights)[..., other, :]
 
     def detached(self) -> "Columns":
         """The same numbers, cut from the graph of what they are differentiable in."""
