@@ -1,7 +1,7 @@
 """Features as values: f(x) = Σ_f θ_f · φ_f(x) · m_f , θ ~ N(0, I_F).
 
-A feature is one column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With
-complex directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
+A feature is one column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With complex
+directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
 """
 
 from abc import ABC, abstractmethod

@@ -116,8 +116,11 @@ class Columns(ABC):
             left, right = (own.values(x[..., rows, :].double()) for own in pair)
             return left.mT @ (right if weight is None else weight[rows, None] * right)
 
-        pieces = chunked.chunks(x, self.num_columns + other.num_columns)
-        return sum(checkpoint(product, rows, use_reentrant=False) for rows in pieces)
+        total = x.new_zeros(self.num_columns, other.num_columns, dtype=torch.float64)
+        for rows in chunked.chunks(x, self.num_columns + other.num_columns):
+            found = checkpoint(product, rows, use_reentrant=False, preserve_rng_state=False)
+            total = total + found
+        return total
 
     def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
         """Whether quadratic forms of φ at so many points cost less than the points one by one."""
