@@ -71,6 +71,8 @@ def test_weighted_sums_equal_dense_algebra():
         torch.testing.assert_close(phi.gram(gram), expected, rtol=0, atol=1e-9)
         torch.testing.assert_close(total, written.mT @ weight, rtol=0, atol=1e-9)
     torch.testing.assert_close(cross, written.mT @ y, rtol=0, atol=1e-9)
+    nothing, *_ = phi.sums(x[:0], y[:0], weights[:0])[0]
+    assert torch.equal(phi.gram(nothing), torch.zeros(24, 24).double())
 
 
 @pytest.mark.usefixtures("sizes")

@@ -1,7 +1,7 @@
 """Features as values: f(x) = Σ_f θ_f · φ_f(x) · m_f , θ ~ N(0, I_F).
 
-A feature is one column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With
-complex directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
+A feature is one column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With complex
+directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
 """
 
 from abc import ABC, abstractmethod
@@ -145,7 +145,7 @@ class FeatureExpansion(Expansion):
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         w = self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
-        return self.phi.real_weights(w) if self.is_complex else w
+        return w.real - self.phi.turned(w.imag) if self.is_complex else w
 
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         z = self.gather(self._waves(z)).unflatten(-1, (self.num_outputs, -1))
@@ -182,12 +182,13 @@ def seen_through(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
 
 
 def weights_through(
-    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "*b M p"], space: Sequence[int]
-) -> Float[Tensor, "*b M q"]:
+    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "M p*k"], space: Sequence[int]
+) -> Float[Tensor, "M q*k"]:
     """The same for the weights of the columns."""
     multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
-    images = (multiplier @ weights.to(multiplier).unsqueeze(-1)).squeeze(-1)
-    return expansion.phi.real_weights(images)
+    weights = weights.unflatten(-1, (expansion.num_outputs, -1))
+    real, imag = ((part @ weights).flatten(1) for part in (multiplier.real, multiplier.imag))
+    return real - expansion.phi.turned(imag)
 
 
 @dataclass(frozen=True)

@@ -61,18 +61,23 @@ class WeightPaths(Paths):
             if referred is not None:
                 values = values - self.expansion.phi.apply(referred, self.weights)
             return values
-        flat = self.weights.movedim(0, -1).flatten(1)  # (2D, p·S)
+        flat = self._flat
         values = self.expansion.phi.apply(x, flat)
         referred = self.referred(x)
         if referred is not None:
             values = values - self.expansion.phi.apply(referred, flat)
         return values.unflatten(-1, (-1, len(self.weights))).movedim(-1, 0)
 
+    @property
+    def _flat(self) -> Float[Tensor, "2*D p*S"]:
+        return self.weights.movedim(0, -1).flatten(1)
+
     def __len__(self) -> int:
         return len(self.weights)
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
-        images = weights_through(symbol, self.expansion, self.weights, space)
+        images = weights_through(symbol, self.expansion, self._flat, space)  # (2D, q·S)
+        images = images.unflatten(-1, (-1, len(self))).movedim(-1, 0)
         referred = partial(symbol.referred, space=space)
         return WeightPaths(self.expansion, images, referred)
 

@@ -93,10 +93,10 @@ class Columns(ABC):
         other, sign = self.quarter_turn
         return torch.complex(values, sign.unsqueeze(-1) * values[..., other, :])
 
-    def real_weights(self, weights: Complex[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
-        """w with Re(ψ weights) = φ w."""
+    def turned(self, weights: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
+        """w with Im(ψ) weights = φ w."""
         other, sign = self.quarter_turn
-        return weights.real - (sign.unsqueeze(-1) * weights.imag)[..., other, :]
+        return (sign.unsqueeze(-1) * weights)[..., other, :]
 
     def detached(self) -> "Columns":
         """The same numbers, cut from the graph of what they are differentiable in."""
@@ -116,8 +116,11 @@ class Columns(ABC):
             left, right = (own.values(x[..., rows, :].double()) for own in pair)
             return left.mT @ (right if weight is None else weight[rows, None] * right)
 
-        pieces = chunked.chunks(x, self.num_columns + other.num_columns)
-        return sum(checkpoint(product, rows, use_reentrant=False) for rows in pieces)
+        total = x.new_zeros(self.num_columns, other.num_columns, dtype=torch.float64)
+        for rows in chunked.chunks(x, self.num_columns + other.num_columns):
+            found = checkpoint(product, rows, use_reentrant=False, preserve_rng_state=False)
+            total = total + found
+        return total
 
     def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
         """Whether quadratic forms of φ at so many points cost less than the points one by one."""
