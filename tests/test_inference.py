@@ -9,6 +9,7 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
 from gp_orff.inference import equations
+from gp_orff.inference.distributions import PlusConstant, PlusWhite
 from gp_orff.inference.equations import (
     Group,
     dual_posterior,
@@ -211,3 +212,20 @@ def test_detaching_cuts_every_tensor():
     detached = posterior.detached()
     assert not detached.variance(draw(3, 2)).requires_grad
     assert not detached.mean(draw(3, 2)).requires_grad
+
+
+@pytest.mark.parametrize("kind", [PlusWhite, PlusConstant])
+def test_what_is_added_to_a_distribution(kind):
+    """Its variances, blocks and root are those of its covariance."""
+    x, xs = draw(20, 2), draw(4, 2, seed=2)
+    posterior = weight_posterior(feature_expansion(), x, draw(20, 2, seed=1), Noise.of(spd(2)))
+    plus, added = kind(posterior, spd(2, seed=3)), spd(2, seed=3)
+    same = torch.eye(4) if kind is PlusWhite else torch.ones(4, 4)
+    covariance = posterior.covariance(xs) + torch.kron(same.double(), added)
+    torch.testing.assert_close(plus.covariance(xs), covariance)
+    torch.testing.assert_close(plus.variance(xs).flatten(), covariance.diagonal())
+    blocks = covariance.reshape(4, 2, 4, 2)
+    torch.testing.assert_close(plus.blocks(xs), torch.stack([blocks[i, :, i] for i in range(4)]))
+    torch.testing.assert_close(plus.root(xs) @ plus.root(xs).mT, covariance)
+    torch.testing.assert_close(plus.mean(xs), posterior.mean(xs))
+    assert plus.split()[0] is (posterior if kind is PlusWhite else plus)

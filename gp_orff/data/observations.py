@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gp_orff.data.noise.covariances import independent
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.features.expansion import Expansion, seen_through
@@ -165,11 +166,10 @@ class Further:
     ) -> Float[Tensor, "m*q m*q"]:
         """Of the noise, with what features leave out of the symbol."""
         count = len(self.x)
-        eye = torch.eye(count, dtype=self.y.dtype, device=self.y.device)
         if missing is None:
-            return torch.kron(eye, self.noise)
+            return independent(self.noise, count)
         white, common = missing
-        return torch.kron(eye, self.noise + white) + common.repeat(count, count)
+        return independent(self.noise + white, count) + common.repeat(count, count)
 
     @property
     def box(self) -> tuple[tuple[float, float], ...]:

@@ -22,7 +22,12 @@ from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import left_out, truncated_variance
-from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.distributions import (
+    FieldDistribution,
+    PlusConstant,
+    PlusWhite,
+    plus_white,
+)
 from gp_orff.inference.equations import (
     DenseRows,
     Evidence,
@@ -35,19 +40,19 @@ from gp_orff.inference.equations import (
 )
 from gp_orff.inference.exact_posterior import ExactLaw, prior_covariance
 from gp_orff.inference.overconfidence import check
+from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.tree import spectra_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 
 
 @dataclass(frozen=True)
-class Conditioning:
+class Posterior:
     """What conditioning leaves."""
 
-    law: FieldLaw  # of the field without its mean
-    white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
+    distribution: FieldDistribution  # of the field without its mean
     evidence: Evidence
-    noises: Mapping[GroupKey, "GroupNoise"]  # as conditioned on
+    noises: Mapping[GroupKey, GroupNoise]  # as conditioned on
 
 
 class Observations(ABC):
@@ -62,7 +67,7 @@ class Observations(ABC):
     @abstractmethod
     def posterior(
         self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
-    ) -> Conditioning:
+    ) -> Posterior:
         """Under a constant mean; that of largest evidence where none is given."""
 
     @abstractmethod
@@ -85,8 +90,24 @@ class Observations(ABC):
     def left_out(
         self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-        """Variance of a symbol that the law does not hold: white, and common to all points."""
+        """Variance of a symbol that its image lacks: white, and common to all points."""
         return None
+
+    def apply(
+        self,
+        symbol: Symbol,
+        distribution: FieldDistribution,
+        kernel: Kernel,
+        space: Sequence[int],
+    ) -> FieldDistribution:
+        """The distribution of a symbol of the field: what is white in the field is not in its
+        image, which has a truncated variance of its own."""
+        missing = self.left_out(symbol, kernel, space)
+        image = distribution.split()[0].apply(symbol, space)
+        if missing is None:
+            return image
+        white, common = missing
+        return PlusWhite(PlusConstant(image, common) if common.any() else image, white)
 
     def of_terms(
         self, kernel: Kernel, chosen: Sequence[int]
@@ -141,7 +162,7 @@ class ExactObservations(Observations):
         alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
         law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
         own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.rows.readings}
-        return Conditioning(law, None, evidence, own)
+        return Posterior(law, evidence, own)
 
     def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
@@ -176,7 +197,7 @@ class FeatureObservations(Observations):
         dual = self._prefers_dual(expansion)
         statistics = None if dual else self._statistics_of(expansion)
 
-        def law(part: Expansion, columns: Tensor | None = None) -> tuple[FieldLaw, Evidence]:
+        def law(part: Expansion, columns: Tensor | None = None) -> tuple[WeightPosterior, Evidence]:
             """Of the expansion, or of a part of it with some of its columns."""
             if dual:
                 rows = self._dual(kernel, part, noises, white)
@@ -197,7 +218,7 @@ class FeatureObservations(Observations):
                 key: GroupNoise(group_noise(key, noises, white, part.masses, part.count))
                 for key, part in statistics.groups.items()
             }
-        return Conditioning(whole, white, evidence, own)
+        return Posterior(plus_white(whole, white), evidence, own)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:

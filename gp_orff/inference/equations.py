@@ -25,7 +25,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noise
+from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.inference.quadratic import (
@@ -146,17 +146,7 @@ def noisy_covariance(
     features: Float[Tensor, "*b N*p F"], noise: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b N*p N*p"]:
     """ΦΦᵀ + I⊗Σ."""
-    num_points = features.shape[-2] // noise.shape[-1]
-    eye = torch.eye(num_points, dtype=features.dtype, device=features.device)
-    return features @ features.mT + white_blocks(eye, noise)
-
-
-def white_blocks(
-    same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
-) -> Float[Tensor, "*b n*p m*p"]:
-    """Σ wherever a row and a column are the same point."""
-    blocks = torch.einsum("nm,...ij->...nimj", same, noise)
-    return blocks.flatten(-4, -3).flatten(-2, -1)
+    return features @ features.mT + independent(noise, features.shape[-2] // noise.shape[-1])
 
 
 def statistics_evidence(

@@ -13,7 +13,7 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.noise.groups import Rows
 from gp_orff.data.observations import Further
 from gp_orff.features.chunked import by_chunks
-from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.distributions import InChunks
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.kernels.tree import terms
@@ -21,7 +21,7 @@ from gp_orff.symbols.base import Identity, Symbol
 
 
 @dataclass(frozen=True)
-class ExactSymbolLaw(FieldLaw):
+class ExactSymbolLaw(InChunks):
     """The exact posterior of Q f; less its value at a reference, if any."""
 
     kernel: Kernel
@@ -94,7 +94,7 @@ class ExactSymbolLaw(FieldLaw):
 
 
 @dataclass(frozen=True)
-class ExactLaw(FieldLaw):
+class ExactLaw(InChunks):
     """The exact posterior: K(x, X)α and K(x, x) − VᵀV."""
 
     kernel: Kernel
@@ -121,7 +121,7 @@ class ExactLaw(FieldLaw):
 
         return by_chunks(part, x.double(), self._width)
 
-    def through(self, symbol: Symbol, space: Sequence[int]) -> ExactSymbolLaw:
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> ExactSymbolLaw:
         def cross(x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q M"]:
             covariance = SymbolCovariance(self.kernel, symbol, Identity(), tuple(space))
             seen = self.rows.see(covariance.less(x, self.rows.x).mT).mT

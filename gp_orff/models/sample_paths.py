@@ -13,7 +13,7 @@ from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import Expansion, weights_through
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
-from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactLaw
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.frozen_model import Snapshot
@@ -104,7 +104,7 @@ class PathwisePaths(Paths):
         return len(self.prior)
 
 
-def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths:
+def sample_paths(law: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
     """Draws from a law, by the generator of a seed."""
     generator = torch.Generator().manual_seed(seed)
 

@@ -422,7 +422,8 @@ class VectorFieldGP(torch.nn.Module):
         finally:
             self._restore(before)
         pairs = zip(data.visit(), weighed.visit(), strict=True)
-        return leave_one_out(pairs, len(x), snapshot.fit.tails, snapshot)
+        known = (snapshot.own, snapshot.noises, snapshot.constant)
+        return leave_one_out(pairs, len(x), snapshot.fit.tails, *known)
 
     def save(self, path: str | os.PathLike) -> None:
         """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
