@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.field_statistics import FieldStatistics, Visit, differentiable_statistics
-from gp_orff.data.observations import Further, Readings, fingerprints, join, places
+from gp_orff.data.observations import Readings, SymbolObservations, fingerprints, join, places
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sources import Kept
 from gp_orff.data.statistics import Weights
@@ -31,7 +31,7 @@ class Data(ABC):
 
     survey: "Survey"
     bound: float  # what weights that were learned add to the log density of the data
-    further: tuple[Further, ...]  # observations of symbols of the field, in memory
+    further: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -67,7 +67,7 @@ class Data(ABC):
     def _further_values(self) -> int:
         return sum(own.num_values for own in self.further)
 
-    def observing(self, further: Further) -> "Data":
+    def observing(self, further: SymbolObservations) -> "Data":
         """With these observations too."""
         return replace(self, further=(*self.further, further))
 
@@ -109,7 +109,7 @@ class HeldData(Data):
     weights: tuple[Float[Tensor, "n"], ...] | None = None  # of the visits' parts, multiplied
     bound: float = 0.0
     held: int = 0  # numbers in memory for the sake of this
-    further: tuple[Further, ...] = ()
+    further: tuple[SymbolObservations, ...] = ()
 
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "HeldData":
@@ -245,7 +245,7 @@ class HeldSums(Data):
     sums: FieldStatistics
     domain: Box | None  # that the lattice serves; None where every point is served
     survey: Survey
-    further: tuple[Further, ...] = ()
+    further: tuple[SymbolObservations, ...] = ()
 
     @property
     def bound(self) -> float:
@@ -304,7 +304,7 @@ class HeldSums(Data):
             largest_index=lattice.modes,
         )
 
-    def observing(self, further: Further) -> "HeldSums":
+    def observing(self, further: SymbolObservations) -> "HeldSums":
         self.require(further.box)
         return super().observing(further)
 
@@ -313,5 +313,5 @@ class HeldSums(Data):
         return f"{many}; held: their statistics, no data"
 
 
-def _described(further: Sequence[Further]) -> str:
+def _described(further: Sequence[SymbolObservations]) -> str:
     return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in further)

@@ -9,13 +9,13 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, HeldData
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import Noise, Noises, noises_of
-from gp_orff.data.noise.groups import GroupNoise, Rows, group_noise
+from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.accuracy import accuracy
 from gp_orff.features.assemble import check_domain, expand, expand_terms
@@ -32,16 +32,16 @@ from gp_orff.inference.equations import (
     DenseRows,
     Evidence,
     Group,
+    conditioned,
     dense_evidence,
     dual_posterior,
     prefers_dual,
     statistics_evidence,
     statistics_posterior,
 )
-from gp_orff.inference.exact_posterior import ExactLaw, prior_covariance
+from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.overconfidence import check
 from gp_orff.inference.weight_posterior import WeightPosterior
-from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.tree import spectra_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -132,47 +132,36 @@ class ExactObservations(Observations):
     data: HeldData
 
     @cached_property
-    def rows(self) -> Rows:
-        return Rows(self.data.readings)
+    def observed(self) -> Sequence[LinearObservations]:
+        return (PointObservations(self.data.readings), *self.data.further)
 
     def of(self, data):
         return ExactObservations(data)
 
     def prepare(self) -> None:
-        _ = self.rows
+        _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        return dense_evidence(self._noisy(kernel, noises), self._columns(_num_outputs(noises)))
+        return dense_evidence(*self._model(kernel, noises))
 
     def describe(self, kernel: Kernel) -> str:
         return f"exact kernel, {self.num_values} numbers"
 
-    def _columns(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
-        further = [own.columns(num_outputs) for own in self.data.further]
-        return torch.cat([self.rows.columns(num_outputs), *further])
-
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        factor = cholesky(self._noisy(kernel, noises))
-        columns = self._columns(_num_outputs(noises))
-        half = torch.linalg.solve_triangular(factor, columns, upper=False)
-        evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
-        mean = evidence.best_mean() if mean is None else mean
-        residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
-        alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
-        law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
-        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.rows.readings}
-        return Posterior(law, evidence, own)
+        factor, alpha, evidence = conditioned(*self._model(kernel, noises), mean)
+        distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
+        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.data.readings}
+        return Posterior(distribution, evidence, own)
 
-    def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
-        latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
-        noisy, further = latent + self.rows.noise(noises), self.data.further
-        if not further:
-            return noisy
-        cross = self.rows.see(prior_covariance(kernel, Identity(), self.rows.x, further))
-        own = torch.cat([prior_covariance(kernel, a.symbol, a.x, further) for a in further])
-        own = own + torch.block_diag(*(part.covariance(None) for part in further))
-        return torch.cat([torch.cat([noisy, cross], -1), torch.cat([cross.mT, own], -1)])
+    def _model(
+        self, kernel: Kernel, noises: Noises
+    ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
+        """Cov[H f] with the noise, and V."""
+        observed, num_outputs = self.observed, next(iter(noises.values())).shape[-1]
+        noise = block_diagonal([own.noise_covariance(noises) for own in observed])
+        design = torch.cat([own.design(num_outputs) for own in observed])
+        return observed_covariance(kernel, observed) + noise, design
 
 
 @dataclass(frozen=True)
@@ -187,9 +176,9 @@ class FeatureObservations(Observations):
         expansion, white = self._model(kernel)
         if self._prefers_dual(expansion):
             rows = self._dual(kernel, expansion, noises, white)
-            return dense_evidence(rows.features @ rows.features.mT + rows.noise, rows.columns)
+            return dense_evidence(rows.features @ rows.features.mT + rows.noise, rows.design)
         groups = _groups(self._statistics_of(expansion), noises, white)
-        return statistics_evidence(expansion, groups, self._further(kernel, expansion))
+        return statistics_evidence(expansion, groups, self._further(kernel, expansion, noises))
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
@@ -202,16 +191,16 @@ class FeatureObservations(Observations):
             if dual:
                 rows = self._dual(kernel, part, noises, white)
                 noisy = rows.features @ rows.features.mT + rows.noise
-                return dual_posterior(part, rows.features, noisy, rows.columns, mean)
+                return dual_posterior(part, rows.features, noisy, rows.design, mean)
             chosen = statistics if columns is None else statistics.select(columns)
-            further = self._further(kernel, part)
+            further = self._further(kernel, part, noises)
             return statistics_posterior(part, _groups(chosen, noises, white), mean, further)
 
         whole, evidence = law(expansion)
         points = torch.cat([own.x for own in self.data.survey.sample])
         check(whole, expansion, lambda *part: law(*part)[0], points)
         if dual:
-            keys = [part.key for part in self._rows.readings]
+            keys = [part.key for part in self.data.readings]
             own = {key: GroupNoise(group_noise(key, noises), white) for key in keys}
         else:
             own = {
@@ -299,30 +288,27 @@ class FeatureObservations(Observations):
         return prefers_dual(expansion, (2 if self._constant else 1) * points)
 
     @cached_property
-    def _rows(self) -> Rows:
-        return Rows(self.data.readings)
+    def _points(self) -> PointObservations:
+        return PointObservations(self.data.readings)
 
     def _dual(
         self, kernel: Kernel, expansion: Expansion, noises: Noises, white: Tensor | None
     ) -> DenseRows:
-        """All readings, written out."""
-        rows = self._rows
-        features = rows.see(expansion.features(rows.x))
-        columns = rows.columns(expansion.num_outputs)
-        own = DenseRows(features, columns, rows.noise(noises, white))
-        further = self._further(kernel, expansion)
-        return own if further is None else DenseRows.of([own, further])
+        """All observations, written out."""
+        missing = None if white is None else (white, torch.zeros_like(white))
+        points = DenseRows.of(self._points, expansion, noises, missing)
+        further = self._further(kernel, expansion, noises)
+        return points if further is None else DenseRows.joined([points, further])
 
-    def _further(self, kernel: Kernel, expansion: Expansion) -> DenseRows | None:
+    def _further(self, kernel: Kernel, expansion: Expansion, noises: Noises) -> DenseRows | None:
         """Observations of symbols of the field."""
         if not self.data.further:
             return None
-        parts = []
-        for own in self.data.further:
-            missing = left_out(own.symbol, kernel, self.draws, own.space)
-            columns = own.columns(expansion.num_outputs)
-            parts.append(DenseRows(own.features(expansion), columns, own.covariance(missing)))
-        return DenseRows.of(parts)
+        parts = [
+            DenseRows.of(own, expansion, noises, self.left_out(own.symbol, kernel, own.space))
+            for own in self.data.further
+        ]
+        return DenseRows.joined(parts)
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:
@@ -347,10 +333,6 @@ def _groups(
         Group(own, Noise.of(group_noise(key, noises, white, own.masses, own.count)))
         for key, own in statistics.groups.items()
     ]
-
-
-def _num_outputs(noises: Noises) -> int:
-    return next(iter(noises.values())).shape[-1]
 
 
 def log_marginal_likelihood(

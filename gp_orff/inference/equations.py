@@ -25,9 +25,15 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noise, independent
+from gp_orff.data.noise.covariances import Noise, Noises, independent
+from gp_orff.data.observations import LinearObservations, Missing, block_diagonal
 from gp_orff.data.statistics import Statistics
-from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
+from gp_orff.features.expansion import (
+    Expansion,
+    FeatureExpansion,
+    KroneckerExpansion,
+    seen_through,
+)
 from gp_orff.inference.quadratic import (
     InvQuadLogdet,
     KroneckerInvQuadLogdet,
@@ -43,6 +49,7 @@ from gp_orff.inference.weight_posterior import (
     WeightPosterior,
 )
 from gp_orff.kernels.cholesky import cholesky, size_of
+from gp_orff.symbols.base import Identity, Symbol
 
 _UNSEEN = 1e-10  # of the information on a mean, below which there is none
 
@@ -85,28 +92,44 @@ def prefers_dual(expansion: Expansion, num_points: float) -> bool:
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Rows that are written out: features, V and the covariance of their noise."""
+    """Observations that are written out: H Φ, V and the covariance of their noise."""
 
-    features: Float[Tensor, "m F"]
-    columns: Float[Tensor, "m 1+p"]
-    noise: Float[Tensor, "m m"]
+    features: Float[Tensor, "M F"]
+    design: Float[Tensor, "M 1+p"]
+    noise: Float[Tensor, "M M"]
 
     @classmethod
-    def of(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
+    def of(
+        cls, own: LinearObservations, expansion: Expansion, noises: Noises, missing: Missing
+    ) -> "DenseRows":
+        """Differentiable in the expansion, which leaves a variance of what is observed out."""
+
+        def image(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
+            if isinstance(symbol, Identity):
+                return expansion.features(x)
+            seen, referred = seen_through(symbol, expansion, space), symbol.referred(x, space)
+            features = seen.features(x)
+            return features if referred is None else features - seen.features(referred)
+
+        noise = own.noise_covariance(noises, missing)
+        return cls(own.see(image), own.design(expansion.num_outputs), noise)
+
+    @classmethod
+    def joined(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
         """All of them."""
         return cls(
             torch.cat([own.features for own in parts]),
-            torch.cat([own.columns for own in parts]),
-            torch.block_diag(*(own.noise for own in parts)),
+            torch.cat([own.design for own in parts]),
+            block_diagonal([own.noise for own in parts]),
         )
 
-    def whitened(self) -> tuple[Float[Tensor, "m F"], Float[Tensor, "m 1+p"], Float[Tensor, ""]]:
+    def whitened(self) -> tuple[Float[Tensor, "M F"], Float[Tensor, "M 1+p"], Float[Tensor, ""]]:
         """N^{−½}Φ, N^{−½}V and log|N|."""
         factor = torch.linalg.cholesky(self.noise)
-        both = torch.cat([self.features, self.columns], dim=-1)
+        both = torch.cat([self.features, self.design], dim=-1)
         half = torch.linalg.solve_triangular(factor, both, upper=False)
         logdet = 2 * factor.diagonal().log().sum()
-        return *half.split([self.features.shape[-1], self.columns.shape[-1]], dim=-1), logdet
+        return *half.split([self.features.shape[-1], self.design.shape[-1]], dim=-1), logdet
 
 
 class Group(NamedTuple):
@@ -267,13 +290,23 @@ def dual_posterior(
 ) -> tuple[DualPosterior, Evidence]:
     """The posterior by way of K and noise of M numbers, V = [y, 1⊗I_p], all in float64; with the
     mean of largest evidence where none is given."""
+    factor, alpha, evidence = conditioned(noisy, columns, mean)
+    whitened = torch.linalg.solve_triangular(factor, features, upper=False)
+    return DualPosterior(expansion, features.mT @ alpha, whitened), evidence
+
+
+def conditioned(
+    noisy: Float[Tensor, "*b M M"],
+    columns: Float[Tensor, "*b M 1+p"],
+    mean: Float[Tensor, "*b p"] | None,
+) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1"], Evidence]:
+    """L with L Lᵀ the covariance of M numbers, α = (L Lᵀ)⁻¹(y − c), and the evidence of V."""
     factor = cholesky(noisy)
     half = torch.linalg.solve_triangular(factor, columns, upper=False)
     logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
     evidence = Evidence(half.mT @ half, logdet)
     alpha = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
-    whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-    return DualPosterior(expansion, features.mT @ alpha, whitened), evidence
+    return factor, alpha, evidence
 
 
 def _residual(evidence: Evidence, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:

@@ -78,7 +78,7 @@ def distances(
     """E[rᵀ N⁻¹ r] of the residuals r = y − H f under the noise N of each."""
     residual, covariance, noise = residuals(part, posterior, noises, mean)
     second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance  # E[r rᵀ]
-    return (torch.linalg.inv(noise.of(part)) * second).sum((-1, -2))
+    return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
 
 
 def reweigh(
@@ -216,7 +216,7 @@ def leave_one_out(
                 "their own, which are several: leave_one_out takes variances (N,)"
             )
         residual, latent, noise = residuals(part, posterior, noises, mean)
-        own = noise.of(part)
+        own = part.noise(noise)
         if not (torch.linalg.eigvalsh(own - latent)[:, 0] > 0).all():
             raise ValueError(
                 "expected readings that the model was conditioned on, got some at which the field "
@@ -224,7 +224,7 @@ def leave_one_out(
             )
         gain = own @ torch.linalg.inv(own - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
-        covariance = gain @ own - own + noise.of(plain)
+        covariance = gain @ own - own + plain.noise(noise)
         distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
         size = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
         model = models.get(plain.key.label)

@@ -12,7 +12,7 @@ from torch import Tensor
 from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
-from gp_orff.inference.exact_posterior import ExactLaw
+from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.labelled import on_grid
 from gp_orff.models.frozen_model import ExactGPSnapshot, Located, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -54,7 +54,7 @@ class FieldPosterior:
         self._derived: tuple[Located, Symbol, Located] | None = None  # the last one
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_derived": None}  # which may hold closures
+        return {**self.__dict__, "_derived": None}  # whose symbol may not pickle
 
     @classmethod
     def from_exact_gp(cls, model: ExactGP) -> "FieldPosterior":
@@ -194,7 +194,7 @@ class FieldPosterior:
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
         smooth, _ = self._own.distribution.split()
-        if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactLaw):
+        if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
                 "sample paths of a part of an exact model are not known: expected features, such "
                 "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import HeldData
 from gp_orff.data.noise.covariances import Noises, noise_of
+from gp_orff.data.observations import of_constant
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
@@ -130,9 +131,8 @@ class Snapshot(ABC):
                 f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
                 "is not known: expected a constant mean; make the trend a term of the kernel"
             )
-        origin = points.new_zeros(1, len(self.space))
-        image = symbol(origin, len(self.constant))[0].real.to(points) @ self.constant
-        return (image if symbol.reference is None else 0 * image).expand(len(points), -1)
+        image = of_constant(symbol, len(self.space), len(self.constant)).to(points)
+        return (image @ self.constant).expand(len(points), -1)
 
 
 def _warn_of_features(error: TooFine) -> None:

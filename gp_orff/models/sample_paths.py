@@ -14,7 +14,7 @@ from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import Expansion, weights_through
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.inference.distributions import FieldDistribution
-from gp_orff.inference.exact_posterior import ExactLaw
+from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.threads import chosen_threads
@@ -88,16 +88,16 @@ class PathwisePaths(Paths):
     the features' chance, and up to 20 % of a variance where there is next to no noise.
     """
 
-    law: ExactLaw
+    law: ExactPosterior
     prior: WeightPaths
     alpha: Float[Tensor, "M S"]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            cross = self.law.cross(x.flatten(0, 1)).unflatten(0, (len(x), -1))  # (S, n·p, M)
+            cross = self.law.cross(x.flatten(0, 1)).mT.unflatten(0, (len(x), -1))  # (S, n·p, M)
             moved = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
             return self.prior(x) + moved.unflatten(1, (x.shape[1], -1))
-        moved = (self.law.cross(x) @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
+        moved = (self.law.cross(x).mT @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
         return self.prior(x) + moved.movedim(-1, 0)
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ def sample_paths(law: FieldDistribution, num_inputs: int, count: int, seed: int)
         own = law.weight_root(normal(law.expansion.num_features, count).to(law.weights.device))
         drawn = law.expansion.column_weights(own).unflatten(-1, (-1, count)).movedim(-1, 0)
         return WeightPaths(law.expansion, law.weights + drawn)
-    if not isinstance(law, ExactLaw):
+    if not isinstance(law, ExactPosterior):
         raise NotImplementedError(f"no sample paths are known for {type(law).__name__}")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
     draws = [own.to(law.alpha) for own in draw(law.kernel, rule, num_inputs)]
@@ -123,18 +123,13 @@ def sample_paths(law: FieldDistribution, num_inputs: int, count: int, seed: int)
     theta = normal(expansion.num_features, count).to(law.alpha.device)
     weights = expansion.column_weights(theta).unflatten(-1, (-1, count)).movedim(-1, 0)
     prior = WeightPaths(expansion, weights)
-    at_data = prior(law.rows.x).movedim(0, -1).flatten(0, 1)  # (N·p, S)
+
+    def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
+        return prior.through(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
+
     noise = law.noise_root @ normal(len(law.alpha), count).to(law.alpha.device)
-    seen = torch.cat([law.rows.see(at_data), *_further(law, prior)]) + noise
+    seen = torch.cat([own.see(image) for own in law.observed]) + noise
     return PathwisePaths(law, prior, law.alpha - torch.cholesky_solve(seen, law.factor))
-
-
-def _further(law: ExactLaw, prior: WeightPaths) -> list[Float[Tensor, "m*q S"]]:
-    """What observed symbols see of paths of the prior."""
-    return [
-        prior.through(own.symbol, own.space)(own.x).movedim(0, -1).flatten(0, 1)
-        for own in law.further
-    ]
 
 
 class SamplePaths:
