@@ -4,20 +4,19 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from gp_orff.data.noise.covariances import Noise
+from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
-from gp_orff.inference import equations
 from gp_orff.inference.distributions import PlusConstant, PlusWhite
 from gp_orff.inference.equations import (
+    DenseRows,
+    Dual,
     Group,
-    dual_posterior,
-    evidence,
+    equations_of_vectors,
+    normal_equations,
     prefers_dual,
-    statistics_evidence,
-    statistics_posterior,
-    weight_posterior,
+    with_ones,
 )
 from tests import oracles
 
@@ -25,6 +24,11 @@ from tests import oracles
 def draw(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def weight_posterior(*given):
+    """Of vectors of mean zero."""
+    return equations_of_vectors(*given).posterior(torch.zeros(2).double())[0]
 
 
 def spd(size, seed=0):
@@ -78,7 +82,7 @@ def test_evidence_and_posterior_equal_dense_algebra(name, points):
     torch.testing.assert_close(expansion.features(x), features)
     noisy = features @ features.mT + torch.kron(torch.eye(points), covariance)
 
-    found = evidence(expansion, x, y, noise)
+    found = equations_of_vectors(expansion, x, y, noise).evidence()
     for mean in (torch.zeros(2).double(), draw(2, seed=6)):
         expected = oracles.log_density(noisy, y - mean)
         torch.testing.assert_close(found.log_density(mean, y.numel()), expected, rtol=1e-12, atol=0)
@@ -113,15 +117,18 @@ def test_both_algebras_agree(name):
     expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
     x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
     statistics = Statistics.of(x, y, expansion.phi)
-    features, columns = expansion.features(x), equations.with_ones(y)
-    noisy = equations.noisy_covariance(features, noise.covariance)
-    dual = equations.dense_evidence(noisy, columns)
-    groups = [Group(statistics, noise)]
-    torch.testing.assert_close(statistics_evidence(expansion, groups), dual)
+    features, columns = expansion.features(x), with_ones(y)
+    rows = DenseRows(features, columns, independent(noise.covariance, 8))
+    written_out, summed = (
+        Dual(expansion, rows),
+        normal_equations(expansion, [Group(statistics, noise)]),
+    )
+    dual = written_out.evidence()
+    torch.testing.assert_close(summed.evidence(), dual)
     for mean in (None, draw(2, seed=6)):
-        primal, evidence = statistics_posterior(expansion, groups, mean)
+        primal, evidence = summed.posterior(mean)
         torch.testing.assert_close(evidence, dual)
-        other, evidence = dual_posterior(expansion, features, noisy, columns, mean)
+        other, evidence = written_out.posterior(mean)
         torch.testing.assert_close(evidence, dual)
         torch.testing.assert_close(primal.mean(xs), other.mean(xs))
         torch.testing.assert_close(primal.covariance(xs), other.covariance(xs))
@@ -139,7 +146,7 @@ def test_evidence_gradients(name, points):
 
     def function(x, y, root, *tensors):
         noise = Noise.of(root @ root.mT + torch.eye(2, dtype=torch.float64))
-        return tuple(evidence(expansion.rebuild(*tensors), x, y, noise))
+        return tuple(equations_of_vectors(expansion.rebuild(*tensors), x, y, noise).evidence())
 
     leaves = [draw(points, 2, seed=3), draw(points, 2, seed=4), draw(2, 2, seed=5)]
     leaves += [t.clone() for t in expansion.tensors]
@@ -157,7 +164,8 @@ def test_kronecker_gradients_survive_equal_eigenvalues():
     gradients = []
     for form in (lambda e: e, lambda e: e.general()):
         expansion = form(KroneckerExpansion(kronecker.phi, kronecker.scales, mixing))
-        found = statistics_evidence(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
+        groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
+        found = normal_equations(expansion, groups).evidence()
         total = found.log_density(torch.zeros(2).double(), y.numel())
         gradients.append(torch.autograd.grad(total, mixing)[0])
     assert gradients[0].isfinite().all()
@@ -180,7 +188,8 @@ def test_second_derivatives(name, points):
 
     def function(x, root, *tensors):
         noise = Noise.of(root @ root.mT + torch.eye(2, dtype=torch.float64))
-        found = evidence(expansion.rebuild(*tensors), x, draw(points, 2, seed=4), noise)
+        y, own = draw(points, 2, seed=4), expansion.rebuild(*tensors)
+        found = equations_of_vectors(own, x, y, noise).evidence()
         return found.quad.sum() + found.logdet
 
     leaves = [draw(points, 2, seed=3), draw(2, 2, seed=5), *expansion.tensors]

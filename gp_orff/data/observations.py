@@ -118,6 +118,17 @@ Image = Callable[[Symbol, Sequence[int], Float[Tensor, "n d"]], Float[Tensor, "n
 it at points x."""
 
 
+def less_reference(
+    values: Callable[[Float[Tensor, "n d"]], Tensor],
+    x: Float[Tensor, "n d"],
+    symbol: Symbol,
+    space: Sequence[int],
+) -> Tensor:
+    """Values at x, less those at the reference of a symbol if it has one."""
+    referred = symbol.referred(x, space)
+    return values(x) if referred is None else values(x) - values(referred)
+
+
 def of_constant(symbol: Symbol, num_dims: int, num_outputs: int) -> Float[Tensor, "q p"]:
     """What a symbol makes of a constant field."""
     image = symbol(torch.zeros(1, num_dims, dtype=torch.float64), num_outputs)[0].real

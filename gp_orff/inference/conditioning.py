@@ -30,17 +30,17 @@ from gp_orff.inference.distributions import (
 )
 from gp_orff.inference.equations import (
     DenseRows,
-    Evidence,
+    Dual,
     Group,
-    conditioned,
+    NormalEquations,
     dense_evidence,
-    dual_posterior,
+    dense_posterior,
+    normal_equations,
     prefers_dual,
-    statistics_evidence,
-    statistics_posterior,
 )
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.overconfidence import check
+from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.tree import spectra_of, terms
 from gp_orff.symbols.base import Identity, Symbol
@@ -149,7 +149,7 @@ class ExactObservations(Observations):
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        factor, alpha, evidence = conditioned(*self._model(kernel, noises), mean)
+        factor, alpha, evidence = dense_posterior(*self._model(kernel, noises), mean)
         distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
         own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.data.readings}
         return Posterior(distribution, evidence, own)
@@ -174,39 +174,26 @@ class FeatureObservations(Observations):
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         expansion, white = self._model(kernel)
-        if self._prefers_dual(expansion):
-            rows = self._dual(kernel, expansion, noises, white)
-            return dense_evidence(rows.features @ rows.features.mT + rows.noise, rows.design)
-        groups = _groups(self._statistics_of(expansion), noises, white)
-        return statistics_evidence(expansion, groups, self._further(kernel, expansion, noises))
+        statistics = self._summed(expansion)
+        return self._equations(kernel, noises, expansion, white, statistics).evidence()
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
         expansion, white = self._model(kernel)
-        dual = self._prefers_dual(expansion)
-        statistics = None if dual else self._statistics_of(expansion)
+        statistics = self._summed(expansion)
 
-        def law(part: Expansion, columns: Tensor | None = None) -> tuple[WeightPosterior, Evidence]:
+        def conditioned(
+            part: Expansion, columns: Tensor | None = None
+        ) -> tuple[WeightPosterior, Evidence]:
             """Of the expansion, or of a part of it with some of its columns."""
-            if dual:
-                rows = self._dual(kernel, part, noises, white)
-                noisy = rows.features @ rows.features.mT + rows.noise
-                return dual_posterior(part, rows.features, noisy, rows.design, mean)
-            chosen = statistics if columns is None else statistics.select(columns)
-            further = self._further(kernel, part, noises)
-            return statistics_posterior(part, _groups(chosen, noises, white), mean, further)
+            all_of_them = statistics is None or columns is None
+            own = statistics if all_of_them else statistics.select(columns)
+            return self._equations(kernel, noises, part, white, own).posterior(mean)
 
-        whole, evidence = law(expansion)
+        whole, evidence = conditioned(expansion)
         points = torch.cat([own.x for own in self.data.survey.sample])
-        check(whole, expansion, lambda *part: law(*part)[0], points)
-        if dual:
-            keys = [part.key for part in self.data.readings]
-            own = {key: GroupNoise(group_noise(key, noises), white) for key in keys}
-        else:
-            own = {
-                key: GroupNoise(group_noise(key, noises, white, part.masses, part.count))
-                for key, part in statistics.groups.items()
-            }
+        check(whole, expansion, lambda *part: conditioned(*part)[0], points)
+        own = self._group_noises(noises, white, statistics)
         return Posterior(plus_white(whole, white), evidence, own)
 
     @torch.no_grad()
@@ -287,28 +274,51 @@ class FeatureObservations(Observations):
         points = self.num_values / expansion.num_outputs
         return prefers_dual(expansion, (2 if self._constant else 1) * points)
 
+    def _summed(self, expansion: Expansion) -> FieldStatistics | None:
+        """The statistics; None where the readings are better written out."""
+        return None if self._prefers_dual(expansion) else self._statistics_of(expansion)
+
     @cached_property
     def _points(self) -> PointObservations:
         return PointObservations(self.data.readings)
 
-    def _dual(
-        self, kernel: Kernel, expansion: Expansion, noises: Noises, white: Tensor | None
-    ) -> DenseRows:
-        """All observations, written out."""
-        missing = None if white is None else (white, torch.zeros_like(white))
-        points = DenseRows.of(self._points, expansion, noises, missing)
-        further = self._further(kernel, expansion, noises)
-        return points if further is None else DenseRows.joined([points, further])
-
-    def _further(self, kernel: Kernel, expansion: Expansion, noises: Noises) -> DenseRows | None:
-        """Observations of symbols of the field."""
-        if not self.data.further:
-            return None
-        parts = [
+    def _equations(
+        self,
+        kernel: Kernel,
+        noises: Noises,
+        expansion: Expansion,
+        white: Float[Tensor, "p p"] | None,
+        statistics: FieldStatistics | None,
+    ) -> NormalEquations:
+        """With the truncated variance in the noise of each observation."""
+        further = [
             DenseRows.of(own, expansion, noises, self.left_out(own.symbol, kernel, own.space))
             for own in self.data.further
         ]
-        return DenseRows.joined(parts)
+        if statistics is None:
+            missing = None if white is None else (white, torch.zeros_like(white))
+            points = DenseRows.of(self._points, expansion, noises, missing)
+            return Dual(expansion, DenseRows.joined([points, *further]))
+        noise = self._group_noises(noises, white, statistics)
+        groups = [
+            Group(own, Noise.of(noise[key].weighted)) for key, own in statistics.groups.items()
+        ]
+        return normal_equations(expansion, groups, further)
+
+    def _group_noises(
+        self,
+        noises: Noises,
+        white: Float[Tensor, "p p"] | None,
+        statistics: FieldStatistics | None,
+    ) -> dict[GroupKey, GroupNoise]:
+        """In statistics the truncated variance has weights, as Σ has."""
+        if statistics is None:
+            keys = [part.key for part in self.data.readings]
+            return {key: GroupNoise(group_noise(key, noises), white) for key in keys}
+        return {
+            key: GroupNoise(group_noise(key, noises, white, own.masses, own.count))
+            for key, own in statistics.groups.items()
+        }
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:
@@ -325,16 +335,6 @@ class FeatureObservations(Observations):
         return expansion, truncated_variance(kernel, self.draws, expansion)
 
 
-def _groups(
-    statistics: FieldStatistics, noises: Noises, white: Float[Tensor, "p p"] | None
-) -> list[Group]:
-    """With the truncated variance in the noise of each."""
-    return [
-        Group(own, Noise.of(group_noise(key, noises, white, own.masses, own.count)))
-        for key, own in statistics.groups.items()
-    ]
-
-
 def log_marginal_likelihood(
     observations: Observations,
     kernel: Kernel,
@@ -343,5 +343,4 @@ def log_marginal_likelihood(
 ) -> Float[Tensor, ""]:
     """log p(y), total; the constant mean of largest evidence where none is given."""
     evidence = observations.evidence(kernel, noises_of(kernel, likelihoods))
-    best = evidence.best_mean() if mean is None else mean
-    return evidence.log_density(best, observations.num_values) + observations.data.bound
+    return evidence.log_density(mean, observations.num_values) + observations.data.bound

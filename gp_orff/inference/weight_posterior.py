@@ -7,7 +7,7 @@ float64.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.data.observations import less_reference
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
@@ -279,15 +280,11 @@ class SymbolPosterior(InChunks):
         return self.posterior.expansion.num_features * self.num_outputs
 
     def mean(self, x: Tensor) -> Tensor:
-        mean, referred = self.expansion.phi.apply(x, self.weights), self._referred(x)
-        return mean if referred is None else mean - self.expansion.phi.apply(referred, self.weights)
-
-    def _referred(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
-        return self.symbol.referred(x, self.space)
+        values = partial(self.expansion.phi.apply, w=self.weights)
+        return less_reference(values, x, self.symbol, self.space)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
-        features, referred = self.expansion.features(x.double()), self._referred(x.double())
-        return features if referred is None else features - self.expansion.features(referred)
+        return less_reference(self.expansion.features, x.double(), self.symbol, self.space)
 
     def root(self, x: Tensor) -> Tensor:
         return self.posterior.root_of(self._features(x))

@@ -1,14 +1,14 @@
 """Functions drawn from a posterior: evaluated anywhere, any number of times, differentiable."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.observations import less_reference
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import Expansion, weights_through
@@ -18,13 +18,9 @@ from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.threads import chosen_threads
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 _PRIOR_FREQUENCIES = 2048  # of paths of the prior of an exact model
-
-
-def _nowhere(x: Tensor) -> None:
-    """Nothing is subtracted."""
 
 
 class Paths(ABC):
@@ -53,19 +49,17 @@ class WeightPaths(Paths):
 
     expansion: Expansion
     weights: Float[Tensor, "S 2*D p"]
-    referred: Callable[[Tensor], Tensor | None] = _nowhere
+    symbol: Symbol = field(default_factory=Identity)
+    space: Sequence[int] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
+        return less_reference(self._values, x, self.symbol, self.space)
+
+    def _values(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            values, referred = self.expansion.phi.apply(x, self.weights), self.referred(x)
-            if referred is not None:
-                values = values - self.expansion.phi.apply(referred, self.weights)
-            return values
+            return self.expansion.phi.apply(x, self.weights)
         flat = self.weights.movedim(0, -1).flatten(1)  # (2D, p·S)
         values = self.expansion.phi.apply(x, flat)
-        referred = self.referred(x)
-        if referred is not None:
-            values = values - self.expansion.phi.apply(referred, flat)
         return values.unflatten(-1, (-1, len(self.weights))).movedim(-1, 0)
 
     def __len__(self) -> int:
@@ -73,8 +67,7 @@ class WeightPaths(Paths):
 
     def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         images = [weights_through(symbol, self.expansion, own, space) for own in self.weights]
-        referred = partial(symbol.referred, space=space)
-        return WeightPaths(self.expansion, torch.stack(images), referred)
+        return WeightPaths(self.expansion, torch.stack(images), symbol, space)
 
 
 @dataclass(frozen=True)
