@@ -29,6 +29,7 @@ MOST_KEPT = 4 * 2**20  # numbers that are copied and kept
 class Data(ABC):
     """What is asked of data, however they are held."""
 
+    revisitable: bool  # whether the readings can be gone through again
     survey: "Survey"
     bound: float  # what weights that were learned add to the log density of the data
     further: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
@@ -69,7 +70,21 @@ class Data(ABC):
 
     def observing(self, further: SymbolObservations) -> "Data":
         """With these observations too."""
+        self.require(further.box)
         return replace(self, further=(*self.further, further))
+
+    def require(self, box: Box) -> None:
+        """Raise ValueError for more readings where they cannot be added."""
+        return
+
+    def admitted(self, grid: Grid) -> Grid:
+        """The grid, on frequencies for which there are statistics."""
+        return grid
+
+    def to(self, device: torch.device) -> "Data":
+        """On another device."""
+        survey = replace(self.survey, sample=[part.to(device) for part in self.survey.sample])
+        return replace(self, survey=survey, further=tuple(own.to(device) for own in self.further))
 
     @property
     def keys(self) -> Sequence[GroupKey]:
@@ -103,6 +118,8 @@ class Within:
 @dataclass(frozen=True)
 class HeldData(Data):
     """Readings that can be visited any number of times."""
+
+    revisitable = True
 
     sources: tuple[Visit, ...]
     survey: Survey
@@ -206,11 +223,8 @@ class HeldData(Data):
             Kept([part.to(device) for part in own.parts]) if isinstance(own, Kept) else own
             for own in self.sources
         )
-        sample = [part.to(device) for part in self.survey.sample]
         weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
-        further = tuple(own.to(device) for own in self.further)
-        survey = replace(self.survey, sample=sample)
-        return replace(self, sources=sources, survey=survey, weights=weights, further=further)
+        return replace(super().to(device), sources=sources, weights=weights)
 
     def describe(self) -> str:
         many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
@@ -241,6 +255,8 @@ class HeldData(Data):
 class HeldSums(Data):
     """Statistics alone, on a lattice wider and finer than a posterior needs: they serve other
     lengthscales and a larger domain, and new readings, but no readings can be visited again."""
+
+    revisitable = False
 
     sums: FieldStatistics
     domain: Box | None  # that the lattice serves; None where every point is served
@@ -275,13 +291,9 @@ class HeldSums(Data):
         return HeldSums(sums, self.domain, self.survey + new.survey, self.further + new.further)
 
     def to(self, device: torch.device) -> "HeldSums":
-        sample = [part.to(device) for part in self.survey.sample]
-        survey, sums = replace(self.survey, sample=sample), self.sums.to(device)
-        further = tuple(own.to(device) for own in self.further)
-        return replace(self, sums=sums, survey=survey, further=further)
+        return replace(super().to(device), sums=self.sums.to(device))
 
     def require(self, box: Box) -> None:
-        """Raise ValueError for readings outside the domain."""
         inside = self.domain is None or all(
             low <= own[0] and own[1] <= high
             for own, (low, high) in zip(box, self.domain, strict=True)
@@ -294,7 +306,6 @@ class HeldSums(Data):
             )
 
     def admitted(self, grid: Grid) -> Grid:
-        """The grid, on the frequencies there are."""
         lattice = self.sums.phi
         return replace(
             grid,
@@ -303,10 +314,6 @@ class HeldSums(Data):
             data=None,
             largest_index=lattice.modes,
         )
-
-    def observing(self, further: SymbolObservations) -> "HeldSums":
-        self.require(further.box)
-        return super().observing(further)
 
     def describe(self) -> str:
         many = f"{self.sums.num_values:g} numbers{_described(self.further)}"

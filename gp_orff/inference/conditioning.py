@@ -269,7 +269,7 @@ class FeatureObservations(Observations):
 
     def _prefers_dual(self, expansion: Expansion) -> bool:
         """Constant statistics need no features of the data, which the dual writes out."""
-        if not isinstance(self.data, HeldData):
+        if not self.data.revisitable:
             return False
         points = self.num_values / expansion.num_outputs
         return prefers_dual(expansion, (2 if self._constant else 1) * points)
