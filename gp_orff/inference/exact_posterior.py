@@ -55,7 +55,8 @@ class ExactPosterior(InChunks):
         return numbers if self._is_field else numbers * _INTERMEDIATE
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "ExactPosterior":
-        """
+        """The posterior of the symbol of Q f.
+
         Raises:
             NotImplementedError: no closed form.
         """
