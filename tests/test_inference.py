@@ -139,6 +139,26 @@ def test_both_algebras_agree(name):
 
 
 @pytest.mark.parametrize("name", EXPANSIONS)
+def test_rows_beside_statistics_are_all_rows(name):
+    """Of further observations with noise of their own, also of separable kernels."""
+    expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
+    x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
+    rows = DenseRows(expansion.features(x), with_ones(y), independent(noise.covariance, 8))
+    further = [
+        DenseRows(draw(size, expansion.num_features, seed=size), draw(size, 3), spd(size))
+        for size in (3, 1)
+    ]
+    groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
+    summed = normal_equations(expansion, groups, further)
+    written_out = Dual(expansion, DenseRows.joined([rows, *further]))
+    torch.testing.assert_close(summed.evidence(), written_out.evidence())
+    one, other = (own.posterior(None) for own in (summed, written_out))
+    torch.testing.assert_close(one[1], other[1])
+    torch.testing.assert_close(one[0].mean(xs), other[0].mean(xs))
+    torch.testing.assert_close(one[0].covariance(xs), other[0].covariance(xs))
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
 @pytest.mark.parametrize("points", [3, 20], ids=["dual", "primal"])
 def test_evidence_gradients(name, points):
     """In the data, the noise and every tensor of the expansion, against finite differences."""
