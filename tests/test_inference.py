@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from gp_orff.data.noise.covariances import Noise
+from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.columns import SideBySide, TrigColumns
 from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.inference import equations
+from gp_orff.inference.distributions import PlusConstant, PlusWhite
 from gp_orff.inference.equations import (
+    DenseRows,
+    Dual,
     Group,
-    dual_posterior,
-    evidence,
+    equations_of_vectors,
+    normal_equations,
     prefers_dual,
-    statistics_evidence,
-    statistics_posterior,
-    weight_posterior,
+    with_ones,
 )
 from tests import oracles
 
@@ -25,6 +25,11 @@ from tests import oracles
 def draw(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def weight_posterior(*given):
+    """Of vectors of mean zero."""
+    return equations_of_vectors(*given).posterior(torch.zeros(2).double())[0]
 
 
 def spd(size, seed=0):
@@ -91,7 +96,7 @@ def test_evidence_and_posterior_equal_dense_algebra(name, points):
     torch.testing.assert_close(expansion.features(x), features)
     noisy = features @ features.mT + torch.kron(torch.eye(points), covariance)
 
-    found = evidence(expansion, x, y, noise)
+    found = equations_of_vectors(expansion, x, y, noise).evidence()
     for mean in (torch.zeros(2).double(), draw(2, seed=6)):
         expected = oracles.log_density(noisy, y - mean)
         torch.testing.assert_close(found.log_density(mean, y.numel()), expected, rtol=1e-12, atol=0)
@@ -126,15 +131,18 @@ def test_both_algebras_agree(name):
     expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
     x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
     statistics = Statistics.of(x, y, expansion.phi)
-    features, columns = expansion.features(x), equations.with_ones(y)
-    noisy = equations.noisy_covariance(features, noise.covariance)
-    dual = equations.dense_evidence(noisy, columns)
-    groups = [Group(statistics, noise)]
-    torch.testing.assert_close(statistics_evidence(expansion, groups), dual)
+    features, columns = expansion.features(x), with_ones(y)
+    rows = DenseRows(features, columns, independent(noise.covariance, 8))
+    written_out, summed = (
+        Dual(expansion, rows),
+        normal_equations(expansion, [Group(statistics, noise)]),
+    )
+    dual = written_out.evidence()
+    torch.testing.assert_close(summed.evidence(), dual)
     for mean in (None, draw(2, seed=6)):
-        primal, evidence = statistics_posterior(expansion, groups, mean)
+        primal, evidence = summed.posterior(mean)
         torch.testing.assert_close(evidence, dual)
-        other, evidence = dual_posterior(expansion, features, noisy, columns, mean)
+        other, evidence = written_out.posterior(mean)
         torch.testing.assert_close(evidence, dual)
         torch.testing.assert_close(primal.mean(xs), other.mean(xs))
         torch.testing.assert_close(primal.covariance(xs), other.covariance(xs))
@@ -145,6 +153,26 @@ def test_both_algebras_agree(name):
 
 
 @pytest.mark.parametrize("name", EXPANSIONS)
+def test_rows_beside_statistics_are_all_rows(name):
+    """Of further observations with noise of their own, also of separable kernels."""
+    expansion, noise = EXPANSIONS[name](), Noise.of(spd(2))
+    x, y, xs = draw(8, 2, seed=3), draw(8, 2, seed=4), draw(5, 2, seed=5)
+    rows = DenseRows(expansion.features(x), with_ones(y), independent(noise.covariance, 8))
+    further = [
+        DenseRows(draw(size, expansion.num_features, seed=size), draw(size, 3), spd(size))
+        for size in (3, 1)
+    ]
+    groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
+    summed = normal_equations(expansion, groups, further)
+    written_out = Dual(expansion, DenseRows.joined([rows, *further]))
+    torch.testing.assert_close(summed.evidence(), written_out.evidence())
+    one, other = (own.posterior(None) for own in (summed, written_out))
+    torch.testing.assert_close(one[1], other[1])
+    torch.testing.assert_close(one[0].mean(xs), other[0].mean(xs))
+    torch.testing.assert_close(one[0].covariance(xs), other[0].covariance(xs))
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
 @pytest.mark.parametrize("points", [3, 20], ids=["dual", "primal"])
 def test_evidence_gradients(name, points):
     """In the data, the noise and every tensor of the expansion, against finite differences."""
@@ -152,7 +180,7 @@ def test_evidence_gradients(name, points):
 
     def function(x, y, root, *tensors):
         noise = Noise.of(root @ root.mT + torch.eye(2, dtype=torch.float64))
-        return tuple(evidence(expansion.rebuild(*tensors), x, y, noise))
+        return tuple(equations_of_vectors(expansion.rebuild(*tensors), x, y, noise).evidence())
 
     leaves = [draw(points, 2, seed=3), draw(points, 2, seed=4), draw(2, 2, seed=5)]
     leaves += [t.clone() for t in expansion.tensors]
@@ -170,7 +198,8 @@ def test_kronecker_gradients_survive_equal_eigenvalues():
     gradients = []
     for form in (lambda e: e, lambda e: e.general()):
         expansion = form(KroneckerExpansion(kronecker.phi, kronecker.scales, mixing))
-        found = statistics_evidence(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
+        groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
+        found = normal_equations(expansion, groups).evidence()
         total = found.log_density(torch.zeros(2).double(), y.numel())
         gradients.append(torch.autograd.grad(total, mixing)[0])
     assert gradients[0].isfinite().all()
@@ -193,7 +222,8 @@ def test_second_derivatives(name, points):
 
     def function(x, root, *tensors):
         noise = Noise.of(root @ root.mT + torch.eye(2, dtype=torch.float64))
-        found = evidence(expansion.rebuild(*tensors), x, draw(points, 2, seed=4), noise)
+        y, own = draw(points, 2, seed=4), expansion.rebuild(*tensors)
+        found = equations_of_vectors(own, x, y, noise).evidence()
         return found.quad.sum() + found.logdet
 
     leaves = [draw(points, 2, seed=3), draw(2, 2, seed=5), *expansion.tensors]
@@ -254,3 +284,20 @@ def test_complex_directions_are_real_parts_of_waves():
     torch.testing.assert_close(expansion.variance(x), variance)
     scaled = expansion.scaled(torch.tensor(4.0).double()).double()
     torch.testing.assert_close(scaled.features(x), 2 * features)
+
+
+@pytest.mark.parametrize("kind", [PlusWhite, PlusConstant])
+def test_what_is_added_to_a_distribution(kind):
+    """Its variances, blocks and root are those of its covariance."""
+    x, xs = draw(20, 2), draw(4, 2, seed=2)
+    posterior = weight_posterior(feature_expansion(), x, draw(20, 2, seed=1), Noise.of(spd(2)))
+    plus, added = kind(posterior, spd(2, seed=3)), spd(2, seed=3)
+    same = torch.eye(4) if kind is PlusWhite else torch.ones(4, 4)
+    covariance = posterior.covariance(xs) + torch.kron(same.double(), added)
+    torch.testing.assert_close(plus.covariance(xs), covariance)
+    torch.testing.assert_close(plus.variance(xs).flatten(), covariance.diagonal())
+    blocks = covariance.reshape(4, 2, 4, 2)
+    torch.testing.assert_close(plus.blocks(xs), torch.stack([blocks[i, :, i] for i in range(4)]))
+    torch.testing.assert_close(plus.root(xs) @ plus.root(xs).mT, covariance)
+    torch.testing.assert_close(plus.mean(xs), posterior.mean(xs))
+    assert plus.split()[0] is (posterior if kind is PlusWhite else plus)

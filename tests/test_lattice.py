@@ -162,7 +162,7 @@ def test_quadratic_forms_are_folded_into_one_transform(modes):
 @pytest.mark.parametrize("kernel", ["helmholtz", "curl_free", "field_separable_and_constant"])
 def test_variances_at_many_points_are_those_at_few(kernel, monkeypatch):
     from gp_orff.data.noise.covariances import Noise
-    from gp_orff.inference.equations import weight_posterior
+    from gp_orff.inference.equations import equations_of_vectors
     from gp_orff.inference.weight_posterior import PrimalPosterior
     from tests.registry import CASES
 
@@ -172,7 +172,8 @@ def test_variances_at_many_points_are_those_at_few(kernel, monkeypatch):
     expansion = orff._expansion(2)
     x, y, xs = draw(400, 2), draw(400, 2, seed=1), draw(300, 2, seed=2)
     noise = Noise.of(torch.eye(2).double() * 0.1)
-    posterior = weight_posterior(expansion, x, y, noise).detached()
+    posterior = equations_of_vectors(expansion, x, y, noise).posterior(torch.zeros(2).double())[0]
+    posterior = posterior.detached()
     assert isinstance(posterior, PrimalPosterior)
     calls, original = [], LatticeColumns.quadratic
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ from torch.func import grad, hessian, vmap
 
 import gp_orff
 from gp_orff.data.dataset import HeldData
-from gp_orff.data.observations import Further
+from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, expand
@@ -48,7 +48,7 @@ def observing_all(case, rule):
         symbol, space = build(len(space_of(kernel, d)), p), space_of(kernel, d)
         try:
             q = symbol.num_outputs(p)
-            own = Further.of(kernel, d, 0.9 * x[:1], torch.ones(1, q), symbol, 0.05)
+            own = SymbolObservations.of(kernel, d, 0.9 * x[:1], torch.ones(1, q), symbol, 0.05)
             left_out(symbol, kernel, draws, space)
         except (ValueError, NotImplementedError):
             continue

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gp_orff
+from gp_orff.inference.equations import DenseRows
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.symbols.base import Identity
 from tests import oracles
@@ -106,7 +107,8 @@ def test_random_features_by_dense_algebra(points):
     expansion, _ = model._observations._model(model.kernel)
     part = model._fit.data.readings[0]
     further = model._fit.data.further[0]
-    rows = torch.cat([expansion.features(part.x), further.features(expansion)]).detach()
+    observed = DenseRows.of(further, expansion, {}, None)
+    rows = torch.cat([expansion.features(part.x), observed.features]).detach()
     values = torch.cat([part.y.flatten(), y.double()])
     own = model.likelihood.noise.item() * torch.ones(2 * points).double()
     variance = torch.cat([own, noise * torch.ones(5).double()])

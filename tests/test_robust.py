@@ -172,6 +172,29 @@ def test_leaving_one_out_is_conditioning_on_the_others(rule, weighted):
         assert found.log_density[i] == pytest.approx(density, abs=100 * atol)
 
 
+@pytest.mark.parametrize("count", [6, 90], ids=["dual", "primal"])
+def test_what_a_grid_leaves_out_is_noise_of_each_reading(count):
+    """On a grid that leaves a tenth of the variance out, against models of the others."""
+    x, y, _ = flow(count)
+    rule = gp_orff.Grid(spacing=0.8, cutoff=4.0)
+
+    def model_of(x, y):
+        model = gp_orff.VectorFieldGP(
+            curl_free(0.5), mean=gpytorch.means.ZeroMean(), frequencies=rule
+        )
+        model.likelihood.noise = 0.04
+        return model.condition(x, y)
+
+    found = model_of(x, y).leave_one_out(x, y)
+    for i in (0, 5):
+        others = torch.arange(count) != i
+        field = model_of(x[others], y[others]).posterior()
+        residual = y[i] - field.mean(x[i : i + 1])[0]
+        covariance = field.pointwise_covariance(x[i : i + 1])[0] + 0.04 * torch.eye(2)
+        torch.testing.assert_close(found.residual[i], residual, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found.covariance[i], covariance, rtol=0, atol=1e-9)
+
+
 def dense_em(x, y, prior, noise, deg_free):
     """Weights, mean and variance of the field at their fixed point: plain EM, dense algebra."""
     count, precision = len(x), torch.eye(2).double() / noise

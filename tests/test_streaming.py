@@ -53,6 +53,15 @@ def test_updates_are_one_pass(rule):
     torch.testing.assert_close(constants, [m.constant for m in expected.mean.base_means])
 
 
+def test_statistics_of_few_readings():
+    """Fewer numbers than features, of which nothing but statistics is held."""
+    x, y, _ = flow(300)
+    rule = gp_orff.Grid(spacing=0.8, cutoff=15.0)
+    model = conditioned(curl_free(0.4), x, y, rule, noise=0.01)
+    model.condition(model.statistics_of(x[:9], y[:9]))
+    compare(model, conditioned(curl_free(0.4), x[:9], y[:9], rule, noise=0.01))
+
+
 def test_reading_by_reading():
     """A robot's loop, beyond the number of pieces that are joined, and out of the first box."""
     x, y, _ = flow(560)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.field_statistics import FieldStatistics, Visit, differentiable_statistics
-from gp_orff.data.observations import Further, Readings, fingerprints, join, places
+from gp_orff.data.observations import Readings, SymbolObservations, fingerprints, join, places
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sources import Kept
 from gp_orff.data.statistics import Weights
@@ -29,9 +29,10 @@ MOST_KEPT = 4 * 2**20  # numbers that are copied and kept
 class Data(ABC):
     """What is asked of data, however they are held."""
 
+    revisitable: bool  # whether the readings can be gone through again
     survey: "Survey"
     bound: float  # what weights that were learned add to the log density of the data
-    further: tuple[Further, ...]  # observations of symbols of the field, in memory
+    further: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -67,9 +68,23 @@ class Data(ABC):
     def _further_values(self) -> int:
         return sum(own.num_values for own in self.further)
 
-    def observing(self, further: Further) -> "Data":
+    def observing(self, further: SymbolObservations) -> "Data":
         """With these observations too."""
+        self.require(further.box)
         return replace(self, further=(*self.further, further))
+
+    def require(self, box: Box) -> None:
+        """Raise ValueError for more readings where they cannot be added."""
+        return
+
+    def admitted(self, grid: Grid) -> Grid:
+        """The grid, on frequencies for which there are statistics."""
+        return grid
+
+    def to(self, device: torch.device) -> "Data":
+        """On another device."""
+        survey = replace(self.survey, sample=[part.to(device) for part in self.survey.sample])
+        return replace(self, survey=survey, further=tuple(own.to(device) for own in self.further))
 
     @property
     def keys(self) -> Sequence[GroupKey]:
@@ -104,12 +119,14 @@ class Within:
 class HeldData(Data):
     """Readings that can be visited any number of times."""
 
+    revisitable = True
+
     sources: tuple[Visit, ...]
     survey: Survey
     weights: tuple[Float[Tensor, "n"], ...] | None = None  # of the visits' parts, multiplied
     bound: float = 0.0
     held: int = 0  # numbers in memory for the sake of this
-    further: tuple[Further, ...] = ()
+    further: tuple[SymbolObservations, ...] = ()
 
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "HeldData":
@@ -206,11 +223,8 @@ class HeldData(Data):
             Kept([part.to(device) for part in own.parts]) if isinstance(own, Kept) else own
             for own in self.sources
         )
-        sample = [part.to(device) for part in self.survey.sample]
         weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
-        further = tuple(own.to(device) for own in self.further)
-        survey = replace(self.survey, sample=sample)
-        return replace(self, sources=sources, survey=survey, weights=weights, further=further)
+        return replace(super().to(device), sources=sources, weights=weights)
 
     def describe(self) -> str:
         many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
@@ -242,10 +256,12 @@ class HeldSums(Data):
     """Statistics alone, on a lattice wider and finer than a posterior needs: they serve other
     lengthscales and a larger domain, and new readings, but no readings can be visited again."""
 
+    revisitable = False
+
     sums: FieldStatistics
     domain: Box | None  # that the lattice serves; None where every point is served
     survey: Survey
-    further: tuple[Further, ...] = ()
+    further: tuple[SymbolObservations, ...] = ()
 
     @property
     def bound(self) -> float:
@@ -275,13 +291,9 @@ class HeldSums(Data):
         return HeldSums(sums, self.domain, self.survey + new.survey, self.further + new.further)
 
     def to(self, device: torch.device) -> "HeldSums":
-        sample = [part.to(device) for part in self.survey.sample]
-        survey, sums = replace(self.survey, sample=sample), self.sums.to(device)
-        further = tuple(own.to(device) for own in self.further)
-        return replace(self, sums=sums, survey=survey, further=further)
+        return replace(super().to(device), sums=self.sums.to(device))
 
     def require(self, box: Box) -> None:
-        """Raise ValueError for readings outside the domain."""
         inside = self.domain is None or all(
             low <= own[0] and own[1] <= high
             for own, (low, high) in zip(box, self.domain, strict=True)
@@ -294,7 +306,6 @@ class HeldSums(Data):
             )
 
     def admitted(self, grid: Grid) -> Grid:
-        """The grid, on the frequencies there are."""
         lattice = self.sums.phi
         return replace(
             grid,
@@ -304,14 +315,10 @@ class HeldSums(Data):
             largest_index=lattice.modes,
         )
 
-    def observing(self, further: Further) -> "HeldSums":
-        self.require(further.box)
-        return super().observing(further)
-
     def describe(self) -> str:
         many = f"{self.sums.num_values:g} numbers{_described(self.further)}"
         return f"{many}; held: their statistics, no data"
 
 
-def _described(further: Sequence[Further]) -> str:
+def _described(further: Sequence[SymbolObservations]) -> str:
     return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in further)

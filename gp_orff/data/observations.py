@@ -1,7 +1,9 @@
 """Observations of vectors and of symbols of a field: y = H f + noise."""
 
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,12 +12,15 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gp_orff.data.noise.covariances import Noises, independent
+from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
-from gp_orff.features.expansion import Expansion, seen_through
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
+
+Missing = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,14 @@ class Readings:
         half = self.pattern.rows(blocks, self.direction)
         return self.pattern.rows(half.mT, self.direction)
 
+    def noise(self, own: GroupNoise) -> Float[Tensor, "n v v"]:
+        """The covariance of the noise of every reading: Σ/w_n + H_n δ H_nᵀ."""
+        noise = own.weighted.expand(len(self), -1, -1)
+        noise = noise if self.weight is None else noise / self.weight[:, None, None]
+        if own.white is None:
+            return noise
+        return noise + self.see_covariance(own.white.expand(len(self), -1, -1))
+
     def to(self, device: torch.device) -> "Readings":
         return self._each(lambda tensor: tensor.to(device))
 
@@ -100,8 +113,103 @@ def _joined(parts: list[Readings]) -> Readings:
     return Readings(parts[0].key, cat("x"), cat("y"), cat("weight"), cat("direction"))
 
 
+Image = Callable[[Symbol, Sequence[int], Float[Tensor, "n d"]], Float[Tensor, "n*q k"]]
+"""Of something linear in a field: what a symbol, whose directions are some columns of x, makes of
+it at points x."""
+
+
+def less_reference(
+    values: Callable[[Float[Tensor, "n d"]], Tensor],
+    x: Float[Tensor, "n d"],
+    symbol: Symbol,
+    space: Sequence[int],
+) -> Tensor:
+    """Values at x, less those at the reference of a symbol if it has one."""
+    referred = symbol.referred(x, space)
+    return values(x) if referred is None else values(x) - values(referred)
+
+
+def of_constant(symbol: Symbol, num_dims: int, num_outputs: int) -> Float[Tensor, "q p"]:
+    """What a symbol makes of a constant field."""
+    image = symbol(torch.zeros(1, num_dims, dtype=torch.float64), num_outputs)[0].real
+    return image if symbol.reference is None else 0 * image
+
+
+class LinearObservations(ABC):
+    """M numbers y = H f + ε, few enough to be written out; H is linear."""
+
+    x: Float[Tensor, "n d"]
+
+    @property
+    @abstractmethod
+    def values(self) -> Float[Tensor, "M"]:
+        """y."""
+
+    @abstractmethod
+    def see(self, image: Image) -> Float[Tensor, "M k"]:
+        """H of anything linear in the field: of features, of covariances with it, of paths."""
+
+    @abstractmethod
+    def noise_covariance(self, noises: Noises, missing: Missing = None) -> Float[Tensor, "M M"]:
+        """Of ε, with a variance of what is observed that is not in the features: white, and common
+        to all points."""
+
+    def design(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
+        """V = [y, H(1⊗I_p)]: a constant mean is seen as the field is."""
+
+        def ones(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
+            return of_constant(symbol, len(space), num_outputs).to(x).repeat(len(x), 1)
+
+        return torch.cat([self.values.unsqueeze(-1), self.see(ones)], dim=-1)
+
+
 @dataclass(frozen=True)
-class Further:
+class PointObservations(LinearObservations):
+    """Readings of the field at N points."""
+
+    readings: list[Readings]
+
+    @cached_property
+    def x(self) -> Float[Tensor, "N d"]:
+        return torch.cat([own.x for own in self.readings])
+
+    @property
+    def values(self) -> Tensor:
+        return torch.cat([own.y.flatten() for own in self.readings])
+
+    def see(self, image: Image) -> Tensor:
+        values = image(Identity(), (), self.x)
+        if len(self.readings) == 1 and self.readings[0].pattern.complete:
+            return values
+        parts = values.unflatten(0, (len(self.x), -1)).split([len(own) for own in self.readings])
+        seen = [
+            own.pattern.rows(part, own.direction).flatten(0, 1)
+            for own, part in zip(self.readings, parts, strict=True)
+        ]
+        return torch.cat(seen)
+
+    def noise_covariance(self, noises: Noises, missing: Missing = None) -> Tensor:
+        white = None if missing is None else missing[0]
+        blocks = [
+            _one_by_one(own.noise(GroupNoise(group_noise(own.key, noises), white)))
+            for own in self.readings
+        ]
+        return block_diagonal(blocks)
+
+
+def block_diagonal(blocks: Sequence[Float[Tensor, "m m"]]) -> Float[Tensor, "M M"]:
+    """Of any sizes; one is itself."""
+    return blocks[0] if len(blocks) == 1 else torch.block_diag(*blocks)
+
+
+def _one_by_one(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
+    """Those of n points on the diagonal."""
+    matrix = torch.diag_embed(blocks.permute(1, 2, 0))  # (v, v, n, n)
+    return matrix.permute(2, 0, 3, 1).flatten(2, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class SymbolObservations(LinearObservations):
     """m readings y = (Q f)(x) + ε, ε ~ N(0, noise) at each point."""
 
     symbol: Symbol
@@ -113,7 +221,7 @@ class Further:
     @classmethod
     def of(
         cls, kernel: Kernel, num_inputs: int, x: object, y: object, symbol: Symbol, noise: object
-    ) -> "Further":
+    ) -> "SymbolObservations":
         """Copies of what a user gives, on the kernel's device.
 
         Raises:
@@ -146,30 +254,19 @@ class Further:
     def num_values(self) -> int:
         return self.y.numel()
 
-    def features(self, expansion: Expansion) -> Float[Tensor, "m*q F"]:
-        """Those of Q f, differentiable in the expansion."""
-        seen = seen_through(self.symbol, expansion, self.space)
-        features = seen.features(self.x)
-        referred = self.symbol.referred(self.x, self.space)
-        return features if referred is None else features - seen.features(referred)
+    @property
+    def values(self) -> Tensor:
+        return self.y.flatten()
 
-    def columns(self, num_outputs: int) -> Float[Tensor, "m*q 1+p"]:
-        """V = [y, Q(0)]: a constant mean is seen through the symbol too."""
-        origin = self.x.new_zeros(1, len(self.space))
-        image = self.symbol(origin, num_outputs)[0].real.to(self.x)
-        image = image if self.symbol.reference is None else 0 * image
-        return torch.cat([self.y.reshape(-1, 1), image.repeat(len(self.x), 1)], dim=-1)
+    def see(self, image: Image) -> Tensor:
+        return image(self.symbol, self.space, self.x)
 
-    def covariance(
-        self, missing: tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
-    ) -> Float[Tensor, "m*q m*q"]:
-        """Of the noise, with what features leave out of the symbol."""
+    def noise_covariance(self, noises: Noises, missing: Missing = None) -> Tensor:
         count = len(self.x)
-        eye = torch.eye(count, dtype=self.y.dtype, device=self.y.device)
         if missing is None:
-            return torch.kron(eye, self.noise)
+            return independent(self.noise, count)
         white, common = missing
-        return torch.kron(eye, self.noise + white) + common.repeat(count, count)
+        return independent(self.noise + white, count) + common.repeat(count, count)
 
     @property
     def box(self) -> tuple[tuple[float, float], ...]:
@@ -177,7 +274,7 @@ class Further:
         points = self.symbol.all_points(self.x, self.space)
         return tuple(zip(points.amin(0).tolist(), points.amax(0).tolist(), strict=True))
 
-    def to(self, device: torch.device) -> "Further":
+    def to(self, device: torch.device) -> "SymbolObservations":
         return replace(self, x=self.x.to(device), y=self.y.to(device), noise=self.noise.to(device))
 
 

@@ -13,7 +13,7 @@ from linear_operator.operators import (
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff.inference.equations import white_blocks
+from gp_orff.data.noise.covariances import independent, same_point
 
 
 class PointwiseOperator(LinearOperator):
@@ -119,8 +119,7 @@ class WithWhiteNoise(PointwiseOperator):
         return (self.latent._diagonal().unflatten(-1, (-1, self.num_outputs)) + white).flatten(-2)
 
     def to_dense(self) -> Float[Tensor, "*b n*p n*p"]:
-        eye = torch.eye(self.shape[-1] // self.num_outputs, dtype=self.dtype, device=self.device)
-        return self.latent.to_dense() + white_blocks(eye, self.noise)
+        return self.latent.to_dense() + independent(self.noise, self.shape[-1] // self.num_outputs)
 
     def _points(self, rows: slice, cols: slice) -> LinearOperator:
         latent = self.latent._points(rows, cols)
@@ -128,7 +127,7 @@ class WithWhiteNoise(PointwiseOperator):
             return self.of(latent, self.noise)
         index = torch.arange(self.shape[-1] // self.num_outputs, device=self.device)
         same = (index[rows].unsqueeze(-1) == index[cols]).to(self.dtype)
-        return to_linear_operator(latent.to_dense() + white_blocks(same, self.noise))
+        return to_linear_operator(latent.to_dense() + same_point(same, self.noise))
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if (other < 0).any():

@@ -12,13 +12,13 @@ from gp_orff.exact_gp.operators import (
     WithWhiteNoise,
     noise_covariance,
 )
-from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.distributions import FieldDistribution
 
 
 class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
-    """Cov[f(x) | y] from a weight posterior; evaluated only as far as it is asked for."""
+    """Cov[f(x) | y]; evaluated only as far as it is asked for."""
 
-    def __init__(self, x: Float[Tensor, "*b n d"], posterior: FieldLaw):
+    def __init__(self, x: Float[Tensor, "*b n d"], posterior: FieldDistribution):
         super().__init__(x, posterior=posterior)
         self.x, self.posterior = x, posterior
         self.num_outputs = posterior.num_outputs
@@ -82,3 +82,12 @@ class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
         dense = to_linear_operator(self.to_dense())
         with linear_operator.settings.max_cholesky_size(dense.shape[-1]):
             return dense.inv_quad_logdet(inv_quad_rhs, logdet, reduce_inv_quad)
+
+
+def posterior_covariance(
+    x: Float[Tensor, "*b n d"], distribution: FieldDistribution
+) -> PosteriorCovariance | NoisyPosteriorCovariance:
+    """Cov[f(x) | y], with the white noise of the distribution apart."""
+    smooth, delta = distribution.split()
+    latent = PosteriorCovariance(x, smooth)
+    return latent if delta is None else NoisyPosteriorCovariance.of(latent, delta.to(x.dtype))

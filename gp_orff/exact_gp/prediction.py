@@ -1,6 +1,5 @@
 """Predictions of an `ExactGP` by our kernels: exact, or from the posterior of feature weights."""
 
-import torch
 from gpytorch import settings
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
@@ -9,10 +8,10 @@ from linear_operator.operators import LinearOperator, ZeroLinearOperator, to_lin
 from torch import Tensor
 
 from gp_orff.data.statistics import Statistics
-from gp_orff.exact_gp.posterior_covariance import NoisyPosteriorCovariance, PosteriorCovariance
+from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from gp_orff.features.expansion import Expansion
-from gp_orff.inference.equations import white_blocks
+from gp_orff.inference.distributions import plus_white
 from gp_orff.inference.overconfidence import check
 from gp_orff.inference.weight_posterior import WeightPosterior
 
@@ -112,12 +111,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*test_test_covar.shape)
         if posterior.requires_grad:  # plain autograd reaches everything through a dense matrix
-            covariance = posterior.covariance(x).to(test_mean.dtype)
-            if white is not None:
-                eye = torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
-                covariance = covariance + white_blocks(eye, white)
-            return mean, to_linear_operator(covariance)
-        covariance = PosteriorCovariance(x, posterior)
-        if white is None:
-            return mean, covariance
-        return mean, NoisyPosteriorCovariance.of(covariance, white.detach())
+            covariance = plus_white(posterior, white).covariance(x)
+            return mean, to_linear_operator(covariance.to(test_mean.dtype))
+        white = None if white is None else white.detach()
+        return mean, posterior_covariance(x, plus_white(posterior, white))

@@ -9,19 +9,18 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noise
+from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
 from gp_orff.exact_gp.operators import RootedOperator, WithWhiteNoise, noise_covariance
 from gp_orff.features.expansion import Expansion, merge
 from gp_orff.inference.equations import (
-    Evidence,
     Group,
-    evidence,
-    noisy_covariance,
+    NormalEquations,
+    equations_of_vectors,
+    normal_equations,
     prefers_dual,
-    statistics_posterior,
-    weight_posterior,
 )
+from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.weight_posterior import WeightPosterior
 
 
@@ -156,7 +155,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     ) -> WeightPosterior:
         """The posterior of the feature weights, or those of another expansion, given y."""
         expansion = self.latent.expansion if expansion is None else expansion
-        return weight_posterior(expansion, self.latent.x1, self._per_point(y), Noise.of(self.noise))
+        return self._equations(y, expansion).posterior(self._no_mean)[0]
 
     def statistics(self, y: Float[Tensor, "*b N*p"]) -> Statistics:
         """The sufficient statistics of the residuals y."""
@@ -165,8 +164,16 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
     def posterior_from(self, statistics: Statistics, expansion: Expansion) -> WeightPosterior:
         """The posterior of an expansion's feature weights from the statistics of its columns."""
-        zero = torch.zeros_like(statistics.total)
-        return statistics_posterior(expansion, [Group(statistics, Noise.of(self.noise))], zero)[0]
+        groups = [Group(statistics, Noise.of(self.noise))]
+        return normal_equations(expansion, groups).posterior(self._no_mean)[0]
+
+    @property
+    def _no_mean(self) -> Float[Tensor, "p"]:
+        return torch.zeros(self.num_outputs, dtype=torch.float64, device=self.device)
+
+    def _equations(self, y: Float[Tensor, "*b N*p"], expansion: Expansion) -> NormalEquations:
+        noise = Noise.of(self.noise)
+        return equations_of_vectors(expansion, self.latent.x1, self._per_point(y), noise)
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
         invalid = int((~torch.isfinite(y)).sum())
@@ -179,12 +186,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         return y.unflatten(-1, (-1, self.num_outputs))
 
     def _evidence(self, y: Float[Tensor, "*b N*p"]) -> Evidence:
-        return evidence(
-            self.latent.expansion.double(),
-            self.latent.x1,
-            self._per_point(y.double()),
-            Noise.of(self.noise),
-        )
+        return self._equations(y, self.latent.expansion).evidence()
 
     def _zeros(self) -> Float[Tensor, "*b N*p"]:
         return torch.zeros(self.shape[:-1], dtype=torch.float64, device=self.device)
@@ -227,7 +229,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         latent, p = self.latent, self.num_outputs
         if self.prefers_dual:
             features = latent.expansion.double().features(latent.x1.double())
-            return torch.linalg.solve(noisy_covariance(features, noise.covariance), rhs)
+            noisy = features @ features.mT + independent(noise.covariance, latent.x1.shape[-2])
+            return torch.linalg.solve(noisy, rhs)
         posterior = self.posterior(self._zeros())
         expansion = posterior.expansion
 

@@ -9,45 +9,50 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, HeldData
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import Noise, Noises, noises_of
-from gp_orff.data.noise.groups import GroupNoise, Rows, group_noise
+from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.accuracy import accuracy
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import left_out
-from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.distributions import (
+    FieldDistribution,
+    PlusConstant,
+    PlusWhite,
+    plus_white,
+)
 from gp_orff.inference.equations import (
     DenseRows,
-    Evidence,
+    Dual,
     Group,
+    NormalEquations,
     dense_evidence,
-    dual_posterior,
+    dense_posterior,
+    normal_equations,
     prefers_dual,
-    statistics_evidence,
-    statistics_posterior,
 )
-from gp_orff.inference.exact_posterior import ExactLaw, prior_covariance
+from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.overconfidence import check
-from gp_orff.kernels.cholesky import cholesky
+from gp_orff.inference.quadratic import Evidence
+from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.tree import spectra_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 
 
 @dataclass(frozen=True)
-class Conditioning:
+class Posterior:
     """What conditioning leaves."""
 
-    law: FieldLaw  # of the field without its mean
-    white: Float[Tensor, "p p"] | None  # the truncated variance the law lacks
+    distribution: FieldDistribution  # of the field without its mean
     evidence: Evidence
-    noises: Mapping[GroupKey, "GroupNoise"]  # as conditioned on
+    noises: Mapping[GroupKey, GroupNoise]  # as conditioned on
 
 
 class Observations(ABC):
@@ -62,7 +67,7 @@ class Observations(ABC):
     @abstractmethod
     def posterior(
         self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
-    ) -> Conditioning:
+    ) -> Posterior:
         """Under a constant mean; that of largest evidence where none is given."""
 
     @abstractmethod
@@ -85,8 +90,24 @@ class Observations(ABC):
     def left_out(
         self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-        """Variance of a symbol that the law does not hold: white, and common to all points."""
+        """Variance of a symbol that its image lacks: white, and common to all points."""
         return None
+
+    def apply(
+        self,
+        symbol: Symbol,
+        distribution: FieldDistribution,
+        kernel: Kernel,
+        space: Sequence[int],
+    ) -> FieldDistribution:
+        """The distribution of a symbol of the field: what is white in the field is not in its
+        image, which has a truncated variance of its own."""
+        missing = self.left_out(symbol, kernel, space)
+        image = distribution.split()[0].apply(symbol, space)
+        if missing is None:
+            return image
+        white, common = missing
+        return PlusWhite(PlusConstant(image, common) if common.any() else image, white)
 
     def of_terms(
         self, kernel: Kernel, chosen: Sequence[int]
@@ -111,47 +132,36 @@ class ExactObservations(Observations):
     data: HeldData
 
     @cached_property
-    def rows(self) -> Rows:
-        return Rows(self.data.readings)
+    def observed(self) -> Sequence[LinearObservations]:
+        return (PointObservations(self.data.readings), *self.data.further)
 
     def of(self, data):
         return ExactObservations(data)
 
     def prepare(self) -> None:
-        _ = self.rows
+        _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        return dense_evidence(self._noisy(kernel, noises), self._columns(_num_outputs(noises)))
+        return dense_evidence(*self._model(kernel, noises))
 
     def describe(self, kernel: Kernel) -> str:
         return f"exact kernel, {self.num_values} numbers"
 
-    def _columns(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
-        further = [own.columns(num_outputs) for own in self.data.further]
-        return torch.cat([self.rows.columns(num_outputs), *further])
-
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        factor = cholesky(self._noisy(kernel, noises))
-        columns = self._columns(_num_outputs(noises))
-        half = torch.linalg.solve_triangular(factor, columns, upper=False)
-        evidence = Evidence(half.mT @ half, 2 * factor.diagonal().log().sum())
-        mean = evidence.best_mean() if mean is None else mean
-        residual = torch.cat([torch.ones_like(mean[:1]), -mean]).unsqueeze(-1)
-        alpha = torch.linalg.solve_triangular(factor.mT, half @ residual, upper=True)
-        law = ExactLaw(kernel, self.rows, self.data.further, factor, alpha, noises)
-        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.rows.readings}
-        return Conditioning(law, None, evidence, own)
+        factor, alpha, evidence = dense_posterior(*self._model(kernel, noises), mean)
+        distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
+        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.data.readings}
+        return Posterior(distribution, evidence, own)
 
-    def _noisy(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
-        latent = self.rows.see(self.rows.see(to_dense(kernel(self.rows.x))).mT)
-        noisy, further = latent + self.rows.noise(noises), self.data.further
-        if not further:
-            return noisy
-        cross = self.rows.see(prior_covariance(kernel, Identity(), self.rows.x, further))
-        own = torch.cat([prior_covariance(kernel, a.symbol, a.x, further) for a in further])
-        own = own + torch.block_diag(*(part.covariance(None) for part in further))
-        return torch.cat([torch.cat([noisy, cross], -1), torch.cat([cross.mT, own], -1)])
+    def _model(
+        self, kernel: Kernel, noises: Noises
+    ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
+        """Cov[H f] with the noise, and V."""
+        observed, num_outputs = self.observed, next(iter(noises.values())).shape[-1]
+        noise = block_diagonal([own.noise_covariance(noises) for own in observed])
+        design = torch.cat([own.design(num_outputs) for own in observed])
+        return observed_covariance(kernel, observed) + noise, design
 
 
 @dataclass(frozen=True)
@@ -164,40 +174,27 @@ class FeatureObservations(Observations):
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         expansion, white = self._model(kernel)
-        if self._prefers_dual(expansion):
-            rows = self._dual(kernel, expansion, noises, white)
-            return dense_evidence(rows.features @ rows.features.mT + rows.noise, rows.columns)
-        groups = _groups(self._statistics_of(expansion), noises, white)
-        return statistics_evidence(expansion, groups, self._further(kernel, expansion))
+        statistics = self._summed(expansion)
+        return self._equations(kernel, noises, expansion, white, statistics).evidence()
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
         expansion, white = self._model(kernel)
-        dual = self._prefers_dual(expansion)
-        statistics = None if dual else self._statistics_of(expansion)
+        statistics = self._summed(expansion)
 
-        def law(part: Expansion, columns: Tensor | None = None) -> tuple[FieldLaw, Evidence]:
+        def conditioned(
+            part: Expansion, columns: Tensor | None = None
+        ) -> tuple[WeightPosterior, Evidence]:
             """Of the expansion, or of a part of it with some of its columns."""
-            if dual:
-                rows = self._dual(kernel, part, noises, white)
-                noisy = rows.features @ rows.features.mT + rows.noise
-                return dual_posterior(part, rows.features, noisy, rows.columns, mean)
-            chosen = statistics if columns is None else statistics.select(columns)
-            further = self._further(kernel, part)
-            return statistics_posterior(part, _groups(chosen, noises, white), mean, further)
+            all_of_them = statistics is None or columns is None
+            own = statistics if all_of_them else statistics.select(columns)
+            return self._equations(kernel, noises, part, white, own).posterior(mean)
 
-        whole, evidence = law(expansion)
+        whole, evidence = conditioned(expansion)
         points = torch.cat([own.x for own in self.data.survey.sample])
-        check(whole, expansion, lambda *part: law(*part)[0], points)
-        if dual:
-            keys = [part.key for part in self._rows.readings]
-            own = {key: GroupNoise(group_noise(key, noises), white) for key in keys}
-        else:
-            own = {
-                key: GroupNoise(group_noise(key, noises, white, part.masses, part.count))
-                for key, part in statistics.groups.items()
-            }
-        return Conditioning(whole, white, evidence, own)
+        check(whole, expansion, lambda *part: conditioned(*part)[0], points)
+        own = self._group_noises(noises, white, statistics)
+        return Posterior(plus_white(whole, white), evidence, own)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
@@ -273,36 +270,56 @@ class FeatureObservations(Observations):
 
     def _prefers_dual(self, expansion: Expansion) -> bool:
         """Constant statistics need no features of the data, which the dual writes out."""
-        if not isinstance(self.data, HeldData):
+        if not self.data.revisitable:
             return False
         points = self.num_values / expansion.num_outputs
         return prefers_dual(expansion, (2 if self._constant else 1) * points)
 
+    def _summed(self, expansion: Expansion) -> FieldStatistics | None:
+        """The statistics; None where the readings are better written out."""
+        return None if self._prefers_dual(expansion) else self._statistics_of(expansion)
+
     @cached_property
-    def _rows(self) -> Rows:
-        return Rows(self.data.readings)
+    def _points(self) -> PointObservations:
+        return PointObservations(self.data.readings)
 
-    def _dual(
-        self, kernel: Kernel, expansion: Expansion, noises: Noises, white: Tensor | None
-    ) -> DenseRows:
-        """All readings, written out."""
-        rows = self._rows
-        features = rows.see(expansion.features(rows.x))
-        columns = rows.columns(expansion.num_outputs)
-        own = DenseRows(features, columns, rows.noise(noises, white))
-        further = self._further(kernel, expansion)
-        return own if further is None else DenseRows.of([own, further])
+    def _equations(
+        self,
+        kernel: Kernel,
+        noises: Noises,
+        expansion: Expansion,
+        white: Float[Tensor, "p p"] | None,
+        statistics: FieldStatistics | None,
+    ) -> NormalEquations:
+        """With the truncated variance in the noise of each observation."""
+        further = [
+            DenseRows.of(own, expansion, noises, self.left_out(own.symbol, kernel, own.space))
+            for own in self.data.further
+        ]
+        if statistics is None:
+            missing = None if white is None else (white, torch.zeros_like(white))
+            points = DenseRows.of(self._points, expansion, noises, missing)
+            return Dual(expansion, DenseRows.joined([points, *further]))
+        noise = self._group_noises(noises, white, statistics)
+        groups = [
+            Group(own, Noise.of(noise[key].weighted)) for key, own in statistics.groups.items()
+        ]
+        return normal_equations(expansion, groups, further)
 
-    def _further(self, kernel: Kernel, expansion: Expansion) -> DenseRows | None:
-        """Observations of symbols of the field."""
-        if not self.data.further:
-            return None
-        parts = []
-        for own in self.data.further:
-            missing = left_out(own.symbol, kernel, self.draws, own.space)
-            columns = own.columns(expansion.num_outputs)
-            parts.append(DenseRows(own.features(expansion), columns, own.covariance(missing)))
-        return DenseRows.of(parts)
+    def _group_noises(
+        self,
+        noises: Noises,
+        white: Float[Tensor, "p p"] | None,
+        statistics: FieldStatistics | None,
+    ) -> dict[GroupKey, GroupNoise]:
+        """In statistics the truncated variance has weights, as Σ has."""
+        if statistics is None:
+            keys = [part.key for part in self.data.readings]
+            return {key: GroupNoise(group_noise(key, noises), white) for key in keys}
+        return {
+            key: GroupNoise(group_noise(key, noises, white, own.masses, own.count))
+            for key, own in statistics.groups.items()
+        }
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:
@@ -319,20 +336,6 @@ class FeatureObservations(Observations):
         return expansion, self.truncated(kernel, expansion)
 
 
-def _groups(
-    statistics: FieldStatistics, noises: Noises, white: Float[Tensor, "p p"] | None
-) -> list[Group]:
-    """With the truncated variance in the noise of each."""
-    return [
-        Group(own, Noise.of(group_noise(key, noises, white, own.masses, own.count)))
-        for key, own in statistics.groups.items()
-    ]
-
-
-def _num_outputs(noises: Noises) -> int:
-    return next(iter(noises.values())).shape[-1]
-
-
 def log_marginal_likelihood(
     observations: Observations,
     kernel: Kernel,
@@ -341,5 +344,4 @@ def log_marginal_likelihood(
 ) -> Float[Tensor, ""]:
     """log p(y), total; the constant mean of largest evidence where none is given."""
     evidence = observations.evidence(kernel, noises_of(kernel, likelihoods))
-    best = evidence.best_mean() if mean is None else mean
-    return evidence.log_density(best, observations.num_values) + observations.data.bound
+    return evidence.log_density(mean, observations.num_values) + observations.data.bound

@@ -15,9 +15,10 @@ For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: r factorisations of size 2
 Where there are fewer numbers than features, the dual: K + I⊗Σ itself.
 """
 
-import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,14 +26,22 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noise
+from gp_orff.data.noise.covariances import Noise, Noises, independent
+from gp_orff.data.observations import LinearObservations, Missing, block_diagonal, less_reference
 from gp_orff.data.statistics import Statistics
-from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
+from gp_orff.features.expansion import (
+    Expansion,
+    FeatureExpansion,
+    KroneckerExpansion,
+    seen_through,
+)
 from gp_orff.inference.quadratic import (
+    Evidence,
     InvQuadLogdet,
     KroneckerInvQuadLogdet,
     MaskedInvQuadLogdet,
     diagonalised,
+    log_determinant,
     masked,
     unrotated,
 )
@@ -43,39 +52,7 @@ from gp_orff.inference.weight_posterior import (
     WeightPosterior,
 )
 from gp_orff.kernels.cholesky import cholesky, size_of
-
-_UNSEEN = 1e-10  # of the information on a mean, below which there is none
-
-
-class Evidence(NamedTuple):
-    """The terms of the Gaussian log density of y, for every constant mean c of the outputs.
-
-    With V = [y, 1⊗I_p]: −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π), noise being in K.
-    """
-
-    quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
-    logdet: Float[Tensor, "*b"]  # log |K + I⊗Σ|
-
-    @property
-    def inv_quad(self) -> Float[Tensor, "*b"]:
-        """yᵀ (K + I⊗Σ)⁻¹ y."""
-        return self.quad[..., 0, 0]
-
-    def best_mean(self) -> Float[Tensor, "*b p"]:
-        """The constant mean of largest evidence (generalised least squares); the shortest one where
-        the data do not tell it."""
-        ones, y = self.quad[..., 1:, 1:], self.quad[..., 1:, :1]
-        seen = ones.detach().diagonal(dim1=-1, dim2=-2).amax(-1)
-        spread = torch.linalg.eigvalsh(ones.detach())[..., 0]
-        if (spread > _UNSEEN * seen).all():
-            return torch.linalg.solve(ones, y).squeeze(-1)
-        return (torch.linalg.pinv(ones, rtol=_UNSEEN, hermitian=True) @ y).squeeze(-1)
-
-    def log_density(self, mean: Float[Tensor, "*b p"], num_values: int) -> Float[Tensor, "*b"]:
-        """log p(y), total, under a constant mean."""
-        v = torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1)
-        quad = (v * (self.quad @ v.unsqueeze(-1)).squeeze(-1)).sum(-1)
-        return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
+from gp_orff.symbols.base import Identity, Symbol
 
 
 def prefers_dual(expansion: Expansion, num_points: float) -> bool:
@@ -85,28 +62,45 @@ def prefers_dual(expansion: Expansion, num_points: float) -> bool:
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Rows that are written out: features, V and the covariance of their noise."""
+    """Observations that are written out: H Φ, V and the covariance of their noise."""
 
-    features: Float[Tensor, "m F"]
-    columns: Float[Tensor, "m 1+p"]
-    noise: Float[Tensor, "m m"]
+    features: Float[Tensor, "*b M F"]
+    design: Float[Tensor, "*b M 1+p"]
+    noise: Float[Tensor, "*b M M"]
 
     @classmethod
-    def of(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
+    def of(
+        cls, own: LinearObservations, expansion: Expansion, noises: Noises, missing: Missing
+    ) -> "DenseRows":
+        """Differentiable in the expansion, which leaves a variance of what is observed out."""
+
+        def features(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
+            if isinstance(symbol, Identity):
+                return expansion.features(x)
+            image = seen_through(symbol, expansion, space)
+            return less_reference(image.features, x, symbol, space)
+
+        noise = own.noise_covariance(noises, missing)
+        return cls(own.see(features), own.design(expansion.num_outputs), noise)
+
+    @classmethod
+    def joined(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
         """All of them."""
+        if len(parts) == 1:
+            return parts[0]
         return cls(
             torch.cat([own.features for own in parts]),
-            torch.cat([own.columns for own in parts]),
-            torch.block_diag(*(own.noise for own in parts)),
+            torch.cat([own.design for own in parts]),
+            block_diagonal([own.noise for own in parts]),
         )
 
-    def whitened(self) -> tuple[Float[Tensor, "m F"], Float[Tensor, "m 1+p"], Float[Tensor, ""]]:
+    def whitened(self) -> tuple[Float[Tensor, "M F"], Float[Tensor, "M 1+p"], Float[Tensor, ""]]:
         """N^{−½}Φ, N^{−½}V and log|N|."""
         factor = torch.linalg.cholesky(self.noise)
-        both = torch.cat([self.features, self.columns], dim=-1)
+        both = torch.cat([self.features, self.design], dim=-1)
         half = torch.linalg.solve_triangular(factor, both, upper=False)
         logdet = 2 * factor.diagonal().log().sum()
-        return *half.split([self.features.shape[-1], self.columns.shape[-1]], dim=-1), logdet
+        return *half.split([self.features.shape[-1], self.design.shape[-1]], dim=-1), logdet
 
 
 class Group(NamedTuple):
@@ -116,14 +110,39 @@ class Group(NamedTuple):
     noise: Noise  # of a reading
 
 
-def evidence(
+class NormalEquations(ABC):
+    """A and B of the feature weights, E[θ] = A⁻¹B [1; −c], in the form that suits them."""
+
+    @abstractmethod
+    def evidence(self) -> Evidence:
+        """One factorisation, and one inverse for its gradient."""
+
+    @abstractmethod
+    def posterior(self, mean: Float[Tensor, "*b p"] | None) -> tuple[WeightPosterior, Evidence]:
+        """Of the weights, and the evidence from the same factorisation; with the constant mean of
+        largest evidence where none is given."""
+
+
+def normal_equations(
+    expansion: Expansion, groups: Sequence[Group], further: Sequence[DenseRows] = ()
+) -> NormalEquations:
+    """From the statistics of groups, and from observations that are written out. Kronecker products
+    need whole vectors with one noise."""
+    whole = len(groups) == 1 and groups[0].statistics.pattern.complete and not further
+    if whole and isinstance(expansion, KroneckerExpansion):
+        return Kronecker(expansion, groups[0])
+    return Primal(expansion.general(), groups, further)
+
+
+def equations_of_vectors(
     expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
-) -> Evidence:
-    """Evidence of vectors y at x, by the cheaper of the two algebras."""
-    if prefers_dual(expansion, x.shape[-2]):
-        covariance = noisy_covariance(expansion.features(x.double()), noise.covariance)
-        return dense_evidence(covariance, with_ones(y.double()))
-    return statistics_evidence(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
+) -> NormalEquations:
+    """Of vectors y at x, in the cheaper of the two algebras."""
+    expansion, y = expansion.double(), y.double()
+    if not prefers_dual(expansion, x.shape[-2]):
+        return normal_equations(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
+    covariance = independent(noise.covariance, x.shape[-2])
+    return Dual(expansion, DenseRows(expansion.features(x.double()), with_ones(y), covariance))
 
 
 def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
@@ -134,72 +153,127 @@ def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
 
 
 def dense_evidence(
-    covariance: Float[Tensor, "*b M M"], columns: Float[Tensor, "*b M 1+p"]
+    covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
 ) -> Evidence:
     """Evidence of V under a covariance that is written out, noise included."""
     size = size_of(covariance)
-    quad, logdet = InvQuadLogdet.apply(covariance / size, columns)
+    quad, logdet = InvQuadLogdet.apply(covariance / size, design)
     return Evidence(quad / size, logdet + covariance.shape[-1] * size.log()[..., 0, 0])
 
 
-def noisy_covariance(
-    features: Float[Tensor, "*b N*p F"], noise: Float[Tensor, "*b p p"]
-) -> Float[Tensor, "*b N*p N*p"]:
-    """ΦΦᵀ + I⊗Σ."""
-    num_points = features.shape[-2] // noise.shape[-1]
-    eye = torch.eye(num_points, dtype=features.dtype, device=features.device)
-    return features @ features.mT + white_blocks(eye, noise)
+def dense_posterior(
+    covariance: Float[Tensor, "*b M M"],
+    design: Float[Tensor, "*b M 1+p"],
+    mean: Float[Tensor, "*b p"] | None,
+) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1"], Evidence]:
+    """L with L Lᵀ that covariance, α = (L Lᵀ)⁻¹(y − c), and the evidence of V."""
+    factor = cholesky(covariance)
+    return factor, *_solved(factor, design, mean, Evidence)
 
 
-def white_blocks(
-    same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
-) -> Float[Tensor, "*b n*p m*p"]:
-    """Σ wherever a row and a column are the same point."""
-    blocks = torch.einsum("nm,...ij->...nimj", same, noise)
-    return blocks.flatten(-4, -3).flatten(-2, -1)
+def _solved(
+    factor: Float[Tensor, "*b n n"],
+    b: Float[Tensor, "*b n 1+p"],
+    mean: Float[Tensor, "*b p"] | None,
+    evidence_of: Callable[[Tensor, Tensor], Evidence],
+) -> tuple[Float[Tensor, "*b n 1"], Evidence]:
+    """A⁻¹B [1; −c] from the factor of A, and the evidence that follows from BᵀA⁻¹B and log|A|."""
+    half = torch.linalg.solve_triangular(factor, b, upper=False)
+    evidence = evidence_of(half.mT @ half, log_determinant(factor))
+    residual = half @ evidence.contrast(mean)
+    return torch.linalg.solve_triangular(factor.mT, residual, upper=True), evidence
 
 
-def statistics_evidence(
-    expansion: Expansion, groups: Sequence[Group], rows: DenseRows | None = None
-) -> Evidence:
-    """Evidence from the statistics alone: one factorisation and one inverse with its gradient; and
-    from further rows that are written out."""
-    if rows is not None:
-        a, b, white, logdet = with_rows(*normal_equations(expansion.general(), groups), rows)
-        explained, own = InvQuadLogdet.apply(a, b)
-        return evidence_of(groups, explained - white, own + logdet)
-    expansion = structured(expansion, groups)
-    if isinstance(expansion, KroneckerExpansion):
-        equations = kronecker_equations(expansion, *groups[0])
-        return evidence_of(groups, *KroneckerInvQuadLogdet.apply(*equations))
-    b, parts = normal_equations(expansion, groups)
-    return evidence_of(groups, *MaskedInvQuadLogdet.apply(b, *parts))
+@dataclass(frozen=True)
+class Dual(NormalEquations):
+    """Fewer numbers than features: their covariance itself."""
+
+    expansion: Expansion
+    rows: DenseRows
+
+    @property
+    def _covariance(self) -> Float[Tensor, "*b M M"]:
+        return self.rows.features @ self.rows.features.mT + self.rows.noise
+
+    def evidence(self) -> Evidence:
+        return dense_evidence(self._covariance, self.rows.design)
+
+    def posterior(self, mean):
+        features = self.rows.features
+        factor, alpha, evidence = dense_posterior(self._covariance, self.rows.design, mean)
+        whitened = torch.linalg.solve_triangular(factor, features, upper=False)
+        return DualPosterior(self.expansion, features.mT @ alpha, whitened), evidence
 
 
-def with_rows(
-    b: Float[Tensor, "F 1+p"], parts: Sequence[Tensor], rows: DenseRows
-) -> tuple[
-    Float[Tensor, "F F"], Float[Tensor, "F 1+p"], Float[Tensor, "1+p 1+p"], Float[Tensor, ""]
-]:
-    """A and B with the terms of further rows; VᵀN⁻¹V and log|N| of these."""
-    features, columns, logdet = rows.whitened()
-    a = masked(parts) + features.mT @ features
-    return a, b + features.mT @ columns, columns.mT @ columns, logdet
+@dataclass(frozen=True)
+class Primal(NormalEquations):
+    """Features one by one: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the latter of rows."""
+
+    expansion: FeatureExpansion
+    groups: Sequence[Group]
+    rows: Sequence[DenseRows] = ()
+
+    @cached_property
+    def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return [own.whitened() for own in self.rows]
+
+    def evidence(self) -> Evidence:
+        if self.rows:
+            return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
+        b, parts = masked_equations(self.expansion, self.groups)
+        return self._evidence(*MaskedInvQuadLogdet.apply(b, *parts))
+
+    def posterior(self, mean):
+        a, b = self._a_and_b()
+        factor = psd_safe_cholesky(a)
+        theta, evidence = _solved(factor, b, mean, self._evidence)
+        return PrimalPosterior(self.expansion, theta, factor), evidence
+
+    def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
+        b, parts = masked_equations(self.expansion, self.groups)
+        a = masked(parts)
+        for features, design, _ in self._whitened:
+            a, b = a + features.mT @ features, b + features.mT @ design
+        return a, b
+
+    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        rows = [(design.mT @ design, own) for _, design, own in self._whitened]
+        return evidence_of([*map(_white, self.groups), *rows], explained, logdet)
 
 
-def structured(expansion: Expansion, groups: Sequence[Group]) -> Expansion:
-    """The expansion with all the structure that the readings leave it: Kronecker products need
-    whole vectors with one noise."""
-    whole = len(groups) == 1 and groups[0].statistics.pattern.complete
-    return expansion if whole else expansion.general()
+@dataclass(frozen=True)
+class Kronecker(NormalEquations):
+    """Separable kernels: A = I + SCS ⊗ G, G = LᵀΣ⁻¹L."""
+
+    expansion: KroneckerExpansion
+    group: Group
+
+    @cached_property
+    def _equations(self) -> tuple[Tensor, Tensor, Tensor]:
+        return kronecker_equations(self.expansion, *self.group)
+
+    def evidence(self) -> Evidence:
+        return evidence_of([_white(self.group)], *KroneckerInvQuadLogdet.apply(*self._equations))
+
+    def posterior(self, mean):
+        if self._equations[1].requires_grad:  # eigenvectors of equal eigenvalues: no derivative
+            return Primal(self.expansion.general(), [self.group]).posterior(mean)
+        _, u, factor, rotated = diagonalised(*self._equations)
+        solved = torch.cholesky_solve(rotated, factor)  # (*b, r, 2D, 1+p)
+        explained, logdet = (rotated.mT @ solved).sum(-3), log_determinant(factor).sum(-1)
+        evidence = evidence_of([_white(self.group)], explained, logdet)
+        theta = unrotated(solved @ evidence.contrast(mean).unsqueeze(-3), u).flatten(-2)
+        return KroneckerPosterior(self.expansion, theta.mT, u, factor), evidence
 
 
 def evidence_of(
-    groups: Sequence[Group], explained: Float[Tensor, "*b 1+p 1+p"], logdet: Float[Tensor, "*b"]
+    white: Sequence[tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]],
+    explained: Float[Tensor, "*b 1+p 1+p"],
+    logdet: Float[Tensor, "*b"],
 ) -> Evidence:
-    """From BᵀA⁻¹B and log|A|."""
-    white, white_logdet = zip(*map(_white, groups), strict=True)
-    return Evidence(sum(white) - explained, logdet + sum(white_logdet))
+    """From BᵀA⁻¹B and log|A|, and VᵀN⁻¹V and log|N| of all noise N."""
+    squares, logdets = zip(*white, strict=True)
+    return Evidence(sum(squares) - explained, logdet + sum(logdets))
 
 
 def _white(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:
@@ -220,7 +294,7 @@ def _white(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b
     return white, logdet
 
 
-def normal_equations(
+def masked_equations(
     expansion: FeatureExpansion, groups: Sequence[Group]
 ) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
     """B, and C[c,c], M, P of every part of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
@@ -252,94 +326,3 @@ def kronecker_equations(
     batch = torch.broadcast_shapes(cross.shape[:-3], ones.shape[:-3])
     both = [t.expand(*batch, *t.shape[-3:]) for t in (cross, ones)]
     return gram, mixing.mT @ whitened, torch.cat(both, dim=-3)
-
-
-def weight_posterior(
-    expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
-) -> WeightPosterior:
-    """The posterior given vectors y of mean zero at x, by the cheaper of the two algebras."""
-    expansion, y = expansion.double(), y.double()
-    zero = torch.zeros_like(y[..., 0, :])
-    if prefers_dual(expansion, x.shape[-2]):
-        features = expansion.features(x.double())
-        noisy = noisy_covariance(features, noise.covariance)
-        return dual_posterior(expansion, features, noisy, with_ones(y), zero)[0]
-    groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
-    return statistics_posterior(expansion, groups, zero)[0]
-
-
-def dual_posterior(
-    expansion: Expansion,
-    features: Float[Tensor, "*b M F"],
-    noisy: Float[Tensor, "*b M M"],
-    columns: Float[Tensor, "*b M 1+p"],
-    mean: Float[Tensor, "*b p"] | None,
-) -> tuple[DualPosterior, Evidence]:
-    """The posterior by way of K and noise of M numbers, V = [y, 1⊗I_p], all in float64; with the
-    mean of largest evidence where none is given."""
-    factor = cholesky(noisy)
-    half = torch.linalg.solve_triangular(factor, columns, upper=False)
-    logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
-    evidence = Evidence(half.mT @ half, logdet)
-    alpha = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
-    whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-    return DualPosterior(expansion, features.mT @ alpha, whitened), evidence
-
-
-def _residual(evidence: Evidence, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
-    """[1; −c], with which V becomes y − c."""
-    mean = evidence.best_mean() if mean is None else mean
-    return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
-
-
-def statistics_posterior(
-    expansion: Expansion,
-    groups: Sequence[Group],
-    mean: Float[Tensor, "*b p"] | None,
-    rows: DenseRows | None = None,
-) -> tuple[WeightPosterior, Evidence]:
-    """The posterior from the statistics alone, and the evidence from the same factorisation; with
-    the mean of largest evidence where none is given; and from further rows, written out."""
-    if rows is not None:
-        expansion = expansion.general()
-        a, b, white, logdet = with_rows(*normal_equations(expansion, groups), rows)
-        return _primal(expansion, groups, mean, (a, b), (white, logdet))
-    expansion = structured(expansion, groups)
-    if isinstance(expansion, KroneckerExpansion):
-        c, g, b = kronecker_equations(expansion, *groups[0])
-        if not g.requires_grad:  # eigenvectors of equal eigenvalues have no derivative
-            return _kronecker_posterior(expansion, groups, mean, (c, g, b))
-        expansion = expansion.general()
-    b, parts = normal_equations(expansion, groups)
-    return _primal(expansion, groups, mean, (masked(parts), b))
-
-
-def _primal(
-    expansion: FeatureExpansion,
-    groups: Sequence[Group],
-    mean: Float[Tensor, "*b p"] | None,
-    equations: tuple[Tensor, Tensor],
-    further: tuple[Tensor, Tensor] = (0.0, 0.0),
-) -> tuple[PrimalPosterior, Evidence]:
-    a, b = equations
-    factor = psd_safe_cholesky(a)
-    half = torch.linalg.solve_triangular(factor, b, upper=False)
-    logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
-    evidence = evidence_of(groups, half.mT @ half - further[0], logdet + further[1])
-    theta = torch.linalg.solve_triangular(factor.mT, half @ _residual(evidence, mean), upper=True)
-    return PrimalPosterior(expansion, theta, factor), evidence
-
-
-def _kronecker_posterior(
-    expansion: KroneckerExpansion,
-    groups: Sequence[Group],
-    mean: Float[Tensor, "*b p"] | None,
-    equations: tuple[Tensor, Tensor, Tensor],
-) -> tuple[KroneckerPosterior, Evidence]:
-    _, u, factor, rotated = diagonalised(*equations)
-    solved = torch.cholesky_solve(rotated, factor)  # (*b, r, 2D, 1+p)
-    explained = (rotated.mT @ solved).sum(-3)
-    logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum((-1, -2))
-    evidence = evidence_of(groups, explained, logdet)
-    theta = unrotated(solved @ _residual(evidence, mean).unsqueeze(-3), u).flatten(-2)
-    return KroneckerPosterior(expansion, theta.mT, u, factor), evidence

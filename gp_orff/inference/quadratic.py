@@ -1,4 +1,5 @@
-"""BᵀA⁻¹B and log|A| with closed-form derivatives, for the forms A takes in this package.
+"""The evidence, of VᵀK⁻¹V and log|K|; BᵀA⁻¹B and log|A| with closed-form derivatives, for the forms
+A takes in this package.
 
 With U = A⁻¹B,
 
@@ -8,7 +9,9 @@ one Cholesky factorisation and one inverse, instead of differentiating through t
 Where a second derivative is asked for, plain differentiable operations take over.
 """
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,8 +19,49 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
 
+_UNSEEN = 1e-10  # of the information on a mean, below which there is none
 
-def _logdet(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:
+
+class Evidence(NamedTuple):
+    """The terms of the Gaussian log density of y, for every constant mean c of the outputs.
+
+    With V = [y, 1⊗I_p]: −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π), noise being in K.
+    """
+
+    quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
+    logdet: Float[Tensor, "*b"]  # log |K + I⊗Σ|
+
+    @property
+    def inv_quad(self) -> Float[Tensor, "*b"]:
+        """yᵀ (K + I⊗Σ)⁻¹ y."""
+        return self.quad[..., 0, 0]
+
+    def best_mean(self) -> Float[Tensor, "*b p"]:
+        """The constant mean of largest evidence (generalised least squares); the shortest one where
+        the data do not tell it."""
+        ones, y = self.quad[..., 1:, 1:], self.quad[..., 1:, :1]
+        seen = ones.detach().diagonal(dim1=-1, dim2=-2).amax(-1)
+        spread = torch.linalg.eigvalsh(ones.detach())[..., 0]
+        if (spread > _UNSEEN * seen).all():
+            return torch.linalg.solve(ones, y).squeeze(-1)
+        return (torch.linalg.pinv(ones, rtol=_UNSEEN, hermitian=True) @ y).squeeze(-1)
+
+    def contrast(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
+        """[1; −c], with which V becomes y − c; c of largest evidence where none is given."""
+        mean = self.best_mean() if mean is None else mean
+        return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
+
+    def log_density(
+        self, mean: Float[Tensor, "*b p"] | None, num_values: float
+    ) -> Float[Tensor, "*b"]:
+        """log p(y), total, under a constant mean; that of largest evidence where none is given."""
+        v = self.contrast(mean)
+        quad = (v * (self.quad @ v)).sum((-1, -2))
+        return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
+
+
+def log_determinant(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:
+    """log|L Lᵀ|."""
     return 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
 
 
@@ -37,7 +81,7 @@ class InvQuadLogdet(Function):
         factor = psd_safe_cholesky(a)
         half, u = _solved(factor, b)
         ctx.save_for_backward(a, b, factor, u)
-        return half.mT @ half, _logdet(factor)
+        return half.mT @ half, log_determinant(factor)
 
     @staticmethod
     def backward(ctx, grad_quad, grad_logdet):
@@ -61,7 +105,7 @@ class MaskedInvQuadLogdet(Function):
         factor = psd_safe_cholesky(_masked(parts))
         half, u = _solved(factor, b)
         ctx.save_for_backward(b, factor, u, *parts)
-        return half.mT @ half, _logdet(factor)
+        return half.mT @ half, log_determinant(factor)
 
     @staticmethod
     def backward(ctx, grad_quad, grad_logdet):
@@ -135,7 +179,7 @@ class KroneckerInvQuadLogdet(Function):
         solution = torch.cholesky_solve(rotated, factor)  # (*b, r, n, k)
         t = unrotated(solution, u)
         ctx.save_for_backward(c, g, b, eigenvalues, u, factor, t)
-        logdet = _logdet(factor).sum(-1)
+        logdet = log_determinant(factor).sum(-1)
         return b.flatten(-2) @ t.flatten(-2).mT, logdet
 
     @staticmethod

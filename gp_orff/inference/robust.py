@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol
 
 import scipy.special
 import torch
@@ -15,7 +14,7 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import Readings
 from gp_orff.data.patterns import GroupKey
-from gp_orff.inference.conditioning import Conditioning
+from gp_orff.inference.conditioning import Posterior
 
 _LONGEST = 64.0  # steps that are extrapolated at once
 _FARTHEST = 2.0  # that a logarithm of a weight moves then
@@ -59,32 +58,33 @@ class StudentT:
 
 def residuals(
     part: Readings,
-    conditioning: Conditioning,
+    posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
 ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], GroupNoise]:
     """y − H E[f], H Cov[f] Hᵀ and the noise of readings."""
-    vectors = conditioning.law.mean(part.x) + mean
-    seen = part.see_covariance(conditioning.law.blocks(part.x))
-    noise = conditioning.noises.get(part.key)
+    smooth, delta = posterior.distribution.split()  # δ is in the noise of each reading
+    vectors = smooth.mean(part.x) + mean
+    seen = part.see_covariance(smooth.blocks(part.x))
+    noise = posterior.noises.get(part.key)
     if noise is None:  # of a group that is new
-        noise = GroupNoise(group_noise(part.key, noises), conditioning.white)
+        noise = GroupNoise(group_noise(part.key, noises), delta)
     return part.y - part.see(vectors), seen, noise
 
 
 def distances(
-    part: Readings, conditioning: Conditioning, noises: Noises, mean: Float[Tensor, "p"]
+    part: Readings, posterior: Posterior, noises: Noises, mean: Float[Tensor, "p"]
 ) -> Float[Tensor, "n"]:
     """E[rᵀ N⁻¹ r] of the residuals r = y − H f under the noise N of each."""
-    residual, covariance, noise = residuals(part, conditioning, noises, mean)
+    residual, covariance, noise = residuals(part, posterior, noises, mean)
     second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance  # E[r rᵀ]
-    return (torch.linalg.inv(noise.of(part)) * second).sum((-1, -2))
+    return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
 
 
 def reweigh(
     parts: Iterator[Readings],
     models: dict[str, StudentT],
-    conditioning: Conditioning,
+    posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
     known: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
@@ -100,7 +100,7 @@ def reweigh(
             continue
         distance = model.distance(own, values)
         if distance.isnan().any():
-            new = distances(part, conditioning, noises, mean)
+            new = distances(part, posterior, noises, mean)
             distance = torch.where(distance.isnan(), new, distance)
         weights.append(model.weights(distance, values))
         bound += model.bound(distance, values)
@@ -184,20 +184,14 @@ class LeaveOneOut:
         return cls(*(nan.repeat(count, *shape) for shape in shapes))
 
 
-class Posterior(Protocol):
-    """The data and the hyperparameters of a posterior."""
-
-    own: Conditioning
-    noises: Noises
-    constant: Float[Tensor, "p"]
-
-
 @torch.no_grad()
 def leave_one_out(
     pairs: Iterable[tuple[Readings, Readings]],
     count: int,
     models: Mapping[str, StudentT],
     posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
 ) -> LeaveOneOut:
     """Of pairs (nominal, weighed), from the posterior under the noise N of the weighed readings:
     with e = y − H E[f] and S = H Cov[f] Hᵀ of each,
@@ -221,10 +215,8 @@ def leave_one_out(
                 "expected one reading for each point, got components of a vector with variances of "
                 "their own, which are several: leave_one_out takes variances (N,)"
             )
-        residual, latent, noise = residuals(
-            part, posterior.own, posterior.noises, posterior.constant
-        )
-        own = noise.of(part)
+        residual, latent, noise = residuals(part, posterior, noises, mean)
+        own = part.noise(noise)
         if not (torch.linalg.eigvalsh(own - latent)[:, 0] > 0).all():
             raise ValueError(
                 "expected readings that the model was conditioned on, got some at which the field "
@@ -232,7 +224,7 @@ def leave_one_out(
             )
         gain = own @ torch.linalg.inv(own - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
-        covariance = gain @ own - own + noise.of(plain)
+        covariance = gain @ own - own + plain.noise(noise)
         distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
         size = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
         model = models.get(plain.key.label)

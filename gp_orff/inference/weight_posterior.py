@@ -1,12 +1,13 @@
 """The Gaussian posterior of the feature weights θ, and of the field Φ(x)θ they give.
 
-Three forms of the same law, one for each algebra of `inference`. All are immutable, in float64.
+Three forms of the same distribution, one for each algebra of `equations`. All are immutable, in
+float64.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -14,14 +15,15 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from gp_orff.data.observations import less_reference
 from gp_orff.features.expansion import Expansion, FeatureExpansion, seen_through
-from gp_orff.inference.distributions import FieldLaw
+from gp_orff.inference.distributions import FieldDistribution, InChunks
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.symbols.base import Symbol
 
 
 @dataclass(frozen=True)
-class WeightPosterior(FieldLaw):
+class WeightPosterior(InChunks):
     """θ | y ~ N(mean, Cov)."""
 
     expansion: Expansion
@@ -86,13 +88,12 @@ class WeightPosterior(FieldLaw):
     def _blocks(self, x: Tensor) -> Tensor:
         return self.blocks_of(self.expansion.features(x.double()), self.num_outputs)
 
-    def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
         expansion = seen_through(symbol, self.expansion, space)
-        return DerivedLaw(
-            self, expansion, expansion.column_weights(self.theta), symbol, tuple(space)
-        )
+        weights = expansion.column_weights(self.theta)
+        return SymbolPosterior(self, expansion, weights, symbol, tuple(space))
 
-    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldLaw:
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
         whole, part = self.expansion, expansion
         if isinstance(self, KroneckerPosterior) or part.num_features != whole.num_features:
             raise NotImplementedError(
@@ -160,10 +161,10 @@ class PrimalPosterior(WeightPosterior):
     def root_of(self, features: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor.mT, features, upper=True, left=False)
 
-    def through(self, symbol: Symbol, space: Sequence[int]) -> FieldLaw:
-        law = super().through(symbol, space)
-        plain = symbol.reference is None and not law.expansion.directions.is_complex()
-        return replace(self, expansion=law.expansion) if plain else law
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
+        image = super().apply(symbol, space)
+        plain = symbol.reference is None and not image.expansion.directions.is_complex()
+        return replace(self, expansion=image.expansion) if plain else image
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,10 @@ class DualPosterior(WeightPosterior):
 
 
 @dataclass(frozen=True)
-class DerivedLaw(FieldLaw):
-    """The law of Q f under that of the weights of f; less its value at a reference, if any."""
+class SymbolPosterior(InChunks):
+    """Q f under the posterior of the weights of f; less its value at a reference, if any."""
 
-    law: WeightPosterior
+    posterior: WeightPosterior
     expansion: FeatureExpansion
     weights: Float[Tensor, "2*D q"]
     symbol: Symbol
@@ -270,27 +271,23 @@ class DerivedLaw(FieldLaw):
 
     @property
     def _width(self) -> int:
-        return self.law.expansion.num_features * self.num_outputs
+        return self.posterior.expansion.num_features * self.num_outputs
 
     def mean(self, x: Tensor) -> Tensor:
-        mean, referred = self.expansion.phi.apply(x, self.weights), self._referred(x)
-        return mean if referred is None else mean - self.expansion.phi.apply(referred, self.weights)
-
-    def _referred(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
-        return self.symbol.referred(x, self.space)
+        values = partial(self.expansion.phi.apply, w=self.weights)
+        return less_reference(values, x, self.symbol, self.space)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
-        features, referred = self.expansion.features(x.double()), self._referred(x.double())
-        return features if referred is None else features - self.expansion.features(referred)
+        return less_reference(self.expansion.features, x.double(), self.symbol, self.space)
 
     def root(self, x: Tensor) -> Tensor:
-        return self.law.root_of(self._features(x))
+        return self.posterior.root_of(self._features(x))
 
     def covariance(self, x: Tensor) -> Tensor:
-        return self.law.covariance_of(self._features(x))
+        return self.posterior.covariance_of(self._features(x))
 
     def _variance(self, x: Tensor) -> Tensor:
-        return self.law.variance_of(self._features(x)).unflatten(-1, (-1, self.num_outputs))
+        return self.posterior.variance_of(self._features(x)).unflatten(-1, (-1, self.num_outputs))
 
     def _blocks(self, x: Tensor) -> Tensor:
-        return self.law.blocks_of(self._features(x), self.num_outputs)
+        return self.posterior.blocks_of(self._features(x), self.num_outputs)

@@ -205,11 +205,9 @@ def compare_with_exact(
     for own in (ExactObservations(few), observations.of(few)):
         found = own.posterior(model.kernel, noises, fit.mean)
         mean = found.evidence.best_mean() if fit.mean is None else fit.mean
-        variance = found.law.variance(points)
-        if found.white is not None:
-            variance = variance + found.white.diagonal()
         nats = found.evidence.log_density(mean, few.num_values) / few.num_values
-        results.append((found.law.mean(points) + mean, variance.sqrt(), nats.item()))
+        field = found.distribution
+        results.append((field.mean(points) + mean, field.variance(points).sqrt(), nats.item()))
     (mean, sd, nats), (other_mean, other_sd, other_nats) = results
     features, on_grid = 0, False
     if isinstance(observations, FeatureObservations):

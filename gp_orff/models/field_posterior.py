@@ -10,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.validation import as_places
-from gp_orff.exact_gp.posterior_covariance import NoisyPosteriorCovariance, PosteriorCovariance
-from gp_orff.inference.exact_posterior import ExactLaw
+from gp_orff.exact_gp.posterior_covariance import posterior_covariance
+from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.labelled import on_grid
-from gp_orff.models.frozen_model import Conditioned, ExactGPSnapshot, PartSnapshot, Snapshot
+from gp_orff.models.frozen_model import ExactGPSnapshot, Located, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Symbol
@@ -48,12 +49,12 @@ class FieldPosterior:
 
     def __init__(self, snapshot: Snapshot):
         self._snapshot = snapshot
-        self._own = snapshot.conditioned()
-        self._wide: Conditioned | None = None  # of the points outside that came last
-        self._derived: tuple[Conditioned, Symbol, Conditioned] | None = None  # the last one
+        self._own = snapshot.located()
+        self._wide: Located | None = None  # of the points outside that came last
+        self._derived: tuple[Located, Symbol, Located] | None = None  # the last one
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_derived": None}  # which may hold closures
+        return {**self.__dict__, "_derived": None}  # whose symbol may not pickle
 
     @classmethod
     def from_exact_gp(cls, model: ExactGP) -> "FieldPosterior":
@@ -90,7 +91,7 @@ class FieldPosterior:
 
     @property
     def num_outputs(self) -> int:
-        return self._own.law.num_outputs
+        return self._own.distribution.num_outputs
 
     @chosen_threads()
     def __call__(
@@ -98,12 +99,9 @@ class FieldPosterior:
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
         """The joint distribution of the field, or of a symbol of it, at n points; (n,) where there
         is one output."""
-        points, conditioned = self._at(x, symbol)
+        points, distribution = self._at(x, symbol)
         points = points.to(_dtype(x))
-        covariance = PosteriorCovariance(points, conditioned.law)
-        if conditioned.white is not None:
-            white = conditioned.white.to(points.dtype)
-            covariance = NoisyPosteriorCovariance.of(covariance, white)
+        covariance = posterior_covariance(points, distribution)
         mean = self.mean(x, symbol).to(points)
         if not len(mean):
             covariance = mean.new_zeros(0, 0)
@@ -114,8 +112,8 @@ class FieldPosterior:
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
         """E[f(x)], or that of a symbol of f."""
-        points, conditioned = self._at(x, symbol)
-        mean = conditioned.law.mean(points) + self._snapshot.mean(points, symbol)
+        points, distribution = self._at(x, symbol)
+        mean = distribution.mean(points) + self._snapshot.mean(points, symbol)
         return mean[: len(x)].to(_device(x), _dtype(x))
 
     @chosen_threads()
@@ -123,11 +121,8 @@ class FieldPosterior:
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
         """Var[f_j(x)], or that of a symbol of f; nothing n×n."""
-        points, conditioned = self._at(x, symbol)
-        variance = conditioned.law.variance(points)
-        if conditioned.white is not None:
-            variance = variance + conditioned.white.diagonal()
-        return variance[: len(x)].to(_device(x), _dtype(x))
+        points, distribution = self._at(x, symbol)
+        return distribution.variance(points)[: len(x)].to(_device(x), _dtype(x))
 
     @chosen_threads()
     def pointwise_covariance(
@@ -135,11 +130,8 @@ class FieldPosterior:
     ) -> Float[Tensor, "n q q"]:
         """Cov[f(x_n)] of the components at every point by itself, for `plotting.plot_uncertainty`;
         nothing n×n."""
-        points, conditioned = self._at(x, symbol)
-        blocks = conditioned.law.blocks(points)
-        if conditioned.white is not None:
-            blocks = blocks + conditioned.white
-        return blocks[: len(x)].to(_device(x), _dtype(x))
+        points, distribution = self._at(x, symbol)
+        return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
         """∇·f (n,); see `Divergence`."""
@@ -201,13 +193,14 @@ class FieldPosterior:
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
-        if isinstance(self._snapshot, PartSnapshot) and isinstance(self._own.law, ExactLaw):
+        smooth, _ = self._own.distribution.split()
+        if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
                 "sample paths of a part of an exact model are not known: expected features, such "
                 "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
             )
         with torch.no_grad():
-            paths = sample_paths(self._own.law, self._snapshot.num_inputs, num_paths, seed)
+            paths = sample_paths(smooth, self._snapshot.num_inputs, num_paths, seed)
         return SamplePaths(paths, self._snapshot)
 
     def summarize(
@@ -271,30 +264,31 @@ class FieldPosterior:
 
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
-    ) -> tuple[Float[Tensor, "n d"], Conditioned]:
-        """The points, one where there are none, and what gives the field there."""
+    ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
+        """The points, one where there are none, and the distribution there."""
         points = as_places(x, self._snapshot.num_inputs).to(self._snapshot.device)
         points = points if len(points) else self._snapshot.somewhere
         looked = points
         if symbol is not None:
             self._snapshot.admit(symbol)
             looked = symbol.all_points(points, self._snapshot.space)
-        conditioned = self._own
-        if not conditioned.covers(looked):
-            if self._wide is None or not self._wide.covers(looked):
-                self._wide = self._snapshot.conditioned(looked)
-            conditioned = self._wide
+        covers, field = self._snapshot.covers, self._own
+        if not covers(field, looked):
+            if self._wide is None or not covers(self._wide, looked):
+                self._wide = self._snapshot.located(looked)
+            field = self._wide
         if symbol is None:
-            return points, conditioned
+            return points, field.distribution
         last = self._derived
         if (
             last is None
-            or last[0] is not conditioned
+            or last[0] is not field
             or last[1] is not symbol
-            or not last[2].covers(looked)
+            or not covers(last[2], looked)
         ):
-            last = self._derived = (conditioned, symbol, conditioned.through(symbol, looked))
-        return points, last[2]
+            image = self._snapshot.apply(symbol, field, looked)
+            last = self._derived = (field, symbol, image)
+        return points, last[2].distribution
 
 
 def _device(x: object) -> torch.device:

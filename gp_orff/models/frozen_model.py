@@ -2,10 +2,10 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel
@@ -16,31 +16,29 @@ from torch import Tensor
 
 from gp_orff.data.dataset import HeldData
 from gp_orff.data.noise.covariances import Noises, noise_of
+from gp_orff.data.observations import of_constant
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.inference.conditioning import (
-    Conditioning,
     ExactObservations,
     FeatureObservations,
     Observations,
+    Posterior,
 )
-from gp_orff.inference.distributions import FieldLaw, Offset
+from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import TooFine
 
 
-@dataclass(frozen=True)
-class Conditioned:
-    """What conditioning leaves: the law without its mean, and the variance it does not hold."""
+class Located(NamedTuple):
+    """A distribution, and the observations on whose frequencies it is: they know where it holds."""
 
-    law: FieldLaw
-    white: Float[Tensor, "p p"] | None  # truncated by a grid
-    covers: Callable[[Float[Tensor, "n d"]], bool]  # whether it is right at some points
-    through: Callable[[Symbol, Tensor], "Conditioned"] | None = None  # of a symbol, at some points
+    observations: Observations
+    distribution: FieldDistribution
 
 
 class Snapshot(ABC):
@@ -72,7 +70,7 @@ class Snapshot(ABC):
         return self.observations.data.survey.sample[0].x[:1]
 
     @cached_property
-    def own(self) -> Conditioning:
+    def own(self) -> Posterior:
         """On the data's own frequencies."""
         return self.observations.posterior(self.kernel, self.noises, self.given)
 
@@ -81,24 +79,19 @@ class Snapshot(ABC):
         return self.own.evidence.best_mean() if self.given is None else self.given
 
     @torch.no_grad()
-    def conditioned(self, points: Float[Tensor, "n d"] | None = None) -> Conditioned:
-        """For the data's own domain, or one that holds these points too."""
-        return self._conditioned(*self._found(points))
+    def located(self, points: Float[Tensor, "n d"] | None = None) -> Located:
+        """On the data's own domain, or one that holds these points too."""
+        if points is None:
+            return Located(self.observations, self.own.distribution)
+        return self._on(self.elsewhere(points))
 
-    def _found(
-        self, points: Float[Tensor, "n d"] | None
-    ) -> tuple[Observations, FieldLaw, Float[Tensor, "p p"] | None]:
-        observations, found = self.observations, self.own
-        if points is not None:
-            observations = self.elsewhere(points)
-            found = observations.posterior(self.kernel, self.noises, self.constant)
-        return observations, found.law, found.white
+    def _on(self, observations: Observations) -> Located:
+        found = observations.posterior(self.kernel, self.noises, self.constant)
+        return Located(observations, found.distribution)
 
-    def _conditioned(
-        self, observations: Observations, law: FieldLaw, white: Float[Tensor, "p p"] | None
-    ) -> Conditioned:
-        covers = partial(observations.covers, self.kernel)
-        return Conditioned(law, white, covers, partial(self._through, observations, law, covers))
+    def covers(self, located: Located, points: Float[Tensor, "n d"]) -> bool:
+        """Whether a distribution is right at these points."""
+        return located.observations.covers(self.kernel, points)
 
     def require(self, points: Float[Tensor, "n d"]) -> None:
         """Raise ValueError for points that the data's own frequencies do not serve."""
@@ -114,30 +107,20 @@ class Snapshot(ABC):
         return None
 
     @torch.no_grad()
-    def _through(
-        self,
-        observations: Observations,
-        law: FieldLaw,
-        covers: Callable,
-        symbol: Symbol,
-        points: Float[Tensor, "n d"],
-    ) -> Conditioned:
-        missing = observations.left_out(symbol, self.kernel, self.space)
+    def apply(self, symbol: Symbol, located: Located, points: Float[Tensor, "n d"]) -> Located:
+        """Of a symbol of the field, which looks at these points."""
+        observations, distribution = located
         try:
-            law = law.through(symbol, self.space)
+            image = observations.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
-            features = self.by_features(points)
-            if features is None or isinstance(observations, FeatureObservations):
+            exact = not isinstance(observations, FeatureObservations)
+            features = self.by_features(points) if exact else None
+            if features is None:
                 raise
             if isinstance(error, TooFine):
                 _warn_of_features(error)
-            found = features.posterior(self.kernel, self.noises, self.constant)
-            covers = partial(features.covers, self.kernel)
-            return self._through(features, found.law, covers, symbol, points)
-        if missing is None:
-            return Conditioned(law, None, covers)
-        white, common = missing
-        return Conditioned(Offset(law, common) if common.any() else law, white, covers)
+            return self.apply(symbol, self._on(features), points)
+        return Located(observations, image)
 
     def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
         """The prior mean of the field, or of a symbol of it."""
@@ -148,9 +131,8 @@ class Snapshot(ABC):
                 f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
                 "is not known: expected a constant mean; make the trend a term of the kernel"
             )
-        origin = points.new_zeros(1, len(self.space))
-        image = symbol(origin, len(self.constant))[0].real.to(points) @ self.constant
-        return (image if symbol.reference is None else 0 * image).expand(len(points), -1)
+        image = of_constant(symbol, len(self.space), len(self.constant)).to(points)
+        return (image @ self.constant).expand(len(points), -1)
 
 
 def _warn_of_features(error: TooFine) -> None:
@@ -259,8 +241,9 @@ class PartSnapshot(Snapshot):
     def space(self) -> tuple[int, ...]:
         return self.whole.space
 
-    def _found(self, points):
-        observations, law, _ = self.whole._found(points)
+    def located(self, points=None):
+        observations, distribution = self.whole.located(points)
         own, expansion = observations.of_terms(self.whole.kernel, self.chosen)
+        part = distribution.split()[0].of_part(expansion, self.kernel)
         missing = own.left_out(Identity(), self.kernel, self.space)
-        return own, law.of_part(expansion, self.kernel), None if missing is None else missing[0]
+        return Located(own, part if missing is None else PlusWhite(part, missing[0]))

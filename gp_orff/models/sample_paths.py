@@ -1,30 +1,26 @@
 """Functions drawn from a posterior: evaluated anywhere, any number of times, differentiable."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.observations import less_reference
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import Expansion, weights_through
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
-from gp_orff.inference.distributions import FieldLaw
-from gp_orff.inference.exact_posterior import ExactLaw
+from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.threads import chosen_threads
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 _PRIOR_FREQUENCIES = 2048  # of paths of the prior of an exact model
-
-
-def _nowhere(x: Tensor) -> None:
-    """Nothing is subtracted."""
 
 
 class Paths(ABC):
@@ -53,19 +49,16 @@ class WeightPaths(Paths):
 
     expansion: Expansion
     weights: Float[Tensor, "S 2*D p"]
-    referred: Callable[[Tensor], Tensor | None] = _nowhere
+    symbol: Symbol = field(default_factory=Identity)
+    space: Sequence[int] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
+        return less_reference(self._values, x, self.symbol, self.space)
+
+    def _values(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            values, referred = self.expansion.phi.apply(x, self.weights), self.referred(x)
-            if referred is not None:
-                values = values - self.expansion.phi.apply(referred, self.weights)
-            return values
-        flat = self._flat
-        values = self.expansion.phi.apply(x, flat)
-        referred = self.referred(x)
-        if referred is not None:
-            values = values - self.expansion.phi.apply(referred, flat)
+            return self.expansion.phi.apply(x, self.weights)
+        values = self.expansion.phi.apply(x, self._flat)
         return values.unflatten(-1, (-1, len(self.weights))).movedim(-1, 0)
 
     @property
@@ -78,8 +71,7 @@ class WeightPaths(Paths):
     def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         images = weights_through(symbol, self.expansion, self._flat, space)  # (2D, q·S)
         images = images.unflatten(-1, (-1, len(self))).movedim(-1, 0)
-        referred = partial(symbol.referred, space=space)
-        return WeightPaths(self.expansion, images, referred)
+        return WeightPaths(self.expansion, images, symbol, space)
 
 
 @dataclass(frozen=True)
@@ -93,23 +85,23 @@ class PathwisePaths(Paths):
     the features' chance, and up to 20 % of a variance where there is next to no noise.
     """
 
-    law: ExactLaw
+    law: ExactPosterior
     prior: WeightPaths
     alpha: Float[Tensor, "M S"]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            cross = self.law.cross(x.flatten(0, 1)).unflatten(0, (len(x), -1))  # (S, n·p, M)
+            cross = self.law.cross(x.flatten(0, 1)).mT.unflatten(0, (len(x), -1))  # (S, n·p, M)
             moved = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
             return self.prior(x) + moved.unflatten(1, (x.shape[1], -1))
-        moved = (self.law.cross(x) @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
+        moved = (self.law.cross(x).mT @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
         return self.prior(x) + moved.movedim(-1, 0)
 
     def __len__(self) -> int:
         return len(self.prior)
 
 
-def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths:
+def sample_paths(law: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
     """Draws from a law, by the generator of a seed."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -120,7 +112,7 @@ def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths
         own = law.weight_root(normal(law.expansion.num_features, count).to(law.weights.device))
         drawn = law.expansion.column_weights(own).unflatten(-1, (-1, count)).movedim(-1, 0)
         return WeightPaths(law.expansion, law.weights + drawn)
-    if not isinstance(law, ExactLaw):
+    if not isinstance(law, ExactPosterior):
         raise NotImplementedError(f"no sample paths are known for {type(law).__name__}")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
     draws = [own.to(law.alpha) for own in draw(law.kernel, rule, num_inputs)]
@@ -128,18 +120,13 @@ def sample_paths(law: FieldLaw, num_inputs: int, count: int, seed: int) -> Paths
     theta = normal(expansion.num_features, count).to(law.alpha.device)
     weights = expansion.column_weights(theta).unflatten(-1, (-1, count)).movedim(-1, 0)
     prior = WeightPaths(expansion, weights)
-    at_data = prior(law.rows.x).movedim(0, -1).flatten(0, 1)  # (N·p, S)
+
+    def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
+        return prior.through(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
+
     noise = law.noise_root @ normal(len(law.alpha), count).to(law.alpha.device)
-    seen = torch.cat([law.rows.see(at_data), *_further(law, prior)]) + noise
+    seen = torch.cat([own.see(image) for own in law.observed]) + noise
     return PathwisePaths(law, prior, law.alpha - torch.cholesky_solve(seen, law.factor))
-
-
-def _further(law: ExactLaw, prior: WeightPaths) -> list[Float[Tensor, "m*q S"]]:
-    """What observed symbols see of paths of the prior."""
-    return [
-        prior.through(own.symbol, own.space)(own.x).movedim(0, -1).flatten(0, 1)
-        for own in law.further
-    ]
 
 
 class SamplePaths:

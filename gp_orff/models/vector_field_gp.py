@@ -23,7 +23,7 @@ from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import Noises, noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.noise.likelihoods import Instruments
-from gp_orff.data.observations import Further
+from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
 from gp_orff.data.reading import Options
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
@@ -331,7 +331,7 @@ class VectorFieldGP(torch.nn.Module):
                     "observations of symbols expect a constant mean, got "
                     f"{type(self.mean).__name__}: make the trend a term of the kernel"
                 )
-            further = Further.of(self.kernel, fit.data.num_inputs, x, y, symbol, noise)
+            further = SymbolObservations.of(self.kernel, fit.data.num_inputs, x, y, symbol, noise)
             self._observations.left_out(symbol, self.kernel, further.space)  # refuses, on a grid
             data = fit.data.observing(further)
             self._accept(replace(fit, data=data, notes=list(fit.notes)))
@@ -422,7 +422,8 @@ class VectorFieldGP(torch.nn.Module):
         finally:
             self._restore(before)
         pairs = zip(data.visit(), weighed.visit(), strict=True)
-        return leave_one_out(pairs, len(x), snapshot.fit.tails, snapshot)
+        known = (snapshot.own, snapshot.noises, snapshot.constant)
+        return leave_one_out(pairs, len(x), snapshot.fit.tails, *known)
 
     def save(self, path: str | os.PathLike) -> None:
         """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as

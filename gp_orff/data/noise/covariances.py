@@ -78,3 +78,16 @@ def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
     """Σ of every instrument."""
     num_outputs = terms(kernel)[0].num_outputs
     return {label: noise_of(own, num_outputs) for label, own in likelihoods.items()}
+
+
+def independent(noise: Float[Tensor, "*b p p"], count: int) -> Float[Tensor, "*b n*p n*p"]:
+    """I⊗Σ, of so many points."""
+    return same_point(torch.eye(count, dtype=noise.dtype, device=noise.device), noise)
+
+
+def same_point(
+    same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
+) -> Float[Tensor, "*b n*p m*p"]:
+    """Σ wherever a row and a column are the same point."""
+    blocks = torch.einsum("nm,...ij->...nimj", same, noise)
+    return blocks.flatten(-4, -3).flatten(-2, -1)

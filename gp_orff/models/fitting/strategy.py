@@ -29,10 +29,10 @@ from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Draw, Rule
 from gp_orff.inference.conditioning import (
-    Conditioning,
     ExactObservations,
     FeatureObservations,
     Observations,
+    Posterior,
     log_marginal_likelihood,
 )
 from gp_orff.inference.robust import StudentT, bound_of, climb, reweigh
@@ -532,7 +532,7 @@ class Fit:
 
     @torch.no_grad()
     def _weights(
-        self, data: HeldData, conditioning: Conditioning, known: Iterable[Tensor] | None = None
+        self, data: HeldData, conditioning: Posterior, known: Iterable[Tensor] | None = None
     ) -> tuple[list[Tensor], float]:
         noises = noises_of(self.kernel, self.likelihoods)
         mean = conditioning.evidence.best_mean() if self.mean is None else self.mean

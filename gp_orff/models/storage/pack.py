@@ -8,7 +8,7 @@ import torch
 
 from gp_orff.data.dataset import Data, HeldData, HeldSums
 from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.observations import Further, Readings
+from gp_orff.data.observations import Readings, SymbolObservations
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
@@ -57,14 +57,16 @@ def unpack_data(found: Mapping) -> Data:
     return HeldSums(sums, domain, survey, _further(found))
 
 
-def _pack_further(own: Further) -> dict:
+def _pack_further(own: SymbolObservations) -> dict:
     tensors = {name: getattr(own, name).cpu().clone() for name in ("x", "y", "noise")}
     return {"symbol": describe_symbol(own.symbol), "space": list(own.space), **tensors}
 
 
-def _further(found: Mapping) -> tuple[Further, ...]:
+def _further(found: Mapping) -> tuple[SymbolObservations, ...]:
     return tuple(
-        Further(build_symbol(own["symbol"]), own["x"], own["y"], own["noise"], tuple(own["space"]))
+        SymbolObservations(
+            build_symbol(own["symbol"]), own["x"], own["y"], own["noise"], tuple(own["space"])
+        )
         for own in found["further"]
     )
 
