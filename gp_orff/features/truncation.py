@@ -15,7 +15,7 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.kernels.closed_form import at_zero, field_block, minus_hessian
+from gp_orff.kernels.closed_form import at_zero, derivatives, field_block
 from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments
@@ -120,10 +120,10 @@ def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[
         return second_moments(law, spacing)
     zero = torch.diag_embed(law.second_moments(len(spacing)))
     try:
-        images = minus_hessian(leaf.kernel, _nearest(spacing).unsqueeze(-2)).squeeze(-3)
+        images = derivatives(leaf.kernel, _nearest(spacing).unsqueeze(-2), 2).squeeze(-3)
     except NotImplementedError:  # no closed form
         return zero
-    return zero + images.sum(-3)
+    return zero - images.sum(-3)
 
 
 def _sum_over_images(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import singledispatch
-from itertools import combinations, combinations_with_replacement
+from functools import cache, singledispatch
+from itertools import combinations_with_replacement
 
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
@@ -80,11 +80,6 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
 
 
-def minus_hessian(kernel: Kernel, tau: Float[Tensor, "*b n m k"]) -> Float[Tensor, "*b n m k k"]:
-    """−∇∇ᵀk at displacements τ of its own inputs."""
-    return -derivatives(kernel, tau, 2)
-
-
 def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> Float[Tensor, "..."]:
     """All partial derivatives of one order (0 to 4) of k at displacements τ of its own inputs, an
     axis for each.
@@ -103,13 +98,17 @@ def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> F
     lengthscale = lengthscale.expand(*lengthscale.shape[:-1], tau.shape[-1])
     scaled = tau / lengthscale
     u, metric = scaled / lengthscale, torch.diag_embed(lengthscale.pow(-2))
-    radial, found = _radial(kernel, scaled.square().sum(-1), order), []
-    for pairs in range(order // 2 + 1):
-        slope = 2 ** (order - pairs) * radial[order - pairs - 1]
-        for chosen in _pairings(tuple(range(order)), pairs):
-            alone = set(range(order)).difference(*chosen)
-            parts = [(slope, ()), *((metric, pair) for pair in chosen), *((u, (i,)) for i in alone)]
-            found.append(math.prod(_along(*part, order) for part in parts))
+    slopes = [
+        2**j * own[(..., *[None] * order)]
+        for j, own in enumerate(_radial(kernel, scaled.square().sum(-1), order), 1)
+    ]
+    found = [
+        math.prod(
+            [*(metric[at] for at in pairs), *(u[at] for at in alone)],
+            start=slopes[order - len(pairs) - 1],
+        )
+        for pairs, alone in _products(order)
+    ]
     return sum(found[1:], found[0])
 
 
@@ -119,19 +118,28 @@ def at_lags(kernel: Kernel, tau: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
     return kernel.forward(lags, torch.zeros_like(lags), diag=True).reshape(tau.shape[:-1])
 
 
-def _along(values: Float[Tensor, "*n"], axes: tuple[int, ...], order: int) -> Float[Tensor, "*m"]:
-    """The last axes of a tensor as these of a tensor of an order."""
-    return values[(..., *(slice(None) if i in axes else None for i in range(order)))]
+@cache
+def _products(order: int) -> list[tuple[list[tuple], list[tuple]]]:
+    """Every Λ and every u of each product, by the axes of the result that are its own."""
+
+    def along(*axes: int) -> tuple:
+        return (..., *(slice(None) if i in axes else None for i in range(order)))
+
+    return [
+        ([along(*pair) for pair in pairs], [along(i) for i in alone])
+        for pairs, alone in _pairings(tuple(range(order)))
+    ]
 
 
-def _pairings(indices: tuple[int, ...], pairs: int) -> list[tuple[tuple[int, int], ...]]:
-    """All ways to take so many pairs out of the indices."""
-    if pairs == 0:
-        return [()]
-    found = []
-    for i, j in combinations(range(len(indices)), 2):
-        rest = indices[i + 1 : j] + indices[j + 1 :]  # later pairs start later: each once
-        found += [((indices[i], indices[j]), *more) for more in _pairings(rest, pairs - 1)]
+def _pairings(indices: tuple[int, ...]) -> list[tuple[tuple, tuple]]:
+    """All ways to take pairs out of the indices: the pairs, and those that stay alone."""
+    if not indices:
+        return [((), ())]
+    first, rest = indices[0], indices[1:]
+    found = [(pairs, (first, *alone)) for pairs, alone in _pairings(rest)]
+    for i, other in enumerate(rest):
+        fewer = _pairings(rest[:i] + rest[i + 1 :])
+        found += [(((first, other), *pairs), alone) for pairs, alone in fewer]
     return found
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.kernels.base import WrapperKernel, check_inputs
-from gp_orff.kernels.closed_form import minus_hessian, radial_derivatives
+from gp_orff.kernels.closed_form import derivatives, radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
 from gp_orff.kernels.spectra.law import spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
@@ -132,11 +132,11 @@ class PotentialKernel(WrapperKernel):
 
 
 def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
-    """Of the potential of one term."""
+    """−∇∇ᵀk of the potential of one term."""
     leaf = term.leaves[0]
     seen = tau if leaf.active_dims is None else tau[..., list(leaf.active_dims)]
-    outer = term.factor.embedded_outer(minus_hessian(leaf.kernel, seen))
-    return term.outputscale[..., None, None, None, None] * outer
+    hessian = term.factor.embedded_outer(derivatives(leaf.kernel, seen, 2))
+    return -term.outputscale[..., None, None, None, None] * hessian
 
 
 class CurlFreeKernel(PotentialKernel):
