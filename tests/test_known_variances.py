@@ -161,7 +161,7 @@ def test_what_is_cut_is_told_of_every_instrument():
     ]
     model.condition(chunks)
     model.likelihoods["coarse"].noise = 3.0
-    fine, coarse = model._fit._cuts().values()
+    fine, coarse = model._fit.represented.cuts().values()
     delta = model._observations.truncated(model.kernel).diagonal().mean().item()
     assert fine == pytest.approx(delta * (1 / v[:200]).mean().item() / 0.1)
     assert coarse == pytest.approx(delta * (1 / v[200:]).mean().item() / 3.0)

@@ -28,7 +28,6 @@ from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
 from gp_orff.data.reading import Options
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
 from gp_orff.data.survey import DataWarning
-from gp_orff.features.domain import Box, box_of
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid
 from gp_orff.features.frequencies.rule import Rule
@@ -52,7 +51,6 @@ from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Symbol
 
 _KIND = "gp_orff.VectorFieldGP"
-_NOTHING_LEFT = 0.9  # of the variance missing: a grid for points far away that is of no use
 
 
 class VectorFieldGP(torch.nn.Module):
@@ -446,7 +444,7 @@ class VectorFieldGP(torch.nn.Module):
                 "story": list(self._story),
                 "notes": list(fit.notes),
                 "mean": fit.mean,
-                "choice": describe_rule(fit.choice),
+                "choice": describe_rule(fit.represented.rule),
                 "exact": exact,
                 "conditioned_by": describe_rule(fit.conditioned_by),
                 "known": known,
@@ -557,7 +555,7 @@ class VectorFieldGP(torch.nn.Module):
         else:
             data = fit.data + new.counted()
             if data.held > MOST_KEPT:
-                data = replace(fit, data=data).sums()
+                data = replace(fit, data=data).represented.sums()
         notes, instruments = list(fit.notes), self._instruments
         fit = replace(fit, data=data, notes=notes, likelihoods=instruments)
         self._accept(fit, fit.grown(self._observations, new))
@@ -589,7 +587,7 @@ class VectorFieldGP(torch.nn.Module):
         fit, now = self._held(), self._hyperparameters
         known = self._reserve is not None and self._reserve[0] is fit.data
         if not known or not all(map(torch.equal, now, self._reserve[1])):
-            self._reserve = fit.data, [p.detach().clone() for p in now], fit.sums()
+            self._reserve = fit.data, [p.detach().clone() for p in now], fit.represented.sums()
         return self._reserve[2]
 
     def _accept(self, fit: Fit, observations: Observations | None = None) -> None:
@@ -692,10 +690,10 @@ class _Snapshot(Snapshot):
 
     def by_features(self, points: Float[Tensor, "n d"]) -> Observations:
         rule = Grid(data=self.fit.data.box, max_features=MOST_FEATURES)
-        return _wider(replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[]), points)
+        return replace(self.fit.represented, rule=rule).wider(points)
 
     def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
-        observations = _wider(self.fit, points)
+        observations = self.fit.represented.wider(points)
         if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
             observations.draws[0].lattice.check(points)
         return observations
@@ -709,40 +707,6 @@ def _warn_of_constant(count: int) -> None:
         DataWarning,
         stacklevel=3,
     )
-
-
-def _wider(fit: Fit, points: Float[Tensor, "n d"]) -> Observations:
-    """The data, on frequencies that serve these points too."""
-    box = fit.data.box
-    try:
-        wider = fit.observations(_around(box, points))
-    except ValueError as error:  # no grid of this size within the budget
-        raise ValueError(_far(box, box_of(points))) from error
-    if wider.missing > max(_NOTHING_LEFT, fit.observations().missing):
-        raise ValueError(_far(box, box_of(points)))
-    return wider
-
-
-def _far(data: Box, asked: Box) -> str:
-    """In which column the points asked for are farthest from the data."""
-    extent, both = (
-        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, asked])
-    )
-    least = 1e-9 * both.max() + np.finfo(float).tiny
-    column = np.argmax(both / np.maximum(extent, least))
-    (low, high), (first, last) = data[column], asked[column]
-    return (
-        f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
-        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
-        "units and the order of the columns, or predict nearer by"
-    )
-
-
-def _around(box: Box, points: Tensor) -> Box:
-    """The box of data and points, a little larger: the next points will come from near by."""
-    corners = torch.tensor(box, dtype=points.dtype, device=points.device).mT
-    both = box_of(torch.cat([corners, points]))
-    return tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in both)
 
 
 _NAMES = {"raw_noise": "noise variance", "noise_covar.raw_noise": "noise variance"}

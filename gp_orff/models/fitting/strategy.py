@@ -13,21 +13,18 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, HeldData, HeldSums
+from gp_orff.data.dataset import Data, HeldData
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.observations import join
-from gp_orff.data.patterns import GroupKey
 from gp_orff.data.survey import DataWarning, Distances, warn_of_far_points
-from gp_orff.features.assemble import draw, expand, laws
-from gp_orff.features.domain import Box
+from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies.auto import Auto
-from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
-from gp_orff.features.frequencies.grid_design import lengthscales
+from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
-from gp_orff.features.frequencies.rule import Draw, Rule
+from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
     Conditioning,
     ExactObservations,
@@ -35,8 +32,15 @@ from gp_orff.inference.conditioning import (
     Observations,
     log_marginal_likelihood,
 )
+from gp_orff.inference.representation import (
+    COARSE_REACH,
+    FINE_REACH,
+    Representation,
+    corners,
+    has_covariance,
+    num_features,
+)
 from gp_orff.inference.robust import StudentT, bound_of, climb, reweigh
-from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
@@ -50,19 +54,12 @@ _SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
 _SOME_VALUES, _MANY = 1200, 1.3  # numbers of a search before that with many times as many
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features; bounds
 _FEW_ITERATIONS = 6  # on a grid of many features
-_COARSE_TOLERANCE, _COARSE_FEATURES, _COARSE_REACH = 1e-2, 2000, 1.4
-_FINE_REACH, _LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.2, 1.05, 4, 8
+_LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that a last grid has to gain
-_FEW_FEATURES = 1000  # that cost next to nothing
-_SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
-_SCARCE = 10.0  # a tolerance that many times what was asked for
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
-_SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
-_STEP = 4.0  # between tolerances
 _ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
 _FEW_ROUNDS, _MOST_ROUNDS = 6, 100  # of EM, to choose a start and to the end
 _NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
-_SHARE_OF_POSTERIOR = 0.01  # of the posterior variance, that a grid may leave out
 
 
 def silent(**facts) -> None:
@@ -80,10 +77,8 @@ class Fit:
     data: Data
     progress: Callable[..., None] = silent
     notes: list[str] = field(default_factory=list)
-    choice: Rule | None = None
-    _chosen: bool = False
+    chosen: Representation | None = None
     conditioned_by: Rule | None = None
-    _informed: tuple | None = None  # for which box and kernel the last number of features was
 
     def run(self, warm_start: bool) -> None:
         """Set the hyperparameters to those of largest evidence."""
@@ -99,14 +94,14 @@ class Fit:
     def _run(self, warm_start: bool) -> None:
         begin = self._continue if warm_start else self._start
         search = begin()
-        rule = None if self._small else self._rule()
-        if rule is None:
+        represented = self.represented
+        if represented.rule is None:
             self._on_exact_kernel(search, begin)
-        elif isinstance(rule, Grid):
-            self._on_grids(rule, search)
+        elif isinstance(represented.rule, Grid):
+            self._on_grids(search)
         else:
-            observations = FeatureObservations(self.data, self._draw(rule))
-            self._search(search, observations, repr(rule))
+            observations = represented.observations(represented.rule)
+            self._search(search, observations, repr(represented.rule))
         for text in search.coordinates.reached():
             self._note(text)
 
@@ -136,59 +131,45 @@ class Fit:
         """From the hyperparameters as they are."""
         return Search(self._sought())
 
-    def observations(self, domain: tuple | None = None) -> Observations:
+    @property
+    def represented(self) -> Representation:
+        """Chosen once."""
+        if self.chosen is None:
+            self.chosen = Representation.of(self.kernel, self.likelihoods, self.rule, self.data)
+            if self.chosen.reason:
+                self._note(self.chosen.reason)
+        own = {"kernel": self.kernel, "likelihoods": self.likelihoods, "data": self.data}
+        return replace(self.chosen, **own)
+
+    def observations(self) -> Observations:
         """The data under the hyperparameters as they are, for evidence and predictions."""
-        rule = self._conditioning_rule(domain)
-        if domain is None:
-            self.conditioned_by = rule
-        if rule is None:
-            return ExactObservations(self.data)
-        return FeatureObservations(self.data, self._draw(rule))
+        self.conditioned_by = self.represented.conditioning_rule()
+        return self.represented.observations(self.conditioned_by)
 
     def resumed(
         self, choice: Rule | None, by: Rule | None, known: FieldStatistics | None
     ) -> Observations:
         """The observations of a fit that was saved, with what is known of its frequencies."""
-        self.choice, self._chosen, self.conditioned_by = choice, True, by
+        self.chosen = Representation(self.kernel, self.likelihoods, self.rule, self.data, choice)
+        observations, self.conditioned_by = self.chosen.observations(by), by
         if by is None:
-            return ExactObservations(self.data)
-        draws = self._draw(by)
-        phi = draws[0].shared_columns()
+            return observations
+        phi = observations.draws[0].shared_columns()
         if phi is not None and not phi.same(known.phi):  # another machine's rounding
             return self.observations()
-        return FeatureObservations(self.data, draws, None if phi is None else known)
-
-    def _conditioning_rule(self, domain: Box | None = None) -> Rule | None:
-        """For the hyperparameters as they are; by steps, so that few new data do not change it."""
-        rule = self._rule()
-        if not isinstance(rule, Grid) or rule.spacing is not None:
-            return rule
-        box = self._rounded_box
-        given = rule.domain is not None and _inside(self.data.box, rule.domain)
-        steps = math.floor(math.log(self._tolerance(rule), _STEP))
-        return self._admitted(
-            replace(
-                rule,
-                data=box,
-                domain=domain or (rule.domain if given else box),
-                tolerance=_STEP**steps,
-                lengthscale_range=(1.0, 1.0),
-                max_features=rule.max_features or MOST_FEATURES,
-            )
-        )
+        return replace(observations, known=None if phi is None else known)
 
     def grown(self, before: Observations, new: HeldData) -> Observations:
         """The observations, after `new` has been added to the data of `before`."""
         if not isinstance(before, FeatureObservations):
-            self._chosen = False
+            self.chosen = None
             return self.observations()
         phi = before.draws[0].shared_columns()
         if phi is None:
             return FeatureObservations(self.data, before.draws)
         held = isinstance(self.data, HeldData)
-        corners = torch.tensor(new.box, dtype=torch.float64, device=self._device).mT
-        if before.draws[0].lattice.outside(corners).any() or (
-            held and self._conditioning_rule() != self.conditioned_by
+        if before.draws[0].lattice.outside(corners(new.box, self.kernel)).any() or (
+            held and self.represented.conditioning_rule() != self.conditioned_by
         ):
             return self.observations()
         known = before.statistics + new.statistics(phi)
@@ -237,69 +218,6 @@ class Fit:
         known = None if held is None else held.stored_weights(self.data)
         return self.data.weighted(*self._weights(self.data, conditioning, known))
 
-    def sums(self) -> HeldSums:
-        """Statistics that serve other lengthscales and a larger domain; one pass."""
-        if isinstance(self.data, HeldSums):
-            return self.data
-        rule = self._rule()
-        if rule is None:  # exact: as if it were not
-            auto = self.rule.for_data(self._corners)
-            rule, _ = auto.choose(laws(self.kernel, self.data.num_inputs))
-        data = self.data
-        if not isinstance(rule, Grid):
-            phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
-            phi = phi.with_omega(phi.omega.detach())
-            return HeldSums(data.statistics(phi), None, data.survey, data.further)
-        domain = rule.domain
-        if rule.spacing is None:
-            domain = rule.domain or self._widened()
-            budget = rule.max_features or MOST_FEATURES
-            rule = replace(
-                rule,
-                data=domain,  # new readings may come anywhere in it
-                domain=domain,
-                tolerance=self._tolerance(rule),
-                lengthscale_range=_SERVED,
-                max_features=_WIDER * budget,
-            )
-        lattice = self._draw(rule)[0].lattice
-        sums = data.statistics(lattice.columns().boxed())
-        return HeldSums(sums, domain, data.survey, data.further)
-
-    @property
-    def _rounded_box(self) -> Box:
-        """The data's box in steps of a quarter of a lengthscale: few data do not change it."""
-        box = self.data.box
-        steps = 0.25 * lengthscales(laws(self.kernel, len(box)), len(box))
-        rounded = []
-        for (low, high), step in zip(box, steps, strict=True):
-            if high > low and step > 1e-12 * max(abs(low), abs(high)):
-                low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-            rounded.append((float(low), float(high)))
-        return tuple(rounded)
-
-    def _widened(self) -> Box:
-        """The data's box, and on each side a lengthscale and at least a quarter of its extent."""
-        low, high = np.array(self.data.box).T
-        margin = np.maximum(
-            lengthscales(laws(self.kernel, self.data.num_inputs), len(low)), 0.25 * (high - low)
-        )
-        return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
-
-    def _admitted(self, rule: Grid) -> Grid:
-        return self.data.admitted(rule) if isinstance(self.data, HeldSums) else rule
-
-    @property
-    def _small(self) -> bool:
-        few = isinstance(self.rule, Auto) and self.data.num_values <= self.rule.exact_values
-        return (
-            few and isinstance(self.data, HeldData) and has_covariance(self.kernel, self._corners)
-        )
-
-    @property
-    def _corners(self) -> Float[Tensor, "2 d"]:
-        return torch.tensor(self.data.box, dtype=torch.float64, device=self._device).mT
-
     @property
     def _device(self) -> torch.device:
         return next(self.kernel.parameters()).device
@@ -316,39 +234,6 @@ class Fit:
             for label, own in self.likelihoods.items()
             if isinstance(own, MultitaskStudentTLikelihood)
         }
-
-    def _rule(self) -> Rule | None:
-        """What represents the kernel; None for the exact kernel itself. Chosen once."""
-        if not self._chosen:
-            self.choice = self._choose(self.rule) if isinstance(self.rule, Auto) else self.rule
-            self._chosen = True
-        return self.choice
-
-    def _choose(self, auto: Auto) -> Rule | None:
-        if isinstance(self.data, HeldSums):
-            return Grid(
-                domain=self.data.domain, tolerance=auto.tolerance, max_features=auto.max_features
-            )
-        if self._small:
-            return None
-        rule, reason = auto.for_data(self._corners).choose(laws(self.kernel, self.data.num_inputs))
-        few = self.data.num_values <= auto.max_features
-        if few and has_covariance(self.kernel, self._corners) and not self._suffices(rule):
-            self._note(f"exact kernel: cheaper than the features it would take; {reason}")
-            return None
-        self._note(reason)
-        return rule
-
-    def _suffices(self, rule: Rule) -> bool:
-        """Whether a grid of few features, or fewer than there are numbers, leaves out little, at
-        the hyperparameters as they are."""
-        if not isinstance(rule, Grid):
-            return False
-        draws = self._draw(self._fine(rule, _FINE_REACH))
-        features = self._num_features(draws)
-        enough = max(_SCARCE * rule.tolerance, self._tolerance(rule))
-        few = features <= max(self.data.num_values, _FEW_FEATURES)
-        return few and draws[0].lattice.tolerance.item() <= enough
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -455,9 +340,9 @@ class Fit:
 
     def _represented(self, few: HeldData) -> Observations:
         """Few readings, by the exact kernel if there is one."""
-        if has_covariance(self.kernel, self._corners):
+        if has_covariance(self.kernel, few):
             return ExactObservations(few)
-        return FeatureObservations(few, self._draw(QuasiMonteCarlo(1024)))
+        return FeatureObservations(few, draw(self.kernel, QuasiMonteCarlo(1024), few.num_inputs))
 
     def _start_robustly(self, warm_start: bool) -> None:
         """EM on few readings, then weights for all of them."""
@@ -484,17 +369,13 @@ class Fit:
         search.coordinates.set(place)
 
     def _reweigh(self) -> None:
-        rule = self._rule()
-        levels: list[Callable[[], Rule | None]] = [lambda: rule]
-        if isinstance(rule, Grid) and rule.spacing is None:
-            levels = [lambda: self._coarse(rule), lambda: self._fine(rule, _FINE_REACH)]
+        levels: list[Callable[[], Rule | None]] = [lambda: self.represented.rule]
+        if self.represented.follows:
+            levels = [lambda: self.represented.coarse(), lambda: self.represented.fine()]
         for level in levels:
 
             def represented(data: HeldData, level=level) -> Observations:
-                own = level()
-                if own is None:
-                    return ExactObservations(data)
-                return FeatureObservations(data, self._draw(own))
+                return replace(self.represented, data=data).observations(level())
 
             self.data = self._expectation_maximisation(self.data, represented, "weights")
         self.weigh()
@@ -523,7 +404,7 @@ class Fit:
             plain = data.unweighted()
             data = plain.weighted(*self._weights(plain, conditioning))
             search = self._continue()
-            options = {"iterations": 5, "nats": 0.1, "reach": _FINE_REACH, "note": False}
+            options = {"iterations": 5, "nats": 0.1, "reach": FINE_REACH, "note": False}
             self._search(search, represented(data), name, **options)
             if search.value - previous < _ROUND:
                 break
@@ -538,25 +419,25 @@ class Fit:
         mean = conditioning.evidence.best_mean() if self.mean is None else self.mean
         return reweigh(data.visit(), self.tails, conditioning, noises, mean, known)
 
-    def _on_grids(self, rule: Grid, search: Search) -> None:
+    def _on_grids(self, search: Search) -> None:
         """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""
-        if rule.spacing is not None:  # by hand: it is what it is
-            observations = FeatureObservations(self.data, self._draw(rule))
-            self._search(search, observations, "grid by hand")
+        represented = self.represented
+        if not represented.follows:  # by hand: it is what it is
+            self._search(search, represented.observations(represented.rule), "grid by hand")
             return
         seen = [search.coordinates.get()]
-        self._follow(search, "coarse", _COARSE_REACH, lambda: self._coarse(rule))
+        self._follow(search, "coarse", COARSE_REACH, represented.coarse)
         seen.append(search.coordinates.get())
-        self._follow(search, "fine", _FINE_REACH, lambda: self._fine(rule, _FINE_REACH))
+        self._follow(search, "fine", FINE_REACH, represented.fine)
         seen.append(search.coordinates.get())
-        cuts = self._cuts()
+        cuts = represented.cuts()
         for label, likelihood in self.likelihoods.items():
             share = min((own for key, own in cuts.items() if key.label == label), default=0.0)
             if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
                 scale_noise(likelihood, max(1 - share, 0.5))
         if max(cuts.values()) > _MUCH:
             seen.append(search.coordinates.get())
-            self._with_what_is_cut(rule, search, seen)
+            self._with_what_is_cut(search, seen)
 
     def _follow(
         self,
@@ -570,11 +451,11 @@ class Fit:
         """Search on one grid after another, until no lengthscale comes to the edge of its range."""
         for _ in range(rounds):
             try:
-                observations = FeatureObservations(self.data, self._draw(level()))
+                observations = self.represented.observations(level())
             except GridBudgetError as error:
                 self._note(f"no {name} grid: {error}")
                 return
-            features = self._num_features(observations.draws)
+            features = num_features(self.kernel, observations.draws)
             name_and_size = f"{name} grid, F = {features}"
             affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
             options = {"reach": reach, "iterations": min(iterations, affordable)}
@@ -582,57 +463,12 @@ class Fit:
             if search.settled:
                 return
 
-    def _coarse(self, rule: Grid) -> Grid:
-        budget = rule.max_features
-        return replace(
-            self._fine(rule, _COARSE_REACH),
-            tolerance=_COARSE_TOLERANCE,
-            max_features=_COARSE_FEATURES if budget is None else min(budget, _COARSE_FEATURES),
-        )
-
-    def _fine(self, rule: Grid, reach: float, returned: bool = False) -> Grid:
-        """For the data's own box. What is cut, the noise takes up: sought with the truncated
-        variance in the noise, lengthscales would grow for its sake."""
-        box = self.data.box
-        grid = replace(
-            rule,
-            domain=box,
-            data=box,
-            tolerance=self._tolerance(rule),
-            lengthscale_range=(1 / reach, reach),
-            max_features=rule.max_features or MOST_FEATURES,
-            diagonal_correction=returned,
-        )
-        return self._admitted(grid)
-
-    @torch.no_grad()
-    def _cuts(self) -> dict[GroupKey, float]:
-        """The truncated variance over that of the noise, for a reading of mean weight."""
-        cut = self.observations().truncated(self.kernel)
-        variance = 0.0 if cut is None else cut.diagonal().mean().item()
-        return {key: variance / noise for key, noise in self._noises().items()}
-
-    def _cut(self) -> float:
-        """For the best group of readings."""
-        return max(self._cuts().values())
-
-    def _noises(self, readings: float = math.inf) -> dict[GroupKey, float]:
-        """The noise variance of a reading, for every group: of the mean weight of so many."""
-        found = noises_of(self.kernel, self.likelihoods)
-        weights = self.data.weights_of.items()
-        return {
-            key: found[key.label].diagonal().mean().item() / own.nearby(readings)
-            for key, own in weights
-        }
-
-    def _with_what_is_cut(
-        self, rule: Grid, search: Search, seen: list[Float[np.ndarray, "k"]]
-    ) -> None:
+    def _with_what_is_cut(self, search: Search, seen: list[Float[np.ndarray, "k"]]) -> None:
         """Where a budget cuts much, go on with it in its place, from the best of what was seen, as
         long as that gains; the best is kept."""
         score = partial(self._evidence_at, search.coordinates)
         value, place = max(((score(own), own) for own in seen), key=lambda pair: pair[0])
-        level = partial(self._fine, rule, _LAST_REACH, returned=rule.diagonal_correction)
+        level = partial(self.represented.fine, _LAST_REACH, returned=True)
         options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
         for _ in range(_LAST_ROUNDS):
             search.coordinates.set(place)
@@ -661,7 +497,7 @@ class Fit:
             return -math.inf
 
     def _warn_of_what_is_cut(self) -> None:
-        share = self._cut()
+        share = max(self.represented.cuts().values())
         if share > _MUCH:
             text = (
                 f"what the grid cuts is {share:.2g} times the noise variance: the error bars hold "
@@ -669,63 +505,3 @@ class Fit:
             )
             self._note(text)
             warnings.warn(text, GridWarning, stacklevel=2)
-
-    @torch.no_grad()
-    def _tolerance(self, rule: Grid) -> float:
-        """The rule's tolerance where the noise is a thousandth of the signal's variance, tighter
-        where there is less. Also less than what the data could tell of the features left out,
-        and than the posterior variance, which is about F/(N·p) of the noise's."""
-        signal = sum(
-            at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
-            for term in terms(self.kernel)
-            if term.leaves
-        )
-        if not signal > 0:
-            return rule.tolerance
-        coarse = replace(
-            rule,
-            domain=self._rounded_box,
-            data=None,
-            tolerance=_COARSE_TOLERANCE,
-            lengthscale_range=(1.0, 1.0),
-            max_features=_COARSE_FEATURES,
-        )
-        informed = self._count(coarse) / self.data.num_values
-        ratio = min(self._noises(1 / informed).values()) / signal.item()
-        wanted = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 10.0)
-        return max(min(wanted, _SHARE_OF_POSTERIOR * ratio * informed), 1e-10)
-
-    def _count(self, rule: Grid) -> int:
-        """Features of a grid; known where neither box nor kernel have changed."""
-        key = rule, [p.detach().clone() for p in self.kernel.parameters()]
-        last = self._informed
-        if last is None or last[0] != rule or not all(map(torch.equal, last[1], key[1])):
-            try:
-                features = self._num_features(self._draw(rule))
-            except GridBudgetError:
-                features = rule.max_features
-            self._informed = (*key, features)
-        return self._informed[2]
-
-    def _draw(self, rule: Rule) -> list[Draw]:
-        return draw(self.kernel, rule, self.data.num_inputs)
-
-    def _num_features(self, draws: list[Draw]) -> int:
-        found = zip(draws, terms(self.kernel), strict=True)
-        return sum(2 * own.num_frequencies * term.factor.rank for own, term in found)
-
-
-def _inside(box: Box, domain: Box) -> bool:
-    return all(
-        low <= own[0] and own[1] <= high for own, (low, high) in zip(box, domain, strict=True)
-    )
-
-
-def has_covariance(kernel: Kernel, x: Float[Tensor, "N d"]) -> bool:
-    """Whether the kernel has a covariance of its own, beside its spectral density."""
-    try:
-        with torch.no_grad():
-            kernel(x[:1], x[:1]).to_dense()
-    except NotImplementedError:
-        return False
-    return True
