@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,430 +14,163 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, HeldData
-from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
-from gp_orff.data.observations import join
-from gp_orff.data.survey import DataWarning, Distances, warn_of_far_points
-from gp_orff.features.assemble import draw
-from gp_orff.features.frequencies.auto import Auto
+from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
-from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.conditioning import (
-    Conditioning,
-    ExactObservations,
-    FeatureObservations,
-    Observations,
-    log_marginal_likelihood,
-)
+from gp_orff.inference.conditioning import ExactObservations
 from gp_orff.inference.representation import (
     COARSE_REACH,
     FINE_REACH,
     Representation,
-    corners,
-    has_covariance,
     num_features,
 )
-from gp_orff.inference.robust import StudentT, bound_of, climb, reweigh
-from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.coordinates import Coordinates
-from gp_orff.models.fitting.ranges import parameter_ranges
+from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import scale_noise, start, starts, subset
-from gp_orff.models.threads import again
+from gp_orff.models.fitting.starting_values import scale_noise, start, starts
+from gp_orff.models.fitting.trainer import (
+    SCREENED_VALUES,
+    SUBSET_VALUES,
+    Trainer,
+    without_far_points,
+)
 
 _FEW_VALUES = 200  # numbers that do not tell a constant from a field that varies slowly
-_SCREENED_VALUES, _SHORT, _FINALISTS = 200, 4, 3  # numbers, iterations and survivors of starts
-_SUBSET_VALUES = 600  # numbers whose exact evidence gives the starting values
+_FINALISTS = 3  # survivors of starts
 _SOME_VALUES, _MANY = 1200, 1.3  # numbers of a search before that with many times as many
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features; bounds
 _FEW_ITERATIONS = 6  # on a grid of many features
 _LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that a last grid has to gain
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
-_ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
-_FEW_ROUNDS, _MOST_ROUNDS = 6, 100  # of EM, to choose a start and to the end
-_NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
 
 
-def silent(**facts) -> None:
-    """No progress."""
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit gives back, beside the hyperparameters that it has set."""
+
+    representation: Representation
+    mean: Float[Tensor, "p"] | None
+    notes: list[str]
 
 
-@dataclass
-class Fit:
-    """One fit of a kernel and the noise of every instrument to residuals."""
-
-    kernel: Kernel
-    likelihoods: Mapping[str, Likelihood]
-    mean: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
-    rule: Rule
-    data: Data
-    progress: Callable[..., None] = silent
-    notes: list[str] = field(default_factory=list)
-    chosen: Representation | None = None
-    conditioned_by: Rule | None = None
-
-    def run(self, warm_start: bool) -> None:
-        """Set the hyperparameters to those of largest evidence."""
-        self.set_far_points_aside()
-        robust = isinstance(self.data, HeldData) and bool(self.tails)
-        if robust:
-            self._start_robustly(warm_start)
-            warm_start = True
-        self._run(warm_start)
-        if robust:
-            self._reweigh()
-
-    def _run(self, warm_start: bool) -> None:
-        begin = self._continue if warm_start else self._start
-        search = begin()
-        represented = self.represented
-        if represented.rule is None:
-            self._on_exact_kernel(search, begin)
-        elif isinstance(represented.rule, Grid):
-            self._on_grids(search)
-        else:
-            observations = represented.observations(represented.rule)
-            self._search(search, observations, repr(represented.rule))
-        for text in search.coordinates.reached():
-            self._note(text)
-
-    def set_far_points_aside(self) -> None:
-        """A few points far from all others would take up all the frequencies of a grid."""
-        near = self._distances.near
-        if near is None or not isinstance(self.data, HeldData) or not self._spans_the_data:
-            return
-        before = self.data.survey.num_points
-        self.data = self.data.within(near)
-        text = (
-            f"{before - self.data.survey.num_points} points far from all others are left out: no "
-            "frequency grid serves both; drop them if they are errors, or fit them apart"
+def fit(
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    mean: Float[Tensor, "p"] | None,
+    asked: Rule,
+    data: Data,
+    warm_start: bool,
+    progress: Callable[..., None],
+) -> Fitted:
+    """Set the hyperparameters to those of largest evidence."""
+    data, notes = without_far_points(data, asked)
+    trainer = Trainer(kernel, likelihoods, mean, data.survey, progress, notes)
+    robust, begin = RobustEM(trainer), Trainer.begin if warm_start else begin_anew
+    weighs = isinstance(data, HeldData) and bool(robust.e_step.tails)
+    if weighs:
+        data, begin = robust.start(data, warm_start), Trainer.begin
+    search = begin(trainer)
+    representation = Representation.of(kernel, likelihoods, asked, data)
+    trainer.note(representation.reason)
+    rule = representation.rule
+    if rule is None:
+        trainer = ExactKernel(trainer, data).run(search, begin)
+    elif representation.follows:
+        Grids(trainer, representation).run(search)
+    else:
+        name = (
+            "grid by hand" if isinstance(representation.rule, Grid) else repr(representation.rule)
         )
-        self._note(text)
-        warnings.warn(text, DataWarning, stacklevel=2)
+        trainer.search(search, representation.observations(representation.rule), name)
+    for text in search.coordinates.reached():
+        trainer.note(text)
+    if weighs:
+        representation = RobustEM(trainer).run(representation)
+    return Fitted(representation, trainer.mean, notes)
 
-    @property
-    def _spans_the_data(self) -> bool:
-        """Whether there will be a grid whose domain follows from the data."""
-        rule = self.rule
-        if isinstance(rule, Auto):
-            return rule.domain is None and self.data.num_values > rule.max_features
-        return isinstance(rule, Grid) and rule.domain is None and rule.spacing is None
 
-    def _continue(self) -> Search:
-        """From the hyperparameters as they are."""
-        return Search(self._sought())
-
-    @property
-    def represented(self) -> Representation:
-        """Chosen once."""
-        if self.chosen is None:
-            self.chosen = Representation.of(self.kernel, self.likelihoods, self.rule, self.data)
-            if self.chosen.reason:
-                self._note(self.chosen.reason)
-        own = {"kernel": self.kernel, "likelihoods": self.likelihoods, "data": self.data}
-        return replace(self.chosen, **own)
-
-    def observations(self) -> Observations:
-        """The data under the hyperparameters as they are, for evidence and predictions."""
-        self.conditioned_by = self.represented.conditioning_rule()
-        return self.represented.observations(self.conditioned_by)
-
-    def resumed(
-        self, choice: Rule | None, by: Rule | None, known: FieldStatistics | None
-    ) -> Observations:
-        """The observations of a fit that was saved, with what is known of its frequencies."""
-        self.chosen = Representation(self.kernel, self.likelihoods, self.rule, self.data, choice)
-        observations, self.conditioned_by = self.chosen.observations(by), by
-        if by is None:
-            return observations
-        phi = observations.draws[0].shared_columns()
-        if phi is not None and not phi.same(known.phi):  # another machine's rounding
-            return self.observations()
-        return replace(observations, known=None if phi is None else known)
-
-    def grown(self, before: Observations, new: HeldData) -> Observations:
-        """The observations, after `new` has been added to the data of `before`."""
-        if not isinstance(before, FeatureObservations):
-            self.chosen = None
-            return self.observations()
-        phi = before.draws[0].shared_columns()
-        if phi is None:
-            return FeatureObservations(self.data, before.draws)
-        held = isinstance(self.data, HeldData)
-        if before.draws[0].lattice.outside(corners(new.box, self.kernel)).any() or (
-            held and self.represented.conditioning_rule() != self.conditioned_by
-        ):
-            return self.observations()
-        known = before.statistics + new.statistics(phi)
-        return FeatureObservations(self.data, before.draws, known)
-
-    @torch.no_grad()
-    def weigh(self, rounds: int = 300) -> None:
-        """Weights of the data under noise of heavy tails, at the hyperparameters as they are: from
-        those they have, until the bound on the evidence settles."""
-        if not self.tails or not isinstance(self.data, HeldData):
-            return
-        plain, represented = self.data.unweighted(), self.observations()
-        keys, sizes = zip(*((part.key, len(part)) for part in plain.visit()), strict=True)
-        noises = noises_of(self.kernel, self.likelihoods)
-
-        def weighted(logs: Tensor) -> HeldData:
-            weights = logs.exp().split(sizes)
-            return plain.weighted(weights, bound_of(keys, weights, self.tails))
-
-        def step(logs: Tensor) -> tuple[float, Tensor]:
-            observations = represented.of(weighted(logs))
-            found = observations.posterior(self.kernel, noises, self.mean)
-            mean = found.evidence.best_mean() if self.mean is None else self.mean
-            height = found.evidence.log_density(mean, observations.num_values)
-            weights, _ = self._weights(plain, found)
-            return (height + observations.data.bound).item(), torch.cat(weights).log()
-
-        start = torch.cat(list(self.data.all_weights())).log()
-        near, settled = _NEARLY * plain.num_values, _SETTLED * plain.num_values
-        logs, done = climb(step, start, near, settled, rounds)
-        self.data = weighted(logs)
-        if not done:
-            warnings.warn(
-                f"the weights of Student-t noise have not settled after {rounds} rounds: a larger "
-                "deg_free or noise would make them, or call fit, which learns the noise",
-                stacklevel=2,
-            )
-
-    def weighed_by(self, observations: Observations, held: Data | None = None) -> HeldData:
-        """The data, with the weights they have among those held; others with weights from the field
-        that the observations give."""
-        if not self.tails:
-            return self.data
-        noises = noises_of(self.kernel, self.likelihoods)
-        conditioning = observations.posterior(self.kernel, noises, self.mean)
-        known = None if held is None else held.stored_weights(self.data)
-        return self.data.weighted(*self._weights(self.data, conditioning, known))
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.kernel.parameters()).device
-
-    @property
-    def _num_outputs(self) -> int:
-        return terms(self.kernel)[0].num_outputs
-
-    @property
-    def tails(self) -> dict[str, StudentT]:
-        """The instruments whose noise has heavy tails."""
-        return {
-            label: StudentT(own.deg_free)
-            for label, own in self.likelihoods.items()
-            if isinstance(own, MultitaskStudentTLikelihood)
-        }
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def _sought(self) -> Coordinates:
-        """All that is trained, within what the data can tell."""
-        ranges = parameter_ranges(self.kernel, self._distances)
-        return Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges)
-
-    @property
-    def _distances(self) -> Distances:
-        return self.data.survey.distances
-
-    def _search(
-        self, search: Search, observations: Observations, name: str, note: bool = True, **options
-    ) -> Search:
-        def objective() -> Float[Tensor, ""]:
-            again()  # the machine may have become busy
-            value = log_marginal_likelihood(observations, self.kernel, self.likelihoods, self.mean)
-            return value + search.coordinates.log_prior()
-
-        before, failed = search.evaluations, len(search.failures)
-        search.run(
-            objective,
-            observations.num_values,
-            report=lambda value: self.progress(stage=name, nats=value),
-            **options,
-        )
-        if note:
-            evaluations = search.evaluations - before
-            self._note(f"{name}: {evaluations} evaluations, {search.value:.5f} nats per number")
-        if len(search.failures) > failed:
-            failures = len(search.failures) - failed
-            self._note(f"{name}: {failures} of them failed ({search.failures[-1]}): shorter steps")
-        return search
-
-    def _start(self) -> Search:
-        """Hyperparameters of the largest evidence of few readings: short searches on very few from
-        many places, the best of them again on some more, the best of these to its end."""
-        distances = self._distances
-        warn_of_far_points(distances)
-        few = self._represented(self._subset(_SCREENED_VALUES))
-        found = []
-        for where in starts(self.kernel, distances):
-            start(self.kernel, self.likelihoods, few.data.readings, distances, where)
-            found.append(self._begun(Search(self._sought()), few, f"start {where}"))
-        some = self._represented(self._subset(_SUBSET_VALUES))
-        name = f"start, {some.data.survey.num_points} points"
-        found = sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]
-        iterations = _MOST if some.num_values <= 2 * _SCREENED_VALUES else _SHORT
-        finalists = []
-        for search, place in found:
-            search.coordinates.set(place)
-            finalists.append(self._begun(search, some, name, iterations))
-        search, place = max(finalists, key=lambda pair: pair[0].value)
+def begin_anew(trainer: Trainer) -> Search:
+    """Hyperparameters of the largest evidence of few readings: short searches on very few from
+    many places, the best of them again on some more, the best of these to its end."""
+    distances, found = trainer.distances, []
+    warn_of_far_points(distances)
+    few = trainer.represented(trainer.some(SCREENED_VALUES))
+    for where in starts(trainer.kernel, distances):
+        start(trainer.kernel, trainer.likelihoods, few.data.readings, distances, where)
+        found.append(trainer.begun(trainer.begin(), few, f"start {where}"))
+    some = trainer.represented(trainer.some(SUBSET_VALUES))
+    name = f"start, {some.data.survey.num_points} points"
+    options = {"iterations": _MOST} if some.num_values <= 2 * SCREENED_VALUES else {}
+    finalists = []
+    for search, place in sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]:
         search.coordinates.set(place)
-        return self._search(search, some, name, nats=0.1)
+        finalists.append(trainer.begun(search, some, name, **options))
+    search, place = max(finalists, key=lambda pair: pair[0].value)
+    search.coordinates.set(place)
+    return trainer.search(search, some, name, nats=0.1)
 
-    def _begun(
-        self, search: Search, observations: Observations, name: str, iterations: int = _SHORT
-    ) -> tuple[Search, Float[np.ndarray, "k"]]:
-        """A short search, and where it came to."""
-        self._search(search, observations, name, note=False, iterations=iterations)
-        return search, search.coordinates.get()
 
-    def _on_exact_kernel(self, search: Search, begin: Callable[[], Search]) -> None:
+@dataclass(frozen=True)
+class ExactKernel:
+    """Searches under the exact kernel."""
+
+    trainer: Trainer
+    data: HeldData
+
+    def run(self, search: Search, begin: Callable[[Trainer], Search]) -> Trainer:
         """Few data get a constant mean only if they pay for it (Schwarz 1978)."""
-        self._search_exactly(search, "exact kernel")
-        if self.mean is not None or self.data.num_values > _FEW_VALUES:
-            return
+        own, data = self.trainer, self.data
+        self._search(search, "exact kernel")
+        if own.mean is not None or data.num_values > _FEW_VALUES:
+            return own
         place = search.coordinates.get()
-        self.mean = torch.zeros(self._num_outputs, dtype=torch.float64, device=self._device)
-        without = self._search_exactly(begin(), "exact kernel, mean zero")
-        gain = (search.value - without.value) * self.data.num_values
-        if gain > 0.5 * self._num_outputs * math.log(self.data.survey.num_points):
-            self.mean = None
+        like = next(own.kernel.parameters())
+        zero = replace(own, mean=torch.zeros(own.num_outputs).to(like.device, torch.float64))
+        without = replace(self, trainer=zero)._search(begin(zero), "exact kernel, mean zero")
+        gain = (search.value - without.value) * data.num_values
+        pays = gain > 0.5 * own.num_outputs * math.log(data.survey.num_points)
+        if pays:
             search.coordinates.set(place)
-        self._note(f"mean {'constant' if self.mean is None else 'zero'}: by {abs(gain):.2f} nats")
+        own.note(f"mean {'constant' if pays else 'zero'}: by {abs(gain):.2f} nats")
+        return own if pays else zero
 
-    def _search_exactly(self, search: Search, name: str) -> Search:
+    def _search(self, search: Search, name: str) -> Search:
         """On some of many readings first: an evaluation costs the third power of their number."""
-        if self.data.num_values > _MANY * _SOME_VALUES:
-            some = self._subset(_SOME_VALUES)
+        own, count = self.trainer, self.data.num_values
+        if count > _MANY * _SOME_VALUES:
+            some = own.some(_SOME_VALUES)
             label = f"exact kernel, {some.survey.num_points} points"
-            self._search(search, ExactObservations(some), label, nats=0.1)
-        nats = 0.1 if self.data.num_values > _SUBSET_VALUES else 0.01
-        iterations = _CUBIC * (1000 / self.data.num_values) ** 3
-        iterations = int(min(max(iterations, _FEWEST), _MOST))
+            own.search(search, ExactObservations(some), label, nats=0.1)
+        nats = 0.1 if count > SUBSET_VALUES else 0.01
+        iterations = int(min(max(_CUBIC * (1000 / count) ** 3, _FEWEST), _MOST))
         every = ExactObservations(self.data)
-        return self._search(search, every, name, iterations=iterations, nats=nats)
+        return own.search(search, every, name, iterations=iterations, nats=nats)
 
-    def _subset(self, numbers: int = _SUBSET_VALUES) -> HeldData:
-        parts = join(self.data.survey.sample)
-        x = torch.cat([own.x for own in parts])
-        chosen = subset(x, max(2, numbers // self._num_outputs))
-        offsets = np.cumsum([0, *map(len, parts)])
-        few = []
-        for own, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
-            rows = chosen[(chosen >= low) & (chosen < high)] - low
-            if len(rows):
-                few.append(own.take(rows))
-        return HeldData.in_memory(few)
 
-    def _represented(self, few: HeldData) -> Observations:
-        """Few readings, by the exact kernel if there is one."""
-        if has_covariance(self.kernel, few):
-            return ExactObservations(few)
-        return FeatureObservations(few, draw(self.kernel, QuasiMonteCarlo(1024), few.num_inputs))
+@dataclass(frozen=True)
+class Grids:
+    """Searches on narrow grids, rebuilt as the lengthscales move."""
 
-    def _start_robustly(self, warm_start: bool) -> None:
-        """EM on few readings, then weights for all of them."""
-        few = self._subset(_SUBSET_VALUES // 2)
-        if not warm_start:
-            self._start_among_outliers(self._subset(_SCREENED_VALUES))
-        few = self._expectation_maximisation(few, self._represented, "start, weights")
-        observations = self._represented(few)
-        noises = noises_of(self.kernel, self.likelihoods)
-        conditioning = observations.posterior(self.kernel, noises, self.mean)
-        plain = self.data.unweighted()
-        self.data = plain.weighted(*self._weights(plain, conditioning))
+    trainer: Trainer
+    representation: Representation
 
-    def _start_among_outliers(self, few: HeldData) -> None:
-        """The best of some rounds of EM from each of several lengthscales: without weights, the
-        largest evidence may be that of a field that goes through every outlier."""
-        distances, found = self._distances, []
-        warn_of_far_points(distances)
-        for where in starts(self.kernel, distances):
-            start(self.kernel, self.likelihoods, few.readings, distances, where)
-            search = self._rounds(few, self._represented, f"start {where}", _FEW_ROUNDS)[1]
-            found.append((search, search.coordinates.get()))
-        search, place = max(found, key=lambda pair: pair[0].value)
-        search.coordinates.set(place)
-
-    def _reweigh(self) -> None:
-        levels: list[Callable[[], Rule | None]] = [lambda: self.represented.rule]
-        if self.represented.follows:
-            levels = [lambda: self.represented.coarse(), lambda: self.represented.fine()]
-        for level in levels:
-
-            def represented(data: HeldData, level=level) -> Observations:
-                return replace(self.represented, data=data).observations(level())
-
-            self.data = self._expectation_maximisation(self.data, represented, "weights")
-        self.weigh()
-
-    def _expectation_maximisation(
-        self, data: HeldData, represented: Callable[[HeldData], Observations], name: str
-    ) -> HeldData:
-        """Weights and hyperparameters in turn, until the bound on the evidence settles."""
-        data, search, done = self._rounds(data, represented, name, _MOST_ROUNDS)
-        self._note(f"{name}: {done} rounds, {search.value:.5f} nats per number")
-        return data
-
-    def _rounds(
-        self,
-        data: HeldData,
-        represented: Callable[[HeldData], Observations],
-        name: str,
-        rounds: int,
-    ) -> tuple[HeldData, Search, int]:
-        """At most so many rounds of EM: the weighted data, the last search, and the rounds."""
-        previous, done = -np.inf, 0
-        while done < rounds:
-            done += 1
-            noises = noises_of(self.kernel, self.likelihoods)
-            conditioning = represented(data).posterior(self.kernel, noises, self.mean)
-            plain = data.unweighted()
-            data = plain.weighted(*self._weights(plain, conditioning))
-            search = self._continue()
-            options = {"iterations": 5, "nats": 0.1, "reach": FINE_REACH, "note": False}
-            self._search(search, represented(data), name, **options)
-            if search.value - previous < _ROUND:
-                break
-            previous = search.value
-        return data, search, done
-
-    @torch.no_grad()
-    def _weights(
-        self, data: HeldData, conditioning: Conditioning, known: Iterable[Tensor] | None = None
-    ) -> tuple[list[Tensor], float]:
-        noises = noises_of(self.kernel, self.likelihoods)
-        mean = conditioning.evidence.best_mean() if self.mean is None else self.mean
-        return reweigh(data.visit(), self.tails, conditioning, noises, mean, known)
-
-    def _on_grids(self, search: Search) -> None:
-        """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""
-        represented = self.represented
-        if not represented.follows:  # by hand: it is what it is
-            self._search(search, represented.observations(represented.rule), "grid by hand")
-            return
-        seen = [search.coordinates.get()]
-        self._follow(search, "coarse", COARSE_REACH, represented.coarse)
+    def run(self, search: Search) -> None:
+        """Coarse ones first."""
+        seen, own = [search.coordinates.get()], self.representation
+        self._follow(search, "coarse", COARSE_REACH, own.coarse)
         seen.append(search.coordinates.get())
-        self._follow(search, "fine", FINE_REACH, represented.fine)
+        self._follow(search, "fine", FINE_REACH, own.fine)
         seen.append(search.coordinates.get())
-        cuts = represented.cuts()
-        for label, likelihood in self.likelihoods.items():
-            share = min((own for key, own in cuts.items() if key.label == label), default=0.0)
+        cuts = own.cuts()
+        for label, likelihood in self.trainer.likelihoods.items():
+            share = min((cut for key, cut in cuts.items() if key.label == label), default=0.0)
             if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
                 scale_noise(likelihood, max(1 - share, 0.5))
         if max(cuts.values()) > _MUCH:
             seen.append(search.coordinates.get())
-            self._with_what_is_cut(search, seen)
+            self._with_what_is_cut(search.coordinates, seen)
 
     def _follow(
         self,
@@ -451,37 +184,39 @@ class Fit:
         """Search on one grid after another, until no lengthscale comes to the edge of its range."""
         for _ in range(rounds):
             try:
-                observations = self.represented.observations(level())
+                observations = self.representation.observations(level())
             except GridBudgetError as error:
-                self._note(f"no {name} grid: {error}")
+                self.trainer.note(f"no {name} grid: {error}")
                 return
-            features = num_features(self.kernel, observations.draws)
+            features = num_features(self.trainer.kernel, observations.draws)
             name_and_size = f"{name} grid, F = {features}"
             affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
             options = {"reach": reach, "iterations": min(iterations, affordable)}
-            self._search(search, observations, name_and_size, **options)
+            self.trainer.search(search, observations, name_and_size, **options)
             if search.settled:
                 return
 
-    def _with_what_is_cut(self, search: Search, seen: list[Float[np.ndarray, "k"]]) -> None:
+    def _with_what_is_cut(
+        self, coordinates: Coordinates, seen: list[Float[np.ndarray, "k"]]
+    ) -> None:
         """Where a budget cuts much, go on with it in its place, from the best of what was seen, as
         long as that gains; the best is kept."""
-        score = partial(self._evidence_at, search.coordinates)
+        score = partial(self._evidence_at, coordinates)
         value, place = max(((score(own), own) for own in seen), key=lambda pair: pair[0])
-        level = partial(self.represented.fine, _LAST_REACH, returned=True)
+        level = partial(self.representation.fine, _LAST_REACH, returned=True)
         options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
         for _ in range(_LAST_ROUNDS):
-            search.coordinates.set(place)
-            last = Search(search.coordinates)
+            coordinates.set(place)
+            last = Search(coordinates)
             self._follow(last, "last", _LAST_REACH, level, **options)
-            beyond = search.coordinates.get()
+            beyond = coordinates.get()
             reached = score(beyond)
             if not reached > value + _NATS:
                 break
             value, place = reached, beyond
             if last.settled:
                 break
-        search.coordinates.set(place)
+        coordinates.set(place)
         self._warn_of_what_is_cut()
 
     @torch.no_grad()
@@ -489,19 +224,16 @@ class Fit:
         """On the grid that predictions would be made from there, what it cuts being returned."""
         coordinates.set(place)
         try:
-            observations = self.observations()
-            return log_marginal_likelihood(
-                observations, self.kernel, self.likelihoods, self.mean
-            ).item()
+            return self.trainer.evidence(self.representation.now()).item()
         except (ValueError, torch.linalg.LinAlgError):  # no grid within the budget, no covariance
             return -math.inf
 
     def _warn_of_what_is_cut(self) -> None:
-        share = max(self.represented.cuts().values())
+        share = max(self.representation.cuts().values())
         if share > _MUCH:
             text = (
                 f"what the grid cuts is {share:.2g} times the noise variance: the error bars hold "
                 "it, and a larger max_features= of the frequencies would narrow them"
             )
-            self._note(text)
+            self.trainer.note(text)
             warnings.warn(text, GridWarning, stacklevel=2)
