@@ -121,17 +121,9 @@ class Representation:
             return rule
         box = self._rounded_box
         given = rule.domain is not None and _inside(self.data.box, rule.domain)
+        domain = domain or (rule.domain if given else box)
         steps = math.floor(math.log(self._tolerance(rule), _STEP))
-        return self._admitted(
-            replace(
-                rule,
-                data=box,
-                domain=domain or (rule.domain if given else box),
-                tolerance=_STEP**steps,
-                lengthscale_range=(1.0, 1.0),
-                max_features=rule.max_features or MOST_FEATURES,
-            )
-        )
+        return self._admitted(_serving(rule, domain, box, _STEP**steps))
 
     def now(self) -> Observations:
         """For evidence and predictions."""
@@ -139,27 +131,16 @@ class Representation:
 
     def coarse(self) -> Grid:
         """For a search that has far to go."""
-        budget = self.rule.max_features
-        return replace(
-            self.fine(COARSE_REACH),
-            tolerance=_COARSE_TOLERANCE,
-            max_features=_COARSE_FEATURES if budget is None else min(budget, _COARSE_FEATURES),
-        )
+        budget = min(self.rule.max_features or _COARSE_FEATURES, _COARSE_FEATURES)
+        return replace(self.fine(COARSE_REACH), tolerance=_COARSE_TOLERANCE, max_features=budget)
 
     def fine(self, reach: float = FINE_REACH, returned: bool = False) -> Grid:
         """For the data's own box. What is cut, the noise takes up: sought with the truncated
         variance in the noise, lengthscales would grow for its sake."""
-        box = self.data.box
-        grid = replace(
-            self.rule,
-            domain=box,
-            data=box,
-            tolerance=self._tolerance(self.rule),
-            lengthscale_range=(1 / reach, reach),
-            max_features=self.rule.max_features or MOST_FEATURES,
-            diagonal_correction=returned and self.rule.diagonal_correction,
-        )
-        return self._admitted(grid)
+        own, box = self.rule, self.data.box
+        grid = _serving(own, box, box, self._tolerance(own), (1 / reach, reach))
+        returned = returned and own.diagonal_correction
+        return self._admitted(replace(grid, diagonal_correction=returned))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Observations:
         """The data, on frequencies that serve these points too.
@@ -190,21 +171,13 @@ class Representation:
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
             phi = phi.with_omega(phi.omega.detach())
             return HeldSums(data.statistics(phi), None, data.survey, data.further)
-        rule = rule if rule.spacing is not None else self._serving_more(rule)
+        if rule.spacing is None:
+            domain = rule.domain or self._widened_box  # new readings may come anywhere in it
+            rule = _serving(rule, domain, domain, self._tolerance(rule), _SERVED)
+            rule = replace(rule, max_features=_WIDER * rule.max_features)
         lattice = self._draw(rule)[0].lattice
         sums = data.statistics(lattice.columns().boxed())
         return HeldSums(sums, rule.domain, data.survey, data.further)
-
-    def _serving_more(self, rule: Grid) -> Grid:
-        domain = rule.domain or self._widened_box
-        return replace(
-            rule,
-            data=domain,  # new readings may come anywhere in it
-            domain=domain,
-            tolerance=self._tolerance(rule),
-            lengthscale_range=_SERVED,
-            max_features=_WIDER * (rule.max_features or MOST_FEATURES),
-        )
 
     @torch.no_grad()
     def cuts(self) -> dict[GroupKey, float]:
@@ -216,10 +189,9 @@ class Representation:
     def _noises(self, readings: float = math.inf) -> dict[GroupKey, float]:
         """The noise variance of a reading, for every group: of the mean weight of so many."""
         found = noises_of(self.kernel, self.likelihoods)
-        weights = self.data.weights_of.items()
         return {
             key: found[key.label].diagonal().mean().item() / own.nearby(readings)
-            for key, own in weights
+            for key, own in self.data.weights_of.items()
         }
 
     @torch.no_grad()
@@ -234,14 +206,8 @@ class Representation:
         )
         if not signal > 0:
             return rule.tolerance
-        coarse = replace(
-            rule,
-            domain=self._rounded_box,
-            data=None,
-            tolerance=_COARSE_TOLERANCE,
-            lengthscale_range=(1.0, 1.0),
-            max_features=_COARSE_FEATURES,
-        )
+        coarse = _serving(rule, self._rounded_box, None, _COARSE_TOLERANCE)
+        coarse = replace(coarse, max_features=_COARSE_FEATURES)
         count = self.counts.get(lambda: self._count(coarse), [self.kernel], coarse)
         informed = count / self.data.num_values
         ratio = min(self._noises(1 / informed).values()) / signal.item()
@@ -281,6 +247,18 @@ class Representation:
 
     def _draw(self, rule: Rule) -> list[Draw]:
         return draw(self.kernel, rule, self.data.num_inputs)
+
+
+def _serving(
+    rule: Grid,
+    domain: Box,
+    data: Box | None,
+    tolerance: float,
+    lengthscale_range: tuple[float, float] = (1.0, 1.0),
+) -> Grid:
+    """A grid for a domain, within the rule's budget."""
+    places = {"domain": domain, "data": data, "max_features": rule.max_features or MOST_FEATURES}
+    return replace(rule, tolerance=tolerance, lengthscale_range=lengthscale_range, **places)
 
 
 def corners(box: Box, kernel: Kernel) -> Float[Tensor, "2 d"]:

@@ -68,7 +68,7 @@ class FieldModel(torch.nn.Module):
         self.mean = default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
         self.likelihoods = Instruments()  # that have a name
-        self._held: ModelState | None = None
+        self._assigned: ModelState | None = None
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
         check_mean(self.mean, self.num_outputs)
@@ -76,7 +76,7 @@ class FieldModel(torch.nn.Module):
     @property
     def report(self) -> str:
         """What was done to the data, and what is held, in words."""
-        if self._held is None:
+        if self._assigned is None:
             return "not fitted: call fit(x, y) or condition(x, y)"
         self._snapshot()
         return str(FitReport.of(self.state, self.mean))
@@ -92,7 +92,7 @@ class FieldModel(torch.nn.Module):
             "likelihoods": {label: describe(own) for label, own in self.likelihoods.items()},
             "mean": describe(self.mean),
             "frequencies": describe_rule(self.frequencies),
-            "fit": None if self._held is None else pack_state(self.state),
+            "fit": None if self._assigned is None else pack_state(self.state),
         }
         files.write(path, _KIND, content)
 
@@ -138,24 +138,24 @@ class FieldModel(torch.nn.Module):
         return {DEFAULT: self.likelihood, **self.likelihoods}
 
     @property
-    def held(self) -> ModelState:
+    def _held(self) -> ModelState:
         """As it was assigned last."""
-        if self._held is None:
+        if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
-        return self._held
+        return self._assigned
 
     @property
     def state(self) -> ModelState:
         """What is held, on frequencies that serve the hyperparameters as they are."""
-        self._held = self.held.current(self._every_likelihood)
-        return self._held
+        self._assigned = self._held.current(self._every_likelihood)
+        return self._assigned
 
     def _assign(self, state: ModelState) -> "FieldModel":
         """The last step of a call."""
         for label, own in state.likelihoods.items():
             if label not in self._every_likelihood:
                 self.likelihoods[label] = own
-        self._held = state
+        self._assigned = state
         return self
 
     def _assign_whole(self, state: ModelState) -> "FieldModel":
@@ -177,7 +177,7 @@ class FieldModel(torch.nn.Module):
         self.double()
         reader = Reader(self.kernel, self.mean, self.num_outputs)
         source = Chunks(reader, x, how) if y is None else Arrays(reader, x, y, how)
-        seen = 0 if self._held is None else self._held.data.survey.num_points
+        seen = 0 if self._assigned is None else self._assigned.data.survey.num_points
         return HeldData.of(source, seed=seen)
 
     def copied(self, x: object, y: object, how: Options) -> HeldData:
@@ -217,8 +217,8 @@ class FieldModel(torch.nn.Module):
         before = next(self.kernel.parameters()).device
         super()._apply(fn, recurse)
         device = next(self.kernel.parameters()).device
-        if self._held is not None and device != before:
-            self._held = self._held.to(device)
+        if self._assigned is not None and device != before:
+            self._assigned = self._assigned.to(device)
         return self
 
 

@@ -104,7 +104,7 @@ class VectorFieldGP(FieldModel):
             missing: "mask" where NaN in y is a component that was not observed.
         """
         if x is None:
-            data = self.held.data
+            data = self._held.data
             warm_start, read = warm_start or isinstance(data, HeldSums), lambda: data
         else:
             read = partial(self.copied, x, y, Options(variances, directions, group, missing))
@@ -221,7 +221,7 @@ class VectorFieldGP(FieldModel):
             >>> bool((model.posterior().divergence(x[:3]).stddev < 0.1 * before).all())
             True
         """
-        held = self.held
+        held = self._held
         if not is_constant(self.mean):
             raise NotImplementedError(
                 "observations of symbols expect a constant mean, got "

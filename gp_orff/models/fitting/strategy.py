@@ -80,10 +80,8 @@ def fit(
     elif representation.follows:
         Grids(trainer, representation).run(search)
     else:
-        name = (
-            "grid by hand" if isinstance(representation.rule, Grid) else repr(representation.rule)
-        )
-        trainer.search(search, representation.observations(representation.rule), name)
+        name = "grid by hand" if isinstance(rule, Grid) else repr(rule)
+        trainer.search(search, representation.observations(rule), name)
     for text in search.coordinates.reached():
         trainer.note(text)
     if weighs:
