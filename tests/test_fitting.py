@@ -13,7 +13,7 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import starts
-from gp_orff.models.fitting.strategy import Fit
+from gp_orff.models.fitting.strategy import Grids
 from tests.test_vector_field_gp import draw
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
@@ -213,13 +213,13 @@ def rough(number, seed=0):
 def test_the_best_that_was_seen_is_kept(monkeypatch):
     """Under a budget that cuts much, by one evidence; and the error bars' width is warned of."""
     x, y = rough(250)
-    seen, score = [], Fit._evidence_at
+    seen, score = [], Grids._evidence_at
 
     def recorded(self, coordinates, place):
         seen.append(score(self, coordinates, place))
         return seen[-1]
 
-    monkeypatch.setattr(Fit, "_evidence_at", recorded)
+    monkeypatch.setattr(Grids, "_evidence_at", recorded)
     kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=1.5), num_dims=2)
     rule = gp_orff.Auto(exact_values=0, max_features=200)
     model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
@@ -243,4 +243,4 @@ def test_the_cheaper_of_exact_kernel_and_grid(potential, kind):
     y = swirl(x) + 0.1 * draw(510, 2)
     kernel = gp_orff.DivergenceFreeKernel(potential, num_dims=2)
     model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
-    assert isinstance(model._observations, kind)
+    assert isinstance(model.state.observations, kind)

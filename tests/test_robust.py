@@ -1,6 +1,7 @@
 """Student-t noise and leave-one-out scores."""
 
 import math
+from dataclasses import replace
 
 import gpytorch
 import numpy as np
@@ -12,6 +13,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 import gp_orff
 from gp_orff.inference import robust
 from gp_orff.inference.robust import StudentT
+from gp_orff.models.fitting.robust_em import heavy_tails
 from tests import oracles
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 
@@ -91,7 +93,7 @@ def test_the_bound_is_below_the_density_and_not_far():
     model.condition(x, y)
     covariance = model.kernel(x).to_dense().detach()
     bound = model.log_marginal_likelihood().item()
-    weights = model._fit.data.weights[0]
+    weights = model.state.data.weights[0]
     total = []
     shape = torch.full((6,), 3.0).double()
     q = torch.distributions.Gamma(shape, shape / weights)  # mean E[w]
@@ -137,7 +139,7 @@ def test_new_readings_are_weighed_by_the_field():
     x, y, field, bad = with_outliers(300, share=0.15)
     model = robust_model().fit(x[:250], y[:250], progress=False)
     model.update(x[250:], y[250:])
-    weights = torch.cat(model._fit.data.weights)[250:]
+    weights = torch.cat(model.state.data.weights)[250:]
     assert weights[bad[250:]].max() < 0.1 < weights[~bad[250:]].min()
     assert (model.posterior().mean(x) - field(x)).square().mean().sqrt() < 0.12
 
@@ -224,7 +226,7 @@ def test_weights_settle(rule, deg_free, seed):
     model.condition(x, y)
     prior = model.kernel(x).to_dense().detach()
     weights, mean, variance = dense_em(x, y, prior, 0.1, deg_free)
-    torch.testing.assert_close(torch.cat(model._fit.data.weights), weights, rtol=0, atol=2e-3)
+    torch.testing.assert_close(torch.cat(model.state.data.weights), weights, rtol=0, atol=2e-3)
     field = model.posterior()
     assert ((field.mean(x) - mean).abs() < 0.01 * variance.sqrt()).all()  # of 1e-6 nats: 0.0015
     torch.testing.assert_close(field.variance(x), variance, rtol=5e-3, atol=0)
@@ -233,10 +235,24 @@ def test_weights_settle(rule, deg_free, seed):
 def test_weights_that_do_not_settle_are_told():
     x, y, _, _ = with_outliers(60)
     model = robust_model().condition(x, y)
-    fit = model._fit
-    fit.data = fit.data.unweighted()
+    state = model.state
+    own = replace(state.representation, data=state.data.unweighted())
     with pytest.warns(UserWarning, match="not settled after 3 rounds: a larger deg_free"):
-        fit.weigh(rounds=3)
+        state.e_step.settled(own, rounds=3)
+
+
+def test_a_likelihood_says_how_it_is_weighed():
+    class Mine(gpytorch.likelihoods.MultitaskGaussianLikelihood):
+        """With tails of its own."""
+
+    heavy_tails.register(Mine, lambda likelihood: StudentT(4.0))
+    x, y, _, _ = with_outliers(60)
+    model, expected = robust_model(), robust_model().condition(x, y)
+    model.likelihood = Mine(2, has_task_noise=False).double()
+    model.likelihood.noise = expected.likelihood.noise.item()
+    model.condition(x, y)
+    for found, own in zip(model.state.data.weights, expected.state.data.weights, strict=True):
+        assert torch.equal(found, own)
 
 
 def with_update(rule, repeated=False):
@@ -250,7 +266,7 @@ def with_update(rule, repeated=False):
     model.likelihood.noise = 0.04
     model.mean = gpytorch.means.ZeroMean()
     model.condition(x[:60], y[:60]).update(x[60:], y[60:])
-    return model, x, y, torch.cat(model._fit.data.weights)
+    return model, x, y, torch.cat(model.state.data.weights)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -359,9 +375,9 @@ def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():
     x, y, _, _ = with_outliers(120)
     model = robust_model().fit(x, y, progress=False)
     found = model.leave_one_out(x, y)
-    weights = torch.cat(model._fit.data.weights)
+    weights = torch.cat(model.state.data.weights)
     conditioning = model._snapshot().own
-    part = next(model._fit.data.visit())
+    part = next(model.state.data.visit())
     residual, latent, noise = robust.residuals(
         part, conditioning, model._snapshot().noises, model._snapshot().constant
     )

@@ -34,7 +34,7 @@ def compare(model, expected, atol=1e-9, xs=None):
     one, other = model.posterior(), expected.posterior()
     torch.testing.assert_close(one.mean(xs), other.mean(xs), rtol=0, atol=atol)
     torch.testing.assert_close(one.variance(xs), other.variance(xs), rtol=0, atol=atol)
-    size = expected._fit.data.num_values
+    size = expected.state.data.num_values
     difference = model.log_marginal_likelihood() - expected.log_marginal_likelihood()
     assert abs(difference) < atol * size
 
@@ -74,7 +74,7 @@ def test_reading_by_reading():
         if i % 20 == 0:
             model.posterior().mean(x[i : i + 1])
     compare(model, expected)
-    assert len(model._fit.data.sources) <= 33
+    assert len(model.state.data.sources) <= 33
 
 
 @pytest.mark.parametrize("rule", ["auto", "monte_carlo"])
@@ -250,7 +250,7 @@ def test_workers_merge_exactly():
 @pytest.fixture
 def _hardly_anything_is_kept(monkeypatch):
     monkeypatch.setattr(held, "MOST_KEPT", 3000)
-    monkeypatch.setattr("gp_orff.models.vector_field_gp.MOST_KEPT", 3000)
+    monkeypatch.setattr("gp_orff.models.state.MOST_KEPT", 3000)
 
 
 @pytest.mark.usefixtures("_hardly_anything_is_kept")
@@ -265,7 +265,7 @@ def test_memory_stays_flat_and_the_model_says_so():
     for piece in pieces[1:]:
         model.update(*piece)
     assert "their statistics, no data" in model.report
-    assert isinstance(model._fit.data, held.HeldSums)
+    assert isinstance(model.state.data, held.HeldSums)
     expected = conditioned(curl_free(0.35), x, y, None, noise=0.02)
     compare(model, expected, atol=1e-3)
     wide = 1.4 * x[:200]  # beyond the data's box, within the domain of the statistics
@@ -405,7 +405,7 @@ def test_new_readings_at_the_edge_of_the_domain(tmp_path):
     model = conditioned(curl_free(0.3), x, y, gp_orff.Auto(exact_values=0), noise=0.01)
     model.save(tmp_path / "model.pt")
     loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
-    (low, high), _ = loaded._fit.data.domain
+    (low, high), _ = loaded.state.data.domain
     assert high - low > 2.9  # the data have an extent of 2
     near = torch.tensor([[low, 0], [high, 0], [high - 0.1, 0.1]], dtype=torch.float64)
     loaded.update(near, field(near))

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import HeldData
-from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.conditioning import ExactObservations, FeatureObservations
@@ -95,7 +94,7 @@ def compare_kernels(
         models[name] = model.fit(x, y, progress=progress, **how)
     evidence = {name: own.log_marginal_likelihood().item() for name, own in models.items()}
     order = sorted(evidence, key=evidence.get, reverse=True)
-    num_values = next(iter(models.values()))._held().data.num_values
+    num_values = next(iter(models.values())).state.data.num_values
     return KernelComparison(
         {name: evidence[name] for name in order}, {name: models[name] for name in order}, num_values
     )
@@ -194,17 +193,17 @@ def compare_with_exact(
     """
     if subset < 2:
         raise ValueError(f"compare_with_exact expects a subset of at least 2 points, got {subset}")
-    fit, observations = model._conditioned()
-    x, y = as_points(x, fit.data.num_inputs), as_matrix(y, "observations y (N, p)")
+    state = model.state
+    x, y = as_points(x, state.data.num_inputs), as_matrix(y, "observations y (N, p)")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     options = Options(**how)
     few = _some(model, x, y, options, order[:subset])
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
-    noises = noises_of(model.kernel, model._instruments)
+    noises, observations = state.e_step.noises, state.observations
     results = []
     for own in (ExactObservations(few), observations.of(few)):
-        found = own.posterior(model.kernel, noises, fit.mean)
-        mean = found.evidence.best_mean() if fit.mean is None else fit.mean
+        found = own.posterior(model.kernel, noises, state.mean)
+        mean = found.evidence.best_mean() if state.mean is None else state.mean
         nats = found.evidence.log_density(mean, few.num_values) / few.num_values
         field = found.distribution
         results.append((field.mean(points) + mean, field.variance(points).sqrt(), nats.item()))
@@ -228,12 +227,8 @@ def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Te
         name: value if value is None or isinstance(value, str | int) else value[rows]
         for name, value in vars(options).items()
     }
-    before = model._state()
-    try:
-        few = model._prepare(x[rows], y[rows], Options(**chosen)).data
-        return model._weighed(few, model._fit.data)
-    finally:
-        model._restore(before)
+    few = model.copied(x[rows], y[rows], Options(**chosen))
+    return model.state.weighed(few, model.state.data)
 
 
 def _rms(values: Float[Tensor, "n p"]) -> float:

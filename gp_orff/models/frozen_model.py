@@ -3,7 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import HeldData
-from gp_orff.data.noise.covariances import Noises, noise_of
+from gp_orff.data.noise.covariances import Noises, noise_of, noises_of
 from gp_orff.data.observations import of_constant
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid
 from gp_orff.inference.conditioning import (
     ExactObservations,
     FeatureObservations,
@@ -28,6 +29,7 @@ from gp_orff.inference.conditioning import (
     Posterior,
 )
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite
+from gp_orff.inference.representation import Representation
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.symbols.base import Identity, Symbol
@@ -247,3 +249,52 @@ class PartSnapshot(Snapshot):
         part = distribution.split()[0].of_part(expansion, self.kernel)
         missing = own.left_out(Identity(), self.kernel, self.space)
         return Located(own, part if missing is None else PlusWhite(part, missing[0]))
+
+
+@dataclass(frozen=True)
+class ModelSnapshot(Snapshot):
+    """Of a `VectorFieldGP`."""
+
+    representation: Representation
+    observations: Observations
+    noises: Noises
+    prior_mean: Mean
+    given: Float[Tensor, "p"] | None
+
+    @classmethod
+    def of(
+        cls,
+        representation: Representation,
+        observations: Observations,
+        prior_mean: Mean,
+        given: Float[Tensor, "p"] | None,
+    ) -> "ModelSnapshot":
+        parts = (representation.kernel, representation.likelihoods, prior_mean)
+        kernel, likelihoods, mean = map(deepcopy, parts)
+        for module in (kernel, mean, *likelihoods.values()):
+            module.requires_grad_(False)
+        own = replace(representation, kernel=kernel, likelihoods=likelihoods)
+        return cls(own, observations, noises_of(kernel, likelihoods), mean, given)
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.representation.kernel
+
+    @property
+    def num_inputs(self) -> int:
+        return self.representation.data.num_inputs
+
+    @property
+    def log_marginal_likelihood(self) -> float:
+        values, bound = self.observations.num_values, self.representation.data.bound
+        return (self.own.evidence.log_density(self.constant, values) + bound).item()
+
+    def by_features(self, points):
+        rule = Grid(data=self.representation.data.box, max_features=MOST_FEATURES)
+        return replace(self.representation, rule=rule).wider(points)
+
+    def elsewhere(self, points):
+        observations = self.representation.wider(points)
+        if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
+            observations.draws[0].lattice.check(points)
+        return observations

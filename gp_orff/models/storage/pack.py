@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, replace
 
 import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.dataset import Data, HeldData, HeldSums
 from gp_orff.data.field_statistics import FieldStatistics
@@ -12,11 +14,53 @@ from gp_orff.data.observations import Readings, SymbolObservations
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
-from gp_orff.features.columns import Columns, SideBySide, TrigColumns
+from gp_orff.features.columns import TrigColumns
+from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.models.storage.recipes import build_symbol, describe_symbol
+from gp_orff.inference.conditioning import FeatureObservations
+from gp_orff.inference.representation import Representation
+from gp_orff.models.state import ModelState, Represented
+from gp_orff.models.storage.recipes import (
+    build_rule,
+    build_symbol,
+    describe_rule,
+    describe_symbol,
+)
 
 _SAMPLE = 500  # points a file keeps of data whose statistics it holds
+
+
+def pack_state(state: ModelState) -> dict:
+    """Few data as they are, others as their statistics, and what is known of their frequencies."""
+    observations = state.observations
+    exact = not isinstance(observations, FeatureObservations)
+    few = exact or observations.written_out(state.kernel)
+    known = None if exact else pack_statistics(observations.statistics_of(state.kernel))
+    return {
+        "story": [state.story],
+        "notes": list(state.notes),
+        "mean": state.mean,
+        "choice": describe_rule(state.representation.rule),
+        "exact": exact,
+        "conditioned_by": describe_rule(state.represented.rule),
+        "known": known,
+        "data": pack_data(state.data if few else state.sums()),
+    }
+
+
+def unpack_state(
+    found: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], asked: Rule
+) -> ModelState:
+    """The state again."""
+    data, (known, exact) = unpack_data(found["data"]), (found["known"], found["exact"])
+    choice, by = (
+        None if exact else build_rule(rule, None if rule else asked)
+        for rule in (found["choice"], found["conditioned_by"])
+    )
+    own = Representation(kernel, likelihoods, asked, data, choice)
+    known = None if known is None else unpack_statistics(known)
+    represented = Represented.resumed(own, by, known)
+    return ModelState.of(represented, found["mean"], found["notes"], found["story"][0])
 
 
 def pack_data(data: Data) -> dict:
@@ -73,8 +117,13 @@ def _further(found: Mapping) -> tuple[SymbolObservations, ...]:
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
     """As plain values."""
+    phi = statistics.phi
+    if isinstance(phi, LatticeColumns):
+        columns = {name: getattr(phi, name).cpu() for name in ("indices", "spacing", "origin")}
+    else:
+        columns = {"omega": phi.omega.detach().cpu(), "sampled": phi.sampled}
     return {
-        "columns": statistics.phi.plain(),
+        "columns": columns,
         "groups": [_group(key, own) for key, own in statistics.groups.items()],
         "bound": statistics.bound,
     }
@@ -82,7 +131,12 @@ def pack_statistics(statistics: FieldStatistics) -> dict:
 
 def unpack_statistics(found: Mapping) -> FieldStatistics:
     """The statistics again."""
-    phi, groups = _columns(found["columns"]), {}
+    columns = found["columns"]
+    if "indices" in columns:
+        phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
+    else:
+        phi = TrigColumns(columns["omega"], columns["sampled"])
+    groups = {}
     for own in found["groups"]:
         key = _key(own)
         groups[key] = Statistics(
@@ -95,14 +149,6 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
             _weights(own),
         )
     return FieldStatistics(phi, groups, found["bound"])
-
-
-def _columns(found: Mapping) -> Columns:
-    if "families" in found:
-        return SideBySide(tuple(map(_columns, found["families"])))
-    if "indices" in found:
-        return LatticeColumns.of(found["indices"], found["spacing"], found["origin"])
-    return TrigColumns.of(found["omega"], found["sampled"])
 
 
 def _weights(own: Mapping) -> Weights:
