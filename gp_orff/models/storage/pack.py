@@ -14,7 +14,7 @@ from gp_orff.data.observations import Readings, SymbolObservations
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import Columns, SideBySide, TrigColumns
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.conditioning import FeatureObservations
@@ -117,13 +117,8 @@ def _further(found: Mapping) -> tuple[SymbolObservations, ...]:
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
     """As plain values."""
-    phi = statistics.phi
-    if isinstance(phi, LatticeColumns):
-        columns = {name: getattr(phi, name).cpu() for name in ("indices", "spacing", "origin")}
-    else:
-        columns = {"omega": phi.omega.detach().cpu(), "sampled": phi.sampled}
     return {
-        "columns": columns,
+        "columns": statistics.phi.plain(),
         "groups": [_group(key, own) for key, own in statistics.groups.items()],
         "bound": statistics.bound,
     }
@@ -131,12 +126,7 @@ def pack_statistics(statistics: FieldStatistics) -> dict:
 
 def unpack_statistics(found: Mapping) -> FieldStatistics:
     """The statistics again."""
-    columns = found["columns"]
-    if "indices" in columns:
-        phi = LatticeColumns.of(columns["indices"], columns["spacing"], columns["origin"])
-    else:
-        phi = TrigColumns(columns["omega"], columns["sampled"])
-    groups = {}
+    phi, groups = _columns(found["columns"]), {}
     for own in found["groups"]:
         key = _key(own)
         groups[key] = Statistics(
@@ -149,6 +139,14 @@ def unpack_statistics(found: Mapping) -> FieldStatistics:
             _weights(own),
         )
     return FieldStatistics(phi, groups, found["bound"])
+
+
+def _columns(found: Mapping) -> Columns:
+    if "families" in found:
+        return SideBySide(tuple(map(_columns, found["families"])))
+    if "indices" in found:
+        return LatticeColumns.of(found["indices"], found["spacing"], found["origin"])
+    return TrigColumns.of(found["omega"], found["sampled"])
 
 
 def _weights(own: Mapping) -> Weights:
