@@ -8,6 +8,7 @@ import scipy.integrate
 import torch
 
 import gp_orff
+from gp_orff.features.assemble import draw
 from tests.registry import SPECTRA, base
 
 SHARES = (0.3, 1e-2, 1e-4)
@@ -138,3 +139,22 @@ def gpytorch_batch():
     kernel = RBFKernel(batch_shape=torch.Size([2])).double()
     kernel.lengthscale = torch.tensor([0.5, 2.0]).reshape(2, 1, 1)
     return kernel
+
+
+def test_other_lengths_leave_the_range_of_a_grid_too():
+    """The shortest correlations of a small α, the longest of a narrow component."""
+    rational, mixture = base("rq", 2), base("spectral_mixture", 2)
+    rational.alpha = 8.0
+    for kernel, others in (
+        (rational, rational.lengthscale.detach().squeeze(0) * math.sqrt(8 / 9)),
+        (mixture, 1 / (2 * math.pi * mixture.mixture_scales.detach().amin((0, 1)))),
+    ):
+        law = gp_orff.spectrum(kernel)
+        assert law.other_lengths(2) == pytest.approx(others.numpy())
+        (own,) = draw(kernel, gp_orff.Grid(spacing=0.3, cutoff=6.0), 2)
+        assert own.left_range([law]) is None
+        if kernel is rational:
+            kernel.alpha = 0.05
+        else:  # the narrower of two
+            kernel.mixture_scales = kernel.mixture_scales * torch.tensor([0.1, 1.0])[:, None, None]
+        assert own.left_range([gp_orff.spectrum(kernel)]) is not None
