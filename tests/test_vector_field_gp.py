@@ -249,6 +249,29 @@ def test_new_hyperparameters_get_a_new_grid():
     )
 
 
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), gp_orff.MonteCarlo(40)], ids=["exact", "random"])
+def test_new_noise_gives_a_new_posterior(rule):
+    x, y, _ = flow(60)
+    model = conditioned(curl_free(0.3), x, y, rule, noise=0.1)
+    model.posterior()
+    model.likelihood.noise = torch.full_like(model.likelihood.noise, 0.4)
+    found, expected = model.posterior(), conditioned(curl_free(0.3), x, y, rule, noise=0.4)
+    torch.testing.assert_close(found.mean(x), expected.posterior().mean(x))
+    torch.testing.assert_close(found.variance(x), expected.posterior().variance(x))
+
+
+def test_reading_registers_no_group():
+    x, y, _ = flow(60)
+    model = conditioned(curl_free(0.3), x, y, WITHOUT_EXACT)
+    model.statistics_of(x, y, group="new")
+    with pytest.raises(ValueError, match="a known group, one of"):
+        model.leave_one_out(x, y, group="new")
+    with pytest.raises(ValueError, match="a known group, one of"):
+        gp_orff.compare_with_exact(model, x, y, subset=20, group="new")
+    assert not model.likelihoods
+    assert list(model.update(x, y, group="new").likelihoods) == ["new"]
+
+
 def test_what_a_budget_cuts_is_returned():
     """A Matérn field under a small budget: the error bars still cover the truth."""
     generator = torch.Generator().manual_seed(3)
