@@ -34,8 +34,8 @@ from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.conditioning import (
-    FeatureObservations,
-    Observations,
+    FeatureInference,
+    Inference,
     log_marginal_likelihood,
 )
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
@@ -130,7 +130,7 @@ class VectorFieldGP(torch.nn.Module):
         self.frequencies = frequencies
         self.likelihoods = Instruments()  # that have a name
         self._fit: Fit | None = None
-        self._observations: Observations | None = None
+        self._observations: Inference | None = None
         self._last: tuple[list[Tensor], _Snapshot] | None = None
         self._reserve: tuple[Data, list[Tensor], HeldSums] | None = None
         self._story: list[str] = []
@@ -440,7 +440,7 @@ class VectorFieldGP(torch.nn.Module):
         }
         if self._fit is not None:
             fit, observations = self._conditioned()
-            exact = not isinstance(observations, FeatureObservations)
+            exact = not isinstance(observations, FeatureInference)
             few = exact or observations.written_out(self.kernel)
             known = None if exact else pack_statistics(observations.statistics_of(self.kernel))
             content["fit"] = {
@@ -593,7 +593,7 @@ class VectorFieldGP(torch.nn.Module):
             self._reserve = fit.data, [p.detach().clone() for p in now], fit.sums()
         return self._reserve[2]
 
-    def _accept(self, fit: Fit, observations: Observations | None = None) -> None:
+    def _accept(self, fit: Fit, observations: Inference | None = None) -> None:
         fit.progress = silent
         for key in fit.data.keys:
             group_noise(key, noises_of(self.kernel, self._instruments))  # raises
@@ -601,10 +601,10 @@ class VectorFieldGP(torch.nn.Module):
         observations.prepare()
         self._fit, self._observations, self._last = fit, observations, None
 
-    def _conditioned(self) -> tuple[Fit, Observations]:
+    def _conditioned(self) -> tuple[Fit, Inference]:
         """The data under the hyperparameters as they are now."""
         fit = self._held()
-        if isinstance(self._observations, FeatureObservations) and self._observations.stale(
+        if isinstance(self._observations, FeatureInference) and self._observations.stale(
             self.kernel
         ):
             self._observations = fit.observations()
@@ -659,12 +659,12 @@ class VectorFieldGP(torch.nn.Module):
 @dataclass(frozen=True)
 class _Snapshot(Snapshot):
     fit: Fit
-    observations: Observations
+    observations: Inference
     noises: Noises
     prior_mean: Mean
 
     @classmethod
-    def of(cls, model: VectorFieldGP, fit: Fit, observations: Observations) -> "_Snapshot":
+    def of(cls, model: VectorFieldGP, fit: Fit, observations: Inference) -> "_Snapshot":
         instruments = model._instruments
         kernel, likelihoods, mean = (
             deepcopy(part) for part in (model.kernel, instruments, model.mean)
@@ -691,11 +691,11 @@ class _Snapshot(Snapshot):
         values, bound = self.observations.num_values, self.fit.data.bound
         return (self.own.evidence.log_density(self.constant, values) + bound).item()
 
-    def by_features(self, points: Float[Tensor, "n d"]) -> Observations:
+    def by_features(self, points: Float[Tensor, "n d"]) -> Inference:
         rule = Grid(data=self.fit.data.box, max_features=MOST_FEATURES)
         return _wider(replace(self.fit, rule=rule, choice=None, _chosen=False, notes=[]), points)
 
-    def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
+    def elsewhere(self, points: Float[Tensor, "n d"]) -> Inference:
         observations = _wider(self.fit, points)
         if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
             observations.draws[0].lattice.check(points)
@@ -712,7 +712,7 @@ def _warn_of_constant(count: int) -> None:
     )
 
 
-def _wider(fit: Fit, points: Float[Tensor, "n d"]) -> Observations:
+def _wider(fit: Fit, points: Float[Tensor, "n d"]) -> Inference:
     """The data, on frequencies that serve these points too."""
     box = fit.data.box
     try:

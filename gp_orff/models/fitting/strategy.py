@@ -29,9 +29,9 @@ from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Draw, Rule
 from gp_orff.inference.conditioning import (
-    ExactObservations,
-    FeatureObservations,
-    Observations,
+    ExactInference,
+    FeatureInference,
+    Inference,
     Posterior,
     log_marginal_likelihood,
 )
@@ -105,7 +105,7 @@ class Fit:
         elif isinstance(rule, Grid):
             self._on_grids(rule, search)
         else:
-            observations = FeatureObservations(self.data, self._draw(rule))
+            observations = FeatureInference(self.data, self._draw(rule))
             self._search(search, observations, repr(rule))
         for text in search.coordinates.reached():
             self._note(text)
@@ -136,27 +136,27 @@ class Fit:
         """From the hyperparameters as they are."""
         return Search(self._sought())
 
-    def observations(self, domain: tuple | None = None) -> Observations:
+    def observations(self, domain: tuple | None = None) -> Inference:
         """The data under the hyperparameters as they are, for evidence and predictions."""
         rule = self._conditioning_rule(domain)
         if domain is None:
             self.conditioned_by = rule
         if rule is None:
-            return ExactObservations(self.data)
-        return FeatureObservations(self.data, self._draw(rule))
+            return ExactInference(self.data)
+        return FeatureInference(self.data, self._draw(rule))
 
     def resumed(
         self, choice: Rule | None, by: Rule | None, known: FieldStatistics | None
-    ) -> Observations:
+    ) -> Inference:
         """The observations of a fit that was saved, with what is known of its frequencies."""
         self.choice, self._chosen, self.conditioned_by = choice, True, by
         if by is None:
-            return ExactObservations(self.data)
+            return ExactInference(self.data)
         draws = self._draw(by)
         phi = draws[0].shared_columns()
         if phi is not None and not phi.same(known.phi):  # another machine's rounding
             return self.observations()
-        return FeatureObservations(self.data, draws, None if phi is None else known)
+        return FeatureInference(self.data, draws, None if phi is None else known)
 
     def _conditioning_rule(self, domain: Box | None = None) -> Rule | None:
         """For the hyperparameters as they are; by steps, so that few new data do not change it."""
@@ -177,14 +177,14 @@ class Fit:
             )
         )
 
-    def grown(self, before: Observations, new: HeldData) -> Observations:
+    def grown(self, before: Inference, new: HeldData) -> Inference:
         """The observations, after `new` has been added to the data of `before`."""
-        if not isinstance(before, FeatureObservations):
+        if not isinstance(before, FeatureInference):
             self._chosen = False
             return self.observations()
         phi = before.draws[0].shared_columns()
         if phi is None:
-            return FeatureObservations(self.data, before.draws)
+            return FeatureInference(self.data, before.draws)
         held = isinstance(self.data, HeldData)
         corners = torch.tensor(new.box, dtype=torch.float64, device=self._device).mT
         if before.draws[0].lattice.outside(corners).any() or (
@@ -192,7 +192,7 @@ class Fit:
         ):
             return self.observations()
         known = before.statistics + new.statistics(phi)
-        return FeatureObservations(self.data, before.draws, known)
+        return FeatureInference(self.data, before.draws, known)
 
     @torch.no_grad()
     def weigh(self, rounds: int = 300) -> None:
@@ -227,7 +227,7 @@ class Fit:
                 stacklevel=2,
             )
 
-    def weighed_by(self, observations: Observations, held: Data | None = None) -> HeldData:
+    def weighed_by(self, observations: Inference, held: Data | None = None) -> HeldData:
         """The data, with the weights they have among those held; others with weights from the field
         that the observations give."""
         if not self.tails:
@@ -364,7 +364,7 @@ class Fit:
         return self.data.survey.distances
 
     def _search(
-        self, search: Search, observations: Observations, name: str, note: bool = True, **options
+        self, search: Search, observations: Inference, name: str, note: bool = True, **options
     ) -> Search:
         def objective() -> Float[Tensor, ""]:
             again()  # the machine may have become busy
@@ -409,7 +409,7 @@ class Fit:
         return self._search(search, some, name, nats=0.1)
 
     def _begun(
-        self, search: Search, observations: Observations, name: str, iterations: int = _SHORT
+        self, search: Search, observations: Inference, name: str, iterations: int = _SHORT
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """A short search, and where it came to."""
         self._search(search, observations, name, note=False, iterations=iterations)
@@ -434,11 +434,11 @@ class Fit:
         if self.data.num_values > _MANY * _SOME_VALUES:
             some = self._subset(_SOME_VALUES)
             label = f"exact kernel, {some.survey.num_points} points"
-            self._search(search, ExactObservations(some), label, nats=0.1)
+            self._search(search, ExactInference(some), label, nats=0.1)
         nats = 0.1 if self.data.num_values > _SUBSET_VALUES else 0.01
         iterations = _CUBIC * (1000 / self.data.num_values) ** 3
         iterations = int(min(max(iterations, _FEWEST), _MOST))
-        every = ExactObservations(self.data)
+        every = ExactInference(self.data)
         return self._search(search, every, name, iterations=iterations, nats=nats)
 
     def _subset(self, numbers: int = _SUBSET_VALUES) -> HeldData:
@@ -453,11 +453,11 @@ class Fit:
                 few.append(own.take(rows))
         return HeldData.in_memory(few)
 
-    def _represented(self, few: HeldData) -> Observations:
+    def _represented(self, few: HeldData) -> Inference:
         """Few readings, by the exact kernel if there is one."""
         if has_covariance(self.kernel, self._corners):
-            return ExactObservations(few)
-        return FeatureObservations(few, self._draw(QuasiMonteCarlo(1024)))
+            return ExactInference(few)
+        return FeatureInference(few, self._draw(QuasiMonteCarlo(1024)))
 
     def _start_robustly(self, warm_start: bool) -> None:
         """EM on few readings, then weights for all of them."""
@@ -490,17 +490,17 @@ class Fit:
             levels = [lambda: self._coarse(rule), lambda: self._fine(rule, _FINE_REACH)]
         for level in levels:
 
-            def represented(data: HeldData, level=level) -> Observations:
+            def represented(data: HeldData, level=level) -> Inference:
                 own = level()
                 if own is None:
-                    return ExactObservations(data)
-                return FeatureObservations(data, self._draw(own))
+                    return ExactInference(data)
+                return FeatureInference(data, self._draw(own))
 
             self.data = self._expectation_maximisation(self.data, represented, "weights")
         self.weigh()
 
     def _expectation_maximisation(
-        self, data: HeldData, represented: Callable[[HeldData], Observations], name: str
+        self, data: HeldData, represented: Callable[[HeldData], Inference], name: str
     ) -> HeldData:
         """Weights and hyperparameters in turn, until the bound on the evidence settles."""
         data, search, done = self._rounds(data, represented, name, _MOST_ROUNDS)
@@ -510,7 +510,7 @@ class Fit:
     def _rounds(
         self,
         data: HeldData,
-        represented: Callable[[HeldData], Observations],
+        represented: Callable[[HeldData], Inference],
         name: str,
         rounds: int,
     ) -> tuple[HeldData, Search, int]:
@@ -541,7 +541,7 @@ class Fit:
     def _on_grids(self, rule: Grid, search: Search) -> None:
         """Narrow grids, rebuilt as the lengthscales move; coarse ones first."""
         if rule.spacing is not None:  # by hand: it is what it is
-            observations = FeatureObservations(self.data, self._draw(rule))
+            observations = FeatureInference(self.data, self._draw(rule))
             self._search(search, observations, "grid by hand")
             return
         seen = [search.coordinates.get()]
@@ -570,7 +570,7 @@ class Fit:
         """Search on one grid after another, until no lengthscale comes to the edge of its range."""
         for _ in range(rounds):
             try:
-                observations = FeatureObservations(self.data, self._draw(level()))
+                observations = FeatureInference(self.data, self._draw(level()))
             except GridBudgetError as error:
                 self._note(f"no {name} grid: {error}")
                 return
