@@ -36,7 +36,7 @@ from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw
-from gp_orff.inference.conditioning import FeatureObservations, log_marginal_likelihood
+from gp_orff.inference.conditioning import FeatureInference, log_marginal_likelihood
 from gp_orff.models.fitting.coordinates import Coordinates
 
 NOISE = 0.3
@@ -83,7 +83,7 @@ def measure(points, extent):
     grid = gp_orff.Grid(domain=box, tolerance=1e-7, lengthscale_range=(0.9, 1.1))
     kernel, likelihood = curl_free(1.0), model.likelihood
     readings = read(x, y, 2, Options())
-    observations = FeatureObservations(HeldData.in_memory(readings), draw(kernel, grid, 2))
+    observations = FeatureInference(HeldData.in_memory(readings), draw(kernel, grid, 2))
     lattice = observations.draws[0].lattice
     phi = lattice.columns()
     passes = lambda: FieldStatistics.of(readings, phi), bare_transforms(x, y, lattice)

@@ -8,7 +8,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel,
 
 import gp_orff
 from gp_orff.data.survey import DataWarning, Distances
-from gp_orff.inference.conditioning import ExactObservations, FeatureObservations
+from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
@@ -235,7 +235,7 @@ def test_the_best_that_was_seen_is_kept(monkeypatch):
 
 @pytest.mark.parametrize(
     ("potential", "kind"),
-    [(RBFKernel(), FeatureObservations), (MaternKernel(nu=1.5), ExactObservations)],
+    [(RBFKernel(), FeatureInference), (MaternKernel(nu=1.5), ExactInference)],
 )
 def test_the_cheaper_of_exact_kernel_and_grid(potential, kind):
     """Few features hold an RBF field of 1020 numbers; a rough one would take more."""

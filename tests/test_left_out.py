@@ -17,7 +17,7 @@ from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import seen_through
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.truncation import left_out
-from gp_orff.inference.conditioning import FeatureObservations
+from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.kernels.tree import space_of, spectra_of, terms
 from gp_orff.symbols.base import Identity
 from tests import oracles, registry
@@ -53,7 +53,7 @@ def observing_all(case, rule):
         except (ValueError, NotImplementedError):
             continue
         data, names = data.observing(own), [*names, name]
-    return FeatureObservations(data, draws), names
+    return FeatureInference(data, draws), names
 
 
 IN_THE_PLANE = len(registry.SYMBOLS) - 1  # no vector potential

@@ -13,7 +13,7 @@ from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 
 import gp_orff
 from gp_orff.data.noise.covariances import noise_of
-from gp_orff.inference.conditioning import ExactObservations, FeatureObservations
+from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.starting_values import subset
 from tests import oracles
@@ -181,8 +181,8 @@ def test_a_fit_finds_the_field(rule):
 def test_a_grid_finds_what_the_exact_kernel_finds():
     x, y, _ = flow(450)
     exact, grid = fitted(x, y, gp_orff.Auto(exact_values=1000)), fitted(x, y, WITHOUT_EXACT)
-    assert isinstance(exact.state.observations, ExactObservations)
-    assert isinstance(grid.state.observations, FeatureObservations)
+    assert isinstance(exact.state.observations, ExactInference)
+    assert isinstance(grid.state.observations, FeatureInference)
     assert numbers(grid) == pytest.approx(numbers(exact), rel=0.1)  # where a nat hardly changes
     nats = [model.log_marginal_likelihood().item() for model in (exact, grid)]
     assert nats[0] == pytest.approx(nats[1], abs=0.2)  # of 900 numbers
@@ -397,7 +397,7 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was(monkeypatch):
     model = fitted(x, y, gp_orff.Auto())
     before = numbers(model)
     monkeypatch.setattr(
-        ExactObservations, "evidence", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+        ExactInference, "evidence", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
         model.fit(2 * x, y, progress=False)

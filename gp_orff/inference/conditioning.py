@@ -55,7 +55,7 @@ class Posterior:
     noises: Mapping[GroupKey, GroupNoise]  # as conditioned on
 
 
-class Observations(ABC):
+class Inference(ABC):
     """Readings of a field; its mean is a constant that the caller chooses."""
 
     data: Data
@@ -71,7 +71,7 @@ class Observations(ABC):
         """Under a constant mean; that of largest evidence where none is given."""
 
     @abstractmethod
-    def of(self, data: Data) -> "Observations":
+    def of(self, data: Data) -> "Inference":
         """Other data, represented in the same way."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Observations(ABC):
 
     def of_terms(
         self, kernel: Kernel, chosen: Sequence[int]
-    ) -> tuple["Observations", Expansion | None]:
+    ) -> tuple["Inference", Expansion | None]:
         """The frequencies of some terms of a sum; and the features of the whole kernel with the
         directions of the other terms zero."""
         return self, None
@@ -126,7 +126,7 @@ class Observations(ABC):
 
 
 @dataclass(frozen=True)
-class ExactObservations(Observations):
+class ExactInference(Inference):
     """By the exact kernel: one Cholesky factorisation of all numbers square."""
 
     data: HeldData
@@ -136,7 +136,7 @@ class ExactObservations(Observations):
         return (PointObservations(self.data.readings), *self.data.further)
 
     def of(self, data):
-        return ExactObservations(data)
+        return ExactInference(data)
 
     def prepare(self) -> None:
         _ = self.observed
@@ -165,7 +165,7 @@ class ExactObservations(Observations):
 
 
 @dataclass(frozen=True)
-class FeatureObservations(Observations):
+class FeatureInference(Inference):
     """By features: statistics of the columns, computed once where frequencies do not move."""
 
     data: Data
@@ -229,7 +229,7 @@ class FeatureObservations(Observations):
         )
 
     def of(self, data):
-        return FeatureObservations(data, self.draws)
+        return FeatureInference(data, self.draws)
 
     def prepare(self) -> None:
         if self._constant:
@@ -337,7 +337,7 @@ class FeatureObservations(Observations):
 
 
 def log_marginal_likelihood(
-    observations: Observations,
+    observations: Inference,
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,

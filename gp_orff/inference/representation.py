@@ -21,7 +21,7 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
 from gp_orff.features.frequencies.rule import Draw, Rule
-from gp_orff.inference.conditioning import ExactObservations, FeatureObservations, Observations
+from gp_orff.inference.conditioning import ExactInference, FeatureInference, Inference
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import terms
 
@@ -108,11 +108,11 @@ class Representation:
         """Whether it is a grid that follows the hyperparameters, not one by hand."""
         return isinstance(self.rule, Grid) and self.rule.spacing is None
 
-    def observations(self, rule: Rule | None) -> Observations:
+    def observations(self, rule: Rule | None) -> Inference:
         """The data on the frequencies of a rule; None for the exact kernel."""
         if rule is None:
-            return ExactObservations(self.data)
-        return FeatureObservations(self.data, self._draw(rule))
+            return ExactInference(self.data)
+        return FeatureInference(self.data, self._draw(rule))
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
         """For evidence and predictions; by steps, so that few new data do not change it."""
@@ -125,7 +125,7 @@ class Representation:
         steps = math.floor(math.log(self._tolerance(rule), _STEP))
         return self._admitted(_serving(rule, domain, box, _STEP**steps))
 
-    def now(self) -> Observations:
+    def now(self) -> Inference:
         """For evidence and predictions."""
         return self.observations(self.conditioning_rule())
 
@@ -142,7 +142,7 @@ class Representation:
         returned = returned and own.diagonal_correction
         return self._admitted(replace(grid, diagonal_correction=returned))
 
-    def wider(self, points: Float[Tensor, "n d"]) -> Observations:
+    def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """The data, on frequencies that serve these points too.
 
         Raises:

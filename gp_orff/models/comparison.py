@@ -12,7 +12,7 @@ from torch import Tensor
 from gp_orff.data.dataset import HeldData
 from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
-from gp_orff.inference.conditioning import ExactObservations, FeatureObservations
+from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.threads import chosen_threads
 from gp_orff.models.vector_field_gp import VectorFieldGP
@@ -201,7 +201,7 @@ def compare_with_exact(
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises, observations = state.e_step.noises, state.observations
     results = []
-    for own in (ExactObservations(few), observations.of(few)):
+    for own in (ExactInference(few), observations.of(few)):
         found = own.posterior(model.kernel, noises, state.mean)
         mean = found.evidence.best_mean() if state.mean is None else state.mean
         nats = found.evidence.log_density(mean, few.num_values) / few.num_values
@@ -209,7 +209,7 @@ def compare_with_exact(
         results.append((field.mean(points) + mean, field.variance(points).sqrt(), nats.item()))
     (mean, sd, nats), (other_mean, other_sd, other_nats) = results
     features, on_grid = 0, False
-    if isinstance(observations, FeatureObservations):
+    if isinstance(observations, FeatureInference):
         features = observations.num_features(model.kernel)
         on_grid = observations.draws[0].shared_columns() is not None
     return ExactComparison(

@@ -23,9 +23,9 @@ from gp_orff.data.sources import is_constant, varying_mean
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid
 from gp_orff.inference.conditioning import (
-    ExactObservations,
-    FeatureObservations,
-    Observations,
+    ExactInference,
+    FeatureInference,
+    Inference,
     Posterior,
 )
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite
@@ -39,7 +39,7 @@ from gp_orff.symbols.patches import TooFine
 class Located(NamedTuple):
     """A distribution, and the observations on whose frequencies it is: they know where it holds."""
 
-    observations: Observations
+    observations: Inference
     distribution: FieldDistribution
 
 
@@ -47,14 +47,14 @@ class Snapshot(ABC):
     """What a `FieldPosterior` is made from."""
 
     kernel: Kernel
-    observations: Observations
+    observations: Inference
     noises: Noises
     prior_mean: Mean
     given: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
     num_inputs: int
 
     @abstractmethod
-    def elsewhere(self, points: Float[Tensor, "n d"]) -> Observations:
+    def elsewhere(self, points: Float[Tensor, "n d"]) -> Inference:
         """The observations, on frequencies that serve these points too."""
 
     @property
@@ -87,7 +87,7 @@ class Snapshot(ABC):
             return Located(self.observations, self.own.distribution)
         return self._on(self.elsewhere(points))
 
-    def _on(self, observations: Observations) -> Located:
+    def _on(self, observations: Inference) -> Located:
         found = observations.posterior(self.kernel, self.noises, self.constant)
         return Located(observations, found.distribution)
 
@@ -104,7 +104,7 @@ class Snapshot(ABC):
         """Raise ValueError for a symbol that does not exist for the field."""
         require(symbol, self.kernel, self.space)
 
-    def by_features(self, points: Float[Tensor, "n d"]) -> Observations | None:
+    def by_features(self, points: Float[Tensor, "n d"]) -> Inference | None:
         """Observations on features, for what the exact kernel has no closed form of."""
         return None
 
@@ -115,7 +115,7 @@ class Snapshot(ABC):
         try:
             image = observations.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
-            exact = not isinstance(observations, FeatureObservations)
+            exact = not isinstance(observations, FeatureInference)
             features = self.by_features(points) if exact else None
             if features is None:
                 raise
@@ -151,7 +151,7 @@ class ExactGPSnapshot(Snapshot):
     """Of a trained `ExactGP`."""
 
     kernel: Kernel
-    observations: Observations
+    observations: Inference
     noises: Noises
     prior_mean: Mean
     given: Float[Tensor, "p"] | None
@@ -188,7 +188,7 @@ class ExactGPSnapshot(Snapshot):
         readings = read(x, y + given - trend, p, Options())
         data = HeldData.in_memory([part.to(x.device) for part in readings])
         draws = [own.double() for own in covariance.frequencies] if wrapped else None
-        observations = FeatureObservations(data, draws) if wrapped else ExactObservations(data)
+        observations = FeatureInference(data, draws) if wrapped else ExactInference(data)
         noise = noise_of(model.likelihood, p).double()
         return cls(kernel, observations, {DEFAULT: noise}, mean, given, x.shape[-1])
 
@@ -220,7 +220,7 @@ class PartSnapshot(Snapshot):
         return cls(whole, part, tuple(range(start, start + len(terms(part)))))
 
     @property
-    def observations(self) -> Observations:
+    def observations(self) -> Inference:
         return self.whole.observations
 
     @property
@@ -256,7 +256,7 @@ class ModelSnapshot(Snapshot):
     """Of a `VectorFieldGP`."""
 
     representation: Representation
-    observations: Observations
+    observations: Inference
     noises: Noises
     prior_mean: Mean
     given: Float[Tensor, "p"] | None
@@ -265,7 +265,7 @@ class ModelSnapshot(Snapshot):
     def of(
         cls,
         representation: Representation,
-        observations: Observations,
+        observations: Inference,
         prior_mean: Mean,
         given: Float[Tensor, "p"] | None,
     ) -> "ModelSnapshot":

@@ -30,7 +30,7 @@ class Paths(ABC):
     def __call__(self, x: Float[Tensor, "n d"] | Float[Tensor, "S n d"]) -> Float[Tensor, "S n p"]:
         """Their values, at the same points or each at its own."""
 
-    def through(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
         """A symbol of them."""
         raise NotImplementedError(
             f"{type(symbol).__name__} of sample paths of an exact model is not known: expected "
@@ -68,7 +68,7 @@ class WeightPaths(Paths):
     def __len__(self) -> int:
         return len(self.weights)
 
-    def through(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         images = weights_through(symbol, self.expansion, self._flat, space)  # (2D, q·S)
         images = images.unflatten(-1, (-1, len(self))).movedim(-1, 0)
         return WeightPaths(self.expansion, images, symbol, space)
@@ -122,7 +122,7 @@ def sample_paths(law: FieldDistribution, num_inputs: int, count: int, seed: int)
     prior = WeightPaths(expansion, weights)
 
     def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
-        return prior.through(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
+        return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
 
     noise = law.noise_root @ normal(len(law.alpha), count).to(law.alpha.device)
     seen = torch.cat([own.see(image) for own in law.observed]) + noise
@@ -168,7 +168,7 @@ class SamplePaths:
         paths, looked = self._paths, flat
         if symbol is not None:
             snapshot.admit(symbol)
-            paths = paths.through(symbol, snapshot.space)
+            paths = paths.apply(symbol, snapshot.space)
             looked = symbol.all_points(flat, snapshot.space)
         snapshot.require(looked.detach())
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)

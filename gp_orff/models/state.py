@@ -19,8 +19,8 @@ from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
-    FeatureObservations,
-    Observations,
+    FeatureInference,
+    Inference,
     log_marginal_likelihood,
 )
 from gp_orff.inference.representation import Memo, Representation, corners
@@ -36,7 +36,7 @@ class Represented:
 
     representation: Representation
     rule: Rule | None
-    observations: Observations
+    observations: Inference
 
     @classmethod
     def of(cls, representation: Representation) -> "Represented":
@@ -50,7 +50,7 @@ class Represented:
     ) -> "Represented":
         """As they were saved, with what is known of their frequencies."""
         observations = representation.observations(rule)
-        if isinstance(observations, FeatureObservations):
+        if isinstance(observations, FeatureInference):
             phi = observations.draws[0].shared_columns()
             if phi is not None and not phi.same(known.phi):  # another machine's rounding
                 return cls.of(representation)
@@ -60,14 +60,14 @@ class Represented:
     def current(self, likelihoods: Mapping[str, Likelihood]) -> "Represented":
         """On other frequencies where a lengthscale has left the range of these."""
         own, observations = replace(self.representation, likelihoods=likelihoods), self.observations
-        if isinstance(observations, FeatureObservations) and observations.stale(own.kernel):
+        if isinstance(observations, FeatureInference) and observations.stale(own.kernel):
             return Represented.of(own)
         return replace(self, representation=own)
 
     def grown(self, representation: Representation, new: HeldData) -> "Represented":
         """After `new` has been added to the data."""
         own, before = representation, self.observations
-        if not isinstance(before, FeatureObservations):
+        if not isinstance(before, FeatureInference):
             return Represented.of(
                 Representation.of(own.kernel, own.likelihoods, own.asked, own.data)
             )
@@ -80,7 +80,7 @@ class Represented:
         ):
             return Represented.of(own)
         known = before.statistics + new.statistics(phi)
-        return Represented(own, self.rule, FeatureObservations(own.data, before.draws, known))
+        return Represented(own, self.rule, FeatureInference(own.data, before.draws, known))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ModelState:
         return self.represented.representation
 
     @property
-    def observations(self) -> Observations:
+    def observations(self) -> Inference:
         return self.represented.observations
 
     @property

@@ -16,7 +16,7 @@ from gp_orff.data.dataset import HeldData
 from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.survey import warn_of_far_points
-from gp_orff.inference.conditioning import Observations, Posterior
+from gp_orff.inference.conditioning import Inference, Posterior
 from gp_orff.inference.representation import FINE_REACH, Representation
 from gp_orff.inference.robust import StudentT, bound_of, climb, reweigh
 from gp_orff.models.fitting.search import Search
@@ -62,7 +62,7 @@ class EStep:
 
     @torch.no_grad()
     def weighed(
-        self, data: HeldData, observations: Observations, known: Iterable[Tensor] | None = None
+        self, data: HeldData, observations: Inference, known: Iterable[Tensor] | None = None
     ) -> HeldData:
         """The data, with weights from the field that the observations give; those known stay."""
         found = observations.posterior(self.kernel, self.noises, self.mean)
@@ -146,14 +146,14 @@ class RobustEM:
             levels = [representation.coarse, representation.fine]
         for level in levels:
 
-            def represented(own: HeldData, level=level) -> Observations:
+            def represented(own: HeldData, level=level) -> Inference:
                 return replace(representation, data=own).observations(level())
 
             data = self._maximised(data, represented, "weights")
         return self.e_step.settled(replace(representation, data=data))
 
     def _maximised(
-        self, data: HeldData, represented: Callable[[HeldData], Observations], name: str
+        self, data: HeldData, represented: Callable[[HeldData], Inference], name: str
     ) -> HeldData:
         """Weights and hyperparameters in turn, until the bound on the evidence settles."""
         data, search, done = self._rounds(data, represented, name, _MOST_ROUNDS)
@@ -163,7 +163,7 @@ class RobustEM:
     def _rounds(
         self,
         data: HeldData,
-        represented: Callable[[HeldData], Observations],
+        represented: Callable[[HeldData], Inference],
         name: str,
         rounds: int,
     ) -> tuple[HeldData, Search, int]:

@@ -18,7 +18,7 @@ from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.conditioning import ExactObservations
+from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.representation import (
     COARSE_REACH,
     FINE_REACH,
@@ -140,10 +140,10 @@ class ExactKernel:
         if count > _MANY * _SOME_VALUES:
             some = own.some(_SOME_VALUES)
             label = f"exact kernel, {some.survey.num_points} points"
-            own.search(search, ExactObservations(some), label, nats=0.1)
+            own.search(search, ExactInference(some), label, nats=0.1)
         nats = 0.1 if count > SUBSET_VALUES else 0.01
         iterations = int(min(max(_CUBIC * (1000 / count) ** 3, _FEWEST), _MOST))
-        every = ExactObservations(self.data)
+        every = ExactInference(self.data)
         return own.search(search, every, name, iterations=iterations, nats=nats)
 
 

@@ -20,9 +20,9 @@ from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
-    ExactObservations,
-    FeatureObservations,
-    Observations,
+    ExactInference,
+    FeatureInference,
+    Inference,
     log_marginal_likelihood,
 )
 from gp_orff.inference.representation import has_covariance
@@ -64,11 +64,11 @@ class Trainer:
         ranges = parameter_ranges(self.kernel, self.distances)
         return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
 
-    def evidence(self, observations: Observations) -> Float[Tensor, ""]:
+    def evidence(self, observations: Inference) -> Float[Tensor, ""]:
         return log_marginal_likelihood(observations, self.kernel, self.likelihoods, self.mean)
 
     def search(
-        self, search: Search, observations: Observations, name: str, note: bool = True, **options
+        self, search: Search, observations: Inference, name: str, note: bool = True, **options
     ) -> Search:
         def objective() -> Float[Tensor, ""]:
             again()  # the machine may have become busy
@@ -90,7 +90,7 @@ class Trainer:
         return search
 
     def begun(
-        self, search: Search, observations: Observations, name: str, iterations: int = _SHORT
+        self, search: Search, observations: Inference, name: str, iterations: int = _SHORT
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """A short search, and where it came to."""
         self.search(search, observations, name, note=False, iterations=iterations)
@@ -108,11 +108,11 @@ class Trainer:
                 few.append(own.take(rows))
         return HeldData.in_memory(few)
 
-    def represented(self, few: HeldData) -> Observations:
+    def represented(self, few: HeldData) -> Inference:
         """Few readings, by the exact kernel if there is one."""
         if has_covariance(self.kernel, few):
-            return ExactObservations(few)
-        return FeatureObservations(few, draw(self.kernel, QuasiMonteCarlo(1024), few.num_inputs))
+            return ExactInference(few)
+        return FeatureInference(few, draw(self.kernel, QuasiMonteCarlo(1024), few.num_inputs))
 
 
 def without_far_points(data: Data, asked: Rule) -> tuple[Data, list[str]]:

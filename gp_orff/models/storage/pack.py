@@ -17,7 +17,7 @@ from gp_orff.data.survey import Survey
 from gp_orff.features.columns import Columns, SideBySide, TrigColumns
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.inference.conditioning import FeatureObservations
+from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.inference.representation import Representation
 from gp_orff.models.state import ModelState, Represented
 from gp_orff.models.storage.recipes import (
@@ -33,7 +33,7 @@ _SAMPLE = 500  # points a file keeps of data whose statistics it holds
 def pack_state(state: ModelState) -> dict:
     """Few data as they are, others as their statistics, and what is known of their frequencies."""
     observations = state.observations
-    exact = not isinstance(observations, FeatureObservations)
+    exact = not isinstance(observations, FeatureInference)
     few = exact or observations.written_out(state.kernel)
     known = None if exact else pack_statistics(observations.statistics_of(state.kernel))
     return {
