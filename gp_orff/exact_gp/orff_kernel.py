@@ -110,7 +110,7 @@ class ORFFKernel(WrapperKernel):
         missing = left_out(Identity(), self.base_kernel, self.frequencies, (), expansion)
         if missing is not None and covariance.symmetric:
             covariance = NoisyFeatureCovariance.of(covariance, missing[0].to(x1.dtype))
-        return covariance._diagonal() if diag else covariance
+        return covariance.diagonal() if diag else covariance
 
     def accuracy(self) -> list[GridAccuracy]:
         """What a `Grid` achieves for each term of the kernel, at its present hyperparameters."""

@@ -39,7 +39,7 @@ class FieldPosterior:
         >>> import gp_orff, torch
         >>> x = torch.rand(100, 2, dtype=torch.float64)
         >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
-        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> field = model.fit(x, y, progress=False).posterior()
         >>> field.mean(x).shape, field.variance(x).shape
         (torch.Size([100, 2]), torch.Size([100, 2]))

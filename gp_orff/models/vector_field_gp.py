@@ -297,7 +297,7 @@ class VectorFieldGP(FieldModel):
             >>> x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0))
             >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
             >>> y[7] = -y[7]  # a bad vector
-            >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
+            >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
             >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
             >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust)
             >>> found = model.fit(x, y, progress=False).leave_one_out(x, y)

@@ -32,7 +32,7 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
         >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
         >>> y[:5] += 10  # outliers
         >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
-        >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
+        >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
         >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust).fit(x, y, progress=False)
         >>> (model.posterior().mean(x[5:]) - y[5:]).abs().max() < 0.2
         tensor(True)
