@@ -242,7 +242,7 @@ class HeldData(Data):
         return join(self.visit())
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        moving = phi.omega.requires_grad
+        moving = any(own.requires_grad for own in phi.tensors)
         found = (
             differentiable_statistics(self.visit, phi)
             if moving
@@ -270,7 +270,7 @@ class HeldSums(Data):
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         if isinstance(phi, LatticeColumns):
             return self.sums.on(phi)
-        if phi.omega.requires_grad or not self.sums.phi.same(phi):
+        if any(own.requires_grad for own in phi.tensors) or not self.sums.phi.same(phi):
             raise RuntimeError(
                 "these random frequencies move with the hyperparameters, and the data are no "
                 "longer held: call fit or condition on the data, or use gp_orff.Grid, whose "

@@ -169,7 +169,7 @@ class Representation:
             rule, _ = auto.choose(laws(self.kernel, data.num_inputs))
         if not isinstance(rule, Grid):
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
-            phi = phi.with_omega(phi.omega.detach())
+            phi = phi.detached()
             return HeldSums(data.statistics(phi), None, data.survey, data.further)
         if rule.spacing is None:
             domain = rule.domain or self._widened_box  # new readings may come anywhere in it

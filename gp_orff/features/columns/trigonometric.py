@@ -45,10 +45,6 @@ class TrigColumns(Columns):
     def with_tensors(self, *tensors: Tensor) -> "TrigColumns":
         return replace(self, phases=self.phases.rebuild(*tensors))
 
-    def with_omega(self, omega: Float[Tensor, "*b D d"]) -> "TrigColumns":
-        """The same columns of other frequencies, written out."""
-        return replace(self, phases=LinearPhases(omega))
-
     def to(self, device: torch.device) -> "TrigColumns":
         return self.with_tensors(*(own.to(device) for own in self.tensors))
 
