@@ -4,8 +4,14 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.hermite import GaussHermite
 from gp_orff.features.frequencies.lattice_nodes import GridWarning, Lattice, LatticeDraw
-from gp_orff.features.frequencies.measures import Base, Measure, Trace
-from gp_orff.features.frequencies.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
+from gp_orff.features.frequencies.random import (
+    Base,
+    Measure,
+    MonteCarlo,
+    Orthogonal,
+    QuasiMonteCarlo,
+    Trace,
+)
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
 

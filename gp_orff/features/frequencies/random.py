@@ -1,4 +1,4 @@
-"""Random frequencies: independent, orthogonal, and quasi-random."""
+"""Random frequencies: independent, orthogonal, and quasi-random; and the measures they have."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,8 +9,35 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gp_orff.features.frequencies.measures import MEASURES, NAMES, Measure
 from gp_orff.features.frequencies.rule import Draw, LeafLaw, TermLaw
+
+
+class Measure(ABC):
+    """Frequencies from ‖z‖^{2t} p(z), p the spectral law, with weights E‖z‖^{2t}/(D‖z‖^{2t})."""
+
+    @abstractmethod
+    def tilt(self, leaf: LeafLaw) -> int:
+        """t."""
+
+
+@dataclass(frozen=True)
+class Trace(Measure):
+    """The law of tr A(ω), A = B Bᵀ: features are bounded (Minh 2016, Section 4)."""
+
+    def tilt(self, leaf: LeafLaw) -> int:
+        return leaf.degree
+
+
+@dataclass(frozen=True)
+class Base(Measure):
+    """p itself: the unbounded map of Brault et al. 2016 (Algorithm 1)."""
+
+    def tilt(self, leaf: LeafLaw) -> int:
+        return 0
+
+
+_MEASURES: dict[str, Measure] = {"trace": Trace(), "base": Base()}
+_NAMES = {measure: name for name, measure in _MEASURES.items()}
 
 
 @dataclass(frozen=True, init=False)
@@ -30,10 +57,10 @@ class _RandomRule(ABC):
             )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"{name} expects seed to be a non-negative integer, got {seed!r}")
-        if not isinstance(measure, Measure) and measure not in tuple(MEASURES):
+        if not isinstance(measure, Measure) and measure not in tuple(_MEASURES):
             raise ValueError(f'{name} expects measure "trace" or "base", got {measure!r}')
         object.__setattr__(self, "num_frequencies", int(num_frequencies))
-        object.__setattr__(self, "measure", NAMES.get(measure, measure))
+        object.__setattr__(self, "measure", _NAMES.get(measure, measure))
         object.__setattr__(self, "seed", seed)
 
     def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
@@ -44,7 +71,7 @@ class _RandomRule(ABC):
         if not law.leaves:  # a constant: one frequency, zero
             return Draw([], [])
         number = -(-self.num_frequencies // law.share)
-        measure = MEASURES.get(self.measure, self.measure)
+        measure = _MEASURES.get(self.measure, self.measure)
         tilts = [measure.tilt(leaf) for leaf in law.leaves]
         points = self._directions_and_coordinates(number, law.leaves, rng)
         bases = [
