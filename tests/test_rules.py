@@ -6,6 +6,7 @@ import torch
 from gpytorch.kernels import LCMKernel, MultitaskKernel
 
 import gp_orff
+from gp_orff.features.assemble import draw, expand
 from gp_orff.features.frequencies import Base, Measure, Trace
 from gp_orff.models.storage.recipes import build_rule, describe_rule
 from tests.registry import (
@@ -30,18 +31,17 @@ def pair(num_dims):
 
 
 def estimates(kernel, rule, measure, num_dims, seeds, num_frequencies):
+    """Φ(x) Φ(z)ᵀ, which `test_orff_exact_gp` compares with `ORFFKernel`, for many seeds."""
     x, z = pair(num_dims)
+    found = []
     with torch.no_grad():
-        return torch.stack(
-            [
-                gp_orff.ORFFKernel(
-                    kernel,
-                    RULES[rule](num_frequencies, measure=measure, seed=seed),
-                    num_dims=num_dims,
-                )(x, z).to_dense()
-                for seed in range(seeds)
-            ]
-        )
+        for seed in range(seeds):
+            frequencies = RULES[rule](num_frequencies, measure=measure, seed=seed)
+            expansion = expand(kernel, draw(kernel, frequencies, num_dims), num_dims)
+            features = expansion.features(torch.cat([x, z]))
+            left, right = features.split([features.shape[0] // 4, 3 * features.shape[0] // 4])
+            found.append(left @ right.mT)
+    return torch.stack(found)
 
 
 def is_unbiased(samples, exact):
