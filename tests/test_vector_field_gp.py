@@ -636,3 +636,15 @@ def test_the_report_has_the_evidence():
             f"log marginal likelihood {model.log_marginal_likelihood().item():.2f}" in model.report
         )
         assert "noise variance" in model.report
+
+
+@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT])
+def test_another_kernel_takes_the_place_of_the_first(rule):
+    x, y, _ = flow(120)
+    model = conditioned(gp_orff.HelmholtzKernel(num_dims=2), x, y, rule)
+    model.posterior()
+    model.kernel = curl_free(0.4)
+    expected = conditioned(curl_free(0.4), x, y, rule)
+    torch.testing.assert_close(model.posterior().mean(x), expected.posterior().mean(x))
+    torch.testing.assert_close(model.log_marginal_likelihood(), expected.log_marginal_likelihood())
+    assert model.report.splitlines()[-3:] == expected.report.splitlines()[-3:]

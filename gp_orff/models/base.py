@@ -146,8 +146,8 @@ class FieldModel(torch.nn.Module):
 
     @property
     def state(self) -> ModelState:
-        """What is held, on frequencies that serve the hyperparameters as they are."""
-        self._assigned = self._held.current(self._every_likelihood)
+        """What is held, on frequencies that serve kernel and hyperparameters as they are."""
+        self._assigned = self._held.current(self.kernel, self._every_likelihood)
         return self._assigned
 
     def _assign(self, state: ModelState) -> "FieldModel":

@@ -136,7 +136,11 @@ class ModelState:
     def e_step(self) -> EStep:
         return EStep(self.kernel, self.likelihoods, self.mean)
 
-    def current(self, likelihoods: Mapping[str, Likelihood]) -> "ModelState":
+    def current(self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "ModelState":
+        if kernel is not self.kernel:  # another one was assigned to the model
+            own = self.representation
+            own = Representation.of(kernel, likelihoods, own.asked, own.data)
+            return ModelState.of(Represented.of(own), self.mean, self.notes, self.story)
         return replace(self, represented=self.represented.current(likelihoods))
 
     def meeting(self, keys: Iterable[GroupKey]) -> "ModelState":
