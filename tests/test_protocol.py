@@ -87,6 +87,32 @@ def test_batches_of_fantasies_equal_a_loop(kernel, regime):
             )
 
 
+@pytest.mark.parametrize("kernel", ["helmholtz", "orff_helmholtz"])
+@pytest.mark.parametrize("regime", POINTS)
+def test_fantasies_subtract_the_mean(kernel, regime):
+    """A constant that is not zero, against dense algebra on all points."""
+    points = POINTS[regime]
+    model = vector_gp(
+        draw(points, 2), draw(points, 2, seed=1), {**EXACT, **ORFF}[kernel]().double(), noise=0.1
+    )
+    constants = torch.tensor([2.0, -1.0]).double()
+    for own, constant in zip(model.mean_module.base_means, constants, strict=True):
+        own.constant.data.fill_(constant)
+    model.eval()
+    more_x, more_y, xs = draw(3, 2, seed=2), draw(3, 2, seed=3), draw(5, 2, seed=5)
+    x = torch.cat([model.train_inputs[0], more_x])
+    residuals = torch.cat([model.train_targets, more_y]) - constants
+    with torch.no_grad():
+        model(xs)
+        found = model.get_fantasy_model(more_x, more_y)(xs)
+        between = model.covar_module
+        prior, cross = between(xs, xs.clone()).to_dense(), between(xs, x).to_dense()
+        noisy = between(x, x.clone()).to_dense() + 0.2 * torch.eye(2 * len(x)).double()
+        mean, covariance = oracles.condition(prior, cross, noisy, residuals)
+    torch.testing.assert_close(found.mean, mean.reshape(5, 2) + constants, rtol=0, atol=1e-7)
+    torch.testing.assert_close(found.covariance_matrix, covariance, rtol=0, atol=1e-7)
+
+
 def test_fantasies_visit_only_the_new_points(monkeypatch):
     """The statistics of the old data are not computed again."""
     from gp_orff.features import chunked

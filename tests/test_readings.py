@@ -4,7 +4,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import ConstantKernel, MultitaskKernel
+from gpytorch.kernels import ConstantKernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 
 import gp_orff
@@ -164,6 +164,43 @@ def test_evidence_and_posterior_equal_dense_algebra(case, rule, mean):
     wanted = model.kernel(xs).to_dense().detach() - gain @ cross.mT
     torch.testing.assert_close(field(xs).covariance_matrix, wanted, rtol=0, atol=close)
     torch.testing.assert_close(field.variance(xs).flatten(), wanted.diagonal(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["exact", "features"])
+def test_two_of_three_components(rule):
+    """Every point lacks one: the order of those seen matters, also to the best constant mean."""
+    x, generator = flow(POINTS)[0], torch.Generator().manual_seed(0)
+    y = torch.randn(POINTS, 3, generator=generator).double() + torch.tensor([1.0, -2.0, 3.0])
+    y[torch.arange(POINTS), torch.arange(POINTS) % 3] = float("nan")
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=3).double()
+    kernel.data_covar_module.lengthscale = 0.5
+    noise = torch.tensor([[0.5, 0.2, 0.1], [0.2, 0.8, -0.1], [0.1, -0.1, 0.3]]).double()
+    likelihood = MultitaskGaussianLikelihood(3, rank=3, has_global_noise=False).double()
+    likelihood.task_noise_covar_factor.data = torch.linalg.cholesky(noise).contiguous()
+    own = RULES["exact"] if rule == "exact" else gp_orff.MonteCarlo(8)  # fewer than values
+    model = gp_orff.VectorFieldGP(kernel, likelihood=likelihood, frequencies=own)
+    with gp_orff.settings.check_features(False):
+        model.condition(x, y, missing="mask")
+        posterior = model.posterior()
+    phi = None if rule == "exact" else features_of(model)
+
+    def prior(a, b):
+        return kernel(a, b).to_dense().detach() if phi is None else phi(a) @ phi(b).mT
+
+    seen = ~y.flatten().isnan()
+    noisy = prior(x, x) + torch.kron(torch.eye(POINTS).double(), noise)
+    noisy, values = noisy[seen][:, seen], y.flatten()[seen]
+    ones = torch.eye(3).double().repeat(POINTS, 1)[seen]
+    white = torch.linalg.solve(noisy, torch.cat([ones, values[:, None]], dim=-1))
+    constant = torch.linalg.solve(ones.mT @ white[:, :3], ones.mT @ white[:, 3])
+    residual = values - ones @ constant
+    found = model.log_marginal_likelihood()
+    expected = oracles.log_density(noisy, residual)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+    xs = directions(7, seed=5)
+    cross = prior(xs, x)[:, seen]
+    wanted = (cross @ torch.linalg.solve(noisy, residual)).reshape(7, 3) + constant
+    torch.testing.assert_close(posterior.mean(xs), wanted, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("rule", ["exact", "auto_grid"])
