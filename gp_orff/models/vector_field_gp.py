@@ -229,7 +229,9 @@ class VectorFieldGP(FieldModel):
             )
         further = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
         held.observations.left_out(symbol, self.kernel, further.space)  # refuses, on a grid
-        state = held.current(self._every_likelihood).holding(held.data.observing(further))
+        state = held.current(self.kernel, self._every_likelihood).holding(
+            held.data.observing(further)
+        )
         return self._assign_whole(state)
 
     @property
