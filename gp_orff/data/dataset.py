@@ -19,7 +19,7 @@ from gp_orff.data.sources import Kept
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, joined
 from gp_orff.features.columns import TrigColumns
-from gp_orff.features.domain import Box, in_words, within_box
+from gp_orff.features.domain import Box, contains, in_words, within_box
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.lattice import LatticeColumns
 
@@ -294,11 +294,7 @@ class HeldSums(Data):
         return replace(super().to(device), sums=self.sums.to(device))
 
     def require(self, box: Box) -> None:
-        inside = self.domain is None or all(
-            low <= own[0] and own[1] <= high
-            for own, (low, high) in zip(box, self.domain, strict=True)
-        )
-        if not inside:
+        if self.domain is not None and not contains(self.domain, box):
             raise ValueError(
                 f"expected readings inside the domain {in_words(self.domain)} of the statistics, "
                 f"got some in {in_words(box)}; the data themselves are no longer held: condition "

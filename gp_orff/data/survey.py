@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.observations import Readings, join
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Weights
-from gp_orff.features.domain import Box
+from gp_orff.features.domain import Box, union
 
 _FAR = 20.0  # sizes of the bulk: points that far from each other are worth a word
 _MIDDLE = 0.9  # of the points, along each axis, are the bulk
@@ -143,9 +143,7 @@ class Survey:
             raise ValueError(
                 f"expected points with {len(self.box)} columns in every chunk, got {len(other.box)}"
             )
-        box = tuple(
-            (min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(self.box, other.box, strict=True)
-        )
+        box = union(self.box, other.box)
         sample, ranks = joined(self.sample + other.sample, self.ranks + other.ranks)
         weights = dict(self.weights)
         for key, own in other.weights.items():

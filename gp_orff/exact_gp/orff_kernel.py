@@ -1,4 +1,4 @@
-"""`ORFFKernel` and its prediction strategy: all that knows gpytorch's ExactGP protocol."""
+"""`ORFFKernel`: the features of a kernel, as a gpytorch kernel."""
 
 from gpytorch.kernels import Kernel
 from jaxtyping import Float

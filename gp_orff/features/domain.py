@@ -38,5 +38,16 @@ def within_box(x: Float[Tensor, "n d"], box: Box) -> Bool[Tensor, "n"]:
     return ((x >= low) & (x <= high)).all(-1)
 
 
+def contains(domain: Box, box: Box) -> bool:
+    return all(
+        low <= own[0] and own[1] <= high for own, (low, high) in zip(box, domain, strict=True)
+    )
+
+
+def union(first: Box, second: Box) -> Box:
+    """The smallest box that holds both."""
+    return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
+
+
 def in_words(box: Box) -> str:
     return " x ".join(f"({low:.6g}, {high:.6g})" for low, high in box)

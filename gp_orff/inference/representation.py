@@ -16,7 +16,7 @@ from gp_orff.data.dataset import Data, HeldSums
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import draw, expand, laws
-from gp_orff.features.domain import Box, box_of
+from gp_orff.features.domain import Box, box_of, contains, union
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
@@ -120,10 +120,10 @@ class Representation:
         if not self.follows:
             return rule
         box = self._rounded_box
-        given = rule.domain is not None and _inside(self.data.box, rule.domain)
+        given = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if given else box)
         steps = math.floor(math.log(self._tolerance(rule), _STEP))
-        return self._admitted(_serving(rule, domain, box, _STEP**steps))
+        return self.data.admitted(_serving(rule, domain, box, _STEP**steps))
 
     def now(self) -> Inference:
         """For evidence and predictions."""
@@ -140,7 +140,7 @@ class Representation:
         own, box = self.rule, self.data.box
         grid = _serving(own, box, box, self._tolerance(own), (1 / reach, reach))
         returned = returned and own.diagonal_correction
-        return self._admitted(replace(grid, diagonal_correction=returned))
+        return self.data.admitted(replace(grid, diagonal_correction=returned))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """The data, on frequencies that serve these points too.
@@ -149,7 +149,7 @@ class Representation:
             ValueError: no grid that is of use serves both.
         """
         box, asked = self.data.box, box_of(points)
-        both = [(min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(box, asked, strict=True)]
+        both = union(box, asked)
         around = tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in both)
         try:
             found = self.observations(self.conditioning_rule(around))
@@ -242,9 +242,6 @@ class Representation:
         margin = np.maximum(self._lengthscales, 0.25 * (high - low))
         return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
 
-    def _admitted(self, rule: Grid) -> Grid:
-        return self.data.admitted(rule) if isinstance(self.data, HeldSums) else rule
-
     def _draw(self, rule: Rule) -> list[Draw]:
         return draw(self.kernel, rule, self.data.num_inputs)
 
@@ -294,10 +291,4 @@ def _far(data: Box, asked: Box) -> str:
         f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
         f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
         "units and the order of the columns, or predict nearer by"
-    )
-
-
-def _inside(box: Box, domain: Box) -> bool:
-    return all(
-        low <= own[0] and own[1] <= high for own, (low, high) in zip(box, domain, strict=True)
     )
