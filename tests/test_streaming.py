@@ -265,7 +265,7 @@ def test_memory_stays_flat_and_the_model_says_so():
     for piece in pieces[1:]:
         model.update(*piece)
     assert "their statistics, no data" in model.report
-    assert isinstance(model.state.data, held.HeldSums)
+    assert isinstance(model.state.data, held.StatisticsOnly)
     expected = conditioned(curl_free(0.35), x, y, None, noise=0.02)
     compare(model, expected, atol=1e-3)
     wide = 1.4 * x[:200]  # beyond the data's box, within the domain of the statistics
