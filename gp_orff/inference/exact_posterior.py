@@ -111,7 +111,7 @@ class ExactPosterior(InChunks):
             block = covariance(x[:1], x[:1])
         if self.symbol.reference is None:
             return block.expand(len(x), -1, -1)
-        lags = x - self.symbol.referred(x, self.space)
+        lags = x - self.symbol.reference_points(x, self.space)
         cross = covariance(lags, torch.zeros_like(x[:1])).unflatten(0, (len(x), -1))
         return 2 * block - cross - cross.mT
 

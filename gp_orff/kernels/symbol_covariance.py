@@ -80,7 +80,8 @@ class SymbolCovariance:
     def less(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
         """The same of values less those at the references of either side."""
         whole = self(x, z)
-        left, right = self.left.referred(x, self.space), self.right.referred(z, self.space)
+        left = self.left.reference_points(x, self.space)
+        right = self.right.reference_points(z, self.space)
         if left is not None:
             whole = whole - self(left, z)
         if right is not None:
