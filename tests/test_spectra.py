@@ -227,7 +227,7 @@ def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():
 
 
 RANDOM_MEMBERS = ("num_coordinates", "base", "frequencies", "importance", "log_density", "moment")
-GRID_MEMBERS = ("reach", "tail", "correlation", "second_moments")
+GRID_MEMBERS = ("scaled_radius", "tail", "correlation", "second_moments")
 
 
 def member_of_student_t(name):
