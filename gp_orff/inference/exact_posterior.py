@@ -132,7 +132,7 @@ def prior_covariance(
     if isinstance(left, Identity) and isinstance(right, Identity):
         return to_dense(kernel(x, z))
     with _closed_form(right if isinstance(left, Identity) else left):
-        return SymbolCovariance(kernel, left, right, tuple(space)).less(x, z)
+        return SymbolCovariance(kernel, left, right, tuple(space)).relative(x, z)
 
 
 def observed_covariance(

@@ -66,7 +66,7 @@ class SymbolCovariance:
         return total
 
     def _split(self, symbol: Symbol, p: int) -> tuple[Sequence[Patch], Symbol]:
-        """Patches and a local symbol: the symbol is the sum of means of the local one over them."""
+        """Patches and a local symbol, whose means over the patches sum to the symbol."""
         num_dims = len(self.space)
         patches = symbol.patches(num_dims, p)
         if patches is not None:
@@ -82,8 +82,8 @@ class SymbolCovariance:
             return to_dense(self.kernel(tau, origin)).unflatten(0, (len(tau), -1))
         return sum(self._term(term, tau.unsqueeze(1)) for term in summands).squeeze(1)
 
-    def less(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
-        """The covariance of differences: the values at x and z less those at the references."""
+    def relative(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
+        """The covariance of the values at x and z less those at the references of Q and R."""
         covariance = self(x, z)
         left = self.left.reference_points(x, self.space)
         right = self.right.reference_points(z, self.space)
@@ -96,7 +96,7 @@ class SymbolCovariance:
         return covariance
 
     def _term(self, term: Term, tau: Float[Tensor, "n m d"]) -> Float[Tensor, "n m q r"]:
-        """The covariance of one term: derivatives of its kernel, combined as Q A R* says."""
+        """The covariance of one term: derivatives of its kernel times coefficients of Q A R*."""
         p, degree = term.num_outputs, term.factor.degree
 
         def density(omega: Float[Tensor, "m d"], factor: Tensor) -> Complex[Tensor, "m q r"]:
@@ -141,7 +141,7 @@ def _require_stationary(summands: Sequence[Term]) -> None:
 
 
 def _rule(summands: Sequence[Term], space: Sequence[int], num_inputs: int) -> Rule:
-    """Quadrature for the shortest length in space, with a kink if a kernel there may have one."""
+    """A rule for the shortest length in space, with a kink if a kernel there may have one."""
     leaves = [leaf for term in summands for leaf in term.leaves]
     in_space = [leaf for leaf in leaves if not set(leaf.columns(num_inputs)).isdisjoint(space)]
     lengths = [length for leaf in in_space for length in _lengths(leaf, space, num_inputs)]
@@ -201,8 +201,8 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
                 "reference, got none; pass reference=x0"
             )
         if symbol.order > 0 and any(
-            torch.as_tensor(density.moment(order, len(space))).isinf().any()
-            for density in spectra_of(term)[:1]
+            torch.as_tensor(measure.moment(order, len(space))).isinf().any()
+            for measure in spectra_of(term)[:1]
         ):
             nu = getattr(term.leaves[0].kernel, "nu", None)
             raise ValueError(

@@ -116,7 +116,7 @@ class GridSpectrum(Spectrum):
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """A norm (D,) of `omega` (D, d), even in every coordinate.
 
-        Grids end at one of its level sets. For a batch of kernels it is the smallest norm.
+        Grids end at one of its level sets. For a batch of kernels it is the smallest norm of them.
         """
 
     @abstractmethod
@@ -141,9 +141,9 @@ class GridSpectrum(Spectrum):
         """The second moments E ω_i², (*b, d), d = `num_dims`; the coordinates are uncorrelated."""
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
-        """Further lengths (m,) that a grid is built for, besides those that `scaled_radius` gives.
+        """Further lengths (m,) along the `num_dims` inputs that a grid is built for.
 
-        They are in units of the `num_dims` inputs; most spectra have none.
+        They come beside the lengths that `scaled_radius` gives; most spectra have none.
         """
         return np.zeros(0)
 

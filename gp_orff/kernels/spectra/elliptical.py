@@ -92,9 +92,11 @@ class Gaussian(Elliptical):
         return chi2_tail(scaled_radius**2, num_dims + 2 * order)
 
     def _radial_correlation(self, r: float, order: int) -> float:
+        """`correlation` from the scaled lag r on: max(1, r²)^t e^{−r²/2}."""
         return max(1.0, r * r) ** order * math.exp(-0.5 * r * r)
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of ‖z‖²."""
         return chi2_quantile(u, num_dims + 2 * order)
 
 
@@ -137,7 +139,7 @@ class StudentT(Elliptical):
         return float(scipy.special.betainc(self.nu - order, num_dims / 2 + order, 1 / (1 + x)))
 
     def _radial_correlation(self, r: float, order: int) -> float:
-        """The larger of |M_{ν−t}(z)| and, for t = 1, |z M′_{ν−1}(z) + M_{ν−1}(z)|; z = √(2ν) r."""
+        """The larger of |M_{ν−t}(z)| and, for t = 1, |z M′_{ν−t}(z) + M_{ν−t}(z)|; z = √(2ν) r."""
         nu, z = self.nu - order, math.sqrt(2 * self.nu) * r
         if z < 1e-3:
             return 1.0
@@ -147,6 +149,7 @@ class StudentT(Elliptical):
         return float(max(abs(across), abs(along)))
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of ‖z‖²."""
         a, b = num_dims / 2 + order, self.nu - order
         # quantile x/(1 − x) of a beta variable x; 1 − x by its own quantile keeps the tail exact
         x, complement = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)

@@ -32,8 +32,8 @@ class GammaMixture(Elliptical):
     """Spectrum of the rational quadratic kernel (1 + ‖τ/ℓ‖²/2α)^{−α}.
 
     A Gaussian scale mixture: z = √s g, g ~ N(0, I), s ~ Gamma(α, rate α). Weighted by ‖z‖^{2t}:
-    s ~ Gamma(α + t, rate α), ‖g‖² ~ χ²_{d+2t}. Base variables are g and the probability of s, so
-    that gradients reach α through the quantile function of s.
+    s ~ Gamma(α + t, rate α), ‖g‖² ~ χ²_{d+2t}. Base variables are g and the quantile level of s,
+    so that gradients reach α through the quantile function of s.
 
     Args:
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
@@ -84,6 +84,7 @@ class GammaMixture(Elliptical):
         return _gamma_mixture_tail(square, alpha + order, num_dims + 2 * order)
 
     def _radial_correlation(self, r: float, order: int) -> float:
+        """`correlation` from the scaled lag r on, across r or, for order 1, along r."""
         alpha = self._alphas().min()
         base = r * r / (2 * alpha)
         along = (alpha + 1) / alpha * r * r / (1 + base) - 1

@@ -51,7 +51,7 @@ def _(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"
 def nonzero_sum(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """Σ_{k≠0} S(ω_k) ∏h over the whole lattice: E_s[Πθ_i(0) − Πc_i]."""
     scales = _Scales(spectrum, spacing)
-    return scales.mean(scales.varying(torch.zeros_like(spacing)))
+    return scales.mean(scales.nonzero_terms(torch.zeros_like(spacing)))
 
 
 def second_moments(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
@@ -65,16 +65,14 @@ def aliased(
 ) -> Float[Tensor, "*b"]:
     """The error of the kernel of a lattice at lag τ: Σ_{j≠0} [k(τ + jP) − k(jP)]."""
     scales = _Scales(spectrum, spacing)
-    origin = torch.zeros_like(spacing)
-    return scales.mean(
-        scales.varying(lag) - scales.varying(origin) - torch.expm1(-scales.exponent(lag))
-    )
+    change = scales.nonzero_terms(lag) - scales.nonzero_terms(torch.zeros_like(spacing))
+    return scales.mean(change - torch.expm1(-scales.exponent(lag)))
 
 
 def aliased_curvature(
     spectrum: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
-    """The error of a lattice in minus the Hessian of k at lag τ."""
+    """The error of minus the Hessian of the kernel of a lattice, at lag τ."""
     scales = _Scales(spectrum, spacing)
     return scales.mean(scales.curvature(lag) - scales.gaussian_curvature(lag))
 
@@ -100,23 +98,27 @@ class _Scales:
         """½ s ‖τ/ℓ‖²."""
         return 0.5 * (self.s * (lag / self.lengthscale).square()).sum(-1)
 
-    def varying(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n"]:
-        """Πθ_i(τ_i) − Πc_i = Πc_i (Π(1 + ε_i) − 1), without cancellation for large c_i."""
+    def nonzero_terms(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n"]:
+        """The sum over k ≠ 0 at lag τ, Πθ_i(τ_i) − Πc_i.
+
+        As Πc_i (Π(1 + ε_i) − 1) it is computed without cancellation for large c_i.
+        """
         excess = 0.0
         for epsilon in self._excess(lag).unbind(-1):
             excess = excess + epsilon + excess * epsilon
         return self.c.prod(-1) * excess
 
     def curvature(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n d d"]:
-        """−∂_i ∂_j Πθ."""
+        """−∂_i ∂_j Πθ at lag τ."""
         theta, slope, bend = self._derivatives(lag)
-        return _outer(theta, slope, bend)
+        return _negative_hessian(theta, slope, bend)
 
     def gaussian_curvature(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n d d"]:
         """−∂_i ∂_j of the Gaussian exp(−½ s ‖τ/ℓ‖²), without images."""
         rate = self.s / self.lengthscale.square()
         theta = (-0.5 * rate * lag.square()).exp()
-        return _outer(theta, rate * lag * theta, rate * (1 - rate * lag.square()) * theta)
+        slope, bend = rate * lag * theta, rate * (1 - rate * lag.square()) * theta
+        return _negative_hessian(theta, slope, bend)
 
     def _excess(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n d"]:
         """ε = θ/c − 1."""
@@ -153,11 +155,11 @@ class _Scales:
         return shifts, (-0.5 * self.s * (shifts / self.lengthscale).square()).exp()
 
     def _leading(self, terms: Float[Tensor, "k"]) -> Float[Tensor, "k *ones"]:
-        """The terms along an axis before all others."""
+        """The terms along a first axis, before those of c."""
         return terms.reshape(-1, *[1] * self.c.dim())
 
 
-def _outer(
+def _negative_hessian(
     theta: Float[Tensor, "*b n d"], slope: Float[Tensor, "*b n d"], bend: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b n d d"]:
     """−∂_i ∂_j Πθ_i(τ_i) from θ, −θ′ (`slope`) and −θ″ (`bend`) along every axis."""
