@@ -110,6 +110,12 @@ class GridSpectrum(Spectrum):
     """A spectrum for frequency grids: it bounds the tails of its measure and of its kernel.
 
     Subclass it for a spectrum of your own: the abstract methods suffice.
+
+    Example:
+        >>> import gpytorch, gp_orff
+        >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
+        >>> round(float(spectrum.tail(scaled_radius=2.0, order=0, num_dims=2)), 6)  # e⁻²
+        0.135335
     """
 
     @abstractmethod
