@@ -313,7 +313,7 @@ class VectorFieldGP(FieldModel):
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**how))
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
-        known = (snapshot.own, snapshot.noises, snapshot.constant)
+        known = (snapshot.posterior, snapshot.noises, snapshot.constant)
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *known)
 
 
