@@ -186,8 +186,8 @@ for name, (positions, turned) in {"no scale": (x, angle), "no map": (flat, 0 * a
         assert found < inside[quantity]
 
 # %% [markdown]
-# The winds are as accurate as before. Their derivatives are not, and their error bars are too
-# small, since they belong to a field on the plane. The map and its scale take six lines.
+# The winds are as accurate as before. Their derivatives are not, and the error bars do not show it:
+# they are those of a field on the plane. The map and its scale take six lines.
 #
 # ## The figure (the stream function includes the model's constant mean)
 
