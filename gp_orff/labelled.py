@@ -215,7 +215,7 @@ def _numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndar
 
 
 def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
-    """Seconds since the epoch; whole seconds apart, since three centuries of ns overflow."""
+    """Seconds since the epoch; whole seconds separately, since int64 ns overflow in 292 years."""
     whole_times, whole_epoch = times.astype("M8[s]"), epoch.astype("M8[s]")
     second = np.timedelta64(1, "s")
     fractions = (times - whole_times) / second - (epoch - whole_epoch) / second

@@ -221,8 +221,8 @@ class FieldPosterior:
         smooth, _ = self._field.distribution.split()
         if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
-                "sample paths of a part of an exact model are not known: expected features, such "
-                "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+                "sample paths of a part of an exact model are not available: expected features, "
+                "such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
             )
         with torch.no_grad():
             paths = sample_paths(smooth, self._snapshot.num_inputs, num_paths, seed)

@@ -33,7 +33,7 @@ class Paths(ABC):
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
         """Paths of a symbol of the field."""
         raise NotImplementedError(
-            f"{type(symbol).__name__} of sample paths of an exact model is not known: expected "
+            f"{type(symbol).__name__} of sample paths of an exact model is not available: expected "
             "features, such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0)), or "
             "differentiate the paths"
         )
@@ -119,7 +119,7 @@ def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, s
         deviations = deviations.movedim(-1, 0)
         return WeightPaths(distribution.expansion, distribution.weights + deviations)
     if not isinstance(distribution, ExactPosterior):
-        raise NotImplementedError(f"no sample paths are known for {type(distribution).__name__}")
+        raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
     draws = [term.to(distribution.alpha) for term in draw(distribution.kernel, rule, num_inputs)]
     expansion = expand(distribution.kernel, draws, num_inputs).double()

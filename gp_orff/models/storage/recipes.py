@@ -230,8 +230,8 @@ def _same_function(one: object, other: object) -> bool:
 
 def describe_rule(rule: Rule) -> dict | None:
     """A rule of this package as plain values; None for another rule."""
-    known = is_dataclass(rule) and getattr(frequencies, type(rule).__name__, None) is type(rule)
-    return {"class": type(rule).__name__, **asdict(rule)} if known else None
+    exported = is_dataclass(rule) and getattr(frequencies, type(rule).__name__, None) is type(rule)
+    return {"class": type(rule).__name__, **asdict(rule)} if exported else None
 
 
 def build_rule(description: Mapping | None, rule: Rule | None) -> Rule:
