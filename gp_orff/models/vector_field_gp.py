@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from gp_orff.data.dataset import HeldSums
 from gp_orff.data.field_statistics import FieldStatistics
@@ -20,6 +19,7 @@ from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.fitting.progress import shown
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.trainer import without_far_points
 from gp_orff.models.threads import chosen_threads
@@ -33,7 +33,7 @@ class VectorFieldGP(FieldModel):
     are, `posterior` is the field. Small data use the exact kernel. Otherwise one pass over the
     data gives the statistics of a frequency grid, and training costs nothing in N: starting values
     come from the evidence of a small subset that shows every scale, then narrow grids, coarse
-    before fine, follow the lengthscales. What was done stands in `report`.
+    before fine, follow the lengthscales. What was done stands in `report`, a `FitReport`.
 
     Units do not matter: hyperparameters, constraints and priors are in the user's units, the search
     runs in logarithms, and starting values scale with the data. Inside, everything is float64.
@@ -102,6 +102,8 @@ class VectorFieldGP(FieldModel):
                 learned, in `model.likelihoods[group]`; readings that name none have
                 `model.likelihood`.
             missing: "mask" where NaN in y is a component that was not observed.
+            progress: whether standard error tells how far the fit is: by a bar on a terminal and in
+                a notebook, by a line for every stage elsewhere.
         """
         if x is None:
             data = self._held.data
@@ -109,20 +111,11 @@ class VectorFieldGP(FieldModel):
         else:
             read = partial(self.copied, x, y, Options(variances, directions, group, missing))
         began, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
-        with (
-            chosen_threads() as threads,
-            tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar,
-        ):
-
-            def show(stage: str, nats: float) -> None:
-                bar.set_description_str(f"{stage} ", refresh=False)
-                bar.set_postfix({"nats per number": f"{nats:.4f}"}, refresh=False)
-                bar.update()
-
+        with chosen_threads() as threads, shown(progress) as told:
             try:
                 data = read()
                 if data.varies:
-                    state = self._learned(data, warm_start, show)
+                    state = self._learned(data, warm_start, told)
                 else:
                     _warn_of_constant(data.survey.num_points)
                     state = self._conditioned(self._represented(data))
@@ -131,8 +124,8 @@ class VectorFieldGP(FieldModel):
                 for parameter, value in zip(self.parameters(), before, strict=True):
                     parameter.data.copy_(value)
                 raise
-        took = f"fitted in {time.perf_counter() - began:.1f} s with {threads}"
-        return self._assign_whole(replace(state, story=took))
+        history = state.history.took(time.perf_counter() - began, threads)
+        return self._assign_whole(replace(state, history=history))
 
     @chosen_threads()
     def condition(
@@ -180,7 +173,8 @@ class VectorFieldGP(FieldModel):
         if isinstance(x, FieldStatistics):
             sums = state.sums()
             own = self._represented(replace(sums, sums=sums.sums + state.taken(x)))
-            return self._assign(replace(self._conditioned(own), mean=state.mean, story=state.story))
+            history = state.history.then("updated")
+            return self._assign(replace(self._conditioned(own), mean=state.mean, history=history))
         return self._assign(state.updated(self.copied(x, y, Options(**how))))
 
     @chosen_threads()
@@ -229,10 +223,8 @@ class VectorFieldGP(FieldModel):
             )
         further = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
         held.observations.left_out(symbol, self.kernel, further.space)  # refuses, on a grid
-        state = held.current(self.kernel, self._every_likelihood).holding(
-            held.data.observing(further)
-        )
-        return self._assign_whole(state)
+        state = held.current(self.kernel, self._every_likelihood)
+        return self._assign_whole(state.observing(further))
 
     @property
     @chosen_threads()
