@@ -38,10 +38,6 @@ class Data(ABC):
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         """The statistics of all readings under these columns, differentiable in their ω."""
 
-    @abstractmethod
-    def describe(self) -> str:
-        """What is held, in words."""
-
     @property
     def varies(self) -> bool:
         """Whether what was read differs from reading to reading, or may do so."""
@@ -226,10 +222,6 @@ class HeldData(Data):
         weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
         return replace(super().to(device), sources=sources, weights=weights)
 
-    def describe(self) -> str:
-        many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
-        return f"{many}{_described(self.further)}; held: the data"
-
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
         """Those of the visit's parts, one where none were learned."""
         if self.weights is not None:
@@ -310,11 +302,3 @@ class HeldSums(Data):
             data=None,
             largest_index=lattice.modes,
         )
-
-    def describe(self) -> str:
-        many = f"{self.sums.num_values:g} numbers{_described(self.further)}"
-        return f"{many}; held: their statistics, no data"
-
-
-def _described(further: Sequence[SymbolObservations]) -> str:
-    return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in further)
