@@ -152,6 +152,8 @@ def _errors(
     untold = (np.abs(directions[:, ~told]) > _SHARE).any(-1)
     below = 0.5 * np.square(slope @ scaled).sum()  # nats that a Newton step would gain
     errors[untold | (below > _AT)] = np.nan
+    if below > _AT:
+        return errors, ["no standard errors: the evidence is not at a maximum"]
     remarks = []
     if untold.any():
         remarks.append("no standard errors where the evidence has no maximum, or is flat")
