@@ -152,7 +152,7 @@ def test_what_represents_the_kernel(rule, method):
         model = gp_orff.VectorFieldGP(curl_free(), frequencies=rule).condition(x, y)
         report = model.report
     assert report.method == method
-    assert report.features == model.state.observations.num_features(model.kernel)
+    assert report.features == model.state.inference.num_features(model.kernel)
     on_grid = [report.tolerance_reached, report.aliasing, report.share_cut, report.cut_over_noise]
     assert all((own is not None) == (method == "grid") for own in on_grid)
     if method == "grid":  # shares of one variance

@@ -23,13 +23,13 @@ class Approximation:
     @classmethod
     @torch.no_grad()
     def of(cls, snapshot: ModelSnapshot) -> "Approximation":
-        observations, kernel = snapshot.observations, snapshot.kernel
-        if not isinstance(observations, FeatureInference):
+        inference, kernel = snapshot.inference, snapshot.kernel
+        if not isinstance(inference, FeatureInference):
             return cls("exact")
-        features = observations.num_features(kernel)
-        terms = accuracy(kernel, observations.draws)
+        features = inference.num_features(kernel)
+        terms = accuracy(kernel, inference.draws)
         if not terms:
-            sampled = any(own.sampled for own in observations.draws)
+            sampled = any(own.sampled for own in inference.draws)
             return cls("random" if sampled else "quadrature", features)
         return cls(
             "grid",
@@ -37,7 +37,7 @@ class Approximation:
             max(own.tolerance for own in terms),
             max(own.aliasing for own in terms),
             max(own.truncated for own in terms),
-            _cut_over_noise(snapshot, observations),
+            _cut_over_noise(snapshot, inference),
         )
 
     def __str__(self) -> str:
@@ -52,12 +52,12 @@ class Approximation:
         )
 
 
-def _cut_over_noise(snapshot: ModelSnapshot, observations: FeatureInference) -> float:
+def _cut_over_noise(snapshot: ModelSnapshot, inference: FeatureInference) -> float:
     """The variance of a point that features lack, over that of the noise of a reading of mean
     weight, in the group of least noise."""
-    cut = observations.truncated(snapshot.kernel)
+    cut = inference.truncated(snapshot.kernel)
     variance = 0.0 if cut is None else cut.diagonal().mean().item()
     return max(
         variance * own.nearby(float("inf")) / snapshot.noises[key.label].diagonal().mean().item()
-        for key, own in observations.data.weights_of.items()
+        for key, own in inference.data.weights_of.items()
     )

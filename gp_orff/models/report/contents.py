@@ -12,7 +12,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.dataset import Data, HeldSums
+from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.sources import is_constant
@@ -27,12 +27,12 @@ _WITHOUT_NAME = ("default", "unnamed", DEFAULT)  # the first that no group has
 def data_attributes(data: Data) -> dict[str, object]:
     """As those of `FitReport`."""
     observed: Counter[str] = Counter()
-    for own in data.further:
+    for own in data.symbol_data:
         observed[type(own.symbol).__name__] += own.num_values
     return {
         "points": data.survey.num_points,
         "numbers": data.num_values,
-        "held": "statistics" if isinstance(data, HeldSums) else "data",
+        "held": "statistics" if isinstance(data, StatisticsOnly) else "data",
         "observed": dict(observed),
     }
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gp_orff.inference.conditioning import log_marginal_likelihood
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.robust_em import heavy_tails
+from gp_orff.models.fitting.robust_em import heavy_tailed_noise
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names
 from gp_orff.models.threads import chosen_threads
@@ -80,7 +80,7 @@ class Curvature:
         coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
 
         def objective() -> Float[Tensor, ""]:
-            model = (self.snapshot.observations, kernel, likelihoods, self.snapshot.given)
+            model = (self.snapshot.inference, kernel, likelihoods, self.snapshot.given)
             return log_marginal_likelihood(*model) + coordinates.log_prior()
 
         place = coordinates.get()
@@ -96,7 +96,7 @@ class Curvature:
         errors = coordinates.by_parameter(found * np.abs(coordinates.slopes()))
         for parameter in rotating(names):
             errors.pop(parameter, None)
-        if any(heavy_tails(own) is not None for own in likelihoods.values()):
+        if any(heavy_tailed_noise(own) is not None for own in likelihoods.values()):
             remarks.append(
                 "standard errors are those at the weights of readings under Student-t noise, and "
                 "too small by what is not known of the weights"
