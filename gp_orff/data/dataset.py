@@ -38,10 +38,6 @@ class Data(ABC):
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         """The statistics of all readings under these columns, differentiable in their ω."""
 
-    @abstractmethod
-    def describe(self) -> str:
-        """What is held, in words."""
-
     @property
     def varies(self) -> bool:
         """Whether what was read differs from reading to reading, or may do so."""
@@ -233,10 +229,6 @@ class Dataset(Data):
         weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
         return replace(super().to(device), sources=sources, weights=weights)
 
-    def describe(self) -> str:
-        many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
-        return f"{many}{_described(self.symbol_data)}; held: the data"
-
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
         """Those of the visit's parts, one where none were learned."""
         if self.weights is not None:
@@ -319,11 +311,3 @@ class StatisticsOnly(Data):
             data=None,
             largest_index=lattice.modes,
         )
-
-    def describe(self) -> str:
-        many = f"{self.field_statistics.num_values:g} numbers{_described(self.symbol_data)}"
-        return f"{many}; held: their statistics, no data"
-
-
-def _described(symbol_data: Sequence[SymbolObservations]) -> str:
-    return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in symbol_data)

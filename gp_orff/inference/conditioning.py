@@ -17,7 +17,6 @@ from gp_orff.data.noise.covariances import Noise, Noises, noises_of
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
 from gp_orff.data.patterns import GroupKey
-from gp_orff.features.accuracy import accuracy
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
@@ -116,10 +115,6 @@ class Inference(ABC):
         directions of the other terms zero."""
         return self, None
 
-    @abstractmethod
-    def describe(self, kernel: Kernel) -> str:
-        """How the kernel is represented, in words."""
-
     @property
     def num_values(self) -> float:
         return self.data.num_values
@@ -143,9 +138,6 @@ class ExactInference(Inference):
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         return dense_evidence(*self._model(kernel, noises))
-
-    def describe(self, kernel: Kernel) -> str:
-        return f"exact kernel, {self.num_values} numbers"
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
@@ -200,11 +192,6 @@ class FeatureInference(Inference):
     def num_features(self, kernel: Kernel) -> int:
         """F."""
         return expand(kernel, self.draws, self.data.num_inputs).num_features
-
-    def describe(self, kernel: Kernel) -> str:
-        features = self.num_features(kernel)
-        achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
-        return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         if self._constant:

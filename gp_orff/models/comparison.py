@@ -14,6 +14,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.models.fitting.progress import announce
 from gp_orff.models.threads import chosen_threads
 from gp_orff.models.vector_field_gp import VectorFieldGP
 
@@ -92,6 +93,7 @@ def compare_kernels(
         kernels = _default_kernels(_num_inputs(x, y, how))
     models = {}
     for name, kernel in kernels.items():
+        announce(f"{name}:", progress)
         model = VectorFieldGP(kernel, frequencies=frequencies)
         models[name] = model.fit(x, y, progress=progress, **how)
     evidence = {name: model.log_marginal_likelihood().item() for name, model in models.items()}

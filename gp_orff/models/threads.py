@@ -38,8 +38,12 @@ class Threads:
         low, high = min(self.used), max(self.used)
         count = f"{low} to {high}" if low < high else f"{high}"
         words = f"{count} thread{'s' * (high > 1)}"
-        busy = num_threads.value() is None and low < self.most
-        return f"{words} (the machine is busy: {self.most} were slower)" if busy else words
+        return f"{words} (the machine is busy: {self.most} were slower)" if self.busy else words
+
+    @property
+    def busy(self) -> bool:
+        """Whether fewer were faster."""
+        return num_threads.value() is None and min(self.used) < self.most
 
 
 class _Calls(threading.local):

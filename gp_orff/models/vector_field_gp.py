@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from gp_orff.data.dataset import StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
@@ -20,6 +19,7 @@ from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.fitting.progress import shown
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.trainer import without_far_points
 from gp_orff.models.threads import chosen_threads
@@ -33,7 +33,8 @@ class VectorFieldGP(FieldModel):
     and `posterior` returns the field. Small data use the exact kernel. Larger data are reduced to
     the sufficient statistics of a frequency grid in one pass, and the cost of training does not
     depend on N. Starting values come from the evidence of a small subset with points at all
-    distances; then narrow grids, coarse ones first, follow the lengthscales; see `report`.
+    distances; then narrow grids, coarse ones first, follow the lengthscales. `report` is a
+    `FitReport` of all that was done.
 
     Hyperparameters, constraints and priors are in the user's units. Results do not depend on the
     units: starting values scale with the data, and the search is in logarithms. Computations are in
@@ -98,7 +99,8 @@ class VectorFieldGP(FieldModel):
                 learns its own noise, in `model.likelihoods[group]`; without a name, it is
                 `model.likelihood`.
             missing: "mask" if NaN in y is an unobserved component; "raise" refuses NaN.
-            progress: whether to show a progress bar.
+            progress: whether to show the progress of the fit on standard error: by a bar on a
+                terminal or in a notebook, by one line for each stage elsewhere.
             warm_start: whether to start from the present hyperparameters, or from values that
                 follow from the data.
 
@@ -113,20 +115,11 @@ class VectorFieldGP(FieldModel):
         else:
             read = partial(self.copied, x, y, Options(variances, directions, group, missing))
         began, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
-        with (
-            chosen_threads() as threads,
-            tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar,
-        ):
-
-            def show(stage: str, nats: float) -> None:
-                bar.set_description_str(f"{stage} ", refresh=False)
-                bar.set_postfix({"nats per number": f"{nats:.4f}"}, refresh=False)
-                bar.update()
-
+        with chosen_threads() as threads, shown(progress) as told:
             try:
                 data = read()
                 if data.varies:
-                    state = self._learned(data, warm_start, show)
+                    state = self._learned(data, warm_start, told)
                 else:
                     _warn_of_constant(data.survey.num_points)
                     state = self._conditioned(self._represented(data))
@@ -135,8 +128,8 @@ class VectorFieldGP(FieldModel):
                 for parameter, value in zip(self.parameters(), before, strict=True):
                     parameter.data.copy_(value)
                 raise
-        took = f"fitted in {time.perf_counter() - began:.1f} s with {threads}"
-        return self._assign_whole(replace(state, story=took))
+        history = state.history.took(time.perf_counter() - began, threads)
+        return self._assign_whole(replace(state, history=history))
 
     @chosen_threads()
     def condition(
@@ -187,7 +180,8 @@ class VectorFieldGP(FieldModel):
             own = self._represented(
                 replace(sums, field_statistics=sums.field_statistics + state.checked(x))
             )
-            return self._assign(replace(self._conditioned(own), mean=state.mean, story=state.story))
+            history = state.history.then("updated")
+            return self._assign(replace(self._conditioned(own), mean=state.mean, history=history))
         return self._assign(state.updated(self.copied(x, y, Options(**how))))
 
     @chosen_threads()
@@ -236,10 +230,8 @@ class VectorFieldGP(FieldModel):
             )
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # refuses, on a grid
-        state = held.current(self.kernel, self._every_likelihood).holding(
-            held.data.observing(symbol_data)
-        )
-        return self._assign_whole(state)
+        state = held.current(self.kernel, self._every_likelihood)
+        return self._assign_whole(state.observing(symbol_data))
 
     @property
     @chosen_threads()

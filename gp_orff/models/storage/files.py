@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-VERSION = 1
+VERSION = 2  # since reports have numbers; version 1 has sentences in their place
 
 
 def write(path: str | os.PathLike, kind: str, content: dict) -> None:
