@@ -78,9 +78,9 @@ def constant_mean(snapshot: ModelSnapshot) -> tuple[Numbers, Numbers]:
     """The constant and, where it is the one of largest evidence, its standard error by generalised
     least squares: √((1ᵀK⁻¹1)⁻¹)_ii."""
     value = as_numbers(snapshot.constant)
-    information = snapshot.own.evidence.quad[1:, 1:]
+    information = snapshot.posterior.evidence.quad[1:, 1:]
     seen = torch.linalg.eigvalsh(information)
-    if snapshot.given is not None or not seen[0] > _UNSEEN * seen[-1]:
+    if snapshot.fixed_mean is not None or not seen[0] > _UNSEEN * seen[-1]:
         return value, as_numbers(torch.full_like(snapshot.constant, torch.nan))
     return value, as_numbers(torch.linalg.inv(information).diagonal().sqrt())
 

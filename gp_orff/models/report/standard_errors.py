@@ -80,7 +80,7 @@ class Curvature:
         coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
 
         def objective() -> Float[Tensor, ""]:
-            model = (self.snapshot.inference, kernel, likelihoods, self.snapshot.given)
+            model = (self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean)
             return log_marginal_likelihood(*model) + coordinates.log_prior()
 
         place = coordinates.get()
