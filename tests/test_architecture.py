@@ -123,6 +123,18 @@ def test_importing_warns_of_nothing():
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+TESTS = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("tests/**/test_*.py")}
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_no_test_module_imports_another(name):
+    """What they share is in conftest, fields, models, oracles, registry."""
+    imports = [n for n in ast.walk(TESTS[name]) if isinstance(n, ast.ImportFrom | ast.Import)]
+    found = {alias.name for node in imports for alias in node.names}
+    found |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
+    assert not [own for own in found if own.rpartition(".")[2].startswith("test_")]
+
+
 def exported(kind):
     found = {name: getattr(gp_orff, name) for name in gp_orff.__all__}
     return {n: value for n, value in found.items() if inspect.isclass(value) and kind(value)}

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gp_orff
-from tests.test_readings import directions
-from tests.test_vector_field_gp import curl_free, flow
+from tests.fields import curl_free, directions, flow
 
 N = 24
 X, Y, _ = flow(N)

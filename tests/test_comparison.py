@@ -6,7 +6,7 @@ import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
 import gp_orff
-from tests.test_vector_field_gp import conditioned, curl_free, flow
+from tests.fields import conditioned, curl_free, flow
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
+from tests.fields import draw
 from tests.models import evidence, scalar_gp, vector_gp
 
 RULE = gp_orff.MonteCarlo(16)
@@ -21,11 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")
 
 def curl_free(**kwargs):
     return gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, **kwargs)
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 CONSTRUCTION = {

@@ -14,7 +14,7 @@ from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import starts
 from gp_orff.models.fitting.strategy import Grids
-from tests.test_vector_field_gp import draw
+from tests.fields import draw
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
 

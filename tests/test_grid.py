@@ -5,7 +5,6 @@ import math
 import pickle
 import warnings
 
-import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -27,61 +26,13 @@ from gp_orff.features.truncation import left_out
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity
 from tests import oracles
-from tests.models import evidence, vector_gp
+from tests.fields import draw, exact_problem
+from tests.models import centred_gp, errors, evidence, scalar_gp, vector_gp
 from tests.registry import CASES, base
-from tests.test_orff_exact_gp import draw
 
 BOX = ((-1.0, 1.0),)
 NO_GRID = {"scalar_product": "different inputs"}
 NO_CLOSED_FORM = {"general_matern"}
-
-
-def exact_problem(kernel, num_dims, points, snr, extent=2.0):
-    """A field drawn from the prior in a box of this extent: noisy at `points`, true at 200."""
-    generator = torch.Generator().manual_seed(1)
-    x = extent * (torch.rand(points + 200, num_dims, generator=generator).double() - 0.5)
-    with torch.no_grad():
-        covariance = kernel(x).to_dense()
-    size = covariance.diagonal().mean()
-    root = torch.linalg.cholesky(covariance + 1e-8 * size * torch.eye(len(covariance)))
-    field = root @ torch.randn(len(root), generator=generator).double()
-    field = field.reshape(len(x), -1)
-    noise = (size.sqrt() / snr).item()
-    y = field[:points] + noise * torch.randn(points, field.shape[1], generator=generator).double()
-    return x[:points], y, x[points:], field[points:], noise**2
-
-
-def model_of(kernel, x, y, noise):
-    constraint = gpytorch.constraints.GreaterThan(1e-12)
-    model = vector_gp(x, y, kernel, noise, has_task_noise=False, noise_constraint=constraint)
-    for parameter in model.mean_module.parameters():
-        parameter.data.zero_()
-    return model
-
-
-def asked(kernel, x, y, xs, noise):
-    """Evidence a point, mean and standard deviation."""
-    model = model_of(kernel, x, y, noise)
-    with torch.no_grad(), gpytorch.settings.max_cholesky_size(10**6):
-        found = evidence(model).item() / len(x)
-        posterior = model.eval()(xs)
-        return found, posterior.mean, posterior.stddev
-
-
-def errors(kernel, grid, problem):
-    x, y, xs, truth, noise = problem
-    ev, mean, sd = asked(kernel, x, y, xs, noise)
-    ev2, mean2, sd2 = asked(gp_orff.ORFFKernel(kernel, grid), x, y, xs, noise)
-    return (
-        ((mean2 - mean).norm() / mean.norm()).item(),
-        ((sd2 - sd).abs() / sd).median().item(),
-        abs(ev2 - ev),
-        nlpd(truth, mean2, sd2) - nlpd(truth, mean, sd),
-    )
-
-
-def nlpd(truth, mean, sd):
-    return -torch.distributions.Normal(mean, sd).log_prob(truth).mean().item()
 
 
 ACCURACY = [  # field, d, lengthscale in a box of 2, points
@@ -179,8 +130,6 @@ def test_inside_exact_gp_it_is_dense_algebra(name, regime):
     p = case.num_outputs
     y = draw(regime, p)
     if p == 1:
-        from tests.models import scalar_gp
-
         model = scalar_gp(x, y.squeeze(-1), kernel, 0.3)
     else:
         model = vector_gp(x, y, kernel, 0.3, has_task_noise=False)
@@ -425,7 +374,7 @@ def test_a_training_step_costs_one_transform_of_each_type(monkeypatch):
     """The statistics C are kept; a trainable mean needs φᵀr and, for its gradient, φw."""
     monkeypatch.setattr(lattice_columns, "_FEW", 0)
     x, y = draw(300, 2).clamp(-1, 1), draw(300, 2, seed=1)
-    model = model_of(grid_kernel(gp_orff.Grid(domain=BOX * 2, max_features=60)), x, y, 0.1)
+    model = centred_gp(grid_kernel(gp_orff.Grid(domain=BOX * 2, max_features=60)), x, y, 0.1)
     calls = []
     for name in ("type1", "type2"):
         original = getattr(nufft, name)
@@ -467,7 +416,7 @@ def test_loading_another_grid_forgets_the_statistics_of_the_old():
     first = grid_kernel(gp_orff.Grid(domain=((0.0, 1.0),) * 2), 0.3)
     second = grid_kernel(gp_orff.Grid(domain=((0.0, 2.0),) * 2), 0.6)
     x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0)).double()
-    models = [model_of(kernel, x, draw(200, 2), 0.1) for kernel in (first, second)]
+    models = [centred_gp(kernel, x, draw(200, 2), 0.1) for kernel in (first, second)]
     expected = [evidence(model).item() for model in models]
     assert expected[0] != expected[1]
     first.load_state_dict(second.state_dict())
@@ -481,7 +430,7 @@ def test_what_is_cut_stays_where_inputs_have_gradients():
     potential.lengthscale = 0.3
     field = gp_orff.CurlFreeKernel(potential, num_dims=2)
     grid = gp_orff.Grid(domain=BOX * 2, max_features=200)
-    model = model_of(gp_orff.ORFFKernel(field, grid), x, draw(60, 2, seed=2), 0.1).eval()
+    model = centred_gp(gp_orff.ORFFKernel(field, grid), x, draw(60, 2, seed=2), 0.1).eval()
     plain = model(xs).variance
     live = model(xs.clone().requires_grad_()).variance
     torch.testing.assert_close(live, plain)

@@ -6,8 +6,9 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.features.frequencies.hermite import _longest_lag
+from tests.fields import exact_problem
+from tests.models import errors
 from tests.registry import base
-from tests.test_grid import errors, exact_problem
 
 
 def field(num_dims=2, lengthscale=1.0):

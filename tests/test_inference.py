@@ -20,11 +20,7 @@ from gp_orff.inference.equations import (
     with_ones,
 )
 from tests import oracles
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from tests.fields import draw
 
 
 def weight_posterior(*given):

@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel
 
 import gp_orff
 from gp_orff import labelled
-from tests.test_symbols import helmholtz, model_of
+from tests.fields import helmholtz, model_of
 
 AXES = {"y": np.linspace(0.2, 1.8, 5), "x": np.linspace(0.3, 1.7, 4)}
 

@@ -12,13 +12,9 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.features import chunked, lattice, nufft
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.lattice import LatticeColumns
+from tests.fields import draw
 
 MODES = [(5,), (3, 2), (2, 3, 1), (1, 2, 0, 2), (0,), (2, 1, 1, 1)]
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def every_index(modes):

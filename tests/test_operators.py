@@ -17,16 +17,9 @@ from gp_orff.exact_gp.operators import PaddedRoot
 from gp_orff.exact_gp.posterior_covariance import PosteriorCovariance
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from tests import oracles
-from tests.test_orff_exact_gp import (
-    CASES,
-    NOISES,
-    POINTS,
-    dense_noise,
-    draw,
-    gradient,
-    model_for,
-    orff_of,
-)
+from tests.fields import draw
+from tests.models import NOISES, POINTS, dense_noise, gradient, model_for, orff_of
+from tests.registry import CASES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning"),

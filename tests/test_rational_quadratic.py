@@ -26,7 +26,8 @@ from gp_orff.kernels.spectra.lattice_sums import (
 )
 from gp_orff.spectra import GammaMixture, Gaussian
 from gp_orff.symbols.base import Identity
-from tests.test_grid import asked, exact_problem
+from tests.fields import exact_problem
+from tests.models import asked
 
 ALPHAS = (0.01, 0.05, 0.5, 0.69, 1.0, 1.0001, 1.5, 2.0, 8.3, 19.9, 20.1, 1e3, 1e6, 1e9)
 RADII = (1e-6, 1e-3, 0.1, 1.0, 4.0, 12.0, 40.0)

@@ -10,7 +10,7 @@ from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 import gp_orff
 from gp_orff.data.reading import Options, read
 from tests import oracles
-from tests.test_vector_field_gp import curl_free, flow
+from tests.fields import curl_free, directions, features_of, flow
 
 RULES = {
     "exact": gp_orff.Auto(),
@@ -28,11 +28,6 @@ def noise_covariance(instrument):
         "radar": 0.04 * torch.eye(2),
         "plain": 0.07 * torch.eye(2),
     }[instrument].double()
-
-
-def directions(count, seed=3):
-    angle = 6.3 * torch.rand(count, generator=torch.Generator().manual_seed(seed)).double()
-    return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 def cases():
@@ -126,13 +121,6 @@ def oracle(covariance, parts):
     prior = covariance(x).detach().reshape(len(x), 2, len(x), 2)
     latent = torch.einsum("ai,aibj,bj->ab", h, prior[index][:, :, index], h)
     return x, index, h, torch.stack(values), latent, torch.block_diag(*blocks)
-
-
-def features_of(model):
-    """The features a model uses, as a function of points."""
-    kernel = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
-    kernel.frequencies = torch.nn.ModuleList(model.state.observations.draws)
-    return lambda x: kernel._expansion(2).double().features(x).detach()
 
 
 @pytest.mark.parametrize("mean", ["constant", "zero"])

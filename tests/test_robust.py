@@ -15,7 +15,7 @@ from gp_orff.inference import robust
 from gp_orff.inference.robust import StudentT
 from gp_orff.models.fitting.robust_em import heavy_tails
 from tests import oracles
-from tests.test_vector_field_gp import conditioned, curl_free, flow
+from tests.fields import conditioned, curl_free, flow
 
 RULES = {"exact": None, "grid": gp_orff.Auto(exact_values=0, tolerance=1e-8)}
 

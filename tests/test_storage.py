@@ -15,16 +15,11 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 import gp_orff
 from gp_orff.models.storage import files
 from tests import registry
-from tests.test_readings import directions
-from tests.test_vector_field_gp import curl_free, flow
+from tests.fields import curl_free, directions, flow
+
+pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 XS = 1.6 * torch.rand(20, 2, generator=torch.Generator().manual_seed(5)).double() - 0.8
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    with gp_orff.settings.check_features(False):
-        yield
 
 
 def numbers(model, xs=XS):

@@ -12,7 +12,9 @@ import torch
 import gp_orff
 from gp_orff.data import dataset as held
 from gp_orff.data.observations import places
-from tests.test_vector_field_gp import conditioned, curl_free, flow
+from tests.fields import conditioned, curl_free, flow
+
+pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 RULES = {
     "auto": lambda x: gp_orff.Auto(),
@@ -21,12 +23,6 @@ RULES = {
     "monte_carlo": lambda x: gp_orff.MonteCarlo(40),
     "exact": lambda x: gp_orff.Auto(exact_values=10_000),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    with gp_orff.settings.check_features(False):
-        yield
 
 
 def compare(model, expected, atol=1e-9, xs=None):

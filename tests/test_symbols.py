@@ -26,64 +26,17 @@ from gp_orff import (
 )
 from gp_orff.kernels.closed_form import derivatives
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from tests.fields import ALGEBRAS, helmholtz, model_of, symbols, uniform
 
-RULES = {
-    "exact": None,
-    "grid": gp_orff.Auto(exact_values=0),
-    "primal": gp_orff.MonteCarlo(20),
-    "dual": gp_orff.MonteCarlo(300),
-}
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    with gp_orff.settings.check_features(False):
-        yield
-
-
-def uniform(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-
-def helmholtz(d, base=RBFKernel):
-    kernel = gp_orff.HelmholtzKernel(base(), num_dims=d)
-    for part, lengthscale in ((kernel.curl_free, 0.8), (kernel.divergence_free, 0.9)):
-        part.base_kernel.base_kernel.lengthscale = lengthscale
-    return kernel
-
-
-def model_of(kernel, rule, d, points=60, mean=None):
-    model = gp_orff.VectorFieldGP(kernel, frequencies=rule, mean=mean)
-    model.likelihood.noise = 0.1
-    x = uniform(points, d)
-    y = torch.randn(points, d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return model.condition(x, y + 3.0)
-
-
-def symbols(d):
-    path = uniform(4, d, seed=3) - 1
-    found = [
-        Divergence(),
-        Curl(),
-        Jacobian(),
-        Potential(),
-        Potential(torch.ones(d).double()),
-        CurlFreePart(),
-        DivergenceFreePart(),
-        Component([1.0, 2.0, 3.0][:d]),
-        LineIntegral(path),
-        BoxAverage(0.3),
-    ]
-    return [*found, StreamFunction(), Flux(path)] if d == 2 else found
+pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 
 @pytest.mark.parametrize("d", [2, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ALGEBRAS)
 def test_means_are_those_of_autograd(rule, d):
     """Derivatives of the mean of the field, and the mean of the field as a derivative: 1e-8."""
-    own = gp_orff.Grid.for_data(uniform(60, 3), tolerance=1e-3) if d == 3 else RULES["grid"]
-    field = model_of(helmholtz(d), own if rule == "grid" else RULES[rule], d).posterior()
+    own = gp_orff.Grid.for_data(uniform(60, 3), tolerance=1e-3) if d == 3 else ALGEBRAS["grid"]
+    field = model_of(helmholtz(d), own if rule == "grid" else ALGEBRAS[rule], d).posterior()
     x = uniform(7, d, seed=5)
     slopes = jacobian(lambda z: field.mean(z).sum(0), x).permute(1, 0, 2)  # (n, i, j)
 
@@ -151,9 +104,9 @@ def test_features_are_the_exact_kernel(kernel, d):
         )
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ALGEBRAS)
 def test_parts_and_background_are_the_field(rule):
-    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    field = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior()
     x = uniform(30, 2, seed=5)
     parts = field.mean(x, CurlFreePart()) + field.mean(x, DivergenceFreePart())
     background = field.mean(x, Background())
@@ -166,7 +119,7 @@ def test_parts_and_background_are_the_field(rule):
 def test_covariances_are_those_of_the_maps(rule):
     """A composition in two steps is one of the combined symbol; rows of maps that are linear
     combinations of others have their variances."""
-    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    field = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior()
     x = uniform(9, 2, seed=5)
     trace = Component([1.0, 0.0, 0.0, 1.0]) @ Jacobian()
     turned = Component([0.0, -1.0, 1.0, 0.0]) @ Jacobian()
@@ -185,7 +138,7 @@ def test_covariances_are_those_of_the_maps(rule):
 
 @pytest.mark.parametrize("rule", ["exact", "grid", "dual"])
 def test_integrals_are_quadratures_of_the_field(rule):
-    field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+    field = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior()
     x = 0.7 * uniform(3, 2, seed=5)  # within the domain of one grid
     square = torch.tensor([[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]]).double()
     t = ((torch.arange(2000) + 0.5) / 2000).double()
@@ -211,7 +164,7 @@ def test_integrals_are_quadratures_of_the_field(rule):
 
 def test_potentials_start_at_their_reference():
     for rule in ("exact", "grid", "dual"):
-        field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+        field = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior()
         x0 = torch.tensor([0.7, 0.4])
         at = x0.double().unsqueeze(0)
         for symbol in (Potential(x0), StreamFunction(x0)):
@@ -259,7 +212,7 @@ def test_space_and_time(rule):
     kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(1, 2))
     kernel = ScaleKernel(kernel * RBFKernel(active_dims=(0,)))
     x = uniform(50, 3)
-    model = gp_orff.VectorFieldGP(kernel, frequencies=RULES[rule])
+    model = gp_orff.VectorFieldGP(kernel, frequencies=ALGEBRAS[rule])
     model.likelihood.noise = 0.01
     y = torch.stack([torch.sin(3 * x[:, 1]) * x[:, 0], torch.cos(2 * x[:, 2])], dim=-1)
     field = model.condition(x, y).posterior()
@@ -335,12 +288,12 @@ def test_points_a_symbol_looks_at_are_served():
             grid.sample_paths(2)(x, symbol)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ALGEBRAS)
 def test_the_terms_of_a_sum(rule):
     """They add up, are the curl-free and the divergence-free part where they have nothing else, and
     have the covariance of dense algebra."""
     kernel = helmholtz(2) + MultitaskKernel(RBFKernel(), num_tasks=2, rank=0)
-    model = model_of(kernel, RULES[rule], 2)
+    model = model_of(kernel, ALGEBRAS[rule], 2)
     field, x = model.posterior(), uniform(6, 2, seed=5)
     parts = [field.part(i) for i in range(3)]  # gpytorch's sums are flat
     rest = parts[-1]
@@ -359,9 +312,9 @@ def test_the_terms_of_a_sum(rule):
         torch.testing.assert_close(rest(x).covariance_matrix, wanted, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ALGEBRAS)
 def test_the_parts_of_a_helmholtz_kernel(rule):
-    field, x = model_of(helmholtz(2), RULES[rule], 2).posterior(), uniform(6, 2, seed=5)
+    field, x = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior(), uniform(6, 2, seed=5)
     for name, symbol in {
         "curl_free": CurlFreePart(),
         "divergence_free": DivergenceFreePart(),
@@ -449,9 +402,9 @@ def test_a_spectral_mixture_has_symbols():
     assert (divergence.variance > 0).all()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ALGEBRAS)
 def test_covariances_at_every_point(rule):
-    field, x = model_of(helmholtz(2), RULES[rule], 2).posterior(), uniform(5, 2, seed=5)
+    field, x = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior(), uniform(5, 2, seed=5)
     for symbol in (None, CurlFreePart(), Potential([0.5, 0.5])):
         joint = field(x, symbol).covariance_matrix
         q = len(joint) // 5
@@ -487,7 +440,7 @@ def test_a_symbol_of_ones_own():
 
     shear = Component([0.0, 0.5, 0.5, 0.0]) @ Jacobian()
     for rule in ("exact", "grid", "dual"):
-        field = model_of(helmholtz(2), RULES[rule], 2).posterior()
+        field = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior()
         x = uniform(5, 2, seed=5)
         one, other = field(x, Strain()), field(x, shear)
         torch.testing.assert_close(one.mean, other.mean)

@@ -17,48 +17,12 @@ from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.starting_values import subset
 from tests import oracles
+from tests.fields import conditioned, curl_free, draw, flow
 from tests.models import evidence, scalar_gp, vector_gp
-from tests.test_orff_exact_gp import draw
+
+pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
-
-
-def curl_free(lengthscale=None, kernel=RBFKernel, num_dims=2):
-    potential = kernel().double()
-    field = ScaleKernel(gp_orff.CurlFreeKernel(potential, num_dims=num_dims)).double()
-    if lengthscale is not None:
-        potential.lengthscale = lengthscale
-        field.outputscale = lengthscale**2
-    return field
-
-
-def flow(points, noise=0.1, seed=0, extent=1.0):
-    """A curl-free field, sums of waves about 0.3 long, with a constant background."""
-    generator = torch.Generator().manual_seed(seed)
-    wave = torch.randn(40, 2, generator=generator).double() / 0.3
-    phase = 2 * math.pi * torch.rand(40, generator=generator).double()
-    size = 0.3 * torch.randn(40, generator=generator).double() * math.sqrt(2 / 40)
-    background = torch.tensor([1.0, -2.0]).double()
-
-    def field(x):
-        return torch.cos(x @ wave.mT + phase) * size @ wave + background
-
-    generator = torch.Generator().manual_seed(seed + 1)
-    x = extent * (2 * torch.rand(points, 2, generator=generator).double() - 1)
-    return x, field(x) + noise * torch.randn(points, 2, generator=generator).double(), field
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    """tests/test_trust.py has it."""
-    with gp_orff.settings.check_features(False):
-        yield
-
-
-def conditioned(kernel, x, y, rule, noise=0.3, mean=None):
-    model = gp_orff.VectorFieldGP(kernel, frequencies=rule, mean=mean)
-    model.likelihood.noise = torch.full_like(model.likelihood.noise, noise)
-    return model.condition(x, y)
 
 
 RULES = {
