@@ -79,15 +79,25 @@ def test_paths_are_functions(rule):
     assert torch.equal(again(x), values)
     assert not torch.allclose(other(x), values)
     assert paths(x.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rule", ["grid", "primal", "dual"])
+def test_symbols_of_paths_are_those_of_autograd(rule):
+    field, x = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior(), uniform(6, 2, seed=5)
+    paths = field.sample_paths(3, seed=7)
     slopes = jacobian(lambda z: paths(z).sum(1), x).movedim(2, 1)  # (S, n, i, j)
-    if rule == "exact":
-        with pytest.raises(NotImplementedError, match="differentiate the paths"):
-            paths(x, gp_orff.Divergence())
-        return
     trace = slopes.diagonal(dim1=2, dim2=3).sum(-1, keepdim=True)
     torch.testing.assert_close(paths(x, gp_orff.Divergence()), trace, rtol=0, atol=1e-7)
-    potential = paths(x, gp_orff.Potential(torch.zeros(2).double()))
-    assert potential.shape == (3, 6, 1)
+    potential = gp_orff.Potential(torch.zeros(2).double())
+    slopes = jacobian(lambda z: paths(z, potential).sum(1), x).squeeze(1)  # (S, n, j)
+    part = paths(x, gp_orff.CurlFreePart())
+    torch.testing.assert_close(slopes, part, rtol=0, atol=1e-7)
+
+
+def test_paths_of_an_exact_kernel_are_differentiated_by_autograd():
+    paths = model_of(helmholtz(2), None, 2).posterior().sample_paths(3)
+    with pytest.raises(NotImplementedError, match="differentiate the paths"):
+        paths(uniform(6, 2), gp_orff.Divergence())
 
 
 def test_pathwise_variance_does_not_starve():

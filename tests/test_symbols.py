@@ -468,10 +468,13 @@ def test_derivatives_of_kernels(kernel):
         found = derivatives(kernel, tau.reshape(1, 1, 2), order)[0, 0]
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
         function = torch.func.jacfwd(function)
-    if isinstance(kernel, RBFKernel):
-        return
+
+
+def test_fourth_derivatives_at_zero_are_moments():
+    """E ω₁⁴ = 3 (E‖z‖⁴/8) / ℓ⁴ for the spectral law, a third of it for E ω₁² ω₂²."""
+    kernel, lengthscale = MaternKernel(nu=2.5).double(), 0.7
+    kernel.lengthscale = lengthscale
     at_zero = derivatives(kernel, torch.zeros(1, 1, 2).double(), 4)[0, 0]
-    # E ω₁⁴ = 3 (E‖z‖⁴/8) / ℓ⁴ for the spectral law
     fourth = gp_orff.spectrum(kernel).moment(2, 2) * 3 / 8 / lengthscale**4
     assert at_zero[0, 0, 0, 0].item() == pytest.approx(fourth, rel=1e-4)
     assert at_zero[0, 0, 1, 1].item() == pytest.approx(fourth / 3, rel=1e-4)

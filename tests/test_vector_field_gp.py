@@ -33,8 +33,9 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("points", [20, 200], ids=["few", "many"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "points"), [("exact", 20), *((r, n) for r in RULES if r != "exact" for n in (20, 200))]
+)
 @pytest.mark.parametrize("kind", ["field", "helmholtz", "separable", "sum", "scalar"])
 def test_it_is_orff_kernel_in_an_exact_gp(kind, rule, points):
     """Same expansion: evidence, its gradient, mean, variance and covariance to 1e-9."""
@@ -49,8 +50,6 @@ def test_it_is_orff_kernel_in_an_exact_gp(kind, rule, points):
     }[kind]()
     if kind == "scalar":
         y = y[:, 0]
-    if rule == "exact" and points > 20:
-        return
     mean = gpytorch.means.ZeroMean()
     model = conditioned(kernel, x, y, RULES[rule](x), mean=mean)
     inner = model.kernel
