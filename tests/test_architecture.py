@@ -123,6 +123,20 @@ def test_importing_warns_of_nothing():
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_no_test_uses_private_names_of_the_package():
+    """Sizes at which an algorithm changes are set by their names."""
+    hidden = set().union(*map(defined_in, SOURCES))
+    for name, tree in TESTS.items():
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        used |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gp_orff")
+            for alias in node.names
+        }
+        assert not {own for own in used & hidden if not own.isupper()}, name
+
+
 TESTS = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("tests/**/test_*.py")}
 
 

@@ -185,8 +185,9 @@ def test_dimensions_of_a_field_and_its_potential():
             gp_orff.MonteCarlo(8, seed=seed)
 
 
-@pytest.mark.parametrize("kernel", [curl_free(), gp_orff.ORFFKernel(curl_free(), RULE)])
-def test_last_dim_is_batch_is_refused(kernel):
+@pytest.mark.parametrize("name", KERNELS)
+def test_last_dim_is_batch_is_refused(name):
+    kernel = KERNELS[name]()
     with pytest.raises(ValueError, match=r"last_dim_is_batch=True.*use active_dims"):
         kernel.forward(torch.zeros(3, 2), torch.zeros(3, 2), last_dim_is_batch=True)
 

@@ -13,7 +13,7 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import starts
-from gp_orff.models.fitting.strategy import Grids
+from gp_orff.models.fitting.trainer import Trainer
 from tests.fields import draw
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
@@ -213,13 +213,15 @@ def rough(number, seed=0):
 def test_the_best_that_was_seen_is_kept(monkeypatch):
     """Under a budget that cuts much, by one evidence; and the error bars' width is warned of."""
     x, y = rough(250)
-    seen, score = [], Grids._evidence_at
+    seen, evidence = [], Trainer.evidence
 
-    def recorded(self, coordinates, place):
-        seen.append(score(self, coordinates, place))
-        return seen[-1]
+    def recorded(self, observations):
+        value = evidence(self, observations)
+        if not torch.is_grad_enabled():  # a score, of no search
+            seen.append(value.item())
+        return value
 
-    monkeypatch.setattr(Grids, "_evidence_at", recorded)
+    monkeypatch.setattr(Trainer, "evidence", recorded)
     kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=1.5), num_dims=2)
     rule = gp_orff.Auto(exact_values=0, max_features=200)
     model = gp_orff.VectorFieldGP(kernel, frequencies=rule)

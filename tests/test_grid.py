@@ -18,6 +18,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
+from gp_orff.exact_gp.prior_covariance import NoisyFeatureCovariance
 from gp_orff.features import lattice as lattice_columns
 from gp_orff.features import nufft
 from gp_orff.features.assemble import expand, laws
@@ -400,7 +401,7 @@ def test_grids_add_like_other_features():
     random = gp_orff.ORFFKernel(second.base_kernel, gp_orff.MonteCarlo(8))
     for other in (second, random):
         total = (first + ScaleKernel(other).double())(x).evaluate_kernel()
-        assert type(total).__name__ == "NoisyFeatureCovariance"
+        assert isinstance(total, NoisyFeatureCovariance)
         scale = torch.nn.functional.softplus(torch.zeros(())).double()
         expected = first(x).to_dense() + scale * other(x).to_dense()
         torch.testing.assert_close(total.to_dense(), expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gp_orff
+from gp_orff.features.assemble import expand
 from gp_orff.inference.equations import DenseRows
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.symbols.base import Identity
@@ -100,7 +101,7 @@ def test_random_features_by_dense_algebra(points):
     model = model_of(helmholtz(2), rule, 2, points=points, mean=zero)
     symbol, y, noise = OBSERVED["gauge"]
     model.observe(XE, y, symbol, noise=noise)
-    expansion, _ = model.state.observations._model(model.kernel)
+    expansion = expand(model.kernel, model.state.observations.draws, 2).double()
     part = model.state.data.readings[0]
     further = model.state.data.further[0]
     observed = DenseRows.of(further, expansion, {}, None)

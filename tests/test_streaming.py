@@ -246,7 +246,6 @@ def test_workers_merge_exactly():
 @pytest.fixture
 def _hardly_anything_is_kept(monkeypatch):
     monkeypatch.setattr(held, "MOST_KEPT", 3000)
-    monkeypatch.setattr("gp_orff.models.state.MOST_KEPT", 3000)
 
 
 @pytest.mark.usefixtures("_hardly_anything_is_kept")

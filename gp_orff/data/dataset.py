@@ -128,6 +128,16 @@ class HeldData(Data):
     held: int = 0  # numbers in memory for the sake of this
     further: tuple[SymbolObservations, ...] = ()
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a copy of the readings is worth its memory."""
+        return self.size <= MOST_KEPT
+
+    @property
+    def overflows(self) -> bool:
+        """Whether more is held than is worth its memory."""
+        return self.held > MOST_KEPT
+
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "HeldData":
         """One look at all of them, which raises where they are not valid."""

@@ -12,7 +12,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import MOST_KEPT, Data, HeldData, HeldSums
+from gp_orff.data.dataset import Data, HeldData, HeldSums
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
@@ -163,7 +163,7 @@ class ModelState:
             data = self.data + new
         else:
             data = self.data + new.counted()
-            if data.held > MOST_KEPT:
+            if data.overflows:
                 data = replace(state.representation, data=data).sums()
         grown = self.represented.grown(replace(state.representation, data=data), new)
         return ModelState.of(grown, self.mean, self.notes, self.story)
@@ -220,7 +220,7 @@ class ModelState:
 
 def small_copied(data: HeldData) -> HeldData:
     """Small data, as a copy that no one else can change."""
-    return data.kept() if data.size <= MOST_KEPT else data
+    return data.kept() if data.is_small else data
 
 
 def with_groups(

@@ -53,7 +53,7 @@ class _Measurement:
 
 
 _calls = _Calls()
-_measurements: dict[int, _Measurement] = {}
+measurements: dict[int, _Measurement] = {}
 
 
 @contextmanager
@@ -92,15 +92,15 @@ def again() -> None:
 def _fastest(most: int) -> int:
     if most == 1:
         return 1
-    known = _measurements.get(most)
+    known = measurements.get(most)
     if known is None or time.perf_counter() > known.until:
         began = time.perf_counter()
         numbers = _numbers(most)
-        _measured(1, 0.0)  # what is made once
-        seconds = {number: _measured(number, _SECONDS / len(numbers)) for number in numbers}
+        measured(1, 0.0)  # what is made once
+        seconds = {number: measured(number, _SECONDS / len(numbers)) for number in numbers}
         ended = time.perf_counter()
         known = _Measurement(_best(seconds), ended + _HOLDS * (ended - began))
-        _measurements[most] = known
+        measurements[most] = known
     return known.number
 
 
@@ -114,7 +114,7 @@ def _best(seconds: dict[int, float]) -> int:
     return max(number for number, own in seconds.items() if own <= limit)
 
 
-def _measured(number: int, budget: float) -> float:
+def measured(number: int, budget: float) -> float:
     """Mean seconds of a piece of work, stalls included; at least of one."""
     torch.set_num_threads(number)
     began, count = time.perf_counter(), 0
