@@ -165,12 +165,11 @@ class Mine(RBFKernel):
     """A third party's kernel."""
 
 
-@gp_orff.spectrum.register
-def _(kernel: Mine):
-    return gp_orff.spectrum(RBFKernel(ard_num_dims=kernel.ard_num_dims).double())
-
-
 def test_kernels_of_others_are_given_again(tmp_path):
+    @gp_orff.spectrum.register
+    def _(kernel: Mine):
+        return gp_orff.spectrum(RBFKernel(ard_num_dims=kernel.ard_num_dims).double())
+
     x, y, _ = flow(100)
     kernels = {
         "class": lambda: MultitaskKernel(Mine(), num_tasks=2),
