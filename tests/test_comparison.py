@@ -10,7 +10,7 @@ from tests.fields import conditioned, curl_free, features_of, flow
 
 
 @pytest.mark.parametrize(
-    ("points", "rule"), [(150, None), (400, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
+    ("points", "rule"), [(80, None), (250, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
 )
 def test_the_kernel_that_made_the_field_wins(points, rule):
     x, y, _ = flow(points)

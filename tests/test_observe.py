@@ -197,7 +197,7 @@ def test_they_stay_with_the_model(rule, tmp_path):
     evidence = model.log_marginal_likelihood().item()
     assert loaded.log_marginal_likelihood().item() == pytest.approx(evidence, rel=1e-12)
     if rule in ("exact", "grid"):
-        loaded.fit(progress=False)
+        loaded.fit(progress=False, warm_start=True)
         assert "5 of Potential" in loaded.report
     plain = model_of(helmholtz(2), ALGEBRAS[rule], 2).posterior().mean(xs)
     part = model.state.data.readings[0]

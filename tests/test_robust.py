@@ -32,7 +32,7 @@ def robust_model(deg_free=4.0, rule=None):
     return gp_orff.VectorFieldGP(curl_free(), likelihood=likelihood, frequencies=rule)
 
 
-@pytest.mark.parametrize("points", [250, 900], ids=["exact", "grid"])
+@pytest.mark.parametrize("points", [200, 550], ids=["exact", "grid"])
 def test_outliers_do_not_ruin_a_map(points):
     """One vector in ten is wrong: within 10 % of the error without; Gaussian noise is far worse."""
     x, y, field, bad = with_outliers(points)
@@ -50,11 +50,11 @@ def test_outliers_do_not_ruin_a_map(points):
     assert inside > 0.88
     found = robust.leave_one_out(x, y).distance > scipy.stats.chi2.ppf(0.999, 2)
     assert (found & bad).sum() > 0.95 * bad.sum()
-    assert (found & ~bad).sum() < 0.05 * (~bad).sum()
+    assert (found & ~bad).sum() < 0.01 * (~bad).sum()  # ten times their share
 
 
 def test_without_outliers_it_is_nearly_gaussian():
-    x, y, field = flow(300)
+    x, y, field = flow(200)
     errors = []
     for model in (gp_orff.VectorFieldGP(curl_free()), robust_model(deg_free=50.0)):
         model.fit(x, y, progress=False)
@@ -117,7 +117,7 @@ def test_expectation_maximisation_climbs():
     model = robust_model().fit(x, y, progress=False)
     best = model.log_marginal_likelihood().item()
     again = model.condition(x, y).log_marginal_likelihood().item()
-    assert again >= best - 0.05
+    assert again >= best - 1e-4  # EM ends where it gains 1e-6 nats
     for factor in (0.8, 1.25):
         noise = model.likelihood.noise.item()
         model.likelihood.noise = factor * noise
@@ -135,12 +135,12 @@ def test_its_marginal_in_gpytorch_has_the_covariance_of_the_noise():
 
 
 def test_new_readings_are_weighed_by_the_field():
-    x, y, field, bad = with_outliers(300, share=0.15)
-    model = robust_model().fit(x[:250], y[:250], progress=False)
-    model.update(x[250:], y[250:])
-    weights = torch.cat(model.state.data.weights)[250:]
-    assert weights[bad[250:]].max() < 0.1 < weights[~bad[250:]].min()
-    assert (model.posterior().mean(x) - field(x)).square().mean().sqrt() < 0.12
+    x, y, field, bad = with_outliers(200, share=0.15)
+    model = robust_model().fit(x[:150], y[:150], progress=False)
+    model.update(x[150:], y[150:])
+    weights = torch.cat(model.state.data.weights)[150:]
+    assert weights[bad[150:]].max() < 0.1 < weights[~bad[150:]].min()
+    assert (model.posterior().mean(x) - field(x)).square().mean().sqrt() < 0.08
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -225,10 +225,10 @@ def test_weights_settle(rule, deg_free, seed):
     model.condition(x, y)
     prior = model.kernel(x).to_dense().detach()
     weights, mean, variance = dense_em(x, y, prior, 0.1, deg_free)
-    torch.testing.assert_close(torch.cat(model.state.data.weights), weights, rtol=0, atol=2e-3)
+    torch.testing.assert_close(torch.cat(model.state.data.weights), weights, rtol=0, atol=1e-3)
     field = model.posterior()
     assert ((field.mean(x) - mean).abs() < 0.01 * variance.sqrt()).all()  # of 1e-6 nats: 0.0015
-    torch.testing.assert_close(field.variance(x), variance, rtol=5e-3, atol=0)
+    torch.testing.assert_close(field.variance(x), variance, rtol=5e-4, atol=0)
 
 
 def test_weights_that_do_not_settle_are_told():
@@ -317,7 +317,7 @@ def test_what_is_taken_away_has_the_weights_that_are_held(repeated):
     prior = model.kernel(xs).to_dense().detach()
     sd = (prior - gain @ model.kernel(x[kept], xs).to_dense()).diagonal().reshape(-1, 2).sqrt()
     assert ((model.posterior().mean(xs) - mean).abs() < 2e-3 * sd).all()  # the grid's tolerance
-    torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-3, atol=0)
+    torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-4, atol=0)
     tails = StudentT(4.0)
     bound = tails.bound(tails.distance(weights[kept], 2), 2)
     assert left.bound == pytest.approx(bound, rel=1e-9)

@@ -62,12 +62,13 @@ RULES = {
     "budget": gp_orff.Grid(domain=((-2, 2), (-2, 2)), max_features=200),
     "random": gp_orff.QuasiMonteCarlo(32, measure="base", seed=3),
 }
-LEARNS = {  # kernels that go on learning after they were loaded
-    "exact": ("field", "constrained", "separable", "lcm"),
-    "grid": ("field", "constrained", "separable", "helmholtz", "sum"),
-    "budget": ("field", "constrained", "separable"),
-    "random": (),
-}
+LEARNS = [  # that are seen to go on learning after they were loaded
+    ("constrained", "exact"),
+    ("lcm", "exact"),
+    ("constrained", "grid"),
+    ("helmholtz", "grid"),
+    ("separable", "budget"),
+]
 
 
 SAVED = [(name, rule) for name in KERNELS for rule in RULES]
@@ -95,8 +96,10 @@ def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path):
     assert not torch.equal(numbers(loaded)[0], before)
     loaded.save(tmp_path / "again.pt")
     assert_same(loaded, gp_orff.VectorFieldGP.load(tmp_path / "again.pt"))
-    if name in LEARNS[rule]:
-        loaded.fit(progress=False)
+    if (name, rule) in LEARNS:
+        nats = loaded.log_marginal_likelihood().item()
+        loaded.fit(progress=False, warm_start=True)
+        assert loaded.log_marginal_likelihood().item() > nats + 10
 
 
 @pytest.mark.parametrize("name", registry.CASES)
@@ -156,7 +159,7 @@ def test_a_file_is_small_and_plain(tmp_path):
     loaded = _load(tmp_path)
     wide = 1.3 * XS / 0.8
     one, other = model.posterior().mean(wide), loaded.posterior().mean(wide)
-    torch.testing.assert_close(one, other, rtol=0, atol=2e-2)  # a wider grid of its own
+    torch.testing.assert_close(one, other, rtol=0, atol=2e-3)  # a wider grid of its own
     with pytest.raises(ValueError, match="domain"):
         loaded.posterior().mean(9 * XS)
 
