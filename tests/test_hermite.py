@@ -45,7 +45,7 @@ def test_the_posterior_is_that_of_the_exact_kernel():
     kernel = field(lengthscale=0.4)  # five lengthscales in the box
     problem = exact_problem(kernel, 2, 300, 33)
     ((mean, sd, evidence, _),) = errors(kernel, [gp_orff.GaussHermite(32)], problem)
-    assert max(mean, sd, evidence) < 1e-4
+    assert max(mean, sd, evidence) < 1e-8
 
 
 def test_points_too_far_apart_raise():

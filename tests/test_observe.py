@@ -190,7 +190,7 @@ def test_they_stay_with_the_model(rule, tmp_path):
         other.observe(XE, values, symbol, noise=noise)
     xs = uniform(5, 2, seed=5)
     one, two = model.posterior().mean(xs), other.posterior().mean(xs)
-    torch.testing.assert_close(one, two, rtol=0, atol=1e-6)
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-9)
     model.save(tmp_path / "model.pt")
     loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
     torch.testing.assert_close(loaded.posterior().mean(xs), one, rtol=0, atol=1e-9)
