@@ -82,7 +82,7 @@ def model_of(kernel, rule, d, points=60, mean=None):
 
 def features_of(model):
     """The features that a model of the plane uses, as a function of points."""
-    draws = model.state.observations.draws
+    draws = model.state.inference.draws
     return lambda x: expand(model.kernel, draws, 2).double().features(x).detach()
 
 

@@ -4,12 +4,12 @@ import pytest
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
-from gp_orff.features.assemble import laws
+from gp_orff.features.assemble import term_spectra
 from tests.fields import uniform
 
 
 def chosen(kernel, auto, num_dims=None):
-    return auto.choose(laws(kernel, num_dims))
+    return auto.choose(term_spectra(kernel, num_dims))
 
 
 def field(num_dims, kernel=RBFKernel):

@@ -76,7 +76,7 @@ def test_features_are_judged_by_the_exact_kernel(rule):
     train, test = x[order[:200]], x[order[:400]]
     target = y[order[:200]].reshape(-1)
     features = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
-    features.frequencies = torch.nn.ModuleList(model.state.observations.draws)
+    features.frequencies = torch.nn.ModuleList(model.state.inference.draws)
     results, phi = [], features_of(model)
     for kernel, cross in (
         (model.kernel, model.kernel(test, train).to_dense().detach()),

@@ -227,7 +227,7 @@ def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():
 
 
 RANDOM_MEMBERS = ("num_coordinates", "base", "frequencies", "importance", "log_density", "moment")
-GRID_MEMBERS = ("reach", "tail", "correlation", "second_moments")
+GRID_MEMBERS = ("scaled_radius", "tail", "correlation", "second_moments")
 
 
 def member_of_student_t(name):
@@ -283,5 +283,7 @@ def test_laws_of_others_have_what_grids_need():
 @pytest.mark.parametrize("base", [gp_orff.spectra.Spectrum, object])
 def test_laws_of_others_without_it_are_refused_by_grids(base):
     kernel, x = kernel_of_others(base, RANDOM_MEMBERS), torch.zeros(3, 2)
-    with pytest.raises(NotImplementedError, match=r"Law tells no reach.*spectra\.GridSpectrum"):
+    with pytest.raises(
+        NotImplementedError, match=r"Law tells no scaled_radius.*spectra\.GridSpectrum"
+    ):
         gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))

@@ -317,7 +317,7 @@ def test_the_terms_of_a_sum(rule):
     first = rest.mean(x, Component([1.0, 0.0])).flatten()
     torch.testing.assert_close(first, rest.mean(x)[:, 0])
     if rule in ("exact", "grid"):
-        exact, data = model.kernel.requires_grad_(False), model.state.data.readings[0]
+        exact, data = model.kernel.requires_grad_(False), model.state.data.observations[0]
         part = exact.kernels[2]
         noise = model.likelihood.noise.item()
         noisy = exact(data.x).to_dense() + noise * torch.eye(120).double()
