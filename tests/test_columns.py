@@ -21,12 +21,8 @@ from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.overconfidence import halves
 from gp_orff.models.storage.pack import pack_statistics, unpack_statistics
 from tests import oracles
+from tests.fields import draw
 from tests.models import vector_gp
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def families(omega=None):

@@ -126,6 +126,16 @@ class Dataset(Data):
     numbers_in_memory: int = 0  # numbers in memory for the sake of this
     symbol_data: tuple[SymbolObservations, ...] = ()
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a copy of the readings is worth its memory."""
+        return self.size <= MOST_KEPT
+
+    @property
+    def overflows(self) -> bool:
+        """Whether more is held than is worth its memory."""
+        return self.numbers_in_memory > MOST_KEPT
+
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "Dataset":
         """One look at all of them, which raises where they are not valid."""
