@@ -7,7 +7,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.columns import TrigColumns, stacked
+from gp_orff.features.columns import TrigColumns, stack_rows
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
@@ -121,7 +121,7 @@ def _expand_on_lattice(phi: TrigColumns, found: Sequence[Term], draws: Sequence[
             directions.append(rows.mT.flatten(-3, -2))
             position = phi.columns_of(own.position[kept])[sine]
             columns.append(position.repeat_interleave(half.shape[-1]))
-    return FeatureExpansion(phi, stacked(directions), torch.cat(columns))
+    return FeatureExpansion(phi, stack_rows(directions), torch.cat(columns))
 
 
 def _kronecker_on_lattice(
@@ -151,7 +151,7 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
         drawn.nodes([density])[0][0]
         for density, (_, drawn) in zip(term_spectra, members, strict=True)
     ]
-    omega = stacked(own)  # (*b, D, d)
+    omega = stack_rows(own)  # (*b, D, d)
     log_density = torch.stack(
         [density.log_density(omega) for density in term_spectra]
     )  # (q, *b, D)

@@ -14,7 +14,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
-from gp_orff.features.columns import Columns, side_by_side, stacked
+from gp_orff.features.columns import Columns, side_by_side, stack_rows
 from gp_orff.symbols.base import Symbol
 
 
@@ -145,7 +145,7 @@ class FeatureExpansion(Expansion):
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         w = self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
-        return w.real - self.phi.turned(w.imag) if self.is_complex else w
+        return w.real - self.phi.turn(w.imag) if self.is_complex else w
 
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         z = self.gather(self._waves(z)).unflatten(-1, (self.num_outputs, -1))
@@ -188,7 +188,7 @@ def weights_through(
     multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
     weights = weights.unflatten(-1, (expansion.num_outputs, -1))
     real, imag = ((part @ weights).flatten(1) for part in (multiplier.real, multiplier.imag))
-    return real - expansion.phi.turned(imag)
+    return real - expansion.phi.turn(imag)
 
 
 @dataclass(frozen=True)
@@ -258,11 +258,11 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
         return parts[0]
     phi, places = side_by_side([part.phi for part in parts])
     if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
-        scales = stacked([part.scales for part in parts])
+        scales = stack_rows([part.scales for part in parts])
         order = torch.cat(places).argsort()
         return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
     full = [part.general() for part in parts]
-    directions = stacked([part.directions for part in full])
+    directions = stack_rows([part.directions for part in full])
     columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
     columns, order = columns.sort(stable=True)
     return FeatureExpansion(phi, directions.index_select(-2, order), columns)
