@@ -113,9 +113,9 @@ def test_derivatives_in_the_points(size):
 
 def test_the_gram_matrix_is_kept_for_the_same_points(monkeypatch):
     phi, x, y, calls = columns((3, 2)), draw(30, 2), draw(30, 2, seed=1), []
-    original = LatticeColumns._grams
+    original = LatticeColumns._gram_and_sum
     monkeypatch.setattr(
-        LatticeColumns, "_grams", lambda self, x: calls.append(1) or original(self, x)
+        LatticeColumns, "_gram_and_sum", lambda self, x: calls.append(1) or original(self, x)
     )
     first = phi.moments(x, y)[0]
     phi.moments(x.clone(), 2 * y)
@@ -123,7 +123,7 @@ def test_the_gram_matrix_is_kept_for_the_same_points(monkeypatch):
     x[0] += 1.0  # in place: no longer the same points
     assert not torch.equal(phi.moments(x, y)[0], first)
     assert len(calls) == 2
-    assert pickle.loads(pickle.dumps(phi.cache)).found is None
+    assert pickle.loads(pickle.dumps(phi.cache)).moments is None
     assert copy.deepcopy(phi.cache).x is None
 
 
