@@ -14,7 +14,7 @@ from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, expand
-from gp_orff.features.expansion import seen_through
+from gp_orff.features.expansion import apply_symbol
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.truncation import left_out
 from gp_orff.inference.conditioning import FeatureInference
@@ -249,7 +249,7 @@ def test_absolute_potentials_have_the_variance_of_their_kernel():
     ):
         draws = draw(kernel, gp_orff.Grid(spacing=0.8, cutoff=3.0), d)
         white, common = left_out(symbol, kernel, draws, tuple(range(d)))
-        seen = seen_through(symbol, expand(kernel, draws, d).double(), tuple(range(d)))
+        seen = apply_symbol(symbol, expand(kernel, draws, d).double(), tuple(range(d)))
         features = seen.features(torch.zeros(1, d).double())
         total = features @ features.mT + white + common
         torch.testing.assert_close(total, variance, rtol=0, atol=1e-3 * variance.max().item())

@@ -16,7 +16,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.observations import less_reference
-from gp_orff.features.expansion import Expansion, FeatureExpansion, seen_through
+from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
 from gp_orff.inference.distributions import FieldDistribution, InChunks
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.symbols.base import Symbol
@@ -89,7 +89,7 @@ class WeightPosterior(InChunks):
         return self.blocks_of(self.expansion.features(x.double()), self.num_outputs)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
-        expansion = seen_through(symbol, self.expansion, space)
+        expansion = apply_symbol(symbol, self.expansion, space)
         weights = expansion.column_weights(self.theta)
         return SymbolPosterior(self, expansion, weights, symbol, tuple(space))
 
