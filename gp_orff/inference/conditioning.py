@@ -21,7 +21,7 @@ from gp_orff.features.accuracy import accuracy
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.truncation import left_out
+from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.distributions import (
     FieldDistribution,
     PlusConstant,
@@ -254,11 +254,11 @@ class FeatureInference(Inference):
         self, kernel: Kernel, expansion: Expansion | None = None
     ) -> Float[Tensor, "p p"] | None:
         """The variance of every point that a grid does not hold."""
-        missing = left_out(Identity(), kernel, self.draws, (), expansion)
+        missing = truncated_variance(Identity(), kernel, self.draws, (), expansion)
         return None if missing is None else missing[0]
 
     def left_out(self, symbol, kernel, space):
-        return left_out(symbol, kernel, self.draws, space)
+        return truncated_variance(symbol, kernel, self.draws, space)
 
     def of_terms(self, kernel, chosen):
         found = [

@@ -7,7 +7,7 @@ import numpy as np
 import scipy.optimize
 from jaxtyping import Float, Int
 
-from gp_orff.features.frequencies.lattice_nodes import unit_radii
+from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 
@@ -29,7 +29,7 @@ def correlation_lag(
     extent in lengthscales.
     """
     spectrum = leaf.spectrum
-    scales = unit_radii(spectrum, leaf.num_dims)
+    scales = axis_lengthscales(spectrum, leaf.num_dims)
     scale = scales[axis]
 
     def correlation(r: float) -> float:
@@ -68,7 +68,7 @@ def lengthscales(terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.nda
     """The largest along each input column."""
     found = np.zeros(num_inputs)
     for leaf, axis, dim in axes_of(terms):
-        found[dim] = max(found[dim], unit_radii(leaf.spectrum, leaf.num_dims)[axis])
+        found[dim] = max(found[dim], axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis])
     return found
 
 
