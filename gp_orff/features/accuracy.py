@@ -76,7 +76,7 @@ def _largest_error(
     shares = torch.linspace(0, 1, _LAGS).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
-        # nonzero frequencies may have more than k(0) = 1, since the weight of ω = 0 is not negative
+        # weights may add up to more than k(0) = 1, since the weight of ω = 0 is never negative
         excess = (nonzero_sum(spectrum, spacing) - 1).clamp_min(0)
         return max((aliased(spectrum, spacing, tau) + excess).abs().max().item() for tau in lags)
     variance = field_block(factor, torch.diag_embed(spectrum.second_moments(len(dims))))

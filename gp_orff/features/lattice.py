@@ -66,7 +66,7 @@ class LatticeColumns(TrigColumns):
         omega = indices.to(spacing) * spacing
         return cls(LinearPhases(omega), False, indices, spacing, origin, cache or GramCache())
 
-    def boxed(self) -> "LatticeColumns":
+    def full_box(self) -> "LatticeColumns":
         """The columns of the whole box |k_i| ≤ m_i, m_i being the largest |k_i| of these."""
         ranges = [torch.arange(-m, m + 1) for m in self.modes]
         points = torch.cartesian_prod(*ranges).reshape(-1, len(ranges))
@@ -194,7 +194,7 @@ class LatticeColumns(TrigColumns):
         cos, sin = values.chunk(2)
         return torch.cat([cos[row[place]], sign[place].unsqueeze(-1) * sin[row[place]]])
 
-    def folds(self, x: Tensor, num_features: int) -> bool:
+    def prefers_quadratic(self, x: Tensor, num_features: int) -> bool:
         return x.dim() == 2 and not x.requires_grad and 4 * len(x) > num_features
 
     def quadratic(

@@ -38,27 +38,28 @@ def truncated_variance(
     that of the constant of a potential. If the symbol subtracts its value at a reference point,
     the constant cancels, and the δ of the reference value is common to all points.
 
-    For the field itself, Q = 1, δ is known in closed form; `expansion`, if given, has the features
-    of the field on the grid. For other symbols a quadrature beyond the grid gives it.
+    For the field itself, Q = 1, δ has a closed form. For other symbols it is a quadrature over the
+    frequencies beyond the grid.
 
     Args:
         symbol: Q, with q outputs.
         kernel: the kernel tree of f.
         draws: the frequencies of its terms.
         space: the input columns that Q acts on.
-        expansion: the features of f, to save computing the variance on the grid.
+        expansion: the features of f on the grid, if they are already computed.
 
     Raises:
-        NotImplementedError: a symbol, such as a potential, that needs frequencies near zero.
+        NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
+            kernel is no derivative.
     """
     if not all(isinstance(draw, LatticeDraw) for draw in draws):
         return None
     pairs = list(zip(terms(kernel), draws, strict=True))
     if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
         raise NotImplementedError(
-            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
-            "near zero, which a grid does not have: expected frequencies such as "
-            "gp_orff.QuasiMonteCarlo(1024)"
+            f"{type(symbol).__name__} of a field that is not itself a derivative needs frequencies "
+            "near zero: expected random frequencies, such as gp_orff.QuasiMonteCarlo(1024), got a "
+            "frequency grid, which has none near zero"
         )
     if not all(draw.diagonal_correction for draw in draws):
         return None
@@ -153,7 +154,7 @@ def _sum_over_images(
 ) -> Float[Tensor, "*b"]:
     """Σ_j k(jP) / k(0)."""
     if isinstance(spectrum, GammaMixture):
-        return nonzero_sum(spectrum, spacing).clamp_min(1)  # ω = 0 adds what lacks to k(0) = 1
+        return nonzero_sum(spectrum, spacing).clamp_min(1)  # ω = 0 makes up the rest of k(0) = 1
     lags = _nearest(spacing)
     zero, kernel = torch.zeros_like(lags), leaf.kernel
     try:

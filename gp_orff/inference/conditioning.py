@@ -224,7 +224,7 @@ class FeatureInference(Inference):
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""
         return any(
-            own.left_range(spectra_of(term))
+            own.ratio_outside_range(spectra_of(term))
             for own, term in zip(self.draws, terms(kernel), strict=True)
         )
 

@@ -126,13 +126,13 @@ class PrimalPosterior(WeightPosterior):
 
     def variance(self, x: Tensor) -> Tensor:
         full = self.expansion
-        if self.batch_shape or not full.phi.folds(x, full.num_features):
+        if self.batch_shape or not full.phi.prefers_quadratic(x, full.num_features):
             return super().variance(x)
         columns = [self._folded(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
         return torch.stack(columns, dim=-1)
 
     def blocks(self, x: Tensor) -> Tensor:
-        if not self.expansion.phi.folds(x, self.expansion.num_features):
+        if not self.expansion.phi.prefers_quadratic(x, self.expansion.num_features):
             return super().blocks(x)
         p = self.num_outputs
         out = x.new_empty(len(x), p, p)

@@ -130,7 +130,7 @@ class Columns(ABC):
             total = total + part
         return total
 
-    def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
+    def prefers_quadratic(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
         """Whether `quadratic` gives φ P φᵀ at the points x at less cost than point by point."""
         return False
 

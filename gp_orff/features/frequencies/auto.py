@@ -26,9 +26,9 @@ class Auto:
       `tolerance` on that `max_features` allow.
     - More inputs, or a kernel without a grid: `QuasiMonteCarlo`, with as many frequencies as
       `max_features` allow.
-    - No data and no domain: `QuasiMonteCarlo` as well. If the budget is the default, it is 512
-      features, with a warning: random features are slower than a grid, and their predictive
-      variance is too small.
+    - No data and no domain: `QuasiMonteCarlo` as well. The default budget is then 512 features,
+      with a warning: random features are slower than a grid, and their predictive variance is too
+      small.
     - In `VectorFieldGP`: the exact kernel, without features, if the data have at most
       `exact_values` numbers, N·p. Up to `max_features` numbers, too, if a grid needs more features
       than there are numbers, or truncates more variance than the noise of the data allows.
@@ -39,7 +39,7 @@ class Auto:
         exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
         domain: (low, high) of every input, as for `Grid`.
         data: the box of the data, as for `Grid`; `Auto.for_data(x)` sets it.
-        lengthscale_range: shortest and longest lengthscale relative to those of now, as for `Grid`.
+        lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
 
     Raises:
         ValueError: `tolerance` outside (0, 1), `max_features` < 1 or `exact_values` < 0.

@@ -123,9 +123,9 @@ class LatticeDraw(_FixedBuffers, Draw):
     Args:
         lattice: shared by all terms of the tree.
         position: which of the lattice's points the term uses, (D,).
-        spectrum: of the term, at the hyperparameters of now.
-        lengthscale_range: the shortest and longest lengthscale, relative to those of now, for
-            which the frequencies are valid.
+        spectrum: of the term, at its present hyperparameters.
+        lengthscale_range: the shortest and longest lengthscale for which the frequencies are
+            valid, relative to the present lengthscales.
         diagonal_correction: whether inference adds the truncated variance.
     """
 
@@ -173,7 +173,7 @@ class LatticeDraw(_FixedBuffers, Draw):
         for x in points:
             self.lattice.check(x)
 
-    def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
+    def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
         lengthscales, others = _lengths(spectra, self.dims)
         built = self.built.cpu().numpy()
         # other lengths depend on two parameters, and may leave the range by each of them
@@ -184,7 +184,7 @@ class LatticeDraw(_FixedBuffers, Draw):
         return float(outside[0]) if len(outside) else None
 
     def _check_range(self, spectra: Sequence[Spectrum]) -> None:
-        ratio = None if self.warned else self.left_range(spectra)
+        ratio = None if self.warned else self.ratio_outside_range(spectra)
         if ratio is not None:
             self.warned = True
             low, high = self.lengthscale_range

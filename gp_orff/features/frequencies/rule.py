@@ -14,7 +14,7 @@ from gp_orff.kernels.spectra.base import Spectrum
 
 @dataclass(frozen=True)
 class LeafSpectrum:
-    """The spectrum of one scalar kernel of a term, and what the term does with it."""
+    """The spectrum of one scalar kernel of a term, its inputs and its degree in B(ω)."""
 
     spectrum: Spectrum
     dims: tuple[int, ...]  # the input columns of the kernel
@@ -71,7 +71,7 @@ class Draw(nn.Module):
         """The columns that all terms of the tree share; None if each has its own."""
         return None
 
-    def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
+    def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
         """The ratio of a lengthscale to its value at the draw, if these frequencies are no longer
         valid for it; None if they are valid."""
         return None
