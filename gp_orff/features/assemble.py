@@ -33,6 +33,7 @@ def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectr
 
 
 def _term_spectrum(term: Term, every: Sequence[Term], num_dims: int | None) -> TermSpectrum:
+    """The spectra of a term's leaves; `every` has all terms of the tree."""
     share = len(_frequency_group(term, every)) or 1
     leaves = [
         LeafSpectrum(

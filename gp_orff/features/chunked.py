@@ -23,7 +23,7 @@ class Phases(ABC):
 
     num_frequencies: int
     omega: Float[Tensor, "*b D d"]
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, each ending in a matrix
+    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":

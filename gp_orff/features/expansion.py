@@ -24,8 +24,8 @@ class Expansion(ABC):
     phi: Columns
     num_features: int
     num_outputs: int
-    cholesky_cost: int  # of factorising the matrix of the weights: F³ if that is a full F×F matrix
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, each ending in a matrix
+    cholesky_cost: int  # of the Cholesky factor of the weights' precision: F³ for a full matrix
+    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
 
     @property
@@ -38,7 +38,7 @@ class Expansion(ABC):
 
     @abstractmethod
     def general(self) -> "FeatureExpansion":
-        """The same features with every direction written out."""
+        """The same features, listed one by one."""
 
     @abstractmethod
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
@@ -58,7 +58,7 @@ class Expansion(ABC):
         return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, dtypes, strict=True)))
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
-        """Φ(x), written out; for few points."""
+        """Φ(x) as a dense matrix; for few points."""
         return self.general().features(x)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
@@ -112,7 +112,7 @@ class FeatureExpansion(Expansion):
 
     @cached_property
     def one_to_one(self) -> bool:
-        """Whether feature f uses column f for every f, so that gather and scatter do nothing."""
+        """Whether every feature f uses column f; `gather` and `scatter` then change nothing."""
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":

@@ -47,7 +47,7 @@ class GramCache:
 
 @dataclass(frozen=True)
 class LatticeColumns(TrigColumns):
-    """Columns cos⟨h∘k, x − x₀⟩ and sin⟨h∘k, x − x₀⟩, of one of each pair of frequencies ±k."""
+    """Columns cos⟨h∘k, x − x₀⟩ and sin⟨h∘k, x − x₀⟩; of each pair ±k, one is present."""
 
     indices: Int[Tensor, "D d"] = None  # k
     spacing: Float[Tensor, "d"] = None  # h, in radians per unit of the inputs

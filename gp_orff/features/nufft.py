@@ -21,7 +21,7 @@ from torch import Tensor
 _PRECISION = 1e-12  # 1e-10 would move log-determinants of a million points by 3e-4
 _POINTS = 2**20  # points at once; FINUFFT works with about 100 bytes for each
 _MAX_DIMS = 3  # axes that FINUFFT transforms
-_SINGLE = 8  # up to so many points, products cost less than a transform
+_SINGLE = 8  # the number of points up to which products cost less than a transform
 _CHUNK_BYTES = 256 * 2**20  # of the exponentials that products hold at once
 
 

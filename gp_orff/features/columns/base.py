@@ -18,7 +18,7 @@ class Columns(ABC):
     num_columns: int  # M
     device: torch.device
     sampled: bool  # whether the frequencies are a random sample, whose halves can be compared
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, each ending in a matrix
+    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
 
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":
@@ -49,7 +49,7 @@ class Columns(ABC):
 
     @abstractmethod
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
-        """φ(x), written out; for few points."""
+        """φ(x) as a dense matrix; for few points."""
 
     @abstractmethod
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.kernels.spectra.base import Spectrum
 
-_LONGER = 1.5  # the lattice goes on to so many times the largest index of the grid
+_LONGER = 1.5  # the lattice goes on to this multiple of the grid's largest index
 _FAR = {1: 32, 2: 16, 3: 8}  # nodes from there to infinity, by the number of axes; else 6
 
 
