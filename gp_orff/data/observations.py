@@ -125,7 +125,7 @@ def less_reference(
     space: Sequence[int],
 ) -> Tensor:
     """Values at x, less those at the reference of a symbol if it has one."""
-    referred = symbol.referred(x, space)
+    referred = symbol.reference_points(x, space)
     return values(x) if referred is None else values(x) - values(referred)
 
 
