@@ -5,7 +5,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
-from gp_orff.features.frequencies.hermite import _longest_lag
+from gp_orff.features.frequencies.hermite import longest_lag
 from tests.registry import base
 from tests.test_grid import errors, exact_problem
 
@@ -20,7 +20,7 @@ def field(num_dims=2, lengthscale=1.0):
 @pytest.mark.parametrize("field_kernel", [False, True])
 def test_the_kernel_is_right_up_to_the_lag_it_declares(nodes, field_kernel):
     """To 1e-3 of the variance, along the axes and across; and not much farther."""
-    longest = _longest_lag(nodes, int(field_kernel))
+    longest = longest_lag(nodes, int(field_kernel))
     exact = field() if field_kernel else base("rbf", 2)
     scale = 1.0 if field_kernel else exact.lengthscale.detach()
     orff = gp_orff.ORFFKernel(exact, gp_orff.GaussHermite(nodes), num_dims=2)

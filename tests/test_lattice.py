@@ -65,9 +65,9 @@ def test_products_of_exponentials_are_the_same_transforms(modes, monkeypatch):
     monkeypatch.setattr(nufft, "_CHUNK_BYTES", 48 * 64)
     phases, strengths = 3 * draw(40, len(modes)), draw(40, 3, seed=1)
     forward = nufft.type1(phases, strengths, modes)
-    total = nufft._type1_products(phases, strengths, modes, torch.zeros_like(forward))
+    total = nufft.type1_by_products(phases, strengths, modes, torch.zeros_like(forward))
     torch.testing.assert_close(total, forward, rtol=0, atol=1e-10)
-    out = nufft._type2_products(phases, forward, torch.empty_like(strengths))
+    out = nufft.type2_by_products(phases, forward, torch.empty_like(strengths))
     torch.testing.assert_close(out, nufft.type2(phases, forward), rtol=0, atol=1e-8)
 
 

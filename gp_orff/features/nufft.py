@@ -32,7 +32,7 @@ def type1(
     sizes = tuple(2 * m + 1 for m in modes)
     total = torch.zeros(strengths.shape[-1], *sizes, dtype=torch.complex128, device=phases.device)
     if phases.is_cuda or len(phases) <= _SINGLE:
-        return _type1_products(phases, strengths, modes, total)
+        return type1_by_products(phases, strengths, modes, total)
     for rows in _slices(len(phases), _POINTS):
         pairs = _pair(strengths[rows].mT.numpy())
         sums = torch.from_numpy(_finufft1(phases[rows].numpy(), pairs, modes))
@@ -60,7 +60,7 @@ def type2(
     """g_n for each array F of `coefficients`, of shape (2m_1 + 1, …, 2m_d + 1)."""
     out = phases.new_empty(len(phases), len(coefficients))
     if phases.is_cuda:
-        return _type2_products(phases, coefficients, out)
+        return type2_by_products(phases, coefficients, out)
     values = np.ascontiguousarray(coefficients.numpy())
     for rows in _slices(len(phases), _POINTS):
         out[rows] = torch.from_numpy(_finufft2(phases[rows].numpy(), values).real).mT
@@ -137,7 +137,8 @@ def _rows(modes: tuple[int, ...]) -> int:
     return max(1, _CHUNK_BYTES // (48 * width))
 
 
-def _type1_products(phases, strengths, modes, total):
+def type1_by_products(phases, strengths, modes, total):
+    """`type1`, added to `total`, by products of one-dimensional exponentials."""
     for rows in _slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)
         for out, weight in zip(total, strengths[rows].mT, strict=True):
@@ -145,7 +146,8 @@ def _type1_products(phases, strengths, modes, total):
     return total
 
 
-def _type2_products(phases, coefficients, out):
+def type2_by_products(phases, coefficients, out):
+    """`type2`, written to `out`, by products of one-dimensional exponentials."""
     modes = tuple(size // 2 for size in coefficients.shape[1:])
     for rows in _slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)

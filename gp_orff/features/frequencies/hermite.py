@@ -106,7 +106,7 @@ class HermiteDraw(Draw):
         extent = (high - low).double().cpu().numpy()
         for spectrum, dims, degree in zip(spectra, self.dims, self.degrees, strict=True):
             lags = extent[list(dims)] / spectrum.scaled_radius(np.eye(len(dims)))
-            longest = _longest_lag(self.nodes_per_dim, degree)
+            longest = longest_lag(self.nodes_per_dim, degree)
             if (lags > longest).any():
                 axis = int(lags.argmax())
                 raise ValueError(
@@ -134,7 +134,7 @@ def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[
 
 
 @lru_cache
-def _longest_lag(n: int, degree: int) -> float:
+def longest_lag(n: int, degree: int) -> float:
     """The longest lag along an axis, in lengthscales, up to which the kernel is accurate."""
     roots, weights = np.polynomial.hermite_e.hermegauss(n)
     weights = weights / weights.sum()
