@@ -24,7 +24,7 @@ from gp_orff.features import lattice as lattice_columns
 from gp_orff.features import nufft
 from gp_orff.features.assemble import expand, term_spectra
 from gp_orff.features.frequencies import grid_design
-from gp_orff.features.truncation import left_out
+from gp_orff.features.truncation import truncated_variance
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity
 from tests import oracles
@@ -144,7 +144,7 @@ def test_inside_exact_gp_it_is_dense_algebra(name, regime):
 
     def dense():
         expansion = expand(case.kernel, kernel.frequencies, case.num_dims)
-        white = left_out(Identity(), case.kernel, kernel.frequencies, (), expansion)[0]
+        white = truncated_variance(Identity(), case.kernel, kernel.frequencies, (), expansion)[0]
         phi, test = expansion.features(x), expansion.features(xs)
         noise = model.likelihood.noise * torch.eye(p) + white
         noisy = phi @ phi.mT + torch.kron(torch.eye(regime).double(), noise.contiguous())
@@ -210,7 +210,7 @@ def test_the_truncated_variance_is_never_negative(seed):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", gp_orff.GridWarning)
             expansion = expand(kernel, orff.frequencies, d)
-        white = left_out(Identity(), kernel, orff.frequencies, (), expansion)[0]
+        white = truncated_variance(Identity(), kernel, orff.frequencies, (), expansion)[0]
         assert torch.linalg.eigvalsh(white).min() >= 0
         assert white.isfinite().all()
 
@@ -231,7 +231,7 @@ def test_the_truncated_variance_is_the_sum_of_what_was_cut(field):
     density = density * potential.lengthscale.prod() / (2 * math.pi)
     matrix = {gp_orff.CurlFreeKernel: oracles.outer}.get(field, oracles.projected)(cut)
     expected = 0.9 * 0.7 * (density[:, None, None] * matrix).sum(0)
-    found = left_out(Identity(), kernel, orff.frequencies, ())[0]
+    found = truncated_variance(Identity(), kernel, orff.frequencies, ())[0]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -243,7 +243,7 @@ def test_the_truncated_variance_has_derivatives():
     def value(lengthscale):
         potential.lengthscale = lengthscale
         expansion = expand(kernel, orff.frequencies, 2)
-        return left_out(Identity(), kernel, orff.frequencies, (), expansion)[0]
+        return truncated_variance(Identity(), kernel, orff.frequencies, (), expansion)[0]
 
     value(torch.tensor([0.7, 0.7]).double())[0, 0].backward()
     raw = potential.raw_lengthscale

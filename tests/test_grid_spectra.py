@@ -153,9 +153,9 @@ def test_other_lengths_leave_the_range_of_a_grid_too():
         law = gp_orff.spectrum(kernel)
         assert law.other_lengths(2) == pytest.approx(others.numpy())
         (own,) = draw(kernel, gp_orff.Grid(spacing=0.3, cutoff=6.0), 2)
-        assert own.left_range([law]) is None
+        assert own.ratio_outside_range([law]) is None
         if kernel is rational:
             kernel.alpha = 0.05
         else:  # the narrower of two
             kernel.mixture_scales = kernel.mixture_scales * torch.tensor([0.1, 1.0])[:, None, None]
-        assert own.left_range([gp_orff.spectrum(kernel)]) is not None
+        assert own.ratio_outside_range([gp_orff.spectrum(kernel)]) is not None

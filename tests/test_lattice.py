@@ -114,13 +114,13 @@ def test_derivatives_in_the_points(size):
 
 def test_the_gram_matrix_is_kept_for_the_same_points():
     phi, x, y = columns((3, 2)), draw(30, 2), draw(30, 2, seed=1)
-    first, kept = phi.moments(x, y)[0], phi.cache.found
+    first, kept = phi.moments(x, y)[0], phi.cache.moments
     assert torch.equal(phi.moments(x.clone(), 2 * y)[0], first)
-    assert phi.cache.found is kept
+    assert phi.cache.moments is kept
     x[0] += 1.0  # in place: no longer the same points
     assert not torch.equal(phi.moments(x, y)[0], first)
-    assert phi.cache.found is not kept
-    assert pickle.loads(pickle.dumps(phi.cache)).found is None
+    assert phi.cache.moments is not kept
+    assert pickle.loads(pickle.dumps(phi.cache)).moments is None
     assert copy.deepcopy(phi.cache).x is None
 
 

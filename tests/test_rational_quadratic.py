@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 import gp_orff
 from gp_orff.features.assemble import expand
-from gp_orff.features.truncation import left_out, lifted
+from gp_orff.features.truncation import clamp_eigenvalues, truncated_variance
 from gp_orff.kernels.closed_form import derivatives
 from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
 from gp_orff.kernels.spectra.lattice_sums import (
@@ -321,7 +321,7 @@ def test_a_period_within_the_range_of_the_kernel():
         exact = kernel(x, x[:1]).to_dense()
         size, error = exact.max(), (grid(x, x[:1]).to_dense() - exact).abs().max()
         expansion = expand(kernel, grid.frequencies, 2)
-        white = left_out(Identity(), kernel, grid.frequencies, (), expansion)[0]
+        white = truncated_variance(Identity(), kernel, grid.frequencies, (), expansion)[0]
     assert error > 0.1 * size
     assert accuracy.aliasing == pytest.approx((error / size).item(), rel=0.1)
     assert torch.linalg.eigvalsh(white).min() >= 0
@@ -335,16 +335,19 @@ def test_a_share_below_zero_is_told():
     kept = expansion.mean_variance().item()
     assert kept > 1.01
     assert kernel.accuracy()[0].truncated == pytest.approx(kept - 1, rel=1e-9)
-    assert left_out(Identity(), scalar, kernel.frequencies, (), expansion)[0].abs().max() < 1e-12
+    assert (
+        truncated_variance(Identity(), scalar, kernel.frequencies, (), expansion)[0].abs().max()
+        < 1e-12
+    )
 
 
 def test_what_is_below_zero_makes_no_noise_elsewhere():
-    """An error of one direction is lifted in that direction only."""
+    """A negative eigenvalue is raised, and no other."""
     whole = torch.eye(2).double()
     missing = float64(-0.1, -0.07, -0.07, -0.049).reshape(2, 2)
-    assert lifted(missing, whole).abs().max() < 1e-12
+    assert clamp_eigenvalues(missing, whole).abs().max() < 1e-12
     missing = missing + float64(0.3, 0.0, 0.0, 0.3).reshape(2, 2)
-    torch.testing.assert_close(lifted(missing, whole), missing)
+    torch.testing.assert_close(clamp_eigenvalues(missing, whole), missing)
 
 
 def test_time_may_have_any_alpha():

@@ -283,5 +283,5 @@ def test_laws_of_others_have_what_grids_need():
 @pytest.mark.parametrize("base", [gp_orff.spectra.Spectrum, object])
 def test_laws_of_others_without_it_are_refused_by_grids(base):
     kernel, x = kernel_of_others(base, RANDOM_MEMBERS), torch.zeros(3, 2)
-    with pytest.raises(NotImplementedError, match=r"Law tells no scaled.*spectra\.GridSpectrum"):
+    with pytest.raises(NotImplementedError, match=r"Law has no scaled.*spectra\.GridSpectrum"):
         gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))

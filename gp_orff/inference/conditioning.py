@@ -20,7 +20,7 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.truncation import left_out
+from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.distributions import (
     FieldDistribution,
     PlusConstant,
@@ -211,7 +211,7 @@ class FeatureInference(Inference):
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range of the frequencies."""
         return any(
-            own.left_range(spectra_of(term))
+            own.ratio_outside_range(spectra_of(term))
             for own, term in zip(self.draws, terms(kernel), strict=True)
         )
 
@@ -241,11 +241,11 @@ class FeatureInference(Inference):
         self, kernel: Kernel, expansion: Expansion | None = None
     ) -> Float[Tensor, "p p"] | None:
         """The variance of every point that a grid does not hold."""
-        missing = left_out(Identity(), kernel, self.draws, (), expansion)
+        missing = truncated_variance(Identity(), kernel, self.draws, (), expansion)
         return None if missing is None else missing[0]
 
     def left_out(self, symbol, kernel, space):
-        return left_out(symbol, kernel, self.draws, space)
+        return truncated_variance(symbol, kernel, self.draws, space)
 
     def of_terms(self, kernel, chosen):
         found = [

@@ -176,7 +176,7 @@ class Representation:
             rule = _serving(rule, domain, domain, self._tolerance(rule), _SERVED)
             rule = replace(rule, max_features=_WIDER * rule.max_features)
         lattice = self._draw(rule)[0].lattice
-        sums = data.statistics(lattice.columns().boxed())
+        sums = data.statistics(lattice.columns().full_box())
         return StatisticsOnly(sums, rule.domain, data.survey, data.symbol_data)
 
     @torch.no_grad()
