@@ -99,7 +99,7 @@ class MonteCarlo(_RandomRule):
     Frequencies are drawn once, in base units, when a kernel is built; hyperparameters act on them
     afterwards, so that gradients reach the lengthscales. The kernel they give is unbiased with
     error O(D^{−1/2}); its *posterior* is overconfident, most of all under heavy-tailed spectra
-    and little noise: `benchmarks/random_feature_posterior.py` measures by how much.
+    and little noise: `benchmarks/rules.py` measures by how much.
 
     Args:
         num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
