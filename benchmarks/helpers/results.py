@@ -28,7 +28,7 @@ def save(arguments: Namespace, results: Mapping[str, object], part: str = "") ->
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {
         "command": arguments.command,
-        "commit": commit(),
+        "commit": COMMIT,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": machine(),
         "results": rounded(results),
@@ -68,12 +68,17 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
+COMMIT = commit()  # of the code as it was loaded
+
+
 def machine() -> dict[str, object]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     found = {"cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory)}
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
+    if torch is not None:
+        found["threads"] = torch.get_num_threads()
+        if torch.cuda.is_available():
+            found["gpu"] = torch.cuda.get_device_name()
     return found
 
 
