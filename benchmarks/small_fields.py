@@ -67,7 +67,9 @@ def trained(x, y, start: int) -> tuple[VectorGP, float]:
     noise = variance * float(np.exp(rng.uniform(math.log(1e-4), math.log(0.1))))
     model = VectorGP.with_constants(x, y, kernel, one_noise(2, noise, least=1e-6))
     try:
-        evidence = model.learn(max_iter=200)
+        model.learn(max_iter=200)
+        with torch.no_grad():
+            evidence = model.evidence().item()
     except Exception:  # a search that left what can be factorised
         return model, -math.inf
     return model, evidence if math.isfinite(evidence) else -math.inf

@@ -1,7 +1,5 @@
 """gpytorch's `ExactGP` as several benchmarks need it."""
 
-from collections.abc import Callable
-
 import gpytorch
 import torch
 from gpytorch.kernels import Kernel
@@ -48,14 +46,13 @@ class VectorGP(gpytorch.models.ExactGP):
         (-evidence).backward()
         return evidence.item()
 
-    def learn(self, max_iter: int, each: Callable[[], object] = lambda: None) -> float:
-        """Maximise the evidence by L-BFGS; the evidence in the end."""
+    def learn(self, max_iter: int) -> None:
+        """Maximise the evidence by L-BFGS."""
         optimizer = torch.optim.LBFGS(
             self.parameters(), max_iter=max_iter, line_search_fn="strong_wolfe"
         )
 
         def closure() -> Tensor:
-            each()
             optimizer.zero_grad()
             loss = -self.evidence()
             loss.backward()
@@ -63,8 +60,6 @@ class VectorGP(gpytorch.models.ExactGP):
 
         self.train()
         optimizer.step(closure)
-        with torch.no_grad():
-            return self.evidence().item()
 
 
 def one_noise(num_outputs: int, variance: float, least: float = 1e-4) -> Likelihood:
