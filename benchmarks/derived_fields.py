@@ -1,9 +1,7 @@
-"""Divergence and vorticity: calibration, public simulations, seconds.
+"""Divergence and vorticity: calibration, and public simulations.
 
     python benchmarks/derived_fields.py [DIR] [--fields 30] [--smoke]
 
-maps         divergence and curl with variances at 10⁵ points, the first time they are asked:
-             seconds, and MiB that this adds
 simulations  with DIR, the public simulations of Berlinghieri et al. 2023, `vortex` and `divmild`:
              root mean square error of both maps against the known grids, beside the posterior sd
 calibration  fields drawn from Helmholtz priors (as in calibration.py), 2000 vectors each,
@@ -18,16 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from helpers.command import Sizes, with_folder
-from helpers.fields import (
-    Field,
-    curl_free,
-    divergence_free,
-    field_of,
-    helmholtz_problem,
-    mean_and_standard_error,
-    scores,
-)
-from helpers.measure import PeakMemory, num_features, seconds
+from helpers.fields import Field, helmholtz_problem, mean_and_standard_error, scores
 from helpers.results import rounded, save
 from helpers.rows import Rows
 from jaxtyping import Float
@@ -92,33 +81,10 @@ def simulations(folder: Path) -> Rows:
     return rows
 
 
-def maps(points: int, places: int) -> dict[str, object]:
-    field = field_of(curl_free(1.0) + divergence_free(1.5), ((0.0, 10.0),) * 2)
-    generator = torch.Generator().manual_seed(0)
-    x = 10 * torch.rand(points, 2, generator=generator, dtype=torch.float64)
-    y = field(x) + 0.3 * torch.randn(points, 2, generator=generator, dtype=torch.float64)
-    model = learned(x, y)
-    posterior = model.posterior()
-    xs = 10 * torch.rand(places, 2, generator=generator, dtype=torch.float64)
-
-    def ask() -> None:
-        for symbol in SYMBOLS.values():
-            posterior.mean(xs, symbol), posterior.variance(xs, symbol)
-
-    with PeakMemory() as memory:
-        taken = seconds(ask)
-    found = {"places": places, "F": num_features(model), "seconds": taken, "MiB": memory.mib}
-    print(rounded(found))
-    return found
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"fields": (30, 2), "points": (2000, 200), "places": (100_000, 1000)}
-    parser = Sizes(__file__, __doc__, **sizes, map_points=(20_000, 2000))
+    parser = Sizes(__file__, __doc__, fields=(30, 2), points=(2000, 200))
     arguments = with_folder(parser, "of the public simulations", nargs="?").parse_args(words)
-    found = {"maps": maps(arguments.map_points, arguments.places)}
-    if arguments.folder is not None:
-        found["simulations"] = simulations(arguments.folder)
+    found = {} if arguments.folder is None else {"simulations": simulations(arguments.folder)}
     rows = calibration(arguments.fields, arguments.points)
     calibrated = {name: summary(rows, name) for name in SYMBOLS}
     found["calibration"] = {

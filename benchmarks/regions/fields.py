@@ -47,7 +47,7 @@ def _interval(share: dict) -> str:
 @region
 def derived_fields(results: Results) -> str:
     measured = results.one("derived_fields")
-    found, maps = measured.results["calibration"], measured.results["maps"]
+    found = measured.results["calibration"]
     divergence, vorticity = (
         _interval(found[name]["inside"]) for name in ("divergence", "vorticity")
     )
@@ -60,9 +60,8 @@ def derived_fields(results: Results) -> str:
     ]
     return (
         f"95 % intervals of divergence and vorticity hold {divergence} and {vorticity} of the "
-        f"truth over {found['fields']} simulated fields of {found['points']} vectors; maps of both "
-        f"at {power(maps['places'])} points with error bars and {maps['F']} features take "
-        f"{number(maps['seconds'], 1)} s; {'; '.join(rows)}. {measured.source}"
+        f"truth over {found['fields']} simulated fields of {found['points']} vectors; "
+        f"{'; '.join(rows)}. {measured.source}"
     )
 
 

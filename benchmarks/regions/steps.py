@@ -1,7 +1,17 @@
 """Seconds of single steps."""
 
-from regions.markdown import Results, grouped, number, table
+from regions.markdown import Results, grouped, number, power, table
 from regions.registry import region
+
+
+@region
+def derived_maps(results: Results) -> str:
+    measured = results.one("derived_maps")
+    found = measured.results
+    return (
+        f"Maps of divergence and vorticity with error bars at {power(found['places'])} points, "
+        f"{found['F']} features: {number(found['seconds'], 1)} s. {measured.source}"
+    )
 
 
 @region
