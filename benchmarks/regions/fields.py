@@ -1,6 +1,6 @@
 """Fields and their error bars: accuracy on known and on public data."""
 
-from regions.markdown import Results, decimal, grouped, number, percent, power, table
+from regions.markdown import Results, decimal, grouped, number, power, table
 from regions.registry import region
 
 
@@ -113,6 +113,6 @@ def drifters(results: Results) -> str:
     return (
         f"{found['drifters']} public ocean drifters, a fifth held out, {found['seeds']} seeds: a "
         "Helmholtz kernel on a grid against the exact kernel, RMSE within "
-        f"{percent(found['largest |RMSE ratio - 1|'], 1)}, NLPD within "
+        f"{number(100 * found['largest |RMSE ratio - 1|'], 1)} %, NLPD within "
         f"{number(found['largest |NLPD difference|'], 1)}. {measured.source}"
     )
