@@ -54,7 +54,7 @@ def _status(key: str) -> float:
 
 def num_features(model: VectorFieldGP) -> int | None:
     """F; None under the exact kernel."""
-    observations = model.state.observations
+    observations = model.state.inference
     if not isinstance(observations, FeatureInference):
         return None
     return observations.num_features(model.kernel)
