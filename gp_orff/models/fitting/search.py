@@ -41,8 +41,8 @@ class Search:
     ) -> "Search":
         """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
 
-        With `trust_factor`, a coordinate that moves frequencies stays within a factor of it, where it
-        moves them as fast as it moves itself. The search ends when one comes to the edge. A
+        With `trust_factor`, a coordinate that moves frequencies stays within a factor of it, where
+        it moves them as fast as it moves itself. The search ends when one comes to the edge. A
         coordinate that comes to a bound is held there, while the others go on and until the
         evidence rises inwards.
         """
