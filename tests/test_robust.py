@@ -79,7 +79,7 @@ def test_the_bound_by_quadrature(deg_free, values):
         weight = model.weights(torch.tensor([d]), values).item()
         assert weight == pytest.approx(q.mean())
         expected += own
-    assert model.bound(distance, values) == pytest.approx(expected, rel=1e-6)
+    assert model.elbo_correction(distance, values) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_bound_is_below_the_density_and_not_far():
@@ -314,8 +314,9 @@ def test_what_is_taken_away_has_the_weights_that_are_held(repeated):
     assert ((model.posterior().mean(xs) - mean).abs() < 2e-3 * sd).all()  # the grid's tolerance
     torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-3, atol=0)
     heavy_tailed = StudentTNoise(4.0)
-    bound = heavy_tailed.bound(heavy_tailed.distance(weights[kept], 2), 2)
-    assert left.bound == pytest.approx(bound, rel=1e-9)
+    distance = heavy_tailed.distance(weights[kept], 2)
+    correction = heavy_tailed.elbo_correction(distance, 2)
+    assert left.elbo_correction == pytest.approx(correction, rel=1e-9)
 
 
 def test_leave_one_out_asks_for_readings_it_knows():

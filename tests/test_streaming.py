@@ -11,7 +11,7 @@ import torch
 
 import gp_orff
 from gp_orff.data import dataset as held
-from gp_orff.data.observations import places
+from gp_orff.data.observations import lookup
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 
 RULES = {
@@ -163,7 +163,7 @@ def test_statistics_add_up_in_any_order():
             statistics_of(_sorted(found)), statistics_of(_sorted(whole)), strict=True
         ):
             assert (mine - theirs).abs().max() <= 1e-10 * theirs.abs().max()
-    with pytest.raises(ValueError, match="no more readings than there are"):
+    with pytest.raises(ValueError, match="no more observations than there are"):
         extra - whole
     with pytest.raises(ValueError, match="positive factor"):
         -1.0 * whole
@@ -191,7 +191,7 @@ def test_statistics_of_parts_add_up_under_noise_of_heavy_tails(trend):
     whole = model.statistics
     pieces = np.array_split(np.random.default_rng(0).permutation(400), 4)
     found = sum(model.statistics_of(x[i], y[i], group=group[i], **how) for i in pieces)
-    assert found.bound == pytest.approx(whole.bound, rel=1e-9)
+    assert found.elbo_correction == pytest.approx(whole.elbo_correction, rel=1e-9)
     assert found.groups.keys() == whole.groups.keys()
     for key, own in whole.groups.items():
         theirs = dataclasses.astuple(found.groups[key].weights)
@@ -208,7 +208,7 @@ def test_readings_are_found_again():
     for sizes in ((50, 30), (1, 5), (20, 200)):
         there, asked = (rng.integers(0, 25, size) for size in sizes)
         left = list(there)
-        for own, place in zip(asked, places(asked, there), strict=True):
+        for own, place in zip(asked, lookup(asked, there), strict=True):
             expected = left.index(own) if own in left else -1
             assert place == expected
             if place >= 0:
@@ -485,7 +485,7 @@ def test_merged_statistics_keep_a_mean_that_is_fixed():
     compare(model.update(part), expected, atol=2e-3)
 
 
-def test_statistics_carry_the_bound_of_their_weights():
+def test_statistics_carry_the_elbo_correction_of_their_weights():
     """Of readings under Student-t noise: what is added can be taken away again."""
     x, y, _ = flow(700)
     model = gp_orff.VectorFieldGP(
@@ -494,11 +494,12 @@ def test_statistics_carry_the_bound_of_their_weights():
     model.likelihood.noise = 0.01
     model.condition(x, y)
     part = model.statistics_of(x[:50], y[:50])
-    assert part.bound != 0.0
+    assert part.elbo_correction != 0.0
     both = model.statistics + part
-    assert both.bound == pytest.approx(model.statistics.bound + part.bound)
-    assert (both - part).bound == pytest.approx(model.statistics.bound)
-    assert (0.5 * both).bound == pytest.approx(0.5 * both.bound)
+    expected = model.statistics.elbo_correction
+    assert both.elbo_correction == pytest.approx(expected + part.elbo_correction)
+    assert (both - part).elbo_correction == pytest.approx(expected)
+    assert (0.5 * both).elbo_correction == pytest.approx(0.5 * both.elbo_correction)
     expected = copy.deepcopy(model).condition(model.statistics).log_marginal_likelihood().item()
     model.condition(both - part)
     assert model.log_marginal_likelihood().item() == pytest.approx(expected, rel=1e-9)

@@ -27,7 +27,12 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noise, Noises, independent
-from gp_orff.data.observations import LinearObservations, Missing, block_diagonal, less_reference
+from gp_orff.data.observations import (
+    LinearObservations,
+    TruncatedVariance,
+    block_diagonal,
+    less_reference,
+)
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import (
     Expansion,
@@ -70,7 +75,11 @@ class DenseRows:
 
     @classmethod
     def of(
-        cls, own: LinearObservations, expansion: Expansion, noises: Noises, missing: Missing
+        cls,
+        own: LinearObservations,
+        expansion: Expansion,
+        noises: Noises,
+        truncated: TruncatedVariance,
     ) -> "DenseRows":
         """Differentiable in the expansion, which leaves a variance of what is observed out."""
 
@@ -80,7 +89,7 @@ class DenseRows:
             image = seen_through(symbol, expansion, space)
             return less_reference(image.features, x, symbol, space)
 
-        noise = own.noise_covariance(noises, missing)
+        noise = own.noise_covariance(noises, truncated)
         return cls(own.apply(features), own.design(expansion.num_outputs), noise)
 
     @classmethod
@@ -303,7 +312,7 @@ def masked_equations(
         pattern = statistics.pattern
         m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
         b = b + (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
-        grams = statistics.gathered(expansion)
+        grams = statistics.feature_grams(expansion)
         for gram, own, e in zip(grams, statistics.moments, pattern.basis(precision), strict=True):
             seen = precision @ e
             sums = expansion.gather(own.column_sum.unsqueeze(-1))

@@ -190,7 +190,7 @@ class Representation:
         """The noise variance of a reading, for every group: of the mean weight of so many."""
         found = noises_of(self.kernel, self.likelihoods)
         return {
-            key: found[key.label].diagonal().mean().item() / own.nearby(observations)
+            key: found[key.label].diagonal().mean().item() / own.local_mean(observations)
             for key, own in self.data.weights_of.items()
         }
 

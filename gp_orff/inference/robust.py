@@ -209,7 +209,7 @@ def leave_one_out(
         columns = torch.tensor(plain.pattern.columns)
         if found is None:
             found = LeaveOneOut.of_nothing(count, plain.pattern.num_columns)
-        place = plain.place.cpu()
+        place = plain.index.cpu()
         if not found.weight[place].isnan().all():
             raise ValueError(
                 "expected one reading for each point, got components of a vector with variances of "
