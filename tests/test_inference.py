@@ -164,7 +164,7 @@ def test_rows_beside_statistics_are_all_rows(name):
     ]
     groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
     summed = normal_equations(expansion, groups, further)
-    written_out = Dual(expansion, DenseRows.joined([rows, *further]))
+    written_out = Dual(expansion, DenseRows.concatenate([rows, *further]))
     torch.testing.assert_close(summed.evidence(), written_out.evidence())
     one, other = (own.posterior(None) for own in (summed, written_out))
     torch.testing.assert_close(one[1], other[1])

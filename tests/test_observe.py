@@ -104,7 +104,7 @@ def test_random_features_by_dense_algebra(points):
     model = model_of(helmholtz(2), rule, 2, points=points, mean=zero)
     symbol, y, noise = OBSERVED["gauge"]
     model.observe(XE, y, symbol, noise=noise)
-    expansion, _ = model.state.inference._model(model.kernel)
+    expansion, _ = model.state.inference._expansion_and_delta(model.kernel)
     part = model.state.data.observations[0]
     further = model.state.data.symbol_data[0]
     observed = DenseRows.of(further, expansion, {}, None)

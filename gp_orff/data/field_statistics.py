@@ -145,8 +145,7 @@ class FieldStatistics:
         return tensors
 
     def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":
-        """The same statistics with `tensors`, (M, M), (M,), (M, q), in place of its own, and
-        columns `phi`."""
+        """The same statistics of columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
         groups = {}
         for key, group in self.groups.items():
             moments = tuple(

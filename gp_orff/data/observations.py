@@ -92,12 +92,8 @@ class Observations:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Observations":
         tensors = {name: getattr(self, name) for name in ("x", "y", "weight", "direction", "index")}
-        return replace(
-            self,
-            **{
-                name: None if tensor is None else change(tensor) for name, tensor in tensors.items()
-            },
-        )
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return replace(self, **{name: change(tensor) for name, tensor in present.items()})
 
 
 def join(parts: Iterable[Observations]) -> list[Observations]:
@@ -246,8 +242,8 @@ class SymbolObservations(LinearObservations):
         require(symbol, kernel, space)
         if symbol.order < 0 and symbol.reference is None:
             raise ValueError(
-                f"expected an observed {type(symbol).__name__} with a reference, because data "
-                "determine it up to a constant only, got none; pass reference=x0"
+                f"expected a reference in an observed {type(symbol).__name__}, which data "
+                "determine up to a constant only, got none; pass reference=x0"
             )
         x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
         q = symbol.num_outputs(terms(kernel)[0].num_outputs)

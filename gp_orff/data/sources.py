@@ -17,8 +17,7 @@ from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads data for a model: validated observations on the kernel's device, less a mean that
-    varies."""
+    """Reads data for a model: validated observations on its device, less a varying mean."""
 
     kernel: Kernel
     mean: Mean
