@@ -62,7 +62,7 @@ class Data(ABC):
 
     @property
     def num_values(self) -> float:
-        """The number of observed values, M."""
+        """M, the number of observed values."""
         return self.survey.num_values + self._num_symbol_values
 
     @property

@@ -43,9 +43,10 @@ class Weights:
         return self.total / self.count
 
     def local_mean(self, num_observations: float) -> float:
-        """The mean weight of the observations that determine the field where it is known best.
+        """The mean weight of `num_observations` near one of large weight.
 
-        One of the `num_observations` is drawn with probability w_n/Σw_n, the others uniformly.
+        One of them is drawn with probability w_n/Σw_n, the others uniformly. They determine the
+        field where its posterior variance is smallest.
         """
         weighted_mean = max(self.squares / self.total, self.mean)
         return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)

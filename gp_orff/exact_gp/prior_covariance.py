@@ -247,8 +247,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal; if differentiable, also in memory, since gpytorch slices them
-    apart."""
+    """Whether tensors are equal; differentiable ones must share memory (gpytorch slices them)."""
     if a is b:
         return True
     if a.shape != b.shape or a.requires_grad != b.requires_grad:

@@ -75,6 +75,7 @@ class Representation:
         return representation._choose(requested) if isinstance(requested, Auto) else representation
 
     def _choose(self, auto: Auto) -> "Representation":
+        """The exact kernel where it is cheap, else the rule that `auto` finds."""
         data = self.data
         if isinstance(data, StatisticsOnly):
             budget = auto.max_features
@@ -100,8 +101,8 @@ class Representation:
             return False
         draws = self._draw(self.fine())
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
-        few = num_features(self.kernel, draws) <= max(self.data.num_values, _FEW_FEATURES)
-        return few and draws[0].lattice.tolerance.item() <= acceptable
+        affordable = num_features(self.kernel, draws) <= max(self.data.num_values, _FEW_FEATURES)
+        return affordable and draws[0].lattice.tolerance.item() <= acceptable
 
     @property
     def follows(self) -> bool:
@@ -216,10 +217,11 @@ class Representation:
         coarse = _grid_for(rule, self._rounded_box, None, _COARSE_TOLERANCE)
         coarse = replace(coarse, max_features=_COARSE_FEATURES)
         count = self.counts.get(lambda: self._count(coarse), [self.kernel], coarse)
-        posterior_share = count / self.data.num_values
-        ratio = min(self._noises(1 / posterior_share).values()) / signal.item()
-        tolerance = rule.tolerance * min(max(ratio * _SIGNAL_TO_NOISE, 1e-3), 10.0)
-        return max(min(tolerance, _SHARE_OF_POSTERIOR * ratio * posterior_share), 1e-10)
+        posterior_to_noise = count / self.data.num_values
+        noise_to_signal = min(self._noises(1 / posterior_to_noise).values()) / signal.item()
+        tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
+        largest = _SHARE_OF_POSTERIOR * noise_to_signal * posterior_to_noise
+        return max(min(tolerance, largest), 1e-10)
 
     def _count(self, rule: Grid) -> int:
         """F of a grid; the budget if the grid exceeds it."""
@@ -292,11 +294,11 @@ def num_features(kernel: Kernel, draws: list[Draw]) -> int:
 
 def _far_message(data: Box, requested: Box) -> str:
     """The message for points far from the data, with the column in which they are farthest."""
-    extent, both = (
+    extent, joint_extent = (
         np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, requested])
     )
-    least = 1e-9 * both.max() + np.finfo(float).tiny
-    column = np.argmax(both / np.maximum(extent, least))
+    smallest = 1e-9 * joint_extent.max() + np.finfo(float).tiny
+    column = np.argmax(joint_extent / np.maximum(extent, smallest))
     (low, high), (first, last) = data[column], requested[column]
     return (
         f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "

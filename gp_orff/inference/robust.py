@@ -22,7 +22,7 @@ _FARTHEST = 2.0  # the largest change of a log weight in one extrapolation
 
 @dataclass(frozen=True)
 class StudentTNoise:
-    """q(w_n) = Gamma((ν+v)/2, (ν+d_n)/2) for an observation of v values at distance d_n."""
+    """Student-t noise by q(w_n) = Gamma((ν+v)/2, (ν+d_n)/2), v values at distance d_n."""
 
     deg_free: float
 
@@ -134,8 +134,9 @@ def climb(
 ) -> tuple[Float[Tensor, "n"], bool]:
     """The fixed point of a map that increases an objective, and whether the objective has settled.
 
-    `step(u)` returns the objective at u and the next u. Where steps gain less than `near`, they are
-    extrapolated, unless that lowers the objective (SQUAREM: Varadhan & Roland 2008, scheme S3).
+    `step(u)` returns the objective at u and the next u; at most `rounds` rounds, until one gains
+    less than `settled`. Where steps gain less than `near`, they are extrapolated, unless that
+    lowers the objective (SQUAREM: Varadhan & Roland 2008, scheme S3).
     """
     value, image = step(point)
     for _ in range(rounds):
@@ -213,7 +214,7 @@ def leave_one_out(
             vector as separate observations.
     """
     result = None
-    for nominal, part in pairs:
+    for nominal, weighted in pairs:
         columns = torch.tensor(nominal.pattern.columns)
         if result is None:
             result = LeaveOneOut.empty(count, nominal.pattern.num_columns)
@@ -223,8 +224,8 @@ def leave_one_out(
                 "expected one observation for each point, got components of a vector with "
                 "variances of their own, which are several; give leave_one_out variances (N,)"
             )
-        residual, latent, noise = residuals(part, posterior, noises, mean)
-        noise_covariance = part.noise(noise)
+        residual, latent, noise = residuals(weighted, posterior, noises, mean)
+        noise_covariance = weighted.noise(noise)
         if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(
                 "expected observations that the model was conditioned on, got some at which the "
@@ -234,16 +235,16 @@ def leave_one_out(
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
         covariance = gain @ noise_covariance - noise_covariance + nominal.noise(noise)
         distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
-        size = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
+        log_normaliser = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
         model = models.get(nominal.key.label)
         tail = _chi_squared if model is None else model.tail
         result.residual[index[:, None], columns] = residual.cpu()
         result.covariance[index[:, None, None], columns[:, None], columns] = covariance.cpu()
         result.distance[index] = distance.cpu()
         result.p_value[index] = tail(distance.cpu(), len(columns))
-        result.log_density[index] = -0.5 * (distance + size).cpu()
-        ratio = torch.ones_like(distance) if part.weight is None else part.weight
-        result.weight[index] = (ratio if nominal.weight is None else ratio / nominal.weight).cpu()
+        result.log_density[index] = -0.5 * (distance + log_normaliser).cpu()
+        weight = torch.ones_like(distance) if weighted.weight is None else weighted.weight
+        result.weight[index] = (weight if nominal.weight is None else weight / nominal.weight).cpu()
     return result
 
 

@@ -26,7 +26,8 @@ def group_noise(
 ) -> Float[Tensor, "v v"]:
     """The noise covariance of an observation of weight one, truncated variance δ included.
 
-    δ has no weights; it enters as if it had them, scaled so that their mean is one.
+    The caller divides it by the weights w_n. δ does not depend on them, and is multiplied here by
+    their mean.
     """
     if key.label not in noises:
         raise ValueError(
