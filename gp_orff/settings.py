@@ -1,13 +1,16 @@
-"""Switches of this package, used like those of `gpytorch.settings`."""
+"""Settings of this package, used like those of `gpytorch.settings`."""
 
 from gpytorch.settings import _feature_flag, _value_context
 
 
 class check_features(_feature_flag):
-    """Whether a posterior of random features is checked for overconfidence when it is made.
+    """Whether a new posterior of random features is checked for overconfidence.
 
-    On by default; about a quarter of the posterior's own cost, once. See
+    On by default. The check costs about a quarter of the posterior itself, once. See
     `gp_orff.inference.overconfidence`.
+
+    Args:
+        state: whether to check, within the `with` block.
 
     Example:
         >>> import gp_orff
@@ -20,10 +23,14 @@ class check_features(_feature_flag):
 
 
 class num_threads(_value_context):
-    """How many threads the calls of `VectorFieldGP` and `FieldPosterior` use.
+    """The number of threads that the calls of `VectorFieldGP` and `FieldPosterior` use.
 
-    None by default: a short measurement inside each call chooses, see `gp_orff.models.threads`. The
-    number changes results by rounding; with 1, they are the same on every run.
+    None by default: a short measurement in each call chooses the number, see
+    `gp_orff.models.threads`. The number changes results by rounding errors; with 1 thread, results
+    are the same in every run.
+
+    Args:
+        value: the number of threads within the `with` block, or None for the measurement.
 
     Raises:
         ValueError: a number that is not a positive integer.

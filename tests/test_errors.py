@@ -167,7 +167,7 @@ def test_the_number_of_inputs_follows_from_the_other_terms_and_may_not_contradic
     separable = MultitaskKernel(RBFKernel(), num_tasks=2)
     orff = gp_orff.ORFFKernel(curl_free() + separable, RULE)
     assert orff(torch.zeros(3, 2)).shape == (6, 6)
-    with pytest.raises(ValueError, match=r"see the same inputs, got \[2\] columns.*num_dims=3"):
+    with pytest.raises(ValueError, match=r"on the same inputs, got \[2\] columns.*num_dims=3"):
         gp_orff.ORFFKernel(curl_free(), RULE, num_dims=3)
     with pytest.raises(ValueError, match=r"column 4 among active_dims, and num_dims=2"):
         gp_orff.ORFFKernel(curl_free() + curl_free(active_dims=(0, 4)), RULE)

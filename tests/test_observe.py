@@ -58,7 +58,7 @@ def test_the_exact_kernel_by_dense_algebra():
 
     def covariance(left, right):
         rows = [
-            torch.cat([SymbolCovariance(kernel, s, r, (0, 1)).less(a, b) for r, b in right], -1)
+            torch.cat([SymbolCovariance(kernel, s, r, (0, 1)).relative(a, b) for r, b in right], -1)
             for s, a in left
         ]
         return torch.cat(rows)

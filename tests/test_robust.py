@@ -314,9 +314,8 @@ def test_what_is_taken_away_has_the_weights_that_are_held(repeated):
     assert ((model.posterior().mean(xs) - mean).abs() < 2e-3 * sd).all()  # the grid's tolerance
     torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-3, atol=0)
     heavy_tailed = StudentTNoise(4.0)
-    distance = heavy_tailed.distance(weights[kept], 2)
-    correction = heavy_tailed.elbo_correction(distance, 2)
-    assert left.elbo_correction == pytest.approx(correction, rel=1e-9)
+    bound = heavy_tailed.elbo_correction(heavy_tailed.distance(weights[kept], 2), 2)
+    assert left.elbo_correction == pytest.approx(bound, rel=1e-9)
 
 
 def test_leave_one_out_asks_for_readings_it_knows():

@@ -127,7 +127,7 @@ def less_reference(
     space: Sequence[int],
 ) -> Tensor:
     """Values at x less those at the reference of a symbol, if it has one."""
-    reference = symbol.referred(x, space)
+    reference = symbol.reference_points(x, space)
     return values(x) if reference is None else values(x) - values(reference)
 
 

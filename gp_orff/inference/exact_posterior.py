@@ -114,7 +114,7 @@ class ExactPosterior(InChunks):
             block = covariance(x[:1], x[:1])
         if self.symbol.reference is None:
             return block.expand(len(x), -1, -1)
-        lags = x - self.symbol.referred(x, self.space)
+        lags = x - self.symbol.reference_points(x, self.space)
         cross = covariance(lags, torch.zeros_like(x[:1])).unflatten(0, (len(x), -1))
         return 2 * block - cross - cross.mT
 
@@ -135,7 +135,7 @@ def prior_covariance(
     if isinstance(left, Identity) and isinstance(right, Identity):
         return to_dense(kernel(x, z))
     with _closed_form(right if isinstance(left, Identity) else left):
-        return SymbolCovariance(kernel, left, right, tuple(space)).less(x, z)
+        return SymbolCovariance(kernel, left, right, tuple(space)).relative(x, z)
 
 
 def observed_covariance(

@@ -1,1 +1,1 @@
-"""The prior: exact operator-valued kernels, what they are made of, and their spectra."""
+"""The prior: exact operator-valued kernels, their factors and terms, and their spectra."""

@@ -1,4 +1,4 @@
-"""Kernels made of other kernels."""
+"""Base class of kernels that contain other kernels; checks of inputs."""
 
 from collections.abc import Callable
 
@@ -8,19 +8,21 @@ from torch import Tensor
 
 
 class WrapperKernel(Kernel):
-    """A kernel without parameters of its own: its batch shape is that of the kernels inside.
+    """A kernel without parameters of its own; its batch shape is that of the kernels inside.
 
-    gpytorch indexes and expands every buffer of a kernel as if it were batched, `active_dims`
-    and drawn frequencies included; here only the kernels inside are.
+    gpytorch indexes and expands every buffer of a kernel as if it were batched, even `active_dims`
+    and frequencies. This class indexes and expands only the kernels inside.
     """
 
     def __getitem__(self, index) -> "WrapperKernel":
         return self._with_children(lambda kernel: kernel[index])
 
     def expand_batch(self, *sizes: torch.Size | int) -> "WrapperKernel":
+        """This kernel with the kernels inside expanded to the batch shape `sizes`."""
         return self._with_children(lambda kernel: kernel.expand_batch(*sizes))
 
     def _with_children(self, change: Callable[[Kernel], Kernel]) -> "WrapperKernel":
+        """A copy of this kernel in which `change` has been applied to each kernel inside."""
         new = type(self).__new__(type(self))  # copy.copy would share gpytorch kernels' __dict__
         new.__dict__.update(self.__dict__)
         new._modules = {
@@ -31,11 +33,11 @@ class WrapperKernel(Kernel):
 
 
 def check_inputs(kernel: Kernel, x: Tensor) -> None:
-    """Refuse what has no covariance, by the name of the kernel that was given it.
+    """Refuse inputs that have no covariance; messages name the kernel.
 
     Raises:
-        TypeError: inputs that are not float32 or float64, or not like the hyperparameters.
-        ValueError: an empty set, NaN or infinite coordinates.
+        TypeError: inputs that are not float32 or float64, or not of the hyperparameters' dtype.
+        ValueError: no points, or NaN or infinite coordinates.
     """
     name = type(kernel).__name__
     if x.dtype not in (torch.float32, torch.float64):
@@ -43,7 +45,7 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         raise TypeError(f"{name} expects float32 or float64 inputs, got {x.dtype}; pass {remedy}")
     if x.dtype != kernel.dtype:
         raise TypeError(
-            f"{name} has {kernel.dtype} hyperparameters and expects inputs like them, got "
+            f"{name} has {kernel.dtype} hyperparameters and expects inputs of the same type, got "
             f"{x.dtype}; convert the model (model.double()) or the inputs (x.float())"
         )
     if x.shape[-2] == 0:

@@ -1,4 +1,4 @@
-"""Cholesky factors of covariances, in any units."""
+"""Cholesky factors of covariance matrices in any units."""
 
 import torch
 from jaxtyping import Float
@@ -7,8 +7,10 @@ from torch import Tensor
 
 
 def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    """L with L Lᵀ = a; where rounding makes a singular, of a with 10⁻⁸ to 10⁻⁶ of its largest
-    variance added to all. `psd_safe_cholesky` adds numbers that know no units.
+    """The Cholesky factor L of a covariance matrix a = L Lᵀ.
+
+    If a is singular to rounding, a nugget of 10⁻⁸ to 10⁻⁶ of its largest variance is added to the
+    diagonal. (`psd_safe_cholesky` alone adds a fixed number, whatever the units of a.)
 
     Example:
         >>> import torch
@@ -26,6 +28,6 @@ def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
 
 
 def size_of(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b 1 1"]:
-    """The largest variance."""
+    """The largest variance of a covariance matrix, 1 where it is zero."""
     largest = a.detach().diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
     return torch.where(largest > 0, largest, torch.ones_like(largest))

@@ -1,4 +1,4 @@
-"""Scalar kernels and their derivatives in closed form; the covariance of a term at zero."""
+"""Derivatives of scalar kernels in closed form; the covariance of a term at lag zero."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,17 +22,25 @@ def radial_derivatives(
 ) -> tuple[Float[Tensor, "*m"], Float[Tensor, "*m"]]:
     """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), s = ‖(x − z)/ℓ‖².
 
-    κ″ may diverge as s → 0 more slowly than 1/s; return anything finite at s = 0.
+    Register a function of these arguments for a kernel of your own. Its κ″ may diverge as s → 0,
+    more slowly than 1/s; it must return a finite number at s = 0.
+
+    Args:
+        kernel: the scalar kernel, whose class chooses the function.
+        s: (*m), squared distances in lengthscales, dimensionless.
+
+    Returns:
+        κ′ and κ″ at s, (*m) each.
 
     Raises:
-        NotImplementedError: for a kernel that is not registered.
+        NotImplementedError: a kernel whose class is not registered.
 
     Example:
         >>> import gpytorch, gp_orff, torch
         >>> gp_orff.radial_derivatives(gpytorch.kernels.RBFKernel(), torch.zeros(1))
         (tensor([-0.5000]), tensor([0.2500]))
 
-        A kernel of your own, with a `lengthscale`, here k = (1 + s)⁻¹:
+        A kernel of your own with a `lengthscale`, here k = (1 + s)⁻¹:
 
         >>> class Cauchy(gpytorch.kernels.Kernel):
         ...     has_lengthscale = True
@@ -42,11 +50,11 @@ def radial_derivatives(
         >>> gp_orff.CurlFreeKernel(Cauchy(), num_dims=2)(torch.zeros(4, 2)).shape
         torch.Size([8, 8])
     """
-    known = ", ".join(
+    registered = ", ".join(
         sorted(cls.__name__ for cls in radial_derivatives.registry if cls is not object)
     )
     raise NotImplementedError(
-        f"no radial derivatives are known for {type(kernel).__name__}; known are {known}. "
+        f"no radial derivatives are known for {type(kernel).__name__}; known are {registered}. "
         "Register yours with @gp_orff.radial_derivatives.register(YourKernel)."
     )
 
@@ -81,110 +89,114 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> Float[Tensor, "..."]:
-    """All partial derivatives of one order (0 to 4) of k at displacements τ of its own inputs, an
-    axis for each.
+    """All partial derivatives of one order (0 to 4) of k(τ), with one axis for each derivative.
 
-    With s = τᵀΛτ and u = Λτ: ∂_i = 2κ′u_i, ∂_ij = 2κ′Λ_ij + 4κ″u_iu_j, and so on: every pair of
-    indices is in one Λ or in two u, with 2^{order − pairs} κ^{(order − pairs)} in front.
+    τ are lags of the inputs of the kernel. With s = τᵀΛτ and u = Λτ, ∂_i k = 2κ′u_i and
+    ∂_ij k = 2κ′Λ_ij + 4κ″u_iu_j. In general, sum over all ways to pair some of the indices: a pair
+    gives one Λ, an index without partner one u, and each product has the coefficient
+    2^{order − pairs} κ^{(order − pairs)}.
 
     Raises:
         NotImplementedError: a kernel without radial derivatives.
     """
     if not order:
-        return at_lags(kernel, tau)
+        return scalar_covariance(kernel, tau)
     if not kernel.has_lengthscale:
-        radial_derivatives.dispatch(object)(kernel, None)  # raises, naming what is known
+        radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists registered kernels
     lengthscale = kernel.lengthscale.unsqueeze(-2).to(tau)
     lengthscale = lengthscale.expand(*lengthscale.shape[:-1], tau.shape[-1])
     scaled = tau / lengthscale
     u, metric = scaled / lengthscale, torch.diag_embed(lengthscale.pow(-2))
-    slopes = [
-        2**j * own[(..., *[None] * order)]
-        for j, own in enumerate(_radial(kernel, scaled.square().sum(-1), order), 1)
+    coefficients = [
+        2**j * kappa[(..., *[None] * order)]
+        for j, kappa in enumerate(_radial(kernel, scaled.square().sum(-1), order), 1)
     ]
-    found = [
+    products = [
         math.prod(
-            [*(metric[at] for at in pairs), *(u[at] for at in alone)],
-            start=slopes[order - len(pairs) - 1],
+            [*(metric[index] for index in pairs), *(u[index] for index in singles)],
+            start=coefficients[order - len(pairs) - 1],
         )
-        for pairs, alone in _products(order)
+        for pairs, singles in _products(order)
     ]
-    return sum(found[1:], found[0])
+    return sum(products[1:], products[0])
 
 
-def at_lags(kernel: Kernel, tau: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
-    """k(τ) of its own inputs, from the kernel itself."""
+def scalar_covariance(kernel: Kernel, tau: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
+    """k(τ) at lags τ of the inputs of the kernel, by its `forward`."""
     lags = tau.flatten(0, -2)
     return kernel.forward(lags, torch.zeros_like(lags), diag=True).reshape(tau.shape[:-1])
 
 
 @cache
 def _products(order: int) -> list[tuple[list[tuple], list[tuple]]]:
-    """Every Λ and every u of each product, by the axes of the result that are its own."""
+    """For each product, the indices that put every Λ and every u on their axes of the result."""
 
-    def along(*axes: int) -> tuple:
+    def on_axes(*axes: int) -> tuple:
         return (..., *(slice(None) if i in axes else None for i in range(order)))
 
     return [
-        ([along(*pair) for pair in pairs], [along(i) for i in alone])
-        for pairs, alone in _pairings(tuple(range(order)))
+        ([on_axes(*pair) for pair in pairs], [on_axes(i) for i in singles])
+        for pairs, singles in _pairings(tuple(range(order)))
     ]
 
 
 def _pairings(indices: tuple[int, ...]) -> list[tuple[tuple, tuple]]:
-    """All ways to take pairs out of the indices: the pairs, and those that stay alone."""
+    """All ways to pair some of the indices: the pairs, and the indices without partner."""
     if not indices:
         return [((), ())]
     first, rest = indices[0], indices[1:]
-    found = [(pairs, (first, *alone)) for pairs, alone in _pairings(rest)]
-    for i, other in enumerate(rest):
-        fewer = _pairings(rest[:i] + rest[i + 1 :])
-        found += [(((first, other), *pairs), alone) for pairs, alone in fewer]
-    return found
+    pairings = [(pairs, (first, *singles)) for pairs, singles in _pairings(rest)]
+    for i, partner in enumerate(rest):
+        others = _pairings(rest[:i] + rest[i + 1 :])
+        pairings += [(((first, partner), *pairs), singles) for pairs, singles in others]
+    return pairings
 
 
 def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Float[Tensor, "*m"]]:
-    """κ′, κ″, …, κ^{(order)} at s; the two that are known, for less."""
+    """κ′, κ″, …, κ^{(order)} at s, at least two; from the third on by differentiation of κ″."""
     if order <= 2:
         return radial_derivatives(kernel, s)
-    followed = s.requires_grad
+    differentiable = s.requires_grad
     with torch.enable_grad():
-        s = s.clamp_min(1e-24) if followed else s.clamp_min(1e-24).requires_grad_()
-        found = list(radial_derivatives(kernel, s))
-        while len(found) < order:
-            found.append(torch.autograd.grad(found[-1].sum(), s, create_graph=True)[0])
-    return found if followed else [own.detach() for own in found]
+        s = s.clamp_min(1e-24) if differentiable else s.clamp_min(1e-24).requires_grad_()
+        kappas = list(radial_derivatives(kernel, s))
+        while len(kappas) < order:
+            kappas.append(torch.autograd.grad(kappas[-1].sum(), s, create_graph=True)[0])
+    return kappas if differentiable else [kappa.detach() for kappa in kappas]
 
 
 def polynomial(
     function: Callable[[Float[Tensor, "m k"]], Complex[Tensor, "m q p"]], dims: int, degree: int
 ) -> dict[tuple[int, ...], Complex[Tensor, "q p"]]:
-    """The coefficients of a homogeneous polynomial, by its monomials ω_i ω_j …
+    """The coefficients of a homogeneous polynomial in ω, for its monomials ω_i ω_j …
+
+    They are found by least squares from values at random ω.
 
     Raises:
-        NotImplementedError: a function that is none.
+        NotImplementedError: a function that is no such polynomial.
     """
     monomials = list(combinations_with_replacement(range(dims), degree))
     generator = torch.Generator().manual_seed(0)
     omega = torch.randn(4 * len(monomials) + 8, dims, generator=generator, dtype=torch.float64)
     values = function(omega).to(torch.complex128)
-    columns = [omega[:, list(own)].prod(-1) for own in monomials]
+    columns = [omega[:, list(monomial)].prod(-1) for monomial in monomials]
     design = torch.stack(columns, dim=-1).to(torch.complex128)
-    found = torch.linalg.lstsq(design, values.flatten(1)).solution
-    if (design @ found - values.flatten(1)).abs().max() > 1e-9 * (1 + values.abs().max()):
+    coefficients = torch.linalg.lstsq(design, values.flatten(1)).solution
+    if (design @ coefficients - values.flatten(1)).abs().max() > 1e-9 * (1 + values.abs().max()):
         raise NotImplementedError("no polynomial in ω")
-    return dict(zip(monomials, found.unflatten(-1, values.shape[1:]), strict=True))
+    return dict(zip(monomials, coefficients.unflatten(-1, values.shape[1:]), strict=True))
 
 
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
-    """K(0) of one term."""
+    """K(0), the covariance of one term at lag zero."""
     scale, factor = term.outputscale[..., None, None], term.factor
     if not factor.degree:
         return scale * factor.matrix @ factor.matrix.mT
-    dims, density = leaf_dims(term, term.leaves[0], None), spectrum(term.leaves[0].kernel)
-    return scale * field_block(factor, torch.diag_embed(density.second_moments(dims)))
+    leaf = term.leaves[0]
+    moments = spectrum(leaf.kernel).second_moments(leaf_dims(term, leaf, None))
+    return scale * field_block(factor, torch.diag_embed(moments))
 
 
 def field_block(factor: Factor, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b p p"]:
-    """B B* for the mean of ω ωᵀ, or minus a Hessian."""
+    """E[B B*] from E[ω ωᵀ], or the kernel of the field from minus the Hessian of k."""
     return factor.assemble(factor.embedded_outer(outer))

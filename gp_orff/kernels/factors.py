@@ -2,8 +2,8 @@
 
 By the operator-valued Bochner theorem a shift-invariant matrix-valued kernel is
 K(x, z) = ∫ e^{−i⟨ω, x−z⟩} A(ω) dμ(ω) with A(ω) ⪰ 0 (Brault et al. 2016, Proposition 2.2;
-Minh 2016, Theorem 3). With μ the spectral law of a scalar kernel k, each class here is one choice
-of A. A factor with r columns gives r features for each trigonometric column.
+Minh 2016, Theorem 3). With μ the spectral measure of a scalar kernel k, each class here is one
+choice of A. A factor with r columns gives r features for each trigonometric column.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from torch import Tensor
 
 
 class Factor(Protocol):
-    """B(ω), homogeneous of degree `degree` in ω."""
+    """A factor B(ω), homogeneous of degree `degree` in ω."""
 
     num_outputs: int
     degree: int
     rank: int  # columns of B
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
-        """B(ω) of every frequency."""
+        """B(ω) at every frequency."""
 
 
 def embedded(
     omega: Float[Tensor, "*b k"], dims: Sequence[int] | None, num_inputs: int
 ) -> Float[Tensor, "*b d"]:
-    """Frequencies of some inputs as frequencies of all; those of None are of all."""
+    """Frequencies of the inputs `dims` (None: all) as frequencies of all inputs, zero elsewhere."""
     if dims is None:
         return omega
-    full = omega.new_zeros(*omega.shape[:-1], num_inputs)
-    return full.index_copy(-1, torch.tensor(dims, device=omega.device), omega)
+    zeros = omega.new_zeros(*omega.shape[:-1], num_inputs)
+    return zeros.index_copy(-1, torch.tensor(dims, device=omega.device), omega)
 
 
 @dataclass(frozen=True)
@@ -58,28 +58,29 @@ class Mixing:
 
 @dataclass(frozen=True)
 class _FieldFactor:
-    """B(ω) of a field on `num_outputs` dimensions, of whose potential's inputs only `dims` vary."""
+    """B(ω) of a field in `num_outputs` dimensions whose potential depends on the inputs `dims`."""
 
     num_outputs: int
     dims: tuple[int, ...] | None = None
     degree = 1
 
     def embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
+        """Frequencies of the potential as frequencies of the field."""
         return embedded(omega, self.dims, self.num_outputs)
 
     def embedded_outer(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
-        """Matrices over the inputs of the potential as matrices over those of the field."""
+        """Matrices over the inputs of the potential as matrices over the inputs of the field."""
         return self.embedded(self.embedded(outer).mT).mT
 
 
 @dataclass(frozen=True)
 class Gradient(_FieldFactor):
-    """B(ω) = ω: the curl-free kernel −∇∇ᵀk, of gradients of a potential with kernel k."""
+    """B(ω) = ω: the curl-free kernel −∇∇ᵀk of the gradient of a potential with kernel k."""
 
     rank = 1
 
     def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-        """E[B Bᵀ …] from E[ωωᵀ …]: the field's kernel from −∇∇ᵀk."""
+        """E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)]: the kernel of the field from −∇∇ᵀk."""
         return outer
 
     def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d 1"]:
@@ -90,8 +91,8 @@ class Gradient(_FieldFactor):
 class Solenoidal(_FieldFactor):
     """B(ω) = ‖ω‖ · (orthonormal basis of ω^⊥): the divergence-free kernel (∇∇ᵀ − ΔI)k.
 
-    B Bᵀ = ‖ω‖² I − ωωᵀ has rank d − 1, so d − 1 features a column instead of the d of its
-    symmetric square root. The basis is columns 2…d of the Householder reflector of ω.
+    B Bᵀ = ‖ω‖² I − ωωᵀ has rank d − 1: a trigonometric column needs d − 1 features, one fewer than
+    with the symmetric square root. The basis is columns 2…d of the Householder reflector of ω.
     """
 
     @property
@@ -99,7 +100,7 @@ class Solenoidal(_FieldFactor):
         return self.num_outputs - 1
 
     def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-        """E[B Bᵀ …] from E[ωωᵀ …]: the field's kernel from −∇∇ᵀk."""
+        """E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)]: the kernel of the field from −∇∇ᵀk."""
         trace = outer.diagonal(dim1=-1, dim2=-2).sum(-1)[..., None, None]
         return trace * torch.eye(outer.shape[-1], dtype=outer.dtype, device=outer.device) - outer
 

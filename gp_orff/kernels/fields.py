@@ -4,9 +4,8 @@ With a scalar stationary kernel k(x, z) = κ(s), s = ‖τ/ℓ‖², τ = x − 
 
     −∇∇ᵀk = −2κ′(s) Λ − 4κ″(s) u uᵀ .
 
-The base kernel k is the kernel of the potential, used as it is, without hidden normalisation.
-Matrices are point-major: row n·p + i is output i of point n, as gpytorch's
-`MultitaskMultivariateNormal` expects.
+The base kernel k is the kernel of the potential; it is not rescaled. Matrices are point-major: row
+n·p + i is output i at point n, as gpytorch's `MultitaskMultivariateNormal` expects.
 """
 
 import math
@@ -24,7 +23,10 @@ from gp_orff.kernels.tree import Term, inner_terms, terms
 
 
 class PotentialKernel(WrapperKernel):
-    """A kernel of fields that derive from a potential with kernel `base_kernel`."""
+    """A kernel of fields that are derivatives of a potential with kernel `base_kernel`.
+
+    See `CurlFreeKernel` for the arguments and the errors.
+    """
 
     is_stationary = True
     minimum_dims = 1
@@ -59,11 +61,11 @@ class PotentialKernel(WrapperKernel):
             self._check(term)
 
     def factor(self, dims: tuple[int, ...] | None) -> Factor:
-        """B(ω) of the field, for the spectrum of a potential that varies along `dims`."""
+        """The factor B(ω) of fields whose potential depends on the inputs `dims` (all if None)."""
         raise NotImplementedError
 
     def _check(self, term: Term) -> None:
-        """Whether the field of this term of the potential exists."""
+        """Refuse a term of the potential whose field does not exist, or is not known here."""
         name = type(self).__name__
         if term.num_outputs != 1:
             raise ValueError(
@@ -79,11 +81,11 @@ class PotentialKernel(WrapperKernel):
         leaf = term.leaves[0].kernel
         if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
             if radial_derivatives.dispatch(type(leaf)) is radial_derivatives.dispatch(object):
-                radial_derivatives(leaf, None)  # raises, naming what is known
+                radial_derivatives(leaf, None)  # raises, and lists the kernels it knows
         elif math.isinf(spectrum(leaf).moment(1, self.num_dims)):
-            found = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
+            base = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
             raise ValueError(
-                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {found}; use "
+                f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {base}; use "
                 "nu=1.5 or 2.5"
             )
         dims = term.leaves[0].active_dims
@@ -93,14 +95,15 @@ class PotentialKernel(WrapperKernel):
                 f"its own {self.num_dims} inputs, got {dims}; to select the inputs that are space, "
                 f"give active_dims to {name}"
             )
-        seen = self.num_dims if dims is None else len(dims)
-        if leaf.ard_num_dims not in (None, seen):
+        num_inputs = self.num_dims if dims is None else len(dims)
+        if leaf.ard_num_dims not in (None, num_inputs):
             raise ValueError(
-                f"{name}(num_dims={self.num_dims}) expects ard_num_dims={seen} in its base "
+                f"{name}(num_dims={self.num_dims}) expects ard_num_dims={num_inputs} in its base "
                 f"kernel, got {leaf.ard_num_dims}"
             )
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """d, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
         return self.num_dims
 
     def forward(
@@ -110,10 +113,18 @@ class PotentialKernel(WrapperKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> Float[Tensor, "*b n*d m*d"] | Float[Tensor, "*b n*d"]:
+        """The covariance matrix between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+
+        Rows and columns are point-major, n·d + i. With `diag`, only the diagonal, (*b, n·d).
+
+        Raises:
+            ValueError: `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
+            TypeError: inputs of another dtype than the hyperparameters.
+        """
         if last_dim_is_batch:
             raise ValueError(
-                f"{type(self).__name__} ties the input dimensions together, so that "
-                "last_dim_is_batch=True has no meaning for it; use active_dims"
+                f"{type(self).__name__} couples all input dimensions and expects "
+                "last_dim_is_batch=False, got last_dim_is_batch=True; use active_dims"
             )
         if x1.shape[-1] != self.num_dims:
             raise ValueError(
@@ -124,38 +135,42 @@ class PotentialKernel(WrapperKernel):
         if x2 is not x1:
             check_inputs(self, x2)
         tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
-        parts = [_minus_hessian(term, tau) for term in inner_terms(self)]
-        blocks = self.factor(None).assemble(sum(parts[1:], parts[0]))  # (*b, n, m, d, d)
+        hessians = [_minus_hessian(term, tau) for term in inner_terms(self)]
+        blocks = self.factor(None).assemble(sum(hessians[1:], hessians[0]))  # (*b, n, m, d, d)
         if diag:
             return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
         return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
 
 
 def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
-    """−∇∇ᵀk of the potential of one term."""
+    """−∇∇ᵀk at lags τ, of one term of the potential."""
     leaf = term.leaves[0]
-    seen = tau if leaf.active_dims is None else tau[..., list(leaf.active_dims)]
-    hessian = term.factor.embedded_outer(derivatives(leaf.kernel, seen, 2))
+    lags = tau if leaf.active_dims is None else tau[..., list(leaf.active_dims)]
+    hessian = term.factor.embedded_outer(derivatives(leaf.kernel, lags, 2))
     return -term.outputscale[..., None, None, None, None] * hessian
 
 
 class CurlFreeKernel(PotentialKernel):
-    r"""Curl-free kernel K(x, z) = −∇∇ᵀ k(x − z): fields that are gradients of a potential.
+    r"""Curl-free kernel K(x, z) = −∇∇ᵀ k(x − z) of fields that are gradients of a potential.
 
-    `base_kernel` is the scalar kernel k of the potential (RBF, Matérn 3/2 and 5/2, and scaled sums
-    of them; ARD and batch shapes as in gpytorch). Rows of the covariance matrix are point-major,
-    n·p + i. The field's variance is outputscale · E‖z‖²/(d ℓ²), in units of potential² / length².
+    The covariance matrix of points x (N, d) is (N·d, N·d), point-major: row n·d + i is component i
+    at point n. The variance of a component is outputscale · E‖z‖²/(d ℓ²), in units of
+    potential² / length², where z ~ the spectral measure of k at unit lengthscale.
 
     Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
 
     Args:
-        base_kernel: an instance of a gpytorch kernel, an `RBFKernel` if None.
+        base_kernel: the scalar kernel k of the potential, an instance of a gpytorch kernel: RBF,
+            rational quadratic, Matérn 3/2 or 5/2, or a scaled sum of them, with ARD and batch
+            shapes as in gpytorch. An `RBFKernel` if None.
         num_dims: d, the number of input columns and of outputs.
-        active_dims: the input columns that are space, if not all.
+        active_dims: the d input columns that are directions of space; all columns if None.
 
     Raises:
-        ValueError: a base kernel that is not twice differentiable (Matérn ν ≤ 1) or not scalar.
-        NotImplementedError: a base kernel that is not registered.
+        TypeError: a base kernel that is no instance of a kernel; `num_dims` that is no integer.
+        ValueError: a base kernel that is not twice differentiable (Matérn ν ≤ 1), not scalar, a
+            constant or a product; numbers of dimensions that contradict each other.
+        NotImplementedError: a base kernel without a registered spectrum or radial derivatives.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -169,12 +184,24 @@ class CurlFreeKernel(PotentialKernel):
 
 
 class DivergenceFreeKernel(PotentialKernel):
-    r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − ΔI) k(x − z): incompressible fields.
+    r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − ΔI) k(x − z) of incompressible fields.
 
-    In two dimensions these are the fields (∂₂ψ, −∂₁ψ) of a stream function ψ with kernel k, in
-    three the curls of a vector potential. Arguments and errors as for `CurlFreeKernel`; d ≥ 2.
+    In two dimensions the fields are (∂₂ψ, −∂₁ψ), for a stream function ψ with kernel k. In three
+    they are curls of a vector potential. The covariance matrix of points x (N, d) is (N·d, N·d),
+    point-major.
 
     Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
+
+    Args:
+        base_kernel: the scalar kernel k, as for `CurlFreeKernel`; an `RBFKernel` if None.
+        num_dims: d ≥ 2, the number of input columns and of outputs.
+        active_dims: the d input columns that are directions of space; all columns if None.
+
+    Raises:
+        TypeError: a base kernel that is no instance of a kernel; `num_dims` that is no integer.
+        ValueError: d < 2; a base kernel that is not twice differentiable (Matérn ν ≤ 1), not
+            scalar, a constant or a product; numbers of dimensions that contradict each other.
+        NotImplementedError: a base kernel without a registered spectrum or radial derivatives.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -192,14 +219,21 @@ class DivergenceFreeKernel(PotentialKernel):
 class HelmholtzKernel(AdditiveKernel):
     """The sum of a scaled curl-free and a scaled divergence-free kernel.
 
-    Every smooth field that vanishes at infinity is such a sum (Helmholtz). The two parts are
-    `ScaleKernel`s with their own copies of `base_kernel`, at `.curl_free` and `.divergence_free`
+    K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − ΔI) k₂(x − z). Every smooth field that vanishes at
+    infinity is the sum of a curl-free and a divergence-free field (Helmholtz). The two terms,
+    `.curl_free` and `.divergence_free`, are `ScaleKernel`s, each with a copy of `base_kernel`
     (Berlinghieri et al. 2023, Section 4).
 
     Args:
-        base_kernel: the scalar kernel of both potentials, an `RBFKernel` if None.
-        num_dims: d ≥ 2.
-        active_dims: the input columns that are space, if not all.
+        base_kernel: the scalar kernel of both potentials, as for `CurlFreeKernel`; an `RBFKernel`
+            if None.
+        num_dims: d ≥ 2, the number of input columns and of outputs.
+        active_dims: the d input columns that are directions of space; all columns if None.
+
+    Raises:
+        TypeError: as for `DivergenceFreeKernel`.
+        ValueError: as for `DivergenceFreeKernel`.
+        NotImplementedError: as for `DivergenceFreeKernel`.
 
     Example:
         >>> import gp_orff
@@ -226,10 +260,12 @@ class HelmholtzKernel(AdditiveKernel):
 
     @property
     def curl_free(self) -> ScaleKernel:
+        """The scaled curl-free kernel."""
         return self.kernels[0]
 
     @property
     def divergence_free(self) -> ScaleKernel:
+        """The scaled divergence-free kernel."""
         return self.kernels[1]
 
 

@@ -11,15 +11,16 @@ from gp_orff.kernels.tree import Term, inner_terms, products, terms
 
 
 class FieldProductKernel(WrapperKernel):
-    """K((x, t), (z, s)) = K_field(x, z) · k(t, s): a field that changes with another input.
+    """A field kernel times a scalar kernel of other inputs, such as time.
 
-    `field_kernel * scalar_kernel` builds it, in either order; gpytorch's own product would raise
-    a size mismatch. Both select their inputs by `active_dims`. Derivatives that make the field
-    curl-free or divergence-free act on its own inputs only.
+    K((x, t), (z, s)) = K_field(x, z) · k(t, s). `field_kernel * scalar_kernel` makes one, in either
+    order. Each kernel selects its inputs by `active_dims`. The derivatives in the field kernel act
+    on the inputs of the field kernel only. The covariance matrix of points x (N, d) is (N·p, N·p),
+    point-major.
 
     Args:
-        field_kernel: a kernel with several outputs.
-        scalar_kernel: a kernel with one.
+        field_kernel: a kernel with p > 1 outputs.
+        scalar_kernel: a kernel with one output.
 
     Raises:
         ValueError: two kernels with several outputs, or none.
@@ -34,10 +35,9 @@ class FieldProductKernel(WrapperKernel):
     """
 
     def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):
-        any_input = torch.zeros(1, 1)
+        point = torch.zeros(1, 1)
         outputs = [
-            kernel.num_outputs_per_input(any_input, any_input)
-            for kernel in (field_kernel, scalar_kernel)
+            kernel.num_outputs_per_input(point, point) for kernel in (field_kernel, scalar_kernel)
         ]
         if outputs[0] == 1 or outputs[1] != 1:
             raise ValueError(
@@ -52,14 +52,20 @@ class FieldProductKernel(WrapperKernel):
 
     @property
     def is_stationary(self) -> bool:
+        """Whether both kernels are stationary."""
         return self.field_kernel.is_stationary and self.scalar_kernel.is_stationary
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
         return self.num_outputs
 
     def forward(
         self, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"], diag: bool = False, **params
     ) -> Float[Tensor, "*b n*p m*p"] | Float[Tensor, "*b n*p"]:
+        """The covariance matrix between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+
+        Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
+        """
         field = to_dense(self.field_kernel(x1, x2, diag=diag, **params))
         scalar = to_dense(self.scalar_kernel(x1, x2, diag=diag, **params))
         if diag:

@@ -1,4 +1,4 @@
-"""Scalar kernels that gpytorch does not have."""
+"""A scalar kernel that gpytorch lacks; a check of subclasses of gpytorch's kernels."""
 
 from collections.abc import Sequence
 
@@ -12,18 +12,21 @@ from torch import Tensor
 class GeneralMaternKernel(Kernel):
     """Matérn kernel of any smoothness ν > 0, for features only.
 
-    gpytorch's `MaternKernel` knows ν = 1/2, 3/2 and 5/2 in closed form. The spectral density, a
-    multivariate Student t with 2ν degrees of freedom, is known for every ν; this kernel has it and
-    its lengthscales, and no covariance of its own. ν is not trained.
+    gpytorch's `MaternKernel` has the closed forms of ν = 1/2, 3/2 and 5/2. This kernel has the
+    spectral density, a multivariate Student t with 2ν degrees of freedom and scale 1/ℓ, which is
+    known for every ν. It has no covariance in closed form, and ν is not trained.
 
     Args:
-        nu: ν > 0. Fields need ν > 1.
-        ard_num_dims, batch_shape, active_dims, lengthscale_prior, lengthscale_constraint: as for
-            every gpytorch kernel.
+        nu: ν > 0, the smoothness. Fields need ν > 1.
+        ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
+        batch_shape: the batch shape of the lengthscales, as in gpytorch.
+        active_dims: the input columns of the kernel; all columns if None.
+        lengthscale_prior: a prior of the lengthscales, as in gpytorch.
+        lengthscale_constraint: a constraint of the lengthscales, as in gpytorch.
 
     Raises:
         ValueError: ν ≤ 0.
-        NotImplementedError: when it is evaluated without `ORFFKernel`.
+        NotImplementedError: the kernel is evaluated without `ORFFKernel`.
 
     Example:
         >>> import gp_orff
@@ -57,17 +60,22 @@ class GeneralMaternKernel(Kernel):
         self.nu = float(nu)
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params) -> Tensor:
+        """Raise, for all `x1` (n, d), `x2` (m, d) and `diag`: there is no closed form.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError(
-            f"GeneralMaternKernel(nu={self.nu}) has a spectral density and no closed form; put it "
+            f"GeneralMaternKernel(nu={self.nu}) has a spectral density but no closed form; put it "
             "inside ORFFKernel, or use gpytorch's MaternKernel with nu=0.5, 1.5 or 2.5"
         )
 
 
 def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
-    """Refuse subclasses with a covariance of their own, such as gpytorch's derivative kernels.
+    """Refuse subclasses of `cls` that override its covariance, such as gpytorch's `RBFKernelGrad`.
 
     Raises:
-        NotImplementedError: naming the class to register.
+        NotImplementedError: a kernel with another `forward` than `cls`.
     """
     if type(kernel).forward is not cls.forward:
         raise NotImplementedError(

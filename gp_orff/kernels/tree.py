@@ -1,7 +1,8 @@
 """A kernel tree, flattened into a sum of terms.
 
-Each term is a product of scalar kernels (its *leaves*) with a factor B(ω). Products of kernels on
-any inputs are sums of independent frequencies; a term without leaves is a constant.
+Each term is a product of scalar kernels (its *leaves*) and a factor B(ω). A frequency of a product
+of kernels is the sum of independent frequencies of its factors, on shared or separate inputs. A
+term without leaves is a constant.
 """
 
 from collections.abc import Sequence
@@ -29,23 +30,27 @@ from gp_orff.kernels.spectra.base import Spectrum, spectrum
 
 @dataclass(frozen=True)
 class Leaf:
-    """A scalar kernel and the input columns it sees, all if None."""
+    """A scalar kernel and its input columns, all if None."""
 
     kernel: Kernel
     active_dims: tuple[int, ...] | None = None
 
     def columns(self, num_dims: int) -> tuple[int, ...]:
-        """Those it sees of so many."""
+        """The input columns of the kernel, of `num_dims` columns."""
         return self.active_dims or tuple(range(num_dims))
 
     def restricted(self, outer: tuple[int, ...]) -> "Leaf":
+        """The leaf inside a kernel that selects these input columns."""
         inner = self.active_dims
         return replace(self, active_dims=outer if inner is None else tuple(outer[i] for i in inner))
 
 
 @dataclass(frozen=True)
 class Term:
-    """K(x, z) = outputscale · E[ B(ω₁) cos⟨Σ_i ω_i, x − z⟩ B(ω₁)ᵀ ], ω_i from the i-th leaf."""
+    """K(x, z) = outputscale · E[ B(ω₁) cos⟨Σ_i ω_i, x − z⟩ B(ω₁)ᵀ ].
+
+    ω_i is drawn from the spectral measure of the i-th leaf.
+    """
 
     leaves: tuple[Leaf, ...]
     factor: Factor
@@ -54,20 +59,22 @@ class Term:
 
     @property
     def num_outputs(self) -> int:
+        """p, the number of components of the field."""
         return self.factor.num_outputs
 
     def restricted(self, active_dims: Tensor | None) -> "Term":
-        """The term as seen from outside a kernel that selects these input columns."""
+        """The term inside a kernel that selects these input columns; all columns if None."""
         if active_dims is None:
             return self
         outer = tuple(active_dims.tolist())
         return replace(self, leaves=tuple(leaf.restricted(outer) for leaf in self.leaves))
 
     def scaled(self, outputscale: Float[Tensor, "*b"]) -> "Term":
+        """The term times an outputscale."""
         return replace(self, outputscale=self.outputscale * outputscale)
 
     def with_factor(self, factor: Factor) -> "Term":
-        """The term of a vector-valued kernel built on this scalar one."""
+        """The term of a vector-valued kernel with this scalar term as its base kernel."""
         if self.num_outputs != 1:
             raise ValueError(
                 f"{type(factor).__name__} needs a scalar base kernel, got one with "
@@ -76,13 +83,13 @@ class Term:
         return replace(self, factor=factor)
 
     def __mul__(self, other: "Term") -> "Term":
-        """The product with a scalar term; the leaves of the vector-valued one come first."""
+        """The product with a scalar term; the leaves of the vector-valued term come first."""
         if self.num_outputs == 1 < other.num_outputs:
             return other * self
         if other.num_outputs != 1:
             raise ValueError(
-                f"a product of kernels expects at most one with several outputs, got "
-                f"{self.num_outputs} and {other.num_outputs} outputs"
+                f"a product of kernels expects at most one kernel with several outputs, got "
+                f"{self.num_outputs} and {other.num_outputs} outputs; make one of them scalar"
             )
         return replace(
             self,
@@ -93,7 +100,7 @@ class Term:
 
 
 def terms(kernel: Kernel) -> list[Term]:
-    """The terms whose sum is `kernel`, its hyperparameters as live tensors."""
+    """The terms whose sum is `kernel`; gradients flow to its hyperparameters."""
     return [term.restricted(kernel.active_dims) for term in inner_terms(kernel)]
 
 
@@ -105,10 +112,10 @@ def scalar_term(*leaves: Leaf, outputscale: Float[Tensor, "*b"]) -> Term:
 
 @singledispatch
 def inner_terms(kernel: Kernel) -> list[Term]:
-    """`terms` on the inputs that `kernel.forward` sees, its own `active_dims` already selected.
+    """The terms of `kernel` on the inputs of `kernel.forward`, after its `active_dims` are applied.
 
-    A kernel that is not named here is a leaf: a scalar kernel, to be looked up in the registries
-    of spectra and radial derivatives. Register compositions of your own.
+    A kernel whose class is not registered is a leaf: a scalar kernel, which the registries of
+    spectra and radial derivatives have to know. Register compositions of your own.
     """
     one = torch.ones((), dtype=kernel.dtype, device=kernel.device)
     return [scalar_term(Leaf(kernel), outputscale=one)]
@@ -116,12 +123,12 @@ def inner_terms(kernel: Kernel) -> list[Term]:
 
 @inner_terms.register
 def _(kernel: AdditiveKernel) -> list[Term]:
-    return [term for part in kernel.kernels for term in terms(part)]
+    return [term for summand in kernel.kernels for term in terms(summand)]
 
 
 @inner_terms.register
 def _(kernel: ProductKernel) -> list[Term]:
-    return products(*(terms(part) for part in kernel.kernels))
+    return products(*(terms(multiplicand) for multiplicand in kernel.kernels))
 
 
 def products(*sums: list[Term]) -> list[Term]:
@@ -165,71 +172,83 @@ def _(kernel: LCMKernel) -> list[Term]:
 
 
 def spectra_of(term: Term) -> list[Spectrum]:
-    """Of every leaf, at its present hyperparameters."""
+    """The spectrum of every leaf of a term, at its present hyperparameters."""
     return [spectrum(leaf.kernel) for leaf in term.leaves]
 
 
-def infer_num_dims(found: Sequence[Term], num_dims: int | None) -> int | None:
-    """The number of input columns, from the terms that know it where it is not given."""
-    leaves = [(term, leaf) for term in found for leaf in term.leaves if leaf.active_dims is None]
-    known = [num_dims, *(_own_dims(*pair) for pair in leaves)]
-    return next((own for own in known if own is not None), None)
+def infer_num_dims(parts: Sequence[Term], num_dims: int | None) -> int | None:
+    """The number of input columns: `num_dims`, or else what the terms declare; None if unknown."""
+    leaves = [(term, leaf) for term in parts for leaf in term.leaves if leaf.active_dims is None]
+    numbers = [num_dims, *(_declared_dims(*pair) for pair in leaves)]
+    return next((number for number in numbers if number is not None), None)
 
 
-def _own_dims(term: Term, leaf: Leaf) -> int | None:
+def _declared_dims(term: Term, leaf: Leaf) -> int | None:
+    """The number of inputs by `ard_num_dims`, or else by the components of a field."""
     field = term.factor.num_outputs if term.factor.degree and leaf is term.leaves[0] else None
     return leaf.kernel.ard_num_dims or field
 
 
 def leaf_dims(term: Term, leaf: Leaf, num_dims: int | None) -> int:
-    """The number of input columns a leaf sees."""
+    """The number of input columns of a leaf.
+
+    Raises:
+        ValueError: the number is not known.
+    """
     if leaf.active_dims is not None:
         return len(leaf.active_dims)
-    known = _own_dims(term, leaf) or num_dims
-    if known is None:
+    number = _declared_dims(term, leaf) or num_dims
+    if number is None:
         raise ValueError(
             f"the number of inputs of {type(leaf.kernel).__name__} is not known: expected "
             "num_dims=, ard_num_dims= or active_dims=, got none of them; pass num_dims= to "
             "ORFFKernel"
         )
-    return known
+    return number
 
 
 def input_columns(parts: Sequence[Term], num_dims: int | None) -> tuple[int, bool]:
-    """The number of input columns the terms need, and whether there may be no more.
+    """The number of input columns that the terms need, and whether it is exact (else a minimum).
 
     Raises:
         ValueError: terms that contradict each other or `num_dims`.
     """
     leaves = [(term, leaf) for term in parts for leaf in term.leaves]
-    whole = {leaf_dims(term, leaf, num_dims) for term, leaf in leaves if leaf.active_dims is None}
-    least = max((max(leaf.active_dims) + 1 for _, leaf in leaves if leaf.active_dims), default=1)
-    known = whole | ({num_dims} if num_dims is not None else set())
-    if len(known) > 1 or (known and least > min(known)):
+    totals = {leaf_dims(term, leaf, num_dims) for term, leaf in leaves if leaf.active_dims is None}
+    minimum = max((max(leaf.active_dims) + 1 for _, leaf in leaves if leaf.active_dims), default=1)
+    numbers = totals | ({num_dims} if num_dims is not None else set())
+    if len(numbers) > 1 or (numbers and minimum > min(numbers)):
         raise ValueError(
-            f"expected terms that see the same inputs, got {sorted(whole)} columns for "
-            f"those without active_dims, column {least - 1} among active_dims, and "
-            f"num_dims={num_dims}; give active_dims to kernels that see a part of the inputs"
+            f"expected terms on the same inputs, got {sorted(totals)} columns for "
+            f"those without active_dims, column {minimum - 1} among active_dims, and "
+            f"num_dims={num_dims}; give active_dims to kernels on a part of the inputs"
         )
-    return (known.pop(), True) if known else (least, False)
+    return (numbers.pop(), True) if numbers else (minimum, False)
 
 
 def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
-    """The inputs that are directions of space: those of the field kernels, else all of them."""
-    found = set()
+    """The inputs that are directions of space: those of the field kernels, else all.
+
+    Raises:
+        ValueError: field kernels on different inputs.
+    """
+    spaces = set()
     for term in terms(kernel):
         if term.factor.degree:
             dims = term.leaves[0].active_dims
             inner = term.factor.dims
             if dims is None or (inner is not None and dims == inner):
                 dims = tuple(range(term.num_outputs))
-            found.add(dims)
-    if len(found) > 1:
-        raise ValueError(f"expected field kernels on the same inputs, got {sorted(found)}")
-    return found.pop() if found else tuple(range(num_inputs))
+            spaces.add(dims)
+    if len(spaces) > 1:
+        raise ValueError(
+            f"expected field kernels on the same inputs, got {sorted(spaces)}; give them the same "
+            "active_dims"
+        )
+    return spaces.pop() if spaces else tuple(range(num_inputs))
 
 
 def varies_in_space(term: Term, space: Sequence[int]) -> bool:
-    """Whether a term varies in space: what does not is background."""
-    seen = {dim for leaf in term.leaves for dim in leaf.active_dims or space}
-    return bool(seen & set(space))
+    """Whether a term varies in space; a term that does not belongs to the background."""
+    dims = {dim for leaf in term.leaves for dim in leaf.active_dims or space}
+    return bool(dims & set(space))

@@ -1,6 +1,6 @@
-"""Q(ω): linear maps of fields that commute with translations.
+"""Symbols Q(ω): linear maps of fields that commute with translations.
 
-This room imports no other.
+This room imports no other room.
 """
 
 from gp_orff.symbols.base import Composed, Identity, Symbol

@@ -1,15 +1,14 @@
-"""Linear maps of fields that commute with translations, by what they do to a wave.
+"""Translation-invariant linear maps of fields, each given by its Fourier multiplier Q(ω).
 
-A symbol Q(ω) ∈ C^{q×p} says that the map turns the wave e^{i⟨ω,x⟩} m into e^{i⟨ω,x⟩} Q(ω) m: a
-derivative multiplies by iω, an antiderivative divides by it, a mean over a box multiplies by the
-box's Fourier transform. The divergence of a field is one symbol, its potential another; on the
-posterior of the weights of waves each of them is exact, with all covariances, and nothing has to be
-differentiated.
+A symbol Q(ω) ∈ C^{q×p} maps the wave e^{i⟨ω,x⟩} m to e^{i⟨ω,x⟩} Q(ω) m. A derivative multiplies by
+iω, an antiderivative divides by it, a mean over a box multiplies by the Fourier transform of the
+box. A posterior of the weights of waves gives the posterior of every symbol exactly, with all
+covariances and without differentiation.
 
-Frequencies are in radians per unit of the inputs, so that the divergence is in units of the field
-over units of the inputs, and the potential in units of the field times units of the inputs. The
-part of a field that does not vary, at ω = 0, is a *background*: neither its curl nor its divergence
-is other than zero, and it belongs to neither part and to no potential.
+Frequencies are in radians per unit of the inputs. A divergence is in units of the field per unit of
+the inputs, a potential in units of the field times units of the inputs. The constant part of a
+field, at ω = 0, is its *background*: its curl and its divergence are zero, and neither part of a
+Helmholtz split nor any potential contains it.
 """
 
 from abc import ABC, abstractmethod
@@ -31,14 +30,15 @@ class Symbol(ABC):
     Subclass it for a map of your own: `order`, `num_outputs` and `__call__` suffice.
 
     Attributes:
-        order: of the derivative: |Q(ω)| grows as ‖ω‖^order. Where the prior's spectral density has
-            no such moment, the quantity does not exist, and asking for it raises.
-        homogeneous: whether Q(cω) = c^order Q(ω) for c > 0; what a grid leaves out is then known in
-            closed form.
-        reference: a point whose value is subtracted, or None.
+        order: the order of the derivative: |Q(ω)| grows as ‖ω‖^order. Where the spectral density
+            of the prior has no moment of that order, the quantity does not exist, and a request
+            for it raises.
+        homogeneous: whether Q(cω) = c^order Q(ω) for c > 0. The variance that a grid truncates then
+            has a closed form.
+        reference: (d,), the point whose value is subtracted, or None.
 
     Example:
-        A first derivative along the direction u, of every component:
+        The first derivative of every component along a direction u:
 
         >>> import gp_orff, torch
         >>> class AlongDerivative(gp_orff.Symbol):
@@ -58,23 +58,36 @@ class Symbol(ABC):
 
     @abstractmethod
     def num_outputs(self, p: int) -> int:
-        """q, for fields with p components."""
+        """q, the number of outputs for a field with `p` components."""
 
     @abstractmethod
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        """Q(ω); at ω = 0 what the map does to a constant field."""
+        """Q(ω), (D, q, p), at frequencies `omega` (D, d), for a field with `p` components.
+
+        At ω = 0: the action of the map on a constant field.
+        """
 
     def check(self, num_dims: int, p: int) -> None:
-        """Raise ValueError for fields the map is not defined for."""
+        """Refuse fields on which the map is not defined.
+
+        Args:
+            num_dims: d, the number of inputs in space.
+            p: the number of components of the field.
+
+        Raises:
+            ValueError: the map is not defined for these numbers.
+        """
         if self.reference is not None and tuple(self.reference.shape) != (num_dims,):
             raise ValueError(
                 f"{type(self).__name__} expects a reference of {num_dims} coordinates, got shape "
                 f"{tuple(self.reference.shape)}"
             )
 
-    def referred(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Tensor | None:
-        """The points whose values are subtracted from those at x: the reference in space, with the
-        other inputs of x; None where nothing is."""
+    def reference_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Tensor | None:
+        """The points (n, d) whose values are subtracted from those at `x`, None without reference.
+
+        They have the coordinates of the reference in the columns `space`, and those of x elsewhere.
+        """
         if self.reference is None:
             return None
         points = x.clone()
@@ -82,40 +95,49 @@ class Symbol(ABC):
         return points
 
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """Where it looks at a field from x, the outermost points at least; x if not said."""
+        """The points (m, d) of a field that the map at `x` (n, d) uses, at least the outermost.
+
+        The default is x itself. `space` are the columns of x that are directions of space.
+        """
         return x
 
     def all_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """The same, from the reference too."""
-        referred = self.referred(x, space)
-        support = x if referred is None else torch.cat([x, referred])
+        """The points (m, d) that the map uses at `x` (n, d) and at the reference; see `points`.
+
+        `space` are the columns of x that are directions of space.
+        """
+        references = self.reference_points(x, space)
+        support = x if references is None else torch.cat([x, references])
         return self.points(support, space)
 
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
-        """The pieces, boxes and points it sums the field over, for exact kernels; None where it
-        does more. A matrix, the same for all waves, is a point."""
+        """The map as a sum of averages over patches (points, segments, boxes), for exact kernels.
+
+        A matrix that is the same at all frequencies is a point. None where the map is no such sum.
+        `num_dims` is the number of inputs in space, `p` that of components of the field.
+        """
         if self.order:
             return None
         generator = torch.Generator().manual_seed(0)
         omega = torch.randn(4, num_dims, generator=generator, dtype=torch.float64)
         omega[0] = 0.0
         first, *others = self(omega, p)
-        if first.imag.any() or any((own != first).any() for own in others):
+        if first.imag.any() or any((other != first).any() for other in others):
             return None
         return [Patch.point(num_dims, first.real)]
 
     def __matmul__(self, other: "Symbol") -> "Symbol":
-        """The map that applies the other one first: `Divergence() @ BoxAverage(1.0)`."""
+        """The composition that applies `other` first: `Divergence() @ BoxAverage(1.0)`."""
         if not isinstance(other, Symbol):
             return NotImplemented
         return Composed(self, other)
 
 
-class OfVectors(Symbol):
+class VectorFieldSymbol(Symbol):
     """A map of fields with one component for each direction of space."""
 
     homogeneous = True
-    dims: tuple[int, ...] | None = None  # where it is defined, if not in any number
+    dims: tuple[int, ...] | None = None  # the dimensions where it is defined; None for all
 
     def check(self, num_dims: int, p: int) -> None:
         super().check(num_dims, p)
@@ -126,13 +148,13 @@ class OfVectors(Symbol):
                 f"space, got {p} components"
             )
         if self.dims is not None and num_dims not in self.dims:
-            wanted = " or ".join(map(str, self.dims))
-            raise ValueError(f"{name} exists in {wanted} dimensions, got {num_dims}")
+            expected = " or ".join(map(str, self.dims))
+            raise ValueError(f"{name} exists in {expected} dimensions, got {num_dims}")
 
 
 @dataclass(frozen=True)
 class Identity(Symbol):
-    """The field itself."""
+    """The field itself: Q = I."""
 
     homogeneous = True
 
@@ -145,7 +167,7 @@ class Identity(Symbol):
 
 @dataclass(frozen=True)
 class Composed(Symbol):
-    """`outer @ inner`: Q = Q_outer Q_inner."""
+    """The composition `outer @ inner`: Q = Q_outer Q_inner."""
 
     outer: Symbol
     inner: Symbol
@@ -173,12 +195,13 @@ class Composed(Symbol):
         inner = self.inner.patches(num_dims, p)
         if outer is None or inner is None:
             return None
-        return [one @ other for one in outer for other in inner]
+        return [left @ right for left in outer for right in inner]
 
     def check(self, num_dims: int, p: int) -> None:
         if self.inner.reference is not None:
             raise ValueError(
-                f"expected a reference in the outer map only, got one in {self.inner!r}"
+                f"a composition expects a reference in its outer map only, got one in the inner "
+                f"map {self.inner!r}; drop it, or compose in the other order"
             )
         self.inner.check(num_dims, p)
         self.outer.check(num_dims, self.inner.num_outputs(p))
@@ -191,19 +214,19 @@ class Composed(Symbol):
 TINY = 1e-300
 
 
-def copied(values: object) -> Float[Tensor, "*n"]:
-    """Numbers from anywhere, which no one else can change."""
+def copy_of(values: object) -> Float[Tensor, "*n"]:
+    """A float64 copy of numbers of any type (list, array, tensor) that nobody else can change."""
     plain = values.tolist() if hasattr(values, "tolist") else values
     return torch.as_tensor(plain, dtype=torch.float64).detach().cpu().clone()
 
 
-def turned_left(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
-    """By a quarter: (v₁, v₂) ↦ (−v₂, v₁)."""
+def quarter_turn(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
+    """The vectors turned counter-clockwise by a right angle: (v₁, v₂) ↦ (−v₂, v₁)."""
     return torch.stack([-vectors[..., 1], vectors[..., 0]], dim=-1)
 
 
-def cross_product(omega: Float[Tensor, "D 3"]) -> Float[Tensor, "D 3 3"]:
-    """The matrix of ω×."""
+def cross_matrix(omega: Float[Tensor, "D 3"]) -> Float[Tensor, "D 3 3"]:
+    """The matrix of v ↦ ω × v."""
     a, b, c = omega.unbind(-1)
     zero = torch.zeros_like(a)
     rows = [zero, -c, b, c, zero, -a, -b, a, zero]

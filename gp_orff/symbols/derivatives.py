@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.symbols.base import Multiplier, OfVectors, Symbol, cross_product, turned_left
+from gp_orff.symbols.base import Multiplier, Symbol, VectorFieldSymbol, cross_matrix, quarter_turn
 
 
 @dataclass(frozen=True)
-class Divergence(OfVectors):
-    """∇·f = Σ_j ∂_j f_j: Q = iωᵀ; one output, in units of f per unit of x.
+class Divergence(VectorFieldSymbol):
+    """The divergence ∇·f = Σ_j ∂_j f_j: Q = iωᵀ; one output, in units of f per unit of x.
 
     Example:
         >>> import gp_orff, torch
@@ -29,9 +29,11 @@ class Divergence(OfVectors):
 
 
 @dataclass(frozen=True)
-class Curl(OfVectors):
-    """∇×f: in two dimensions the vorticity ∂₁f₂ − ∂₂f₁, one output, positive where the field turns
-    counter-clockwise; in three the vector of the right-hand rule. Units of f per unit of x.
+class Curl(VectorFieldSymbol):
+    """The curl ∇×f, in units of f per unit of x.
+
+    In two dimensions it is the vorticity ∂₁f₂ − ∂₂f₁: Q = i(−ω₂, ω₁), one output, positive where
+    the field turns counter-clockwise. In three it is the vector ∇×f: Q = iω×, three outputs.
 
     Example:
         >>> import gp_orff, torch
@@ -47,13 +49,18 @@ class Curl(OfVectors):
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         if p == 2:
-            return 1j * turned_left(omega).unsqueeze(-2)
-        return 1j * cross_product(omega)
+            return 1j * quarter_turn(omega).unsqueeze(-2)
+        return 1j * cross_matrix(omega)
 
 
 @dataclass(frozen=True)
 class Jacobian(Symbol):
-    """J_ij = ∂_j f_i, p·d outputs, row by row: output i·d + j. Q = m ωᵀ i; units of f per x.
+    """The Jacobian J_ij = ∂_j f_i, in units of f per unit of x.
+
+    It has p·d outputs, row by row: output i·d + j is ∂_j f_i. Q = i (I_p ⊗ ω), (p·d, p).
+
+    Args:
+        num_dims: d, the number of inputs in space; the number of components p if None.
 
     Example:
         >>> import gp_orff
@@ -61,7 +68,7 @@ class Jacobian(Symbol):
         9
     """
 
-    num_dims: int | None = None  # d, if not p
+    num_dims: int | None = None
     order, homogeneous = 1, True
 
     def __post_init__(self):
@@ -75,7 +82,7 @@ class Jacobian(Symbol):
         if num_dims != (self.num_dims or p):
             raise ValueError(
                 f"{self} expects a field on {self.num_dims or p} inputs in space, got {num_dims}; "
-                f"say Jacobian(num_dims={num_dims})"
+                f"use Jacobian(num_dims={num_dims})"
             )
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:

@@ -1,4 +1,4 @@
-"""Integrals of a field along paths, through them and over boxes."""
+"""Integrals of a field along paths and across them; means over boxes."""
 
 import math
 from collections.abc import Sequence
@@ -8,20 +8,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.symbols.base import Identity, Multiplier, OfVectors, Symbol, copied, turned_left
+from gp_orff.symbols.base import (
+    Identity,
+    Multiplier,
+    Symbol,
+    VectorFieldSymbol,
+    copy_of,
+    quarter_turn,
+)
 from gp_orff.symbols.patches import Patch
 
 
 @dataclass(frozen=True, eq=False)
-class LineIntegral(OfVectors):
-    """∫ f·ds along straight pieces between the corners of a path that starts at x + path[0]; one
-    output, in units of f times those of x: the circulation, if the path is closed.
+class LineIntegral(VectorFieldSymbol):
+    """The line integral ∫ f·ds along straight pieces between the corners of a path.
 
-    Each piece from a to b gives e^{i⟨ω, (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ, with sinc t = sin(t)/t.
+    One output, in units of f times units of x; for a closed path it is the circulation. Each piece
+    from a to b adds e^{i⟨ω, (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ to Q, with sinc t = sin(t)/t.
 
     Args:
-        path: (k, d), the corners relative to the points where the integral is asked for; at x = 0
-            they are places.
+        path: (k, d), the corners relative to the points x of evaluation: the path at x begins at
+            x + path[0]. At x = 0 the corners are absolute positions.
+
+    Raises:
+        ValueError: a path that is no matrix of at least two corners.
 
     Example:
         >>> import gp_orff, torch
@@ -34,7 +44,7 @@ class LineIntegral(OfVectors):
     homogeneous = False
 
     def __post_init__(self):
-        path = copied(self.path)
+        path = copy_of(self.path)
         if path.dim() != 2 or len(path) < 2:
             raise ValueError(
                 f"{type(self).__name__} expects a path of at least two corners (k, d), got shape "
@@ -54,7 +64,7 @@ class LineIntegral(OfVectors):
             )
 
     def _vectors(self, pieces: Float[Tensor, "s d"]) -> Float[Tensor, "s p"]:
-        """What the field is multiplied with along each piece."""
+        """The vector of each piece whose inner product with the field is integrated."""
         return pieces
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
@@ -75,8 +85,16 @@ class LineIntegral(OfVectors):
 
 @dataclass(frozen=True, eq=False)
 class Flux(LineIntegral):
-    """∫ f·n ds across the path of a `LineIntegral`, n to the right of it: out of a closed path that
-    turns counter-clockwise; two dimensions, one output.
+    """The flux ∫ f·n ds across a path in two dimensions, with n to the right of the path.
+
+    One output, in units of f times units of x. For a closed path that turns counter-clockwise, n
+    points outward.
+
+    Args:
+        path: (k, 2), the corners relative to the points x of evaluation, as for `LineIntegral`.
+
+    Raises:
+        ValueError: a path that is no matrix of at least two corners.
 
     Example:
         >>> import gp_orff, torch
@@ -88,15 +106,17 @@ class Flux(LineIntegral):
     dims = (2,)
 
     def _vectors(self, pieces: Float[Tensor, "s d"]) -> Float[Tensor, "s p"]:
-        return -turned_left(pieces)
+        return -quarter_turn(pieces)
 
 
 @dataclass(frozen=True)
 class BoxAverage(Symbol):
-    """The mean over a box around x: Q = Π_j sinc(ω_j w_j / 2) I.
+    """The mean of the field over a box centred at x: Q = Π_j sinc(ω_j w_j / 2) I.
+
+    Here sinc t = sin(t)/t. The number of outputs and the units are those of the field.
 
     Args:
-        widths: of the box, one for all inputs in space or one for each.
+        widths: w, in units of x, one number for all inputs in space or (d,), one for each.
 
     Example:
         >>> import gp_orff, torch
@@ -107,9 +127,9 @@ class BoxAverage(Symbol):
     widths: float | Sequence[float] | Float[Tensor, "d"]
 
     def __post_init__(self):
-        widths = copied(self.widths).tolist()
-        own = tuple(widths) if isinstance(widths, list) else widths
-        object.__setattr__(self, "widths", own)
+        widths = copy_of(self.widths).tolist()
+        widths = tuple(widths) if isinstance(widths, list) else widths
+        object.__setattr__(self, "widths", widths)
 
     def num_outputs(self, p: int) -> int:
         return p
@@ -118,7 +138,8 @@ class BoxAverage(Symbol):
         widths = torch.as_tensor(self.widths)
         if widths.numel() not in (1, num_dims) or not (widths >= 0).all():
             raise ValueError(
-                f"BoxAverage expects one width or {num_dims}, not negative, got {self.widths}"
+                f"BoxAverage expects one width or {num_dims} widths, none negative, got "
+                f"{self.widths}"
             )
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
@@ -138,6 +159,7 @@ class BoxAverage(Symbol):
 def _shifted(
     x: Float[Tensor, "n d"], space: Sequence[int], shifts: Float[Tensor, "k s"]
 ) -> Float[Tensor, "k*n d"]:
-    moved = x.repeat(len(shifts), 1)
-    moved[:, list(space)] += shifts.to(x).repeat_interleave(len(x), dim=0)
-    return moved
+    """All points x + shift, with the shifts along the columns `space`."""
+    points = x.repeat(len(shifts), 1)
+    points[:, list(space)] += shifts.to(x).repeat_interleave(len(x), dim=0)
+    return points

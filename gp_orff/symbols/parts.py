@@ -8,15 +8,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.symbols.base import TINY, Identity, Multiplier, OfVectors, Symbol, copied
+from gp_orff.symbols.base import TINY, Identity, Multiplier, Symbol, VectorFieldSymbol, copy_of
 
 
 @dataclass(frozen=True)
-class CurlFreePart(OfVectors):
-    """The part of the field that is a gradient: Q = ωωᵀ/‖ω‖², zero for the background.
+class CurlFreePart(VectorFieldSymbol):
+    """The curl-free part of the field, a gradient: Q = ωωᵀ/‖ω‖², zero for the background.
 
-    What is smooth and has neither curl nor divergence where the data are belongs to either part;
-    its error bars say so, and are wide near the edge of the data.
+    A smooth field whose curl and divergence are both zero over the data may belong to either part.
+    The error bars include this ambiguity: they are wide near the edge of the data. The number of
+    outputs and the units are those of the field.
 
     Example:
         >>> import gp_orff, torch
@@ -33,8 +34,10 @@ class CurlFreePart(OfVectors):
 
 
 @dataclass(frozen=True)
-class DivergenceFreePart(OfVectors):
-    """The part of the field without divergence: Q = I − ωωᵀ/‖ω‖², zero for the background.
+class DivergenceFreePart(VectorFieldSymbol):
+    """The divergence-free part of the field: Q = I − ωωᵀ/‖ω‖², zero for the background.
+
+    The number of outputs and the units are those of the field.
 
     Example:
         >>> import gp_orff, torch
@@ -53,9 +56,10 @@ class DivergenceFreePart(OfVectors):
 
 @dataclass(frozen=True)
 class Background(Symbol):
-    """What does not vary: constant means and terms. Neither part of a Helmholtz split has it, and
-    the two parts and the background are the field. Q = I at ω = 0 and zero elsewhere; on a grid,
-    the cell around ω = 0 of a separable kernel counts as background too.
+    """The constant part of the field, of constant means and constant terms: Q = I at ω = 0, else 0.
+
+    The field is the sum of its curl-free part, its divergence-free part and the background. On a
+    grid, the cell around ω = 0 of a separable kernel counts as background too.
 
     Example:
         >>> import gp_orff, torch
@@ -67,13 +71,19 @@ class Background(Symbol):
         return p
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        fixed = (omega == 0).all(-1)[:, None, None]
-        return fixed * Identity()(omega, p)
+        constant = (omega == 0).all(-1)[:, None, None]
+        return constant * Identity()(omega, p)
 
 
 @dataclass(frozen=True)
 class Component(Symbol):
-    """The component uᵀf along a vector of p numbers, of any length; one output.
+    """The component uᵀf of the field along a vector u: Q = uᵀ; one output.
+
+    Args:
+        direction: u, (p,), of any length; it is not normalised.
+
+    Raises:
+        ValueError: a direction that is no vector of numbers.
 
     Example:
         >>> import gp_orff, torch
@@ -85,7 +95,7 @@ class Component(Symbol):
     homogeneous = True
 
     def __post_init__(self):
-        direction = copied(self.direction)
+        direction = copy_of(self.direction)
         if direction.dim() != 1:
             raise ValueError(
                 f"Component expects a direction (p,), got shape {tuple(direction.shape)}"

@@ -1,15 +1,15 @@
-"""Means over straight pieces and boxes of functions of a lag, which may have a kink at lag zero.
+"""Means of functions of a lag over straight pieces and boxes, with or without a kink at zero.
 
-A patch is a mean over x + corner + tᵀ edges, t in a unit cube: a piece of a path, a box, a point.
-The lag of two patches runs over one whose edges are those of both. Two parallel edges are one
-*axis*: the lag along it is the sum of two uniform numbers, whose density is a trapezoid, so that
-the double integral over a piece and itself is a single one.
+A patch is the set x + corner + tᵀ edges, t in a unit cube: a piece of a path, a box or a point. The
+lag between two patches runs over a patch whose edges are those of both. Two parallel edges are one
+*axis*: the lag along it is the sum of two uniform numbers, whose density is a trapezoid. The double
+integral over a piece and itself is thus a single integral.
 
-Smooth functions are seen by Gauss–Legendre rules on all axes, to rounding. Where there is a kink,
-every axis is split next to lag zero, and its nodes gather there. What remains, in units of the
-prior standard deviations of both sides, for lengthscales like the patches: 1e-9 in one dimension,
-1e-6 of a patch and a point; of two patches in two dimensions 1e-6 for fields of Matérn 5/2
-potentials and 1e-4 for those of Matérn 3/2, the worst where pieces meet at sharp angles.
+Gauss–Legendre rules on all axes integrate smooth functions to rounding. For functions with a kink,
+every axis is split at its point nearest to lag zero, and the nodes cluster there. The remaining
+errors, in units of the prior standard deviations of both sides, for lengthscales like the size of
+the patches: 1e-9 in one dimension; 1e-6 for a patch and a point; for two patches in two dimensions
+1e-6 under Matérn 5/2 potentials and 1e-4 under Matérn 3/2, worst where pieces meet at sharp angles.
 """
 
 import math
@@ -23,18 +23,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 _NODES = 8  # of a Gauss rule, for every half of a lengthscale
-_GATHERED = (12, 8)  # of one that gathers its nodes at one end, for every lengthscale; on many axes
-_MOST_NODES = 2**18  # for one pair of points
-_AT_ONCE = 2**19  # lags
+_CLUSTERED_NODES = (12, 8)  # of a rule with nodes near one end, per lengthscale; on > 2 axes
+_MAX_NODES = 2**18  # for one pair of points
+_MAX_LAGS = 2**19  # in memory at a time
 
 
 class TooFine(NotImplementedError):
-    """A closed form there is, and too many nodes to see it with."""
+    """An integral of a known covariance that needs too many quadrature nodes."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """f ↦ M ∫ f(x + corner + tᵀ edges) dt, t ∈ (0, 1)^k."""
+    """The map f ↦ M ∫ f(x + corner + tᵀ edges) dt, t ∈ (0, 1)^k, with a matrix M."""
 
     corner: Float[Tensor, "d"]
     edges: Float[Tensor, "k d"]
@@ -42,66 +42,70 @@ class Patch:
 
     @classmethod
     def point(cls, num_dims: int, matrix: Float[Tensor, "q p"]) -> "Patch":
-        """M f(x)."""
+        """The map f ↦ M f(x)."""
         matrix = matrix.to(torch.float64)
         zeros = torch.zeros(1, num_dims, dtype=torch.float64, device=matrix.device)
         return cls(zeros[0], zeros[:0], matrix)
 
     def __matmul__(self, other: "Patch") -> "Patch":
-        """The other one first."""
+        """The composition that applies the other patch first."""
         edges = torch.cat([self.edges, other.edges])
         return Patch(self.corner + other.corner, edges, self.matrix @ other.matrix)
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A direction of unit length, and a random number u to go along it: from `start`, the sum of
-    one or two numbers that are uniform between 0 and a width."""
+    """A unit vector and the distribution of the coordinate u along it.
+
+    u is `start` plus one or two independent numbers, each uniform between 0 and its width.
+    """
 
     direction: Float[Tensor, "d"]
     start: float
     widths: tuple[float, ...]
 
-    def joined(self, length: float) -> "Axis":
-        """With a second edge along it, backwards where the length is negative."""
+    def with_edge(self, length: float) -> "Axis":
+        """This axis with a second edge along it, backwards where the length is negative."""
         return replace(
             self, start=self.start + min(length, 0.0), widths=(*self.widths, abs(length))
         )
 
     def density(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Of u."""
-        total, narrow = sum(self.widths), min(self.widths)
+        """The probability density at u."""
+        total, narrowest = sum(self.widths), min(self.widths)
         if len(self.widths) == 1:
             return torch.full_like(u, 1 / total)
-        height = torch.minimum(u - self.start, self.start + total - u).clamp(max=narrow)
+        height = torch.minimum(u - self.start, self.start + total - u).clamp(max=narrowest)
         return height / math.prod(self.widths)
 
     @property
     def segments(self) -> Iterator[tuple[float, float]]:
-        """Where the density is smooth."""
+        """The intervals on which the density is smooth."""
         corners = sorted({0.0, *self.widths, sum(self.widths)})
         return ((self.start + a, self.start + b) for a, b in pairwise(corners))
 
 
 def axes_of(edges: Float[Tensor, "k d"]) -> list[Axis]:
-    """Parallel edges, two at most, are one axis; those without length are none."""
-    found: list[Axis] = []
+    """The axes of these edges: two parallel edges share one, an edge of length zero has none."""
+    axes: list[Axis] = []
     for edge in edges:
         length = edge.norm().item()
-        for i, own in enumerate(found):
-            along = (edge @ own.direction).item()
-            if len(own.widths) == 1 and abs(along) > (1 - 1e-12) * length:
-                found[i] = own.joined(along) if length else own
+        for i, axis in enumerate(axes):
+            projection = (edge @ axis.direction).item()
+            if len(axis.widths) == 1 and abs(projection) > (1 - 1e-12) * length:
+                axes[i] = axis.with_edge(projection) if length else axis
                 break
         else:
-            found += [Axis(edge / length, 0.0, (length,))] if length else []
-    return found
+            axes += [Axis(edge / length, 0.0, (length,))] if length else []
+    return axes
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How fine: for functions of a lag that vary over lengths of `scale`, with a kink at lag zero
-    or without."""
+    """Quadrature for functions of a lag that vary over lengths of `scale`.
+
+    `kink` says whether they may have a kink at lag zero.
+    """
 
     scale: float
     kink: bool
@@ -113,76 +117,81 @@ class Rule:
         edges: Float[Tensor, "k s"],
         space: Sequence[int],
     ) -> Float[Tensor, "n q r"]:
-        """Of the function over the lags tau + tᵀ edges."""
+        """The mean of the function over the lags tau + tᵀ edges, t ∈ (0, 1)^k, for every tau."""
         axes = axes_of(edges)
         if not axes:
             return function(tau)
-        count = math.prod(self._count(own, len(axes)) for own in axes)
-        if count > _MOST_NODES:
+        count = math.prod(self._count(axis, len(axes)) for axis in axes)
+        if count > _MAX_NODES:
             raise TooFine(f"an integral over many lengthscales, {count} nodes")
 
-        def part(tau: Float[Tensor, "n d"]) -> Float[Tensor, "n q r"]:
+        def chunk_mean(tau: Float[Tensor, "n d"]) -> Float[Tensor, "n q r"]:
             lags, weights = self._lags(tau, axes, list(space))
             values = function(lags.flatten(0, 1)).unflatten(0, weights.shape)
             return torch.einsum("nk,nkqr->nqr", weights, values)
 
-        return torch.cat([part(own) for own in tau.split(max(1, _AT_ONCE // count))])
+        return torch.cat([chunk_mean(chunk) for chunk in tau.split(max(1, _MAX_LAGS // count))])
 
     def _lags(
         self, tau: Float[Tensor, "n d"], axes: list[Axis], space: list[int]
     ) -> tuple[Float[Tensor, "n k d"], Float[Tensor, "n k"]]:
-        """And their weights: one axis after the other, each with a foot of its own for every node
-        of those before it."""
+        """The lags at the nodes, and their weights, axis by axis.
+
+        With a kink, every node of the axes before has a foot on the next axis: the coordinate u
+        that brings the lag closest to zero.
+        """
         lags, weights = tau.unsqueeze(-2), torch.ones_like(tau[:, :1])
-        for i, own in enumerate(axes):
+        for i, axis in enumerate(axes):
             if self.kink:
-                rest = torch.stack([axis.direction for axis in axes[i:]]).to(tau)
-                foot = -lags.detach()[..., space] @ torch.linalg.pinv(rest)[:, 0]
-                u, w = self._gathered(own, foot, len(axes))
+                remaining = torch.stack([later.direction for later in axes[i:]]).to(tau)
+                foot = -lags.detach()[..., space] @ torch.linalg.pinv(remaining)[:, 0]
+                u, w = self._clustered_rule(axis, foot, len(axes))
             else:
-                u, w = (part.to(tau) for part in self._plain(own))
-            along = torch.zeros_like(tau[0])
-            along[space] = own.direction.to(tau)
-            lags = (lags.unsqueeze(-2) + u.unsqueeze(-1) * along).flatten(1, 2)
+                u, w = (part.to(tau) for part in self._gauss_rule(axis))
+            direction = torch.zeros_like(tau[0])
+            direction[space] = axis.direction.to(tau)
+            lags = (lags.unsqueeze(-2) + u.unsqueeze(-1) * direction).flatten(1, 2)
             weights = (weights.unsqueeze(-1) * w).flatten(1, 2)
         return lags, weights
 
-    def _plain(self, axis: Axis) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-        """Gauss rules one after the other."""
+    def _gauss_rule(self, axis: Axis) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+        """Nodes and weights of composite Gauss rules on the segments of an axis."""
         rules = [_gauss(a, b, self._parts(2 * (b - a)), _NODES) for a, b in axis.segments]
         u, w = (torch.cat(parts) for parts in zip(*rules, strict=True))
         return u, w * axis.density(u)
 
-    def _gathered(
+    def _clustered_rule(
         self, axis: Axis, foot: Float[Tensor, "n k"], num_axes: int
     ) -> tuple[Float[Tensor, "n k l"], Float[Tensor, "n k l"]]:
-        """Rules whose nodes gather, as squares, where u is next to the foot."""
-        nodes, weights, number = [], [], _GATHERED[num_axes > 2]
+        """Nodes and weights of rules that cluster at the foot: u = foot + (end − foot) v²."""
+        nodes, weights, order = [], [], _CLUSTERED_NODES[num_axes > 2]
         for a, b in axis.segments:
-            near = foot.clamp(a, b).unsqueeze(-1)
-            v, w = (part.to(foot) for part in _gauss(0.0, 1.0, self._parts(b - a), number))
+            nearest = foot.clamp(a, b).unsqueeze(-1)
+            v, w = (part.to(foot) for part in _gauss(0.0, 1.0, self._parts(b - a), order))
             for end in (a, b):
-                u = near + (end - near) * v.square()
+                u = nearest + (end - nearest) * v.square()
                 nodes.append(u)
-                weights.append((end - near).abs() * 2 * v * w * axis.density(u))
+                weights.append((end - nearest).abs() * 2 * v * w * axis.density(u))
         return torch.cat(nodes, dim=-1), torch.cat(weights, dim=-1)
 
     def _parts(self, length: float) -> int:
+        """The number of lengths of `scale` that cover this length."""
         return max(1, math.ceil(length / self.scale))
 
     def _count(self, axis: Axis, num_axes: int) -> int:
-        """Nodes along it."""
+        """The number of nodes along an axis."""
         lengths = [b - a for a, b in axis.segments]
         if self.kink:
-            return sum(2 * _GATHERED[num_axes > 2] * self._parts(own) for own in lengths)
-        return sum(_NODES * self._parts(2 * own) for own in lengths)
+            nodes = 2 * _CLUSTERED_NODES[num_axes > 2]
+            return sum(nodes * self._parts(length) for length in lengths)
+        return sum(_NODES * self._parts(2 * length) for length in lengths)
 
 
 def _gauss(
     low: float, high: float, parts: int, nodes: int
 ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-    """Nodes and weights between low and high, in so many parts."""
+    """Nodes and weights of a composite Gauss–Legendre rule of `parts` parts from low to high."""
     t, w = map(torch.from_numpy, np.polynomial.legendre.leggauss(nodes))
-    each = (high - low) / parts
-    starts = low + each * torch.arange(parts, dtype=torch.float64)
-    return (starts[:, None] + each * 0.5 * (1 + t)).flatten(), (0.5 * each * w).repeat(parts)
+    width = (high - low) / parts
+    starts = low + width * torch.arange(parts, dtype=torch.float64)
+    return (starts[:, None] + width * 0.5 * (1 + t)).flatten(), (0.5 * width * w).repeat(parts)

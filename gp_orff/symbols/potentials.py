@@ -6,28 +6,36 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.symbols.base import TINY, Multiplier, OfVectors, copied, cross_product, turned_left
+from gp_orff.symbols.base import (
+    TINY,
+    Multiplier,
+    VectorFieldSymbol,
+    copy_of,
+    cross_matrix,
+    quarter_turn,
+)
 
 
-class _Antiderivative(OfVectors):
-    """A map that divides by ‖ω‖² what a derivative gives: −iv(ω)ᵀ/‖ω‖², zero at ω = 0."""
+class _Antiderivative(VectorFieldSymbol):
+    """An antiderivative of a field: rows linear in ω, times i/‖ω‖²; zero at ω = 0."""
 
     order = -1
 
-    def _divided(self, omega: Float[Tensor, "D d"], rows: Float[Tensor, "D q p"]) -> Multiplier:
+    def _multiplier(self, omega: Float[Tensor, "D d"], rows: Float[Tensor, "D q p"]) -> Multiplier:
+        """i · rows / ‖ω‖²."""
         square = omega.square().sum(-1)[:, None, None]
         return 1j * rows * torch.where(square > 0, 1 / square.clamp_min(TINY), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class _ScalarPotential(_Antiderivative):
-    """One output, known up to a constant: zero at the reference, if there is one."""
+    """A potential with one output, known up to a constant: zero at the reference, if any."""
 
     reference: Float[Tensor, "d"] | None = None
 
     def __post_init__(self):
         if self.reference is not None:
-            object.__setattr__(self, "reference", copied(self.reference))
+            object.__setattr__(self, "reference", copy_of(self.reference))
 
     def num_outputs(self, p: int) -> int:
         return 1
@@ -35,15 +43,15 @@ class _ScalarPotential(_Antiderivative):
 
 @dataclass(frozen=True, eq=False)
 class Potential(_ScalarPotential):
-    """g with f = ∇g + (a field without divergence) + background: Q = −iωᵀ/‖ω‖²; one output.
+    """The potential g with f = ∇g + (a divergence-free field) + background: Q = −iωᵀ/‖ω‖².
 
-    In units of f times those of x. A potential is known up to a constant: without `reference` its
-    mean over space is zero a priori, with it g(reference) = 0 and error bars grow from there. Mind
-    the sign: a force is often −∇ of its potential. The potential of the background, linear in x, is
-    not included.
+    One output, in units of f times units of x. A potential is known up to a constant. Without
+    `reference` its mean over space is zero a priori. With it g(reference) = 0, and the error bars
+    grow with the distance from there. Mind the sign: a force is often −∇ of its potential. The
+    potential of the background is linear in x; it is not included.
 
     Args:
-        reference: (d,), the point where it is zero.
+        reference: (d,), the point where the potential is zero; None for a zero mean over space.
 
     Example:
         >>> import gp_orff, torch
@@ -52,16 +60,19 @@ class Potential(_ScalarPotential):
     """
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        return self._divided(omega, -omega.unsqueeze(-2))
+        return self._multiplier(omega, -omega.unsqueeze(-2))
 
 
 @dataclass(frozen=True, eq=False)
 class StreamFunction(_ScalarPotential):
-    """ψ with f = (∂₂ψ, −∂₁ψ) + (a field without curl) + background, two dimensions; one output.
+    """The stream function ψ with f = (∂₂ψ, −∂₁ψ) + (a curl-free field) + background.
 
-    The field flows along lines of equal ψ, larger values on its left: around a maximum of ψ it
-    turns counter-clockwise. Oceanographers often use the opposite sign. Units and `reference` as
-    for `Potential`.
+    Q = i(−ω₂, ω₁)/‖ω‖², for two dimensions; one output, in units of f times units of x. The field
+    flows along lines of equal ψ, larger values on its left: around a maximum of ψ it turns
+    counter-clockwise. Oceanographers often use the opposite sign.
+
+    Args:
+        reference: (2,), the point where ψ is zero; None for a zero mean over space a priori.
 
     Example:
         >>> import gp_orff, torch
@@ -72,13 +83,14 @@ class StreamFunction(_ScalarPotential):
     dims = (2,)
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        return self._divided(omega, turned_left(omega).unsqueeze(-2))
+        return self._multiplier(omega, quarter_turn(omega).unsqueeze(-2))
 
 
 @dataclass(frozen=True)
 class VectorPotential(_Antiderivative):
-    """A with f = ∇×A + (a field without curl) + background and ∇·A = 0 (Coulomb gauge), three
-    dimensions; three outputs, in units of f times those of x: Q = iω×/‖ω‖².
+    """The vector potential A with f = ∇×A + (a curl-free field) + background: Q = iω×/‖ω‖².
+
+    For three dimensions; three outputs, in units of f times units of x. ∇·A = 0 (Coulomb gauge).
 
     Example:
         >>> import gp_orff
@@ -92,4 +104,4 @@ class VectorPotential(_Antiderivative):
         return 3
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        return self._divided(omega, cross_product(omega))
+        return self._multiplier(omega, cross_matrix(omega))

@@ -175,7 +175,7 @@ def unit_radii(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
     """The reach of a unit frequency along each axis: the lengthscales."""
     if not isinstance(spectrum, GridSpectrum):
         raise NotImplementedError(
-            f"{type(spectrum).__name__} tells no reach, tail and correlation, which a frequency "
-            "grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a random rule"
+            f"{type(spectrum).__name__} tells no scaled_radius, tail and correlation, which a "
+            "frequency grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a random rule"
         )
     return spectrum.scaled_radius(np.eye(num_dims))

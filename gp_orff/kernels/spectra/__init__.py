@@ -1,4 +1,4 @@
-"""Spectral densities of gpytorch's stationary kernels."""
+"""Spectral densities of stationary kernels: base classes, and one module for each family."""
 
 from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import Gaussian, StudentT

@@ -1,12 +1,13 @@
 """Spectral densities of gpytorch's stationary scalar kernels.
 
-Bochner's theorem writes a stationary kernel as the Fourier transform of a probability law,
+By Bochner's theorem a stationary kernel with k(0) = 1 is the Fourier transform of a probability
+measure, its spectral measure:
 
     k(x, z) = E cos⟨ω, x − z⟩ .
 
-A random ω is made in two steps. *Base variables* are drawn once and hold no hyperparameters; the
-live hyperparameters turn them into frequencies afterwards, so that gradients reach every one of
-them. `spectrum(kernel)` gives the law of one kernel.
+A random ω is made in two steps. *Base variables* do not depend on hyperparameters and are drawn
+once. The present hyperparameters then turn them into frequencies, so that gradients flow to every
+hyperparameter. `spectrum(kernel)` returns the spectrum of a kernel.
 """
 
 from abc import ABC, abstractmethod
@@ -21,111 +22,162 @@ from torch import Tensor
 
 
 class Range(NamedTuple):
-    """A hyperparameter and the values that are sought."""
+    """A hyperparameter and the interval in which a search looks for it."""
 
-    value: Tensor  # live
+    value: Tensor  # of the kernel itself: gradients flow to it
     low: float | Float[Tensor, "..."]
     high: float | Float[Tensor, "..."]
-    stretch: float = 1.0  # how many times faster than frequencies it moves, in logarithms
+    stretch: float = 1.0  # relative change for a relative change of the frequencies
 
 
 class Spectrum(ABC):
-    """The law of the frequencies of a scalar kernel with k(0) = 1.
+    """The spectral measure of a scalar kernel with k(0) = 1; frequencies in radians per input unit.
 
-    Subclass it, or `GridSpectrum`, for a law of your own: the abstract members suffice.
+    Subclass it, or `GridSpectrum`, for a spectrum of your own: the abstract methods suffice.
 
-    In base units (unit lengthscales) ω is z. A *tilt* t stands for the law with density
-    proportional to ‖z‖^{2t} p(z). Fields that are derivatives of a potential have their variance
-    at higher frequencies; t = 1 is the law of that variance for curl- and divergence-free kernels.
+    In base units (unit lengthscales) ω is z, with density p(z). The measure *weighted to order t*
+    has a density proportional to ‖z‖^{2t} p(z). A field of derivatives of a potential has its
+    variance at higher frequencies than the potential: for curl-free and divergence-free kernels
+    the measure of that variance has order t = 1.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
+        >>> spectrum.log_density(torch.zeros(5, 2)).shape
+        torch.Size([5])
     """
 
     @abstractmethod
     def num_coordinates(self, num_dims: int) -> int:
-        """How many uniform coordinates `base` needs beside a direction."""
+        """The number k of uniform coordinates u that `base` needs, for `num_dims` inputs."""
 
     @abstractmethod
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        """Base variables (D, c) of the tilted law from unit vectors (D, d) and u in (0, 1)."""
+        """Base variables (D, c) of the measure weighted to an order.
+
+        Args:
+            directions: (D, d), unit vectors.
+            u: (D, k), uniform numbers in (0, 1), k = `num_coordinates(d)`.
+            order: t, of the weight ‖z‖^{2t}.
+        """
 
     @abstractmethod
     def frequencies(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D d"]:
-        """ω at the kernel's present hyperparameters, differentiable in all of them."""
+        """ω (*b, D, d) from base variables `base` (D, c) of the measure weighted to `order`.
+
+        It is differentiable in all hyperparameters of the kernel.
+        """
 
     @abstractmethod
     def importance(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """The density of the law over that of the tilted one: E‖z‖^{2t} / ‖z‖^{2t}."""
+        """Importance weights (*b, D) of `base` (D, c) drawn with weight ‖z‖^{2t}, t = `order`.
+
+        The density of the measure over that of the weighted one: E‖z‖^{2t} / ‖z‖^{2t}.
+        """
 
     @abstractmethod
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """log S(ω) with ∫ S(ω) dω = k(0) = 1."""
+        """log S(ω), (*b, m), at `omega` (*b, m, d), with ∫ S(ω) dω = k(0) = 1."""
 
     @abstractmethod
     def moment(self, order: int, num_dims: int) -> float:
-        """E ‖z‖^{2·tilt}; infinite where the kernel is not smooth enough."""
+        """E‖z‖^{2t}, t = `order`, for `num_dims` inputs; infinite if the kernel is too rough."""
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"] | None:
-        """ℓ where the law of ℓω has no directions of its own; None where no such ℓ is known."""
+        """ℓ (*b, 1, d) with which the distribution of ℓω is isotropic; None where no ℓ is known."""
         return None
 
     def frequency_parameters(
         self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
     ) -> list[Range]:
-        """What moves the frequencies, for data with these distances along its k inputs."""
+        """The hyperparameters that move the frequencies, and the intervals to search.
+
+        Args:
+            shortest: (k,), the shortest distances in the data along the k inputs of the kernel.
+            longest: (k,), the longest distances.
+        """
         lengthscale = self.isotropic_lengthscale
         if lengthscale is None:
             return []
         if lengthscale.shape[-1] == 1:
             return [Range(lengthscale, float(shortest.min()), float(longest.max()))]
-        low, high = (torch.from_numpy(own).to(lengthscale) for own in (shortest, longest))
+        low, high = (torch.from_numpy(bound).to(lengthscale) for bound in (shortest, longest))
         return [Range(lengthscale, low, high)]
 
 
 class GridSpectrum(Spectrum):
-    """What a frequency grid asks of a law besides: where it ends, and where its kernel ends."""
+    """A spectrum for frequency grids: it bounds the tails of its measure and of its kernel.
+
+    Subclass it for a spectrum of your own: the abstract methods suffice.
+
+    Example:
+        >>> import gpytorch, gp_orff
+        >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
+        >>> round(float(spectrum.tail(scaled_radius=2.0, order=0, num_dims=2)), 6)  # e⁻²
+        0.135335
+    """
 
     @abstractmethod
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
-        """A norm of ω, even in every coordinate; grids end at one of its level sets.
+        """A norm (D,) of `omega` (D, d), even in every coordinate.
 
-        Over a batch of kernels, the smallest.
+        Grids end at one of its level sets. For a batch of kernels it is the smallest norm of them.
         """
 
     @abstractmethod
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
-        """The share of the tilted law beyond a reach."""
+        """The share of E‖z‖^{2t} outside a level set of `scaled_radius`, at which a grid ends.
+
+        Args:
+            scaled_radius: the level.
+            order: t, of the weight ‖z‖^{2t}.
+            num_dims: d, the number of inputs.
+        """
 
     @abstractmethod
     def correlation(self, lag: float, axis: int, order: int) -> float:
-        """A bound of |K(r)| / |K(0)| for the kernel of the tilted law, r ≥ lag along one axis."""
+        """A bound of |K(r)| / |K(0)| for all lags r ≥ `lag` along the input `axis`.
+
+        K is the kernel whose spectral measure is this one, weighted by ‖z‖^{2t}, t = `order`.
+        """
 
     @abstractmethod
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
-        """E ω_i², coordinates being uncorrelated."""
+        """The second moments E ω_i², (*b, d), d = `num_dims`; the coordinates are uncorrelated."""
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
-        """Lengths that a grid must serve beside those of the reach; none for most laws."""
+        """Further lengths (m,) along the `num_dims` inputs that a grid is built for.
+
+        They come beside the lengths that `scaled_radius` gives; most spectra have none.
+        """
         return np.zeros(0)
 
 
 @singledispatch
 def spectrum(kernel: Kernel) -> Spectrum:
-    """The spectral law of a stationary scalar kernel, at its present hyperparameters.
+    """The spectrum of a stationary scalar kernel, at its present hyperparameters.
 
-    Known: `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is trained
-    too) and `SpectralMixtureKernel`, with one lengthscale or ARD.
+    Registered are `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is
+    trained too) and `SpectralMixtureKernel`, with one lengthscale or ARD. Register a `Spectrum` for
+    a kernel of your own; the whole package then uses it.
+
+    Args:
+        kernel: a stationary scalar kernel.
+
+    Returns:
+        The spectral measure of k / k(0).
 
     Raises:
-        NotImplementedError: for every other kernel. Register a `Spectrum` for your own, and the
-            whole package knows it.
+        NotImplementedError: a kernel whose class is not registered.
 
     Example:
         >>> import gpytorch, gp_orff
-        >>> law = gp_orff.spectrum(gpytorch.kernels.MaternKernel(nu=2.5))
-        >>> round(law.moment(order=1, num_dims=2), 6)          # E‖z‖² = d ν/(ν − 1)
+        >>> matern = gp_orff.spectrum(gpytorch.kernels.MaternKernel(nu=2.5))
+        >>> round(matern.moment(order=1, num_dims=2), 6)          # E‖z‖² = d ν/(ν − 1)
         3.333333
 
-        A kernel of your own, here a Matérn 5/2 kernel by another name:
+        A kernel of your own, here a Matérn 5/2 kernel under another name:
 
         >>> class MyKernel(gpytorch.kernels.Kernel):
         ...     has_lengthscale = True
@@ -135,8 +187,8 @@ def spectrum(kernel: Kernel) -> Spectrum:
         >>> gp_orff.ORFFKernel(MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)).num_features
         128
     """
-    known = ", ".join(sorted(cls.__name__ for cls in spectrum.registry if cls is not object))
+    registered = ", ".join(sorted(cls.__name__ for cls in spectrum.registry if cls is not object))
     raise NotImplementedError(
-        f"no spectral density is known for {type(kernel).__name__}; known are {known}. "
+        f"no spectral density is known for {type(kernel).__name__}; known are {registered}. "
         "Register yours with @gp_orff.spectrum.register (see its docstring)."
     )

@@ -1,4 +1,4 @@
-"""Normal and Student-t spectral densities: RBF and Matérn kernels."""
+"""Gaussian and Student-t spectral densities, of RBF and Matérn kernels."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,11 @@ from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum, spectrum
 
 @dataclass(frozen=True)
 class Elliptical(GridSpectrum):
-    """z = base, ω = z / ℓ: the radius of z has no hyperparameters."""
+    """A spectrum of ω = z / ℓ with isotropic z, the base variables.
+
+    Args:
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+    """
 
     lengthscale: Float[Tensor, "*b 1 d"]
 
@@ -27,8 +31,8 @@ class Elliptical(GridSpectrum):
         return self.lengthscale
 
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
-        """‖ℓω‖."""
-        return np.linalg.norm(omega * self._lengthscales(np.min, omega.shape[-1]), axis=-1)
+        lengthscale = self._lengthscales(np.min, omega.shape[-1])
+        return np.linalg.norm(omega * lengthscale, axis=-1)  # ‖ℓω‖
 
     def correlation(self, lag: float, axis: int, order: int) -> float:
         return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], order)
@@ -38,9 +42,10 @@ class Elliptical(GridSpectrum):
         return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
 
     def _lengthscales(self, over_batch: Callable, num_dims: int) -> Float[np.ndarray, "d"]:
-        own = self.lengthscale.detach().double().cpu().numpy()
-        own = over_batch(own.reshape(-1, own.shape[-1]), axis=0)
-        return np.broadcast_to(own, (num_dims,)) if len(own) == 1 else own
+        """ℓ of every input, reduced over the batch."""
+        lengthscale = self.lengthscale.detach().double().cpu().numpy()
+        lengthscale = over_batch(lengthscale.reshape(-1, lengthscale.shape[-1]), axis=0)
+        return np.broadcast_to(lengthscale, (num_dims,)) if len(lengthscale) == 1 else lengthscale
 
     def num_coordinates(self, num_dims: int) -> int:
         return 1
@@ -63,9 +68,17 @@ class Elliptical(GridSpectrum):
 
 @dataclass(frozen=True)
 class Gaussian(Elliptical):
-    """Spectrum of the RBF kernel exp(−½‖τ/ℓ‖²): ω ~ N(0, diag ℓ⁻²), so ‖z‖² ~ χ²_d.
+    """Spectrum of the RBF kernel exp(−½‖τ/ℓ‖²): ω ~ N(0, diag ℓ⁻²), so that ‖z‖² ~ χ²_d.
 
-    Tilted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the tilt).
+    Weighted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the weight).
+
+    Args:
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)  # E‖z‖² = d
+        2.0
     """
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
@@ -79,9 +92,11 @@ class Gaussian(Elliptical):
         return chi2_tail(scaled_radius**2, num_dims + 2 * order)
 
     def _radial_correlation(self, r: float, order: int) -> float:
+        """`correlation` from the scaled lag r on: max(1, r²)^t e^{−r²/2}."""
         return max(1.0, r * r) ** order * math.exp(-0.5 * r * r)
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of ‖z‖²."""
         return chi2_quantile(u, num_dims + 2 * order)
 
 
@@ -89,7 +104,16 @@ class Gaussian(Elliptical):
 class StudentT(Elliptical):
     """Spectrum of the Matérn kernel: multivariate Student t, 2ν degrees of freedom, scale 1/ℓ.
 
-    ‖z‖²/2ν ~ BetaPrime(d/2, ν). Tilted by ‖z‖^{2t}: BetaPrime(d/2 + t, ν − t), for ν > t only.
+    ‖z‖²/2ν ~ BetaPrime(d/2, ν). Weighted by ‖z‖^{2t}: BetaPrime(d/2 + t, ν − t), for ν > t only.
+
+    Args:
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        nu: ν > 0, the smoothness.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> gp_orff.spectra.StudentT(torch.ones(1, 1), nu=0.5).moment(order=1, num_dims=2)
+        inf
     """
 
     nu: float
@@ -111,11 +135,11 @@ class StudentT(Elliptical):
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         x = scaled_radius**2 / (2 * self.nu)
-        # a beta variable is above x/(1 + x) where its complement is below 1/(1 + x)
+        # P(beta variable > x/(1 + x)) = P(its complement < 1/(1 + x))
         return float(scipy.special.betainc(self.nu - order, num_dims / 2 + order, 1 / (1 + x)))
 
     def _radial_correlation(self, r: float, order: int) -> float:
-        """M_{ν−t}(z) and, for t = 1, its radial part z M_{ν−1}′(z), at z = √(2ν) r."""
+        """The larger of |M_{ν−t}(z)| and, for t = 1, |z M′_{ν−t}(z) + M_{ν−t}(z)|; z = √(2ν) r."""
         nu, z = self.nu - order, math.sqrt(2 * self.nu) * r
         if z < 1e-3:
             return 1.0
@@ -125,22 +149,25 @@ class StudentT(Elliptical):
         return float(max(abs(across), abs(along)))
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of ‖z‖²."""
         a, b = num_dims / 2 + order, self.nu - order
-        # quantile x/(1 − x) of a beta variable x; 1 − x from its own quantile keeps the tail exact
-        x, rest = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
-        return 2 * self.nu * x / rest
+        # quantile x/(1 − x) of a beta variable x; 1 − x by its own quantile keeps the tail exact
+        x, complement = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
+        return 2 * self.nu * x / complement
 
 
 def chi2_quantile(u: np.ndarray, degrees: int) -> np.ndarray:
+    """The u-quantile of χ² with so many degrees of freedom."""
     return 2 * scipy.special.gammaincinv(degrees / 2, u)
 
 
 def chi2_tail(x: np.ndarray | float, degrees: int) -> np.ndarray | float:
+    """P(χ² > x), χ² with so many degrees of freedom."""
     return scipy.special.gammaincc(degrees / 2, x / 2)
 
 
 def chi2_moment(order: int, degrees: int) -> float:
-    """E[(χ²_d)^t]."""
+    """E[(χ²_d)^t], t = order, d = degrees of freedom."""
     return 2.0**order * math.gamma(degrees / 2 + order) / math.gamma(degrees / 2)
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of normal densities over Gamma-distributed scales: rational quadratic kernels."""
+"""Gaussian scale mixtures with Gamma-distributed scales: spectra of rational quadratic kernels."""
 
 import math
 from dataclasses import dataclass
@@ -18,28 +18,38 @@ from gp_orff.kernels.spectra.elliptical import Elliptical, chi2_moment, chi2_qua
 from gp_orff.kernels.spectra.scale_mixture import (
     gamma_nodes,
     gamma_range,
+    log_gamma_integral,
     log_integral,
-    log_integral_alone,
     stirling_remainder,
     unit_legendre,
 )
 
-_ALPHA = 0.01, 1e3  # that is sought: correlations of logarithms, and like RBF
+_ALPHA = 0.01, 1e3  # search interval of α: from nearly logarithmic correlations to nearly RBF
 
 
 @dataclass(frozen=True)
 class GammaMixture(Elliptical):
     """Spectrum of the rational quadratic kernel (1 + ‖τ/ℓ‖²/2α)^{−α}.
 
-    A scale mixture of Gaussians: z = √s g, g ~ N(0, I), s ~ Gamma(α, rate α). Tilted by ‖z‖^{2t}:
-    s ~ Gamma(α + t, rate α), ‖g‖² ~ χ²_{d+2t}. Base variables: g and the quantile of s, so that α
-    is trained through the quantile function.
+    A Gaussian scale mixture: z = √s g, g ~ N(0, I), s ~ Gamma(α, rate α). Weighted by ‖z‖^{2t}:
+    s ~ Gamma(α + t, rate α), ‖g‖² ~ χ²_{d+2t}. Base variables are g and the quantile level of s,
+    so that gradients reach α through the quantile function of s.
+
+    Args:
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        alpha: α, (*b, 1).
+
+    Example:
+        >>> import gp_orff, torch
+        >>> spectrum = gp_orff.spectra.GammaMixture(torch.ones(1, 1), torch.ones(1))
+        >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² = d
+        2.0
     """
 
     alpha: Float[Tensor, "*b 1"]
 
     def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-        """Nodes s and weights of E f(s), for functions that are constant below `least`."""
+        """Nodes s and weights (*b, n) of quadrature for E f(s), f constant below `least`."""
         return gamma_nodes(self.alpha.squeeze(-1).double(), least)
 
     def num_coordinates(self, num_dims: int) -> int:
@@ -49,15 +59,16 @@ class GammaMixture(Elliptical):
         radius2 = chi2_quantile(u[:, :1], directions.shape[-1] + 2 * order)
         return np.concatenate([directions * np.sqrt(radius2), u[:, 1:2]], axis=-1)
 
-    def _mixing(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
+    def _scale(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
+        """s of the base variables."""
         s = GammaQuantile.apply(self.alpha + order, base[:, -1]) / self.alpha
-        return s.clamp_min(torch.finfo(s.dtype).tiny)  # whose root has a derivative
+        return s.clamp_min(torch.finfo(s.dtype).tiny)  # so that √s has a derivative
 
     def frequencies(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D d"]:
-        return self._mixing(base, order).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
+        return self._scale(base, order).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
 
     def importance(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
-        radius2 = self._mixing(base, order) * base[:, :-1].square().sum(-1)
+        radius2 = self._scale(base, order) * base[:, :-1].square().sum(-1)
         return self.moment(order, base.shape[-1] - 1) / radius2**order
 
     def moment(self, order: int, num_dims: int) -> float | Tensor:
@@ -67,24 +78,25 @@ class GammaMixture(Elliptical):
         return rising * chi2_moment(order, num_dims)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
-        """E[P(s χ²_{d+2t} > W²)] over s ~ Gamma(α + t, rate α)."""
+        # E[P(s χ²_{d+2t} > W²)] over s ~ Gamma(α + t, rate α)
         alpha = self._alphas().min()
         square = scaled_radius**2 * alpha / (alpha + order)  # s = (α + t)/α times one of mean 1
         return _gamma_mixture_tail(square, alpha + order, num_dims + 2 * order)
 
     def _radial_correlation(self, r: float, order: int) -> float:
+        """`correlation` from the scaled lag r on, across r or, for order 1, along r."""
         alpha = self._alphas().min()
         base = r * r / (2 * alpha)
         along = (alpha + 1) / alpha * r * r / (1 + base) - 1
         return max(1.0, along) ** order * math.exp(-(alpha + order) * math.log1p(base))
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
-        """Of the shortest correlations: ℓ √(α / (α + 1))."""
+        # of the shortest correlations: ℓ √(α / (α + 1))
         alpha = self._alphas().min()
         return self.scaled_radius(np.eye(num_dims)) * math.sqrt(alpha / (alpha + 1))
 
     def frequency_parameters(self, shortest, longest):
-        """α too: frequencies reach as far as √((α + 1)/α) / ℓ."""
+        # α too: the largest frequencies are near √((α + 1)/α) / ℓ
         stretch = min(2 * (1 + self._alphas().min().item()), 6.0)
         lengthscales = super().frequency_parameters(shortest, longest)
         return [*lengthscales, Range(self.alpha, *_ALPHA, stretch)]
@@ -93,11 +105,11 @@ class GammaMixture(Elliptical):
         return self.alpha.detach().double().cpu().numpy()
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """log S, S to a relative 1e-10 for ‖ℓω‖ ≥ 1e-8 and at ω = 0; +∞ there for α ≤ d/2.
+        """log S(ω), (*b, m), at `omega` (*b, m, d); infinite at ω = 0 for α ≤ d/2.
 
-        ∫ Gamma(s; α, α) N(z; 0, s I) ds over log s, around the peak s* of the integrand: there
-        a = α s* and b = ‖z‖²/2s* with a − b = α − d/2, and what rises with α cancels in closed
-        form,
+        S has a relative error of 1e-10 for ‖ℓω‖ ≥ 1e-8 and at ω = 0. S is the integral over log s
+        of Gamma(s; α, α) N(z; 0, s I), taken around its peak s*. With a = α s* and b = ‖z‖²/2s*,
+        a − b = α − d/2, and the terms that grow with α cancel in closed form:
 
             log S = log det ℓ + ½ log(α/2π) − R(α) + α (log s* − s* + 1) − b − ½d log(2πs*)
                     + log ∫ exp(−a φ(t) − b φ(−t)) dt .
@@ -105,30 +117,30 @@ class GammaMixture(Elliptical):
         radius2, log_det = self._scaled(omega)
         half = omega.shape[-1] / 2
         alpha, radius2 = torch.broadcast_tensors(self.alpha.to(radius2), radius2)
-        order, centre = alpha - half, radius2 == 0
-        a, b = _peak(order, alpha * torch.where(centre, 1.0, radius2) / 2)
-        log_density = _log_gamma_mixture(alpha, a, b, half) + log_integral(a, b)
-        finite = order.clamp_min(torch.finfo(order.dtype).tiny)
-        at_zero = _log_gamma_mixture(alpha, finite, torch.zeros_like(b), half)
-        at_zero = at_zero + log_integral_alone(finite)
-        at_zero = torch.where(order > 0, at_zero, math.inf)
-        return log_det + torch.where(centre, at_zero, log_density)
+        difference, is_zero = alpha - half, radius2 == 0
+        a, b = _peak(difference, alpha * torch.where(is_zero, 1.0, radius2) / 2)
+        log_density = _log_peak(alpha, a, b, half) + log_integral(a, b)
+        positive = difference.clamp_min(torch.finfo(difference.dtype).tiny)
+        at_zero = _log_peak(alpha, positive, torch.zeros_like(b), half)
+        at_zero = at_zero + log_gamma_integral(positive)
+        at_zero = torch.where(difference > 0, at_zero, math.inf)
+        return log_det + torch.where(is_zero, at_zero, log_density)
 
 
 def _peak(
-    order: Float[Tensor, "*b m"], product: Float[Tensor, "*b m"]
+    difference: Float[Tensor, "*b m"], product: Float[Tensor, "*b m"]
 ) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b m"]]:
-    """a, b > 0 with a − b = order and a b = product."""
-    size = torch.where(order > 0, order, -order)
-    large = 0.5 * (size + (order.square() + 4 * product).sqrt())
+    """a, b > 0 with a − b = difference and a b = product."""
+    size = torch.where(difference > 0, difference, -difference)
+    large = 0.5 * (size + (difference.square() + 4 * product).sqrt())
     small = product / large
-    return torch.where(order > 0, large, small), torch.where(order > 0, small, large)
+    return torch.where(difference > 0, large, small), torch.where(difference > 0, small, large)
 
 
-def _log_gamma_mixture(
+def _log_peak(
     alpha: Float[Tensor, "*b m"], a: Float[Tensor, "*b m"], b: Float[Tensor, "*b m"], half: float
 ) -> Float[Tensor, "*b m"]:
-    """log of s Gamma(s; α, α) N(z; 0, s I) at its peak s = a/α."""
+    """log of s Gamma(s; α, α) N(z; 0, s I) at its peak s = a/α; `half` is d/2."""
     rise = (b - half) / alpha  # a/α − 1
     near = rise.abs() < 0.5
     log_s = torch.where(near, torch.log1p(torch.where(near, rise, 0.0)), (a / alpha).log())
@@ -137,8 +149,11 @@ def _log_gamma_mixture(
 
 
 def _gamma_mixture_tail(square: float, a: float, degrees: int) -> float:
-    """P(s χ² > square), s ~ Gamma(a, rate a): where the integrand over log s is within 45 nats of
-    its peak, found on a coarse grid."""
+    """P(s χ² > square), s ~ Gamma(a, rate a).
+
+    The integral over log s is taken where its integrand is within 45 nats of its peak on a coarse
+    grid.
+    """
 
     def log_integrand(t: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
@@ -146,23 +161,23 @@ def _gamma_mixture_tail(square: float, a: float, degrees: int) -> float:
         return beyond - a * (np.expm1(t) - t)
 
     low, high = gamma_range(a, nats=90.0)
-    low = max(low, math.log(max(square, 1e-300) / 1400))  # χ² beyond 1400 never comes
+    low = max(low, math.log(max(square, 1e-300) / 1400))  # P(χ² > 1400) underflows
     if low >= high:
         return 0.0
     coarse = np.linspace(low, high, 401)
     values = log_integrand(coarse)
-    (seen,) = np.nonzero(values > values.max() - 45)
-    low, high = coarse[max(seen[0] - 1, 0)], coarse[min(seen[-1] + 1, 400)]
+    (support,) = np.nonzero(values > values.max() - 45)
+    low, high = coarse[max(support[0] - 1, 0)], coarse[min(support[-1] + 1, 400)]
     nodes, weights = unit_legendre(200)
     half = 0.5 * (high - low)
     mass = half * (weights * np.exp(log_integrand(low + half * (1 + nodes)))).sum()
-    return float(mass * math.exp(-log_integral_alone(torch.tensor(a)).item()))
+    return float(mass * math.exp(-log_gamma_integral(torch.tensor(a)).item()))
 
 
 def _gamma_slope(a: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """−∂_a P(a, s) / p(s; a), P by differences of fourth order, in the smaller of its two tails."""
+    """−∂_a P(a, s) / p(s; a), by fourth-order differences of the smaller tail of P."""
     s = np.maximum(s, np.finfo(float).tiny)
-    h = 1e-3 * np.minimum(a, np.sqrt(a))  # of the width, where a is large
+    h = 1e-3 * np.minimum(a, np.sqrt(a))  # √a is the width of the density where a is large
     upper = scipy.special.gammainc(a, s) > 0.5
 
     def tail(b: np.ndarray) -> np.ndarray:
@@ -174,7 +189,7 @@ def _gamma_slope(a: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 class GammaQuantile(Function):
-    """s with P(Gamma(a, 1) ≤ s) = u; ∂s/∂a at fixed u is −∂_a P(a, s) over the density at s."""
+    """s with P(a, s) = P(Gamma(a, 1) ≤ s) = u; at fixed u, ∂s/∂a = −∂_a P(a, s) / p(s; a)."""
 
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b 1"], u: Float[Tensor, "D"]) -> Float[Tensor, "*b D"]:
@@ -186,7 +201,7 @@ class GammaQuantile(Function):
     @staticmethod
     def backward(ctx, grad):
         a, s = ctx.saved_tensors
-        if torch.is_grad_enabled():  # good to 1e-3, and raises where it is differentiated again
+        if torch.is_grad_enabled():  # accurate to 1e-3; raises if it is differentiated again
             slope = torch._standard_gamma_grad(a.double().expand_as(s).contiguous(), s)
         else:
             slope = torch.as_tensor(_gamma_slope(a.double().cpu().numpy(), s.cpu().numpy())).to(s)

@@ -1,4 +1,4 @@
-"""Over which lengths scalar kernels vary: how fine they must be seen to be integrated."""
+"""The shortest lengths over which scalar kernels vary: they set the nodes of quadrature."""
 
 import math
 from functools import singledispatch
@@ -14,15 +14,18 @@ from gpytorch.kernels import (
 from jaxtyping import Float
 from torch import Tensor
 
-_ALIKE = 6.0  # cos(6τ/ℓ) is no harder to see than exp(−½τ²/ℓ²), whose frequencies end about there
+_RBF_CUTOFF = 6.0  # cos(6τ/ℓ) is no harder to integrate than exp(−½τ²/ℓ²): its spectrum ends there
 
 
 @singledispatch
 def shortest_lengths(kernel: Kernel) -> Float[Tensor, "*b k"]:
-    """Lengthscales of squared exponentials that vary as fast, for each input or for all of them.
+    """Lengthscales of RBF kernels that vary as fast as `kernel`, one per input or one for all.
 
-    Of a kernel that is not named here, its lengthscale. Register your own where it has none, or
-    varies faster:
+    For a kernel whose class is not registered it is the lengthscale, (*b, 1, k). Register a kernel
+    of your own that has no lengthscale, or varies faster than an RBF kernel with its lengthscale.
+
+    Args:
+        kernel: a stationary scalar kernel.
 
     Raises:
         NotImplementedError: a kernel that is not registered and has no lengthscale.
@@ -47,31 +50,31 @@ def shortest_lengths(kernel: Kernel) -> Float[Tensor, "*b k"]:
 
 @shortest_lengths.register
 def _(kernel: RQKernel) -> Tensor:
-    """With α also those of (1 + τ²/2αℓ²)^{−α} next to zero, of singularities at ±i ℓ√(2α)."""
+    """The shorter of ℓ and ℓ√(2α): (1 + τ²/2αℓ²)^{−α} has singularities at τ = ±iℓ√(2α)."""
     return kernel.lengthscale * (2 * kernel.alpha.unsqueeze(-1)).sqrt().clamp_max(1.0)
 
 
 @shortest_lengths.register
 def _(kernel: PeriodicKernel) -> Tensor:
-    """exp(−2 sin²(πτ/p)/λ) is exp(−½(2πτ/p)²/λ) next to zero, and again after every period."""
+    """exp(−2 sin²(πτ/p)/λ) ≈ exp(−½(2πτ/p)²/λ) near τ = 0, and with period p."""
     rate = 2 * math.pi / kernel.period_length
-    return 1 / (rate * (kernel.lengthscale.rsqrt() + 1 / _ALIKE))
+    return 1 / (rate * (kernel.lengthscale.rsqrt() + 1 / _RBF_CUTOFF))
 
 
 @shortest_lengths.register
 def _(kernel: CosineKernel) -> Tensor:
-    """cos(πτ/p)."""
-    return _ALIKE * kernel.period_length / math.pi
+    """The kernel is cos(πτ/p)."""
+    return _RBF_CUTOFF * kernel.period_length / math.pi
 
 
 @shortest_lengths.register
 def _(kernel: SpectralMixtureKernel) -> Tensor:
-    """Means and spreads are of frequencies τ⁻¹, one mixture for each input."""
-    rate = 2 * math.pi * (kernel.mixture_scales + kernel.mixture_means.abs() / _ALIKE)
+    """Means and standard deviations are in cycles per unit; each input has a mixture of its own."""
+    rate = 2 * math.pi * (kernel.mixture_scales + kernel.mixture_means.abs() / _RBF_CUTOFF)
     return 1 / rate.amax(dim=-3)
 
 
 @shortest_lengths.register
 def _(kernel: SpectralDeltaKernel) -> Tensor:
-    """Sums of cos(2π⟨Z, τ/ℓ⟩)."""
-    return _ALIKE * kernel.lengthscale / (2 * math.pi * kernel.Z.abs().amax(-2, keepdim=True))
+    """The kernel is a sum of cos(2π⟨Z, τ/ℓ⟩)."""
+    return _RBF_CUTOFF * kernel.lengthscale / (2 * math.pi * kernel.Z.abs().amax(-2, keepdim=True))

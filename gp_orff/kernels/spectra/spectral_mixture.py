@@ -1,4 +1,4 @@
-"""Mixtures of normal densities away from zero: spectral mixture kernels."""
+"""Mixtures of Gaussian densities away from zero: spectra of spectral mixture kernels."""
 
 import math
 from dataclasses import dataclass
@@ -20,9 +20,21 @@ from gp_orff.kernels.spectra.elliptical import chi2_quantile
 class SpectralMixture(GridSpectrum):
     """Spectrum of gpytorch's SpectralMixtureKernel Π_i Σ_q w_q exp(−2π²τ_i²σ_qi²) cos(2πτ_iμ_qi).
 
-    Coordinates are independent; each is N(±2πμ_q, (2πσ_q)²) with either sign and probability
-    w_q/Σw. Components are drawn evenly and weighted by Q w_q/Σw, so that w is trained too. There is
-    no isotropic base law and so no tilt.
+    The coordinates of ω are independent. Each is N(±2πμ_q, (2πσ_q)²) with probability w_q/Σw, both
+    signs alike. Components are drawn with equal probabilities and have importance weights Q w_q/Σw,
+    so that gradients reach w. There is no isotropic base measure, hence no order t > 0.
+
+    Args:
+        weights: w, (*b, Q).
+        means: μ, (*b, Q, 1, d), in cycles per unit of the inputs.
+        scales: σ, (*b, Q, 1, d), in cycles per unit of the inputs.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> w, one = torch.ones(2), torch.ones(2, 1, 1)
+        >>> spectrum = gp_orff.spectra.SpectralMixture(w, means=0 * one, scales=one)
+        >>> spectrum.second_moments(num_dims=1)  # (2π)²
+        tensor([39.4784])
     """
 
     weights: Float[Tensor, "*b Q"]
@@ -31,12 +43,23 @@ class SpectralMixture(GridSpectrum):
 
     @property
     def _share(self) -> Float[Tensor, "*b Q"]:
+        """w_q/Σw."""
         return self.weights / self.weights.sum(-1, keepdim=True)
 
     def num_coordinates(self, num_dims: int) -> int:
         return 1 + 2 * num_dims
 
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
+        """Base variables (D, 3·d): standard normal numbers, signs and components.
+
+        Args:
+            directions: (D, d), unit vectors.
+            u: (D, 1 + 2·d), uniform numbers in (0, 1).
+            order: 0.
+
+        Raises:
+            NotImplementedError: an order other than 0.
+        """
         if order:
             raise NotImplementedError(
                 'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
@@ -59,14 +82,14 @@ class SpectralMixture(GridSpectrum):
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         centre, sd = 2 * math.pi * self.means, 2 * math.pi * self.scales
-        sides = [
+        exponents = [
             -0.5 * ((omega.unsqueeze(-3) - sign * centre) / sd).square() for sign in (1, -1)
         ]  # (*b, Q, m, d)
-        density = torch.logaddexp(*sides) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
-        return torch.logsumexp(density + self._share[..., None, None].log(), dim=-3).sum(-1)
+        log_density = torch.logaddexp(*exponents) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
+        return torch.logsumexp(log_density + self._share[..., None, None].log(), dim=-3).sum(-1)
 
     def moment(self, order: int, num_dims: int) -> float:
-        """Finite for every tilt; its value in base units is only defined for tilt 0."""
+        """1 for every `order` and `num_dims`: finite, but not in base units for order > 0."""
         return 1.0
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
@@ -74,49 +97,50 @@ class SpectralMixture(GridSpectrum):
         return (self._share.unsqueeze(-1) * squares).sum(-2)
 
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
-        """max_i |ω_i| / (largest mean + standard deviation along axis i): a box."""
+        # max_i |ω_i| / (largest mean + standard deviation along axis i): level sets are boxes
         _, means, scales = self._components()
         return np.max(np.abs(omega) / (means + scales).max(axis=(0, 1)), axis=-1)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
-        """One minus the share inside the box; for tilt 1, of E‖ω‖², coordinates independent."""
+        # one minus the share inside the box; for order 1, of E‖ω‖², coordinates independent
         share, means, scales = self._components()
         edge = scaled_radius * (means + scales).max(axis=(0, 1))  # (d,)
         low, high = (-edge - means) / scales, (edge - means) / scales
         normal = scipy.stats.norm
         mass = normal.cdf(high) - normal.cdf(low)
         outside = normal.sf(high) + normal.cdf(low)
-        lost = (share[..., None] * outside).sum(-2)  # (batch, d)
+        outside = (share[..., None] * outside).sum(-2)  # (batch, d)
         if not order:
-            return float((1 - np.prod(1 - lost, axis=-1)).max())
+            return float((1 - np.prod(1 - outside, axis=-1)).max())
         # E[ω²; |ω| ≤ edge] of one Gaussian by its truncated moments
         second = (means**2 + scales**2) * mass - scales * (
             (edge + means) * normal.pdf(high) + (edge - means) * normal.pdf(low)
         )
         second = (share[..., None] * second).sum(-2)
-        whole = (share[..., None] * (means**2 + scales**2)).sum(-2).sum(-1)
-        rest = np.prod(1 - lost, axis=-1, keepdims=True) / (1 - lost)
-        return float((1 - (second * rest).sum(-1) / whole).max())
+        total = (share[..., None] * (means**2 + scales**2)).sum(-2).sum(-1)
+        others = np.prod(1 - outside, axis=-1, keepdims=True) / (1 - outside)  # inside the box
+        return float((1 - (second * others).sum(-1) / total).max())
 
     def correlation(self, lag: float, axis: int, order: int) -> float:
-        """Without the cosine: the envelope of the component that decays most slowly."""
+        # the sum of the components without their cosines, an upper bound
         share, means, scales = self._components()
         mean, sd = means[..., axis], scales[..., axis]  # (batch, Q)
         envelope = np.exp(-0.5 * (sd * lag) ** 2)
         if not order:
             return float((share * envelope).sum(-1).max())
         polynomial = sd**2 * np.maximum(1, (sd * lag) ** 2) + 2 * mean * sd**2 * lag + mean**2
-        whole = (share * (mean**2 + sd**2)).sum(-1)
-        return float(((share * envelope * polynomial).sum(-1) / whole).max())
+        total = (share * (mean**2 + sd**2)).sum(-1)
+        return float(((share * envelope * polynomial).sum(-1) / total).max())
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
-        """Of the longest correlations: of the narrowest component along every axis."""
+        # of the longest correlations: those of the narrowest component along every axis
         _, _, scales = self._components()
         return 1 / scales.min(axis=(0, 1))
 
     def frequency_parameters(self, shortest, longest):
         low, high = (
-            torch.from_numpy(1 / (2 * math.pi * own)).to(self.means) for own in (longest, shortest)
+            torch.from_numpy(1 / (2 * math.pi * length)).to(self.means)
+            for length in (longest, shortest)
         )
         return [Range(self.scales, low, high), Range(self.means, 1e-2 * low, math.pi * high)]
 
