@@ -36,6 +36,7 @@ from gp_orff.kernels.spectra import lengths  # noqa: F401
 from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.models.comparison import compare_kernels, compare_with_exact
 from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.report.fit_report import FitReport
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols import (
     Background,
@@ -70,6 +71,7 @@ __all__ = [
     "FieldPosterior",
     "FieldProductKernel",
     "FieldStatistics",
+    "FitReport",
     "Flux",
     "GaussHermite",
     "GeneralMaternKernel",

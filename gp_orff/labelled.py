@@ -1,6 +1,6 @@
-"""Data with names: readings out of an xarray Dataset, a posterior into one.
+"""Observations from an xarray Dataset, and a posterior as an xarray Dataset.
 
-xarray is optional, `pip install gp_orff[xarray]`, and imported where a function is called.
+xarray is optional, `pip install gp_orff[xarray]`, and imported when a function is called.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ _UNIX = "1970-01-01"
 
 
 class _Field(Protocol):
-    """What is asked of a `FieldPosterior`."""
+    """The part of `FieldPosterior` that is used here."""
 
     num_inputs: int
     num_outputs: int
@@ -44,24 +44,26 @@ def readings(
     time_unit: str = "s",
     epoch: object = None,
 ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"]]:
-    """Points x and vectors y of a Dataset, for `model.fit(x, y, missing="mask")`.
+    """Points x (N, d) and vectors y (N, p) of a Dataset, for `model.fit(x, y, missing="mask")`.
 
-    On grids or along trajectories: coordinates are repeated over the dimensions of the variables.
-    NaN is a land mask or a gap; a point where no variable was read is dropped. Name variables in
-    the order of the directions they point to: u with lon, v with lat.
+    Variables may be on a grid or along trajectories: coordinates are repeated over the dimensions
+    of the variables. NaN is land or a gap; points where all variables are NaN are dropped. Name the
+    variables in the order of their directions: u with lon, v with lat.
 
     Args:
+        dataset: an xarray Dataset.
         variables: p names, all of the same dimensions.
         coordinates: d names, of coordinates or variables, in the order of the model's inputs.
-        time_unit: of datetime64 and timedelta64, which become numbers: a NumPy unit from "W" to
-            "ns".
-        epoch: the datetime64, or what NumPy makes one, that is zero; 1970-01-01 if None.
+        time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
+            "W" to "ns".
+        epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;
+            1970-01-01 if None.
 
     Raises:
-        ImportError: no xarray.
+        ImportError: xarray is not installed.
         KeyError: a name that the Dataset does not have.
-        TypeError: what is no Dataset, values that are neither numbers nor times.
-        ValueError: dimensions that do not fit, a unit that is not known, nothing that was read.
+        TypeError: `dataset` is no Dataset, or values are neither numbers nor times.
+        ValueError: dimensions that do not fit, an unknown unit, or nothing but NaN.
 
     Example:
         >>> import gp_orff, xarray
@@ -74,32 +76,35 @@ def readings(
     xr = _xarray()
     if not isinstance(dataset, xr.Dataset):
         raise TypeError(
-            f"expected an xarray Dataset, got {type(dataset).__name__}; a DataArray becomes one by "
+            f"expected an xarray Dataset, got {type(dataset).__name__}; convert a DataArray with "
             "to_dataset"
         )
-    fields, places = _named(dataset, variables), _named(dataset, coordinates)
+    fields, positions = _named(dataset, variables), _named(dataset, coordinates)
     sizes = dict(next(iter(fields.values())).sizes)
-    for name, own in fields.items():
-        if set(own.dims) != set(sizes):
+    for name, variable in fields.items():
+        if set(variable.dims) != set(sizes):
             raise ValueError(
                 f"expected variables with the same dimensions {tuple(sizes)}, got {name!r} with "
-                f"{own.dims}; choose from them by isel, or bring them together by interp"
+                f"{variable.dims}; select from them with isel, or bring them to one grid with "
+                "interp"
             )
-    for name, own in places.items():
-        if not set(own.dims) <= set(sizes):
+    for name, variable in positions.items():
+        if not set(variable.dims) <= set(sizes):
             raise ValueError(
                 f"expected coordinates along the dimensions {tuple(sizes)} of the variables, got "
-                f"{name!r} along {own.dims}; a reading has one place: choose one by isel"
+                f"{name!r} along {variable.dims}; every observation has one position: select one "
+                "with isel"
             )
-    y = np.stack([_floats(name, own.set_dims(sizes)) for name, own in fields.items()], axis=-1)
-    seen = ~np.isnan(y).all(-1)
-    if not seen.any():
-        raise ValueError(f"expected readings of {' or '.join(fields)}, got nothing but NaN")
+    y = [_floats(name, values.set_dims(sizes)) for name, values in fields.items()]
+    y = np.stack(y, axis=-1)
+    observed = ~np.isnan(y).all(-1)
+    if not observed.any():
+        raise ValueError(f"expected observations of {' or '.join(fields)}, got nothing but NaN")
     columns = [
-        _numbers(name, own.set_dims(sizes).to_numpy()[seen], time_unit, epoch)
-        for name, own in places.items()
+        _numbers(name, values.set_dims(sizes).to_numpy()[observed], time_unit, epoch)
+        for name, values in positions.items()
     ]
-    return np.stack(columns, axis=-1), y[seen]
+    return np.stack(columns, axis=-1), y[observed]
 
 
 def on_grid(
@@ -112,7 +117,21 @@ def on_grid(
     time_unit: str = "s",
     epoch: object = None,
 ) -> "xarray.Dataset":
-    """Means and standard deviations on a grid, in chunks; see `FieldPosterior.to_xarray`.
+    """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
+
+    Args:
+        field: a `FieldPosterior`.
+        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+        names: names of the outputs.
+        symbols: symbols of the field by name.
+        attrs: attributes by name.
+        time_unit: as for `readings`.
+        epoch: as for `readings`.
+
+    Raises:
+        ImportError: xarray is not installed.
+        TypeError: coordinates that are neither numbers nor times, or a symbol that is none.
+        ValueError: coordinates, names or symbols that do not fit the field or each other.
 
     Example:
         >>> import gp_orff, torch
@@ -129,27 +148,27 @@ def on_grid(
             f"expected a coordinate for each of the model's {field.num_inputs} inputs, in their "
             f"order, got {list(coordinates)}"
         )
-    given = {} if attrs is None else attrs
-    coords = {name: _axis(xr, name, own, given.get(name)) for name, own in coordinates.items()}
-    axes = [_numbers(name, own.to_numpy(), time_unit, epoch) for name, own in coords.items()]
+    attrs = {} if attrs is None else attrs
+    coords = {name: _axis(xr, name, axis, attrs.get(name)) for name, axis in coordinates.items()}
+    axes = [_numbers(name, axis.to_numpy(), time_unit, epoch) for name, axis in coords.items()]
     ends = [(axis.min(), axis.max()) for axis in axes]
     corners = torch.tensor(list(product(*ends)), dtype=torch.float64)
     symbols = _derivatives(field, corners) if symbols is None else symbols
-    wanted = [(None, _names(field, names))]
-    wanted += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
-    means = [name for _, outputs in wanted for name in outputs]
+    requests = [(None, _names(field, names))]
+    requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
+    means = [name for _, outputs in requests for name in outputs]
     _check_names([*coords, *means, *(f"{name}_sd" for name in means)])
-    unknown = sorted(set(given) - {*coords, *means})
+    unknown = sorted(set(attrs) - {*coords, *means})
     if unknown:
         raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
-    found = {}
-    for symbol, outputs in wanted:
-        field.mean(corners, symbol)  # one domain for all chunks
+    variables = {}
+    for symbol, outputs in requests:
+        field.mean(corners, symbol)  # so that all chunks have one domain
         for name, *moments in zip(outputs, *_moments(field, symbol, axes), strict=True):
-            own = _attributes(name, given.get(name, {}))
-            for key, values, described in zip((name, f"{name}_sd"), moments, own, strict=True):
-                found[key] = xr.Variable(list(coords), values, described)
-    return xr.Dataset(found, coords)
+            notes = _attributes(name, attrs.get(name, {}))
+            for key, values, note in zip((name, f"{name}_sd"), moments, notes, strict=True):
+                variables[key] = xr.Variable(list(coords), values, note)
+    return xr.Dataset(variables, coords)
 
 
 def _xarray() -> ModuleType:
@@ -157,7 +176,7 @@ def _xarray() -> ModuleType:
         import xarray
     except ImportError as error:
         raise ImportError(
-            "expected xarray for labelled data, got none installed; pip install gp_orff[xarray]"
+            "labelled data need xarray, which is not installed; pip install gp_orff[xarray]"
         ) from error
     return xarray
 
@@ -179,7 +198,7 @@ def _floats(name: str, variable: "xarray.Variable") -> np.ndarray:
 
 
 def _numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarray:
-    """Coordinates as float64, times in units since an epoch; NaT is NaN."""
+    """Coordinates as float64; times in units since an epoch, NaT as NaN."""
     if unit not in _UNITS:
         raise ValueError(f"expected a time_unit among {', '.join(_UNITS)}, got {unit!r}")
     if values.dtype.kind == "M":
@@ -190,16 +209,17 @@ def _numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndar
     if values.dtype.kind not in "fiu":
         raise TypeError(
             f"expected numbers or datetime64 as coordinate {name!r}, got type {values.dtype}; "
-            "convert them first, for instance by convert_calendar"
+            "convert them first, for instance with convert_calendar"
         )
     return values.astype(np.float64)
 
 
 def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
-    """Since the epoch, fractions apart: in nanoseconds, three centuries overflow."""
-    whole, start = times.astype("M8[s]"), epoch.astype("M8[s]")
-    one = np.timedelta64(1, "s")
-    return (whole - start) / one + ((times - whole) / one - (epoch - start) / one)
+    """Seconds since the epoch; whole seconds separately, since int64 ns overflow in 292 years."""
+    whole_times, whole_epoch = times.astype("M8[s]"), epoch.astype("M8[s]")
+    second = np.timedelta64(1, "s")
+    fractions = (times - whole_times) / second - (epoch - whole_epoch) / second
+    return (whole_times - whole_epoch) / second + fractions
 
 
 def _axis(
@@ -208,8 +228,8 @@ def _axis(
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(
-            f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; of one value "
-            "it is [value]"
+            f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; write one "
+            "value as [value]"
         )
     return xr.Variable(name, array, {**getattr(values, "attrs", {}), **(attrs or {})})
 
@@ -224,7 +244,7 @@ def _names(field: _Field, names: Sequence[str] | None) -> list[str]:
 
 
 def _outputs(field: _Field, name: str, symbol: Symbol) -> list[str]:
-    """Of a symbol: its name, numbered if there are several."""
+    """The names of the outputs of a symbol: its own name, numbered if there are several."""
     if not isinstance(symbol, Symbol):
         raise TypeError(
             f"expected a symbol as {name!r}, such as gp_orff.Divergence(), got "
@@ -235,25 +255,25 @@ def _outputs(field: _Field, name: str, symbol: Symbol) -> list[str]:
 
 
 def _check_names(names: list[str]) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
         raise ValueError(
             f"expected different names for coordinates, outputs, symbols and their _sd, got "
-            f"{twice} more than once; choose others by names= and symbols="
+            f"{repeated} more than once; choose others with names= and symbols="
         )
 
 
 def _derivatives(field: _Field, x: Float[Tensor, "n d"]) -> dict[str, Symbol]:
-    """Those of a planar field that exist."""
-    found = {"divergence": Divergence(), "vorticity": Curl()} if field.num_outputs == 2 else {}
-    return {name: symbol for name, symbol in found.items() if _exists(field, symbol, x)}
+    """Divergence and vorticity of a planar field, where they exist."""
+    symbols = {"divergence": Divergence(), "vorticity": Curl()} if field.num_outputs == 2 else {}
+    return {name: symbol for name, symbol in symbols.items() if _exists(field, symbol, x)}
 
 
 def _exists(field: _Field, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
     try:
         field.mean(x, symbol)
     except (ValueError, NotImplementedError):
-        field.mean(x, None)  # raises where it is the points that do not fit
+        field.mean(x, None)  # raises if the points are to blame
         return False
     return True
 
@@ -261,7 +281,7 @@ def _exists(field: _Field, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
 def _moments(
     field: _Field, symbol: Symbol | None, axes: list[np.ndarray]
 ) -> tuple[Float[np.ndarray, "q *grid"], Float[np.ndarray, "q *grid"]]:
-    """Mean and standard deviation on the product of axes."""
+    """Means and standard deviations on the product of the axes."""
     q = field.num_outputs if symbol is None else symbol.num_outputs(field.num_outputs)
     shape = tuple(map(len, axes))
     mean, sd = np.empty((2, q, np.prod(shape)))
@@ -274,21 +294,22 @@ def _moments(
 def _points(
     axes: list[np.ndarray], shape: tuple[int, ...]
 ) -> Iterator[tuple[slice, Float[Tensor, "n d"]]]:
+    """Chunks of the product of the axes: row numbers and points."""
     size = int(np.prod(shape))
     for start in range(0, size, _CHUNK):
         rows = slice(start, min(start + _CHUNK, size))
         index = np.unravel_index(np.arange(rows.start, rows.stop), shape)
-        x = [axis[own] for axis, own in zip(axes, index, strict=True)]
+        x = [axis[i] for axis, i in zip(axes, index, strict=True)]
         yield rows, torch.from_numpy(np.stack(x, axis=-1))
 
 
-def _attributes(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of a mean, and of its standard deviation."""
-    words = given.get("long_name", name)
-    mean = {"long_name": f"posterior mean of {name}", **given, "ancillary_variables": f"{name}_sd"}
-    sd = {"long_name": f"posterior standard deviation of {words}"}
-    if "units" in given:
-        sd["units"] = given["units"]
-    if "standard_name" in given:  # with the modifier that the CF conventions have for it
-        sd["standard_name"] = f"{given['standard_name']} standard_error"
+def _attributes(name: str, attrs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The attributes of a mean, and those of its standard deviation."""
+    long_name = attrs.get("long_name", name)
+    mean = {"long_name": f"posterior mean of {name}", **attrs, "ancillary_variables": f"{name}_sd"}
+    sd = {"long_name": f"posterior standard deviation of {long_name}"}
+    if "units" in attrs:
+        sd["units"] = attrs["units"]
+    if "standard_name" in attrs:  # with the modifier of the CF conventions
+        sd["standard_name"] = f"{attrs['standard_name']} standard_error"
     return mean, sd

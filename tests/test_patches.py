@@ -310,7 +310,7 @@ def test_features_in_place_of_long_integrals_are_told():
     x = torch.rand(5, 2, generator=torch.Generator().manual_seed(0)).double()
     field = gp_orff.VectorFieldGP(kernel).condition(x, x[:, :1].sin()).posterior()
     assert field.variance(x, BoxAverage(0.1)).isfinite().all()
-    with pytest.warns(UserWarning, match=r"many lengthscales.*such features.*smaller pieces"):
+    with pytest.warns(UserWarning, match=r"many lengthscales.*uses features.*smaller pieces"):
         field.variance(x[:1], BoxAverage([10.0, 10.0]))
 
 

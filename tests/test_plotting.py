@@ -238,7 +238,7 @@ def test_comparison_of_scalars_keeps_their_signs(axes):
 
 def test_bad_comparisons_are_refused(axes):
     x = grid(4)
-    with pytest.raises(ValueError, match=r"four axes, got 2; make them by plt.subplots"):
+    with pytest.raises(ValueError, match=r"four axes, got 2; make them with plt.subplots"):
         plot_comparison(axes[0], x, x, x, x, label="m/s")
     with pytest.raises(ValueError, match=r"sd of shape \(16, 2\), got \(16,\)"):
         plot_comparison(axes, x, x, x, x[:, 0], label="m/s")

@@ -314,7 +314,7 @@ def test_an_instrument_learns_its_own_noise():
     assert found["adcp"] == pytest.approx(0.05, rel=0.15)
     assert found["drifter"] == pytest.approx(0.4, rel=0.1)
     assert found["radar"] == pytest.approx(0.15, rel=0.15)
-    assert "adcp: noise variance" in model.report
+    assert model.report.noise["adcp"] == pytest.approx(found["adcp"] ** 2)
     error = model.posterior().mean(x) - field(x)
     assert error.square().mean().sqrt() < 0.05
 

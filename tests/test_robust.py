@@ -376,7 +376,7 @@ def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():
     model = robust_model().fit(x, y, progress=False)
     found = model.leave_one_out(x, y)
     weights = torch.cat(model.state.data.weights)
-    conditioning = model._snapshot().own
+    conditioning = model._snapshot().posterior
     part = next(model.state.data.visit())
     residual, latent, noise = robust.residuals(
         part, conditioning, model._snapshot().noises, model._snapshot().constant

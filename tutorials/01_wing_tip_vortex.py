@@ -2,8 +2,8 @@
 # # 1. A velocity field with error bars
 #
 # Particle image velocimetry gives the displacement of particles behind the tip of a wing: 4977
-# vectors, some wrong, none with an error bar. Does it help to know that the flow is (nearly)
-# incompressible, and can a Gaussian process that knows it use *all* vectors?
+# vectors, some of them wrong, none with an error bar. Does a (nearly) incompressible prior help,
+# and can a Gaussian process with this prior use *all* vectors?
 #
 # The lines a gpytorch user changes:
 #
@@ -37,15 +37,15 @@ arguments = parser.parse_args()
 subset, num_frequencies, iterations = (150, 50, 5) if arguments.smoke else (700, 500, 40)
 
 # %% [markdown]
-# ## The data, and what is held out
+# ## The data, and the held-out vectors
 #
-# A fifth of the vectors at random, and a disc in the middle of the image, where the model has to
-# fill a gap. Positions and displacements are scaled by *one* number each: scaling the components
-# apart would change what divergence means.
+# We hold out a random fifth of the vectors, and a disc in the middle of the image, a gap that the
+# model has to fill. Positions and displacements are scaled by *one* number each: scaling the
+# components separately would change the meaning of the divergence.
 #
-# About 160 vectors are wrong, most of them in the core of the vortex, where the seeding is lost.
-# The normalised median test of PIV (Westerweel & Scarano 2005) names them. It is used for scoring
-# only: the models see every vector that is not held out, the wrong ones too.
+# About 160 vectors are wrong, most of them in the core of the vortex, where seeding particles are
+# missing. The normalised median test of PIV (Westerweel & Scarano 2005) identifies them. We use the
+# test for scoring only: the models are trained on all vectors that are not held out.
 
 # %%
 columns = np.loadtxt(
@@ -55,7 +55,7 @@ position, displacement = torch.from_numpy(columns[:, :2]), torch.from_numpy(colu
 
 
 def passes_median_test(field, threshold=2.0, noise=0.1):
-    """Whether each vector of a (rows, columns, 2) grid is like its eight neighbours."""
+    """Whether each vector of a (rows, columns, 2) grid agrees with its eight neighbours."""
     padded = np.pad(field, ((1, 1), (1, 1), (0, 0)), constant_values=np.nan)
     rows, cols = field.shape[:2]
     shifts = [(i, j) for i in range(3) for j in range(3) if (i, j) != (1, 1)]
@@ -72,7 +72,7 @@ fifth = torch.rand(len(position), generator=generator) < 0.2
 train, fifth = ~(fifth | disc), fifth & ~disc
 shuffled = train.nonzero().squeeze(-1)
 shuffled = shuffled[torch.randperm(len(shuffled), generator=generator)]
-some, few = shuffled[:subset], shuffled[:100]  # what an exact kernel can carry, and a sparse set
+some, few = shuffled[:subset], shuffled[:100]  # enough for an exact kernel; a sparse set
 
 x = (position - position.mean(0)) / 400
 unit = displacement[train].std()
@@ -81,8 +81,8 @@ y = displacement / unit
 # %% [markdown]
 # ## The models
 #
-# An ordinary gpytorch `ExactGP`. Only the kernel differs. "Independent" outputs share their
-# lengthscales and nothing else (`MultitaskKernel` of rank 0).
+# All models are the same gpytorch `ExactGP` with different kernels. "Independent" outputs share
+# only their lengthscales (`MultitaskKernel` of rank 0).
 
 
 # %%
@@ -111,7 +111,7 @@ def features_of(kernel):
 
 
 def learn(name, kernel, rows):
-    """Maximise the marginal likelihood by L-BFGS: the model, nats per vector, seconds."""
+    """Maximise the marginal likelihood by L-BFGS; return the model, nats per vector, seconds."""
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, has_task_noise=False)
     model = FlowModel(x[rows], y[rows], likelihood, kernel).double().train()
     likelihood.noise = 0.1
@@ -123,7 +123,7 @@ def learn(name, kernel, rows):
     with tqdm(desc=f"{name:24}", unit=" evaluations", mininterval=0.5) as bar:
 
         def closure():
-            again()  # the machine may have become busy, or idle
+            again()  # choose the number of threads anew if the load has changed
             optimizer.zero_grad()
             loss = -mll(model(x[rows]), y[rows])
             loss.backward()
@@ -135,8 +135,8 @@ def learn(name, kernel, rows):
     return model.eval(), nats, time.perf_counter() - start
 
 
-# exact kernels by Cholesky: beyond 800 numbers gpytorch would switch to conjugate gradients; and as
-# many threads as are fast beside what else this machine does
+# Use Cholesky factorisations, where gpytorch would switch to conjugate gradients beyond 800
+# numbers; and choose the number of threads by the load of the machine.
 with gpytorch.settings.max_cholesky_size(10_000), chosen_threads():
     models = {
         name: learn(name, kernel, rows)
@@ -151,12 +151,12 @@ with gpytorch.settings.max_cholesky_size(10_000), chosen_threads():
     }
 
 # %% [markdown]
-# ## What do features cost in accuracy?
+# ## How accurate are features?
 #
-# The structured algebra nothing: `ORFFKernel` never forms the covariance matrix, but on the small
-# subset we can, and the marginal likelihood by brute force is the same number. Replacing the kernel
-# by random features does: at the same hyperparameters and on the same vectors, their posterior is a
-# little too sure of itself. Check this on your data before you trust an error bar.
+# The algebra of `ORFFKernel` is exact. It never forms the covariance matrix; on the small subset we
+# do, and get the same marginal likelihood. The random features themselves are an approximation of
+# the kernel: with the same hyperparameters and vectors, their posterior is a little overconfident.
+# Check this on your data before you trust an error bar.
 
 # %%
 kernel = models["divergence-free, ORFF (all)"][0].covar_module
@@ -172,7 +172,7 @@ print(f"\nstructured and dense log likelihood differ by {difference:.1e}, relati
 
 
 def posterior_from(kernel, rows):
-    """The posterior of the trained model's hyperparameters, another kernel and fewer vectors."""
+    """Posterior mean and sd with the trained hyperparameters, another kernel and fewer vectors."""
     trained = models["divergence-free, ORFF (all)"][0]
     model = FlowModel(x[rows], y[rows], trained.likelihood, kernel).double().eval()
     model.mean_module.load_state_dict(trained.mean_module.state_dict())
@@ -190,8 +190,9 @@ print(f"standard deviation {sd_ratio:.2f} times the exact one\n")
 # %% [markdown]
 # ## Scores at held-out vectors
 #
-# Root mean square error in pixels; negative log predictive density (NLPD) per component, of
-# displacements in units of their standard deviation; share of components inside the 95 % interval.
+# The table has the root mean square error (RMSE) in pixels; the negative log predictive density
+# (NLPD) per component, of displacements in units of their standard deviation; and the share of
+# components inside the 95 % interval.
 
 
 # %%
@@ -221,19 +222,20 @@ for name, (model, nats, seconds) in models.items():
     print(f"{name:28}{nats:8.3f}" + "".join(f"{v:8.3f}" for v in numbers) + f"{seconds:9.1f}")
 
 # %% [markdown]
-# `nats` is the evidence per training vector. What to see:
+# `nats` is the evidence per training vector. The table shows:
 #
-# - With 100 vectors, incompressibility is worth much: a higher evidence and a lower error at the
-#   held-out vectors and in the disc. With 700 or 3900 there is little left for it to add, and the
-#   flow is not quite two-dimensional: the wind blows through the light sheet.
-# - The features give every vector a say, in seconds.
-# - In the disc all models are overconfident, exact ones too. That is not the kernel: one Gaussian
-#   noise for all vectors explains the wrong ones in the core by smoothing the vortex.
+# - With 100 vectors, incompressibility helps much: higher evidence, and lower errors at the
+#   held-out vectors and in the disc. With 700 or 3900 vectors it adds little, and the flow is not
+#   quite two-dimensional: the wind blows through the light sheet.
+# - Features use all vectors, in seconds.
+# - In the disc all models are overconfident, exact ones too. The kernel is not the cause: a
+#   Gaussian noise, the same for all vectors, explains the wrong vectors in the core by smoothing
+#   the vortex.
 #
 # ## The map
 #
-# Mean and standard deviation of the flow itself (noise left out) on the measurement grid, as a CSV
-# and as a picture.
+# Mean and standard deviation of the flow, without noise, on the measurement grid, as a CSV file and
+# as a figure.
 
 # %%
 model = models["divergence-free, ORFF (all)"][0]

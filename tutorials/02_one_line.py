@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 2. Your multitask model, one line changed
 #
-# You have a gpytorch model with several outputs and the readings of a magnetometer. A magnetic
-# field outside its sources is the gradient of a potential: it has no curl. What does it take to
-# tell the model, and what to let it learn from ten times as many readings?
+# You have a gpytorch model with several outputs and the observations of a magnetometer. A magnetic
+# field outside its sources is the gradient of a potential: its curl is zero. How do you put this
+# into the model, and how does it learn from ten times as many observations?
 #
 # ```python
 # kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)                      # what you have
 # kernel = ScaleKernel(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3))           # no curl
-# kernel = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(512))               # many readings
+# kernel = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(512))               # many data
 # ```
 
 # %%
@@ -31,14 +31,15 @@ parser.add_argument("--smoke", action="store_true", help="small and quick, to se
 parser.add_argument("--robot", type=Path, help="folder of the public robot magnetometer data")
 arguments = parser.parse_args()
 few, many, columns, iterations = (60, 300, 32, 5) if arguments.smoke else (300, 3000, 512, 40)
-torch.manual_seed(0)  # gpytorch starts task covariances at random
+torch.manual_seed(0)  # gpytorch initialises task covariances at random
 
 # %% [markdown]
 # ## A field in closed form
 #
-# Six magnets below a floor of two by two metres, each a dipole m at distance r,
-# B = (3 r (m·r)/r² − m)/r³, and a uniform background, the Earth's. Readings in a layer above it,
-# with noise of a twentieth of the field's standard deviation; all components scaled by one number.
+# There are six magnets below a floor of two by two metres, each a dipole m at distance r with
+# B = (3 r (m·r)/r² − m)/r³, and a uniform background, the Earth's field. The field is observed in a
+# layer above the floor, with noise of a twentieth of its standard deviation. All components are
+# scaled by one number.
 
 
 # %%
@@ -66,7 +67,7 @@ truth = dipoles(grid)
 # %% [markdown]
 # ## The model you have
 #
-# This class does not change. Nor do the likelihood, the training loop and the predictions.
+# This class stays as it is, and so do the likelihood, the training loop and the predictions.
 
 
 # %%
@@ -122,7 +123,7 @@ def by_features(kernel):
 
 
 def compare(x, y, xs, target, noisy_target):
-    """Train the four models and print their scores at xs; the models, by name."""
+    """Train four models, append their scores at xs to `scores`; return the models by name."""
     scale, centre = y.std(), y.mean(0)
     rows = [
         (f"separable, exact ({few})", separable(), few),
@@ -153,8 +154,9 @@ def compare(x, y, xs, target, noisy_target):
 # %% [markdown]
 # ## Exact and by features, with and without the physics
 #
-# Scores against the true field on a slice of the layer: root mean square error and negative log
-# density (NLPD) per component, share of components inside the 95 % interval.
+# The scores are against the true field on a slice of the layer: root mean square error (RMSE) and
+# negative log predictive density (NLPD) per component, share of components inside the 95 %
+# interval.
 
 # %%
 scores = [f"{'model (readings)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"]
@@ -162,13 +164,13 @@ models = compare(x, y, grid, truth, noisy_target=False)
 print("", *scores, sep="\n")
 
 # %% [markdown]
-# Physics is worth as much as it costs to write; more readings are worth more. The 95 % intervals of
-# the features hold less than 95 %: at the shorter lengthscale that many readings allow, 512
-# frequencies are few.
+# The curl-free kernel lowers the error, and more observations lower it further. The 95 % intervals
+# of the features hold less than 95 % of the truth: many observations lead to a shorter lengthscale,
+# for which 512 frequencies are few.
 #
-# One line changed, the features must give what the exact kernel gives. On the same few readings and
-# at the same hyperparameters, their posterior mean comes the nearer to the exact one the more
-# frequencies there are, and soon nearer than either is to the truth.
+# Features have to agree with the exact kernel. On the same few observations and at the same
+# hyperparameters, their posterior mean converges to the exact one as the number of frequencies
+# grows. The difference is soon smaller than the error of either mean.
 
 # %%
 trained = models[f"curl-free, exact ({few})"][0]
@@ -222,7 +224,8 @@ print(f"figure: {arguments.output}/one_line.png")
 # ## A robot's magnetometer
 #
 # With `--robot DIR` the same four models learn from the public data of Solin et al. 2018: paths 1
-# to 3 in a hall of six by six metres, one reading in ten, z = 0; scored at path 4, noise included.
+# to 3 in a hall of six by six metres, one observation in ten, z = 0. The test is path 4, with
+# noise.
 
 # %%
 if arguments.robot:

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # 3. Random, quadrature or grid: which frequencies?
 #
-# A kernel becomes features by a sum over frequencies, k(x − z) ≈ Σ wⱼ cos ωⱼ·(x − z). A rule says
-# which. Random frequencies need to know nothing of the data. But are their error bars right?
+# Features approximate a kernel by a sum over frequencies, k(x − z) ≈ Σ wⱼ cos ωⱼ·(x − z). A rule
+# chooses the frequencies. Random frequencies do not depend on the data. But are their error bars
+# right?
 #
-# The lines to copy: every choice made for you, or one line of a gpytorch model of your own.
+# The lines to copy, with all choices made for you, or as one line of your own gpytorch model:
 #
 # ```python
 # kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
@@ -37,10 +38,10 @@ few, many, features = (100, 1000, 250) if arguments.smoke else (400, 10_000, 100
 # %% [markdown]
 # ## Two fields, drawn from their priors
 #
-# Readings of a field without curl, such as a magnetic one, in a hall of five by five metres, with
-# noise of 3 % of the field's standard deviation. Its potential has a lengthscale of one metre and
-# an RBF or a Matérn 5/2 kernel. The truth is drawn along with the readings, at 300 other places and
-# on a line across the hall, so that the exact posterior is right by construction.
+# We observe a curl-free field, such as a magnetic one, in a hall of five by five metres, with noise
+# of 3 % of the field's standard deviation. Its potential has a lengthscale of one metre and an RBF
+# or a Matérn 5/2 kernel. The truth is drawn jointly with the observations, at 300 other positions
+# and on a line across the hall, so that the exact posterior is correct by construction.
 
 # %%
 side = 5.0
@@ -70,8 +71,8 @@ def readings(kernel):
 # %% [markdown]
 # ## The posterior, by hand and by features
 #
-# The exact posterior mean K⁎(K + σ²I)⁻¹y and its standard deviation, as in a textbook; and a
-# gpytorch model, to which features are one line.
+# We compute the exact posterior mean K⁎(K + σ²I)⁻¹y and its standard deviation as in a textbook. In
+# the gpytorch model, features are one line.
 
 
 # %%
@@ -110,9 +111,10 @@ def by_features(kernel, y, noise):
 # %% [markdown]
 # ## The same number of features, five rules
 #
-# All at the hyperparameters of the prior. Columns: features used; distance of the posterior mean
-# from the exact one, relative; median ratio of the standard deviations to the exact ones; negative
-# log density of the truth, in nats per component (NLPD).
+# All rules have the hyperparameters of the prior. The columns are the number of features; the
+# relative distance of the posterior mean from the exact one; the median ratio of the standard
+# deviations to the exact ones; and the negative log density of the truth (NLPD), in nats per
+# component.
 
 # %%
 nodes = int(features**0.5)
@@ -151,21 +153,21 @@ for name, potential in {"RBF": RBFKernel(), "Matérn 5/2": MaternKernel(nu=2.5)}
         print(f"  {label:24}{orff.num_features:10}{apart:10.1e}{ratio:10.3f}{density:10.3f}")
 
 # %% [markdown]
-# What to see:
+# The table shows:
 #
-# - Random features are overconfident, and badly so with a Matérn kernel, whose spectrum has heavy
-#   tails: their error is many times the standard deviation that they claim.
-# - With an RBF kernel and enough features the grid gives the exact posterior. So does Gauss–Hermite
-#   where it has enough nodes for the size of the hall. Where it has not it refuses, and it refuses
-#   other kernels.
-# - With a Matérn kernel no rule of this size is exact. But a grid knows what it leaves out and
-#   returns it as white variance (`diagonal_correction=True`): its error bars are too wide, not too
-#   narrow. A grid that serves one lengthscale only reaches higher frequencies.
-# - The tolerance is a share of the field's variance. With little noise and many readings the
-#   posterior variance is a small share too: of the two RBF grids, the one for a single lengthscale
-#   stops at its tolerance with features to spare. Ask for a smaller `tolerance=` then.
+# - Random features are overconfident, most of all with a Matérn kernel, whose spectral density has
+#   heavy tails: their error is many times their standard deviation.
+# - With an RBF kernel and enough features, the grid gives the exact posterior. Gauss–Hermite does
+#   too if it has enough nodes for the size of the hall. It raises an error if it has too few, and
+#   for other kernels.
+# - With a Matérn kernel, no rule of this size is exact. But a grid knows its truncated variance and
+#   adds it to the diagonal (`diagonal_correction=True`): its error bars are too wide, not too
+#   narrow. A grid for a single lengthscale includes higher frequencies.
+# - The tolerance is a share of the field's variance. With little noise and many observations, the
+#   posterior variance is a small share too. The RBF grid for a single lengthscale stops at its
+#   tolerance, below the number of features allowed. Then set a smaller `tolerance=`.
 #
-# `accuracy()` tells what a grid leaves out, before there are any readings:
+# `accuracy()` gives the truncated variance of a grid before there are any observations:
 
 # %%
 print()
@@ -174,12 +176,13 @@ for potential in (RBFKernel(), MaternKernel(nu=2.5)):
     print(f"{type(potential).__name__:14}{orff.num_features:5} features: {orff.accuracy()[0]}")
 
 # %% [markdown]
-# ## What grids refuse, and when lengthscales move
+# ## The domain and the lengthscales of a grid
 #
-# The sum over a grid repeats itself in space, outside the domain for which it was made. A point
-# outside is an error, not a wrong number; `domain=` makes room for it. And a grid serves a range of
-# lengthscales, by default 0.7 to 1.4 times those it was built with. In training they move: a
-# `GridWarning` says when they leave the range, and `redraw()` builds the grid anew.
+# A sum over a grid of frequencies is periodic in space, and valid in the domain that the grid was
+# made for. A point outside raises an error; `domain=` makes the domain larger. A grid also has a
+# range of lengthscales, by default 0.7 to 1.4 times those it was built with. Training changes the
+# lengthscales: a `GridWarning` tells you when they leave the range, and `redraw()` builds a new
+# grid.
 
 # %%
 potential = RBFKernel()
@@ -197,17 +200,18 @@ print(f"before redraw(), {orff.num_features} features: {stale}")
 print(f"after redraw(),  {orff.redraw().num_features} features: {orff.accuracy()[0]}")
 
 # %% [markdown]
-# ## Which rule, then?
+# ## Which rule should you use?
 #
 # | inputs, data | rule |
 # |---|---|
 # | N·p of a thousand numbers or less | the exact kernel, no features |
 # | 1 to 3 inputs, and time | `Grid`; for Matérn kernels with `max_features=` |
 # | RBF, a box of few lengthscales | `GaussHermite` is as good, and follows the lengthscales |
-# | more inputs, or a product that a grid cannot hold | `QuasiMonteCarlo`, as many as affordable |
+# | more inputs, or a product too large for a grid | `QuasiMonteCarlo`, as many as affordable |
 #
-# A grid needs a multiple of (box / lengthscale)ᵈ frequencies, however many readings there are.
-# `Auto` takes a grid up to four inputs and Sobol points beyond; the frequencies keep its reason.
+# The number of frequencies of a grid is proportional to (box / lengthscale)ᵈ and does not depend on
+# the number of observations. `Auto` uses a grid for up to four inputs and Sobol points for more;
+# the frequencies have its reason as an attribute.
 
 # %%
 print()
@@ -219,9 +223,9 @@ for potential, inputs in ((RBFKernel(), 2), (MaternKernel(nu=2.5), 2), (RBFKerne
     print(f"{type(potential).__name__:14}{inputs} inputs: {reason}")
 
 # %% [markdown]
-# `VectorFieldGP` leaves even that to itself. It learns the hyperparameters on grids that follow the
-# lengthscales, and a step of its search does not cost more with more readings. The field is now the
-# exact posterior mean of the RBF readings, which can be evaluated anywhere.
+# `VectorFieldGP` makes this choice itself. It learns the hyperparameters on grids that follow the
+# lengthscales, and the cost of an iteration does not depend on the number of observations. As the
+# true field we now take the exact posterior mean of the RBF data, which can be evaluated anywhere.
 
 # %%
 kernel = curl_free(RBFKernel())
@@ -240,11 +244,11 @@ print(f"\n{model.report}\nRMSE {rmse:.4f}; one reading has noise {noise**0.5:.4f
 assert rmse < noise**0.5
 
 # %% [markdown]
-# ## The picture
+# ## The figure
 #
-# Above, the frequencies ω and −ω of each rule for the RBF kernel, over the spectral density of the
-# field, ‖ω‖² S(ω); the area of a dot is the share of the variance that it carries. Below, the
-# Matérn 5/2 field on the line across the hall: posterior mean minus truth, and the error bars.
+# The upper row has the frequencies ω and −ω of each rule for the RBF kernel, over the spectral
+# density of the field, ‖ω‖² S(ω); the area of a dot is its share of the variance. The lower row has
+# the Matérn 5/2 field on the line across the hall: posterior mean minus truth, and the error bars.
 
 # %%
 matplotlib.use("agg")
@@ -295,7 +299,7 @@ print(f"\nfigure: {arguments.output}/choosing_frequencies.png")
 # %% [markdown]
 # ## The number
 #
-# A grid of small tolerance against the posterior by hand: the largest relative difference.
+# The largest relative difference between a grid of small tolerance and the exact posterior:
 
 # %%
 orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-9, **known))

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 4. A million drifters: which part of the current spreads?
 #
-# Drifting buoys tell the velocity of the sea surface where they happen to be. Eddies turn and do
-# not spread; where water wells up or sinks, it spreads or converges. From a million noisy readings,
-# can the weak spreading part be told from the strong eddies, and with what error bars?
+# Drifting buoys observe the velocity of the sea surface along their tracks. Eddies are free of
+# divergence; where water wells up or sinks, the flow at the surface spreads or converges. Can a
+# million noisy observations separate the weak spreading part from the strong eddies, and with what
+# error bars?
 #
 # The lines to copy:
 #
@@ -36,10 +37,11 @@ number, few = (20_000, 200) if arguments.smoke else (1_000_000, 2000)
 # %% [markdown]
 # ## A current of which both parts are known
 #
-# A square of 500 by 500 km. A potential that is a sum of waves, with random amplitudes and phases
-# after the spectral density of an RBF kernel, is a draw from that kernel (repeated every 1000 km).
-# Its gradient is a field without curl; a gradient turned by a right angle is one without
-# divergence. Eddies of 60 km and 0.3 m/s, spreading of 40 km and 0.08 m/s, noise of 0.15 m/s.
+# The region is a square of 500 by 500 km. A sum of waves with random phases, and random amplitudes
+# that follow the spectral density of an RBF kernel, is a potential drawn from that kernel (periodic
+# in 1000 km). Its gradient is a curl-free field; a gradient turned by a right angle is
+# divergence-free. Eddies have a lengthscale of 60 km and 0.3 m/s, the spreading part 40 km and
+# 0.08 m/s. The noise is 0.15 m/s.
 
 # %%
 side, noise = 500.0, 0.15  # km, m/s
@@ -79,14 +81,14 @@ eddies = omega, phase, vectors.flip(-1) * torch.tensor([1.0, -1.0])  # turned by
 
 x = side * uniform(number, 2)
 y = current(x) + noise * normal(number, 2)
-xs = side * uniform(5000, 2)  # where nothing was read
+xs = side * uniform(5000, 2)  # test points
 grid = torch.cartesian_prod(*2 * [torch.linspace(0, side, 61, dtype=torch.float64)])
 
 # %% [markdown]
 # ## Fit
 #
-# In km and m/s as they are. One pass over the data gives the statistics of a grid of frequencies;
-# learning goes on with those, and its cost does not depend on the number of readings.
+# Units stay km and m/s. One pass over the data gives the sufficient statistics of a frequency grid.
+# Learning uses only these, so its cost does not depend on the number of observations.
 
 # %%
 model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
@@ -99,17 +101,17 @@ print(f"\n{number} readings, fit {seconds:.1f} s")
 # %% [markdown]
 # ## The split
 #
-# The posterior is a sum of waves with random weights. Of each wave, the component along its
-# frequency is the gradient of a potential, the one across it has no divergence: the curl-free part
-# is another map of the same weights, with error bars of its own. The constant mean of the model is
-# in neither part: it has neither curl nor divergence.
+# The posterior is a sum of waves with random weights. The component of a wave along its frequency
+# is the gradient of a potential; the component across it is divergence-free. So the curl-free part
+# is a linear map of the same weights, with its own error bars. The constant mean of the model is in
+# neither part, since it has neither curl nor divergence.
 
 # %%
 field, spread = model.posterior(), gp_orff.CurlFreePart()
 
 
 def score(name, mean, sd, truth):
-    """Print how the posterior stands to the truth; the share of it inside the 95 % intervals."""
+    """Print the scores of a posterior; return the share of truth inside its 95 % intervals."""
     error, inside = mean - truth, ((mean - truth).abs() < 1.96 * sd).double().mean().item()
     numbers = truth.square().mean().sqrt(), error.square().mean().sqrt(), sd.square().mean().sqrt()
     print(f"{name:10}" + "".join(f"{100 * value:10.3f}" for value in numbers) + f"{inside:10.3f}")
@@ -124,13 +126,14 @@ score("spreading", *part, velocity(xs, *spreading))
 assert 0.9 < inside < 0.99
 
 # %% [markdown]
-# Readings say more of the sum than of its parts: near the edge, a smooth current that neither turns
-# nor spreads inside the square may belong to either, and the error bars of the part say so.
+# Observations determine the sum better than its parts: near the edge, a smooth current without curl
+# and divergence inside the square may belong to either part. The error bars of the part show this.
 #
 # ## Ten files, one after the other
 #
-# The model on disk is a handful of statistics, whatever the number of readings. Conditioned on the
-# first of ten files and updated with the rest, it has the posterior of all of them together.
+# The saved model consists of statistics, whose size does not depend on the number of observations.
+# Conditioned on the first of ten files and updated with the others, the model has the posterior of
+# all files.
 
 
 # %%
@@ -157,10 +160,10 @@ assert reloaded < 1e-9
 assert streamed < 1e-6
 
 # %% [markdown]
-# ## Which kernel do the data speak for?
+# ## Which kernel do the data support?
 #
-# Asked of a few of the readings, by evidence: a current that only turns, only spreads, both, or two
-# components that know nothing of each other.
+# We compare the evidence of four kernels on a few of the observations: divergence-free, curl-free,
+# both (Helmholtz), and independent components.
 
 # %%
 print(f"\n{few} readings")
@@ -168,7 +171,7 @@ comparison = gp_orff.compare_kernels(x[:few], y[:few], progress=False)
 print(comparison)
 
 # %% [markdown]
-# ## The picture
+# ## The figure
 
 # %%
 matplotlib.use("agg")
@@ -204,7 +207,7 @@ print(f"\nfigure: {arguments.output}/a_million_drifters.png")
 # %% [markdown]
 # ## The number
 #
-# How much of the spreading was found, in the square at large and in its middle?
+# How much of the variance of the spreading part was recovered, in the square and in its middle?
 
 # %%
 middle = ((grid - side / 2).abs() < side / 4).all(-1)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 5. Gaps and outliers
 #
-# Measured vectors have gaps, and some are plainly wrong. What do one wrong vector in ten and many
-# missing components do to a map, and can the model tell which vectors are wrong?
+# Measured vectors have gaps, and some of them are wrong. How does a map change if one vector in ten
+# is wrong and many components are missing, and can the model identify the wrong vectors?
 #
 # The lines to copy:
 #
@@ -35,16 +35,16 @@ arguments = parser.parse_args()
 share = 0.03 if arguments.smoke else 1.0  # of the vectors to learn from
 
 # %% [markdown]
-# ## The data, and how they are spoiled
+# ## The data, with artificial gaps and outliers
 #
-# The displacements behind a wing tip of tutorial 01, in pixels as they are. A fifth of the vectors
-# is held out. All in a disc are erased, as a reflection would do. To one in ten of the others we
-# add an error of 5 to 15 pixels in a random direction, more than most displacements have.
-# One in twenty loses its first component, as many lose the second, as many both.
+# The data are the displacements behind a wing tip of tutorial 01, in pixels. A fifth of the vectors
+# is held out. All vectors in a disc are erased, as by a reflection. One in ten of the others gets
+# an error of 5 to 15 pixels in a random direction, larger than most displacements. One in twenty
+# loses its first component, one in twenty its second, and one in twenty both.
 #
-# In the core of the vortex, many vectors are wrong from the start, in clumps, and no one knows the
-# truth. So the scores leave out the core, and those elsewhere that fail the normalised median test
-# (Westerweel & Scarano 2005). The models know neither the core nor the test.
+# In the core of the vortex, many of the original vectors are wrong, and the truth is unknown. The
+# scores therefore exclude the core, and other vectors that fail the normalised median test
+# (Westerweel & Scarano 2005). The models use neither the core nor the test.
 
 # %%
 path = Path(__file__).parent / "data" / "wing_tip_vortex.csv"
@@ -53,7 +53,7 @@ position, displacement = columns[:, :2], columns[:, 2:]
 
 
 def passes_median_test(field, threshold=2.0, noise=0.1):
-    """Whether each vector of a (rows, columns, 2) grid is like its eight neighbours."""
+    """Whether each vector of a (rows, columns, 2) grid agrees with its eight neighbours."""
     padded = np.pad(field, ((1, 1), (1, 1), (0, 0)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(0, 1))
     neighbours = np.delete(windows.reshape(*field.shape, 9), 4, axis=-1)
@@ -86,7 +86,7 @@ print(f"{held_out.sum()} vectors held out, {judged.sum()} of them judged; {gap.s
 # %% [markdown]
 # ## Gaps
 #
-# NaN is refused unless you say what it means.
+# NaN raises an error unless `missing="mask"` declares it as missing.
 
 # %%
 try:
@@ -98,8 +98,8 @@ except ValueError as refusal:
 # %% [markdown]
 # ## Outliers
 #
-# Student-t noise, of ν = 4 degrees of freedom unless you say otherwise, doubts a vector the more,
-# the farther it lies from the field. Positions where nothing was seen may stay in the data.
+# Student-t noise, by default with ν = 4 degrees of freedom, gives a vector less weight the farther
+# it is from the field. Positions without any observed component may stay in the data.
 
 # %%
 fits = {}
@@ -113,10 +113,11 @@ for noise in ("Gaussian", "Student-t"):
         fits[noise, name] = model, time.perf_counter() - began
 
 # %% [markdown]
-# Root mean square error (RMSE) of a component, in pixels: at the held-out vectors that are judged,
-# in the gap, and at all held-out vectors. At the judged ones, negative log predictive density
-# (NLPD) of a component, and share of components inside the 95 % interval. `nats` is the log
-# marginal likelihood per number; under Student-t noise, a lower bound of it.
+# The table has the root mean square error (RMSE) of a component, in pixels: at the held-out vectors
+# that are scored, in the gap, and at all held-out vectors. At the scored vectors it has the
+# negative log predictive density (NLPD) of a component, and the share of components inside the 95 %
+# interval. `nats` is the log marginal likelihood per number; under Student-t noise, a lower bound
+# (ELBO).
 
 # %%
 laws = {"Gaussian": (Normal, 1.960), "Student-t": (partial(StudentT, 4.0), 2.776)}  # 95 %
@@ -125,7 +126,7 @@ laws = {"Gaussian": (Normal, 1.960), "Student-t": (partial(StudentT, 4.0), 2.776
 def scores(noise, model):
     field, (law, quantile) = model.posterior(), laws[noise]
     miss = field.mean(position) - displacement
-    # the variance of the field is small beside that of the noise, and taken as part of it
+    # the variance of the field is small against that of the noise, and is added to it
     scale = (field.variance(position) + model.likelihood.noise.detach()).sqrt()
     nlpd = -law(0.0, scale).log_prob(miss)[judged].mean().item()
     inside = (miss.abs() < quantile * scale)[judged].double().mean().item()
@@ -147,17 +148,18 @@ assert worse["Student-t"] < 1.1 < 1.3 < worse["Gaussian"]
 assert table["Student-t", "outliers"][-1] > table["Gaussian", "outliers"][-1]  # nats
 
 # %% [markdown]
-# - Under Gaussian noise, the outliers raise the noise of all vectors. The map is smoothed, in the
-#   gap too, and the intervals hold everything.
+# - Under Gaussian noise, the outliers increase the noise variance of all vectors. The map is too
+#   smooth, in the gap too, and the intervals are too wide.
 # - Under Student-t noise, the map is as good as without outliers. The evidence prefers this noise,
-#   without a look at held-out vectors.
-# - "all" has the core in it, where many of the vectors held out are wrong: this error says little.
+#   without use of the held-out vectors.
+# - "all" includes the core, where many held-out vectors are wrong: this error says little.
 #
 # ## Which vectors are wrong?
 #
-# `leave_one_out` compares each vector with what all others say, in closed form. Its p-value is the
-# probability of a difference as large or larger, were the vector a good one: of good vectors, one
-# in a thousand is below 0.001. An error across the only component seen leaves no trace.
+# `leave_one_out` compares each vector with its prediction from all others, in closed form. Its
+# p-value is the probability of a difference at least as large if the vector is correct: one correct
+# vector in a thousand is below 0.001. An error across the only observed component is not
+# detectable.
 
 
 # %%
@@ -179,7 +181,7 @@ assert recall[0] > 0.98  # of Student-t noise
 assert precision[1] > 0.95
 
 # %% [markdown]
-# ## The picture
+# ## The figure
 
 # %%
 matplotlib.use("agg")

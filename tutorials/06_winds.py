@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 6. Winds: vorticity and divergence of a limited area
 #
-# Spherical harmonics need the winds of the whole globe. From some stations in one part of it, what
-# are the vorticity and the divergence, and how well are they known? And may a part of a sphere be
-# treated as a plane?
+# Spherical harmonics need the winds of the whole globe. What are the vorticity and the divergence
+# of one region, given the winds at some stations in it, and how uncertain are they? Can a part of a
+# sphere be treated as a plane?
 #
 # The lines to copy:
 #
@@ -38,12 +38,12 @@ share, step = (0.15, 2.0) if arguments.smoke else (0.25, 1.0)  # of stations; of
 # %% [markdown]
 # ## The data
 #
-# Winds at 200 hPa over East Asia and the western Pacific, long-term mean of January, every 2.5
-# degrees: the strongest jet of the globe. A quarter of the points, at random, are our stations; no
-# noise is added. Vorticity, divergence and the divergent part of the wind, computed from the winds
-# of the whole globe, are there to be compared with (data/README.md).
+# The data are winds at 200 hPa over East Asia and the western Pacific, the long-term mean of
+# January, every 2.5 degrees: the strongest jet of the globe. A random quarter of the points are our
+# stations; no noise is added. We compare with the vorticity, the divergence and the divergent part
+# of the wind that follow from the winds of the whole globe (data/README.md).
 #
-# Lengths in 1000 km, so vorticity and divergence in (m/s) / 1000 km = 1e-6/s.
+# Lengths are in 1000 km, so vorticity and divergence are in (m/s) / 1000 km = 1e-6/s.
 
 # %%
 path = Path(__file__).parent / "data" / "winds.csv"
@@ -56,16 +56,16 @@ station = torch.rand(len(degrees), generator=generator, dtype=torch.float64) < s
 print(f"{station.sum()} stations, {(~station).sum()} points held out")
 
 # %% [markdown]
-# ## A map that keeps angles
+# ## A conformal map
 #
-# Lambert's conformal cone touches the sphere of radius R at 35 N. It keeps angles and magnifies
-# lengths by m; east and north are turned by an angle that grows with longitude. For a wind w,
-# turned to the axes of the map, and f = w / m, this is exact on the sphere:
+# Lambert's conformal cone touches the sphere of radius R at 35 N. It preserves angles and magnifies
+# lengths by m; it turns east and north by an angle that grows with longitude. For a wind w along
+# the axes of the map, and f = w / m, these equations are exact on the sphere:
 #
 #     vorticity = m^2 curl f        divergence = m^2 div f        parts of w = m (parts of f)
 #
-# and the stream function of f is that of w. With w as a complex number, turning it and dividing it
-# by m is one product.
+# The stream function of f is that of w. With w as a complex number, the rotation and the division
+# by m are one product.
 
 # %%
 radius, lon0, lat0 = 6.3712, math.radians(140), math.radians(35)  # 1000 km
@@ -82,7 +82,7 @@ def lambert(degrees):
 
 
 def turn(vectors, factor, angle):
-    """Vectors (n, 2), turned counter-clockwise and multiplied by a factor."""
+    """Vectors (n, 2) turned counter-clockwise and multiplied by a factor (n,)."""
     turned = torch.view_as_complex(vectors.contiguous()) * torch.polar(factor, angle)
     return torch.view_as_real(turned)
 
@@ -95,8 +95,8 @@ print(f"map scale from {scale.min():.3f} to {scale.max():.3f}")
 # %% [markdown]
 # ## Fit
 #
-# Winds have structure of many sizes: a jet, troughs, mountains. A rational quadratic kernel is a
-# mixture of RBF kernels of many lengthscales. Which one do the stations speak for?
+# Winds have structure at many scales: a jet, troughs, mountains. A rational quadratic kernel is a
+# mixture of RBF kernels with many lengthscales. Does its evidence exceed that of an RBF kernel?
 
 # %%
 kernels = {
@@ -110,9 +110,9 @@ assert next(iter(comparison.evidence)) == "rational quadratic"
 # %% [markdown]
 # ## At the points held out
 #
-# Root mean squares of the quantity, of the error and of the posterior standard deviation; the
-# correlation; the share of the truth inside the 95 % intervals; and the share of points where the
-# posterior tells the sign: |mean| > 1.96 sd.
+# The table has the root mean squares of the quantity, of the error and of the posterior standard
+# deviation; the correlation; the share of the truth inside the 95 % intervals; and the share of
+# points where the sign is certain: |mean| > 1.96 sd.
 
 
 # %%
@@ -154,17 +154,17 @@ print(f"the mean difference: {offset.norm():.2f} m/s")
 assert rest < 0.6 * whole
 
 # %% [markdown]
-# The stations around a point know its vorticity and its divergence. The divergent part depends on
-# what is outside as well: a field without curl and divergence in the area, of which a constant is
-# the simplest, may belong to either part. The globe decides; the area cannot, and the model, whose
-# constant mean is in neither part, decides otherwise. Less the mean difference, they agree.
+# The stations near a point determine its vorticity and its divergence. The divergent part also
+# depends on the winds outside the area: a field without curl and divergence in the area, such as a
+# constant, may belong to either part. Global winds determine this; winds of the area do not. The
+# model assigns its constant mean to neither part. Apart from the mean difference, both agree.
 #
-# ## What a plane leaves out
+# ## The errors of a plane without a map
 #
-# The same, learned again with less care: the scale of the map left out; and no map, but longitude
-# and latitude as they are, x = R cos(35 N) (lon - 140 E), y = R (lat - 35 N). The vorticity on the
-# sphere has a term u tan(lat) / R that such a plane has not, the divergence -v tan(lat) / R. And
-# lengths from west to east are magnified by cos(35 N) / cos(lat).
+# We learn the same again with two simplifications: without the scale of the map; and without a map,
+# in longitude and latitude, x = R cos(35 N) (lon - 140 E), y = R (lat - 35 N). The vorticity on the
+# sphere has a term u tan(lat) / R, and the divergence a term -v tan(lat) / R, that such a plane
+# lacks. Lengths from west to east are magnified by cos(35 N) / cos(lat).
 
 # %%
 lat = degrees[:, 1:].deg2rad()
@@ -186,10 +186,10 @@ for name, (positions, turned) in {"no scale": (x, angle), "no map": (flat, 0 * a
         assert found < inside[quantity]
 
 # %% [markdown]
-# The winds are as good. Their derivatives are not, and the error bars cannot know: they are those
-# of a field on the plane. The map and its scale cost six lines.
+# The winds are as accurate as before. Their derivatives are not, and the error bars do not show it:
+# they are those of a field on the plane. The map and its scale take six lines.
 #
-# ## The picture (with the model's constant mean in the stream function)
+# ## The figure (the stream function includes the model's constant mean)
 
 # %%
 matplotlib.use("agg")

@@ -1,15 +1,16 @@
 # %% [markdown]
 # # 7. The Earth's magnetic field between the heights of three surveys
 #
-# Satellites read the Earth's magnetic field at 460 and at 255 km; aircraft at 3 km, in half of the
-# region. What is it elsewhere, at every height, and how well is it known? Where no current flows
-# it is a gradient: that is the kernel, and the potential comes with it.
+# Satellites observe the Earth's magnetic field at 460 and at 255 km; aircraft at 3 km, in half of
+# the region. What is the field at other positions and heights, and how uncertain is it? Where no
+# current flows, the field is a gradient. The curl-free kernel has this property, and also gives the
+# potential.
 #
 # The lines to copy:
 #
 # ```python
 # model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=3))
-# model.fit(x, y, group=instrument)                # km, nT; a noise for each instrument
+# model.fit(x, y, group=instrument)                # km, nT; one noise per instrument
 # field = model.posterior()
 # mean, sd = field.mean(xs), field.variance(xs).sqrt()
 # potential = field.potential(xs, reference=x0)    # and model.mean(xs), a constant, times xs - x0
@@ -38,13 +39,14 @@ arguments = parser.parse_args()
 thin, tests = (3, 300) if arguments.smoke else (1, 2000)
 
 # %% [markdown]
-# ## The truth, in a frame that does not turn
+# ## The true field, in a fixed frame
 #
-# The International Geomagnetic Reference Field, IGRF-14: the field of the core, up to degree 13.
-# East, north and up differ from place to place; components along them are not the derivatives of
-# anything. So vectors and positions are turned into the axes of one centre, in South America. With
-# the matrix E of rows east, north and up at a place, and E0 and the position r0 of the centre,
-# x = E0 (r - r0), B = E0 E' B_local. Latitudes are geocentric, heights above a sphere of 6371.2 km.
+# The truth is the International Geomagnetic Reference Field, IGRF-14: the field of the core, up to
+# degree 13. The directions east, north and up depend on the position, so components along them are
+# not the partial derivatives of a potential. We therefore use the axes of one centre, in South
+# America. With the matrix E of rows east, north and up at a position, and E0 and r0 those of the
+# centre, x = E0 (r - r0), B = E0 E' B_local. Latitudes are geocentric, heights above a sphere of
+# 6371.2 km.
 
 # %%
 radius, date = 6371.2, datetime(2025, 1, 1)
@@ -78,9 +80,10 @@ def igrf(places):
 # %% [markdown]
 # ## Three surveys
 #
-# Two satellites on polar orbits; aircraft on lines from west to east, up to 56 degrees west. What
-# the crust and currents in space add counts as noise, most of it on the aircraft, near the rocks.
-# The model is told who read what, and learns the noise of each.
+# There are two satellites on polar orbits, and aircraft on lines from west to east, up to 56
+# degrees west. The contributions of the crust and of currents in space count as noise, which is
+# largest for the aircraft, near the rocks. The model gets the instrument of every observation, and
+# learns the noise of each instrument.
 
 
 # %%
@@ -115,12 +118,13 @@ xs, (truth, true_g) = position(held_out), igrf(held_out)
 # %% [markdown]
 # ## Fit
 #
-# A curl-free field, and three components that know nothing of each other; so few numbers take the
-# exact kernel. Evidence is the log marginal likelihood in nats. At points held out up to 500 km:
-# root mean square error (RMSE) and sd of a component in nT, share of the truth inside 95 %.
+# We compare a curl-free field with three independent components. The data are few enough for the
+# exact kernel. The evidence is the log marginal likelihood in nats. The table has, at held-out
+# points up to 500 km, the root mean square error (RMSE) and sd of a component in nT, and the share
+# of the truth inside the 95 % intervals.
 
 # %%
-torch.manual_seed(0)  # gpytorch draws the starting values of a MultitaskKernel
+torch.manual_seed(0)  # gpytorch initialises a MultitaskKernel at random
 kernels = {
     "curl-free": gp_orff.CurlFreeKernel(num_dims=3),
     "independent": MultitaskKernel(RBFKernel(), num_tasks=3, rank=0),
@@ -149,14 +153,15 @@ assert all(0.7 < learned[key] / noise[key] < 1.4 for key in noise)
 assert 0.7 < inside.mean() < 0.99
 
 # %% [markdown]
-# Evidence and errors both speak for the gradient. Errors are a few nT of some 22 000, larger where
-# the field is continued downwards. The error bars grow there, but they are too narrow.
+# Evidence and errors both favour the curl-free kernel. Errors are a few nT of some 22 000, and
+# larger where the field is continued downwards. The error bars grow there, but they are too narrow.
 #
 # ## A check that needs no truth
 #
-# The field has no divergence, either, which this kernel does not know: zero should be inside the
-# error bars of the divergence, and the root mean square of divergence over sd about 1. It is not:
-# the prior is too sure. An RBF kernel is as smooth at the ground as high above, the field is not.
+# The field is divergence-free too, which is not a property of this kernel. If the posterior is
+# right, zero is inside the error bars of the divergence, and the root mean square of divergence
+# over sd is about 1. It is larger: the posterior is overconfident. An RBF kernel is as smooth near
+# the ground as at great heights; the field is not.
 
 # %%
 divergence = field.divergence(xs)
@@ -167,14 +172,15 @@ print(f"the divergence {rms(divergence.mean):.2f} nT/km, over its sd {rms(ratio)
 print(f"zero inside 95 % at {(ratio.abs() < 1.96).double().mean():.3f} of the points; ", end="")
 print(f"error of the field over its sd {rms(error / sd):.2f}")
 assert rms(divergence.mean) < 0.1 * terms.max()
-assert min(rms(ratio), rms(error / sd)) > 1.1  # the check warns, and is right
-assert field.mean(xs, gp_orff.Curl()).abs().max() < 1e-6  # this one the kernel does know
+assert min(rms(ratio), rms(error / sd)) > 1.1  # the check warns, rightly
+assert field.mean(xs, gp_orff.Curl()).abs().max() < 1e-6  # a property of the kernel
 
 # %% [markdown]
 # ## The potential
 #
-# `field.potential` is that of what varies about the constant mean of the model; the constant adds a
-# slope. With a reference it is zero there, and the error bars are those of the difference.
+# `field.potential` is the potential of the field less the constant mean of the model; the constant
+# adds a linear term. The potential is zero at the reference, and its error bars are those of the
+# difference from the reference.
 
 # %%
 level = lines((-70, -40, 41), (-38, -12, 41), (100, 100, 1))  # for the maps
@@ -188,7 +194,7 @@ print(f"RMSE {rms(g - true_g) / 1e6:.4f}, sd {rms(bar) / 1e6:.4f}, {share:.3f} i
 assert rms(g - true_g) < 1e-3 * true_g.std()
 
 # %% [markdown]
-# ## The picture
+# ## The figure
 
 # %%
 matplotlib.use("agg")

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 8. Where will it drift?
 #
-# Something floats in a lake, and a few drifters have told the current along short tracks. Where
-# will it be tomorrow? One map of the current gives one point; the posterior gives a cloud. No water
-# crosses the shore: how much smaller does that make the cloud, and does it hold the truth?
+# Something floats in a lake, and a few drifters have observed the current along short tracks. Where
+# will it be tomorrow? The mean current predicts one point; the posterior predicts a cloud of
+# points. No water crosses the shore: how much smaller does this knowledge make the cloud, and does
+# the cloud contain the truth?
 #
 # The lines to copy:
 #
@@ -36,12 +37,13 @@ arguments = parser.parse_args()
 num_lakes, num_paths = (1, 50) if arguments.smoke else (5, 200)
 
 # %% [markdown]
-# ## Lakes of which the current is known
+# ## Lakes with a known current
 #
-# Squares of 10 by 10 km. The stream function is a sum of sin(i pi x / 10) sin(j pi y / 10) with
-# random amplitudes: zero on the shore, so that no water crosses it. The current is steady, of
-# 10 cm/s rms, and varies over 2 km. 30 drifters are dropped at random and read at once and every
-# hour for 4 hours, with noise of 2 cm/s. One lake is luck: we look at five.
+# The lakes are squares of 10 by 10 km. The stream function is a sum of sin(i pi x / 10)
+# sin(j pi y / 10) with random amplitudes: it is zero on the shore, so that no water crosses it. The
+# current is steady, of 10 cm/s rms, with a lengthscale of 2 km. 30 drifters start at random
+# positions. Their velocities are observed at the start and every hour for 4 hours, with noise of
+# 2 cm/s. One lake could be a coincidence, so we take five.
 
 # %%
 side, noise, hours, km_per_hour = 10.0, 2.0, 24, 0.036  # km, cm/s, h; km/h in one cm/s
@@ -62,7 +64,7 @@ def current(lake, x):
 
 
 def advect(velocity, x, hours):
-    """Places (1 + hours, ..., 2) of particles that start at x and go with the flow."""
+    """Positions (1 + hours, ..., 2) of particles that start at x and move with the flow."""
     trail = [x]
     for _ in range(hours):  # Runge-Kutta of order 4
         k1 = km_per_hour * velocity(x)
@@ -76,12 +78,12 @@ def advect(velocity, x, hours):
 # %% [markdown]
 # ## The shore is data
 #
-# At 24 points on each side the velocity along the normal reads zero: an instrument of its own, with
-# a noise that we set to 0.1 cm/s. Along the shore the water may flow as it likes.
+# At 24 points on each side, the observed velocity along the normal is zero. These observations are
+# a group of their own, with a noise that we set to 0.1 cm/s. The velocity along the shore is free.
 #
-# `fit` learns from the drifters how currents vary. `condition` then takes the shore in and leaves
-# that as it is. Zeros all around look like a very smooth current: for comparison, one model learns
-# from them too.
+# `fit` learns the hyperparameters from the drifters. `condition` then adds the shore and leaves the
+# hyperparameters as they are: zeros on all sides look like a very smooth current. For comparison,
+# another model learns its hyperparameters from the shore too.
 
 # %%
 along = side * (torch.arange(24, dtype=torch.float64) + 0.5) / 24
@@ -103,9 +105,9 @@ for lake in lakes:
     cases.append((lake, x, y, fields))
 
 # %% [markdown]
-# In cm/s, rms of a component inside the lake: error and posterior standard deviation (sd). Then the
-# share of the truth inside the 95 % intervals, and the mean velocity across the shore, rms in cm/s,
-# a quarter of the way from one point to the next.
+# The table has the error and the posterior standard deviation (sd), rms of a component inside the
+# lake, in cm/s; the share of the truth inside the 95 % intervals; and the rms mean velocity across
+# the shore in cm/s, a quarter of the way from one point to the next.
 
 # %%
 inside, border = side * torch.rand(2000, 2, **drawn), points + side / 96 * (1 - normals)
@@ -123,22 +125,24 @@ assert table["with the shore"][0] < 0.8 * table["drifters alone"][0]
 assert table["with the shore"][3] < 0.1 < 1 < table["drifters alone"][3]
 
 # %% [markdown]
-# The shore takes away a third of the error. Learned from too, it makes the intervals too narrow.
+# The shore reduces the error by a third. If the hyperparameters are learned from the shore too, the
+# intervals are too narrow.
 #
 # ## Two hundred currents, and where they carry a particle
 #
-# Each sample path is a whole current that agrees with the readings, and carries a particle of its
-# own. `paths(x)` gives every path at every point, of which a particle needs one. So we take the
-# paths once on a lattice of 0.2 km and interpolate. From each of 20 random starts in every lake,
-# the true current carries a particle for 24 hours, and every path another. For the first start in
-# the last lake we do without the lattice, and keep the diagonal of paths and particles.
+# Each sample path is a current that agrees with the observations, and carries its own particle.
+# `paths(x)` evaluates every path at every point, but a particle needs only one path. So we evaluate
+# the paths once on a lattice of 0.2 km and interpolate. From each of 20 random starts in every
+# lake, the true current carries one particle for 24 hours, and every path carries another. For the
+# first start in the last lake we evaluate the paths directly, and take the diagonal of paths and
+# particles.
 
 # %%
 lattice = torch.cartesian_prod(*2 * [torch.linspace(-1, side + 1, 61, dtype=torch.float64)])
 
 
 def on_lattice(paths):
-    """The velocity at places (S, n, 2), each row of them in the current of its own path."""
+    """A function that gives the velocity at positions (S, n, 2), row s in the current of path s."""
     images = paths(lattice).unflatten(1, (61, 61)).permute(0, 3, 2, 1)  # (S, 2, y, x)
 
     def velocity(x):
@@ -163,10 +167,11 @@ print(f"\nthe lattice moves an arrival by {apart:.0f} m in the median")
 assert apart < 100
 
 # %% [markdown]
-# Distance in km of the arrival by the mean current from the true one, and of the arrivals in a
-# cloud from their centre (rms): medians over the starts. Then the share of particles that were
-# outside the lake at some hour. Last, how often the truth lies among the inner 50 % and 90 % of its
-# cloud, by Mahalanobis distance: were the clouds right, in 50 % and 90 % of the cases.
+# The table has, as medians over the starts, the distance in km between the arrival by the mean
+# current and the true one, and the rms distance of the arrivals in a cloud from their centre. Next
+# is the share of particles that were outside the lake at some hour. The last columns tell how often
+# the truth is among the inner 50 % and 90 % of its cloud by Mahalanobis distance; for a calibrated
+# cloud, in 50 % and 90 % of the cases.
 
 # %%
 print(f"\n{'':18}{'miss':>8}{'cloud':>8}{'left':>8}{'50 %':>8}{'90 %':>8}")
@@ -187,12 +192,13 @@ assert both[2] < 0.2 * alone[2]
 assert both[4] > 0.7
 
 # %% [markdown]
-# - With the shore the clouds are half as large, and their particles stay in the lake.
-# - They are a little too small. The kernel knows no walls; these sines flow faster along theirs.
+# - With the shore, the clouds are half as large, and their particles stay in the lake.
+# - The clouds are a little too small. The kernel has no walls; these currents are faster along
+#   them.
 #
-# ## The picture
+# ## The figure
 #
-# Two eddies share one of the clouds. The mean current ends in the wrong one.
+# One of the clouds is divided between two eddies. The mean current ends in the wrong one.
 
 # %%
 matplotlib.use("agg")

@@ -38,10 +38,6 @@ class Data(ABC):
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         """The statistics of all observations under the columns `phi`, differentiable in their ω."""
 
-    @abstractmethod
-    def describe(self) -> str:
-        """A description of the data in words."""
-
     @property
     def varies(self) -> bool:
         """Whether the observed values differ from each other, or may do so."""
@@ -244,10 +240,6 @@ class Dataset(Data):
         )
         return replace(super().to(device), sources=sources, weights=weights)
 
-    def describe(self) -> str:
-        numbers = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
-        return f"{numbers}{_describe_symbols(self.symbol_data)}; held: the data"
-
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
         """The weights of each part of a visit; ones where none were learned."""
         if self.weights is not None:
@@ -334,13 +326,3 @@ class StatisticsOnly(Data):
             data=None,
             largest_index=lattice.modes,
         )
-
-    def describe(self) -> str:
-        numbers = (
-            f"{self.field_statistics.num_values:g} numbers{_describe_symbols(self.symbol_data)}"
-        )
-        return f"{numbers}; held: their statistics, no data"
-
-
-def _describe_symbols(symbol_data: Sequence[SymbolObservations]) -> str:
-    return "".join(f", {part.num_values} of {type(part.symbol).__name__}" for part in symbol_data)

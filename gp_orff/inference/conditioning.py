@@ -17,7 +17,6 @@ from gp_orff.data.noise.covariances import Noise, Noises, noises_of
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
 from gp_orff.data.patterns import GroupKey
-from gp_orff.features.accuracy import accuracy
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
@@ -116,10 +115,6 @@ class Inference(ABC):
         of the sum, in which the directions of all other terms are zero; None without features."""
         return self, None
 
-    @abstractmethod
-    def describe(self, kernel: Kernel) -> str:
-        """A description of the representation in words."""
-
     @property
     def num_values(self) -> float:
         return self.data.num_values
@@ -143,9 +138,6 @@ class ExactInference(Inference):
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         return dense_evidence(*self._covariance_and_design(kernel, noises))
-
-    def describe(self, kernel: Kernel) -> str:
-        return f"exact kernel, {self.num_values} numbers"
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
@@ -202,11 +194,6 @@ class FeatureInference(Inference):
     def num_features(self, kernel: Kernel) -> int:
         """F at the present hyperparameters."""
         return expand(kernel, self.draws, self.data.num_inputs).num_features
-
-    def describe(self, kernel: Kernel) -> str:
-        features = self.num_features(kernel)
-        achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
-        return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         if self._has_shared_columns:

@@ -1,7 +1,8 @@
 """The modules of a `VectorFieldGP`, and what it holds."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -21,10 +22,12 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.tree import terms
+from gp_orff.models.fitting.history import History
+from gp_orff.models.fitting.progress import CountedChunks, Progress
 from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
 from gp_orff.models.frozen_model import ModelSnapshot
-from gp_orff.models.report import FitReport
+from gp_orff.models.report.fit_report import FitReport
 from gp_orff.models.state import ModelState, Represented, copied_if_small, with_groups
 from gp_orff.models.storage import files
 from gp_orff.models.storage.pack import pack_state, unpack_state
@@ -74,12 +77,12 @@ class FieldModel(torch.nn.Module):
         check_mean(self.mean, self.num_outputs)
 
     @property
-    def report(self) -> str:
-        """What was done to the data, and what is held, in words."""
+    def report(self) -> FitReport:
+        """What was done to the data, and what is held: numbers, and words where it is printed."""
         if self._assigned is None:
-            return "not fitted: call fit(x, y) or condition(x, y)"
+            return FitReport.without_data(self.kernel, self._every_likelihood)
         self._snapshot()
-        return str(FitReport.of(self.state, self.mean))
+        return self.state.report(self.mean)
 
     def save(self, path: str | os.PathLike) -> None:
         """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
@@ -176,7 +179,7 @@ class FieldModel(torch.nn.Module):
         """Data that have been looked at once."""
         self.double()
         reader = Reader(self.kernel, self.mean, self.num_outputs)
-        source = Chunks(reader, x, how) if y is None else Arrays(reader, x, y, how)
+        source = _counted(Chunks(reader, x, how)) if y is None else Arrays(reader, x, y, how)
         seen = 0 if self._assigned is None else self._assigned.data.survey.num_points
         return Dataset.of(source, seed=seen)
 
@@ -191,14 +194,15 @@ class FieldModel(torch.nn.Module):
         return Representation.of(self.kernel, likelihoods, self.frequencies, data)
 
     def _conditioned(self, own: Representation, notes: Sequence[str] = ()) -> ModelState:
-        return ModelState.of(Represented.of(own), self._fixed_mean, notes, "conditioned")
+        history = History("conditioned").noting(notes)
+        return ModelState.of(Represented.of(own), self._fixed_mean, history)
 
-    def _learned(self, data: Data, warm_start: bool, progress: Callable[..., None]) -> ModelState:
+    def _learned(self, data: Data, warm_start: bool, progress: Progress) -> ModelState:
         """Data, under hyperparameters that are learned from them."""
         likelihoods = with_groups(self._every_likelihood, data.keys, self.kernel)
         parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
         found = fit(*parts, data, warm_start, progress)
-        return ModelState.of(Represented.of(found.representation), found.mean, found.notes)
+        return ModelState.of(Represented.of(found.representation), found.mean, found.history)
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
@@ -220,6 +224,10 @@ class FieldModel(torch.nn.Module):
         if self._assigned is not None and device != before:
             self._assigned = self._assigned.to(device)
         return self
+
+
+def _counted(source: Chunks) -> Chunks:
+    return replace(source, chunks=CountedChunks(source.chunks))
 
 
 def default_likelihood(num_outputs: int) -> Likelihood:

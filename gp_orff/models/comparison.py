@@ -1,4 +1,4 @@
-"""Two questions to ask of a model: is its kernel the right one, and do its features suffice?"""
+"""Compare kernels by their evidence, and the features of a model with its exact kernel."""
 
 import math
 from collections.abc import Mapping
@@ -14,18 +14,19 @@ from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.models.fitting.progress import announce
 from gp_orff.models.threads import chosen_threads
 from gp_orff.models.vector_field_gp import VectorFieldGP
 
 
 @dataclass(frozen=True)
 class KernelComparison:
-    """Models of the same data by their evidence, the best first; `print` shows a table.
+    """Models of the same data, ordered by evidence, the best first; `print` shows a table.
 
     Attributes:
-        evidence: log marginal likelihood of each, total nats.
-        models: the fitted `VectorFieldGP` of each.
-        num_values: numbers that were read.
+        evidence: log marginal likelihood of each model, total nats.
+        models: the fitted `VectorFieldGP` of each kernel.
+        num_values: how many numbers were observed.
     """
 
     evidence: dict[str, float]
@@ -34,18 +35,18 @@ class KernelComparison:
 
     @property
     def best(self) -> VectorFieldGP:
-        """The model of largest evidence."""
+        """The model of the largest evidence."""
         return next(iter(self.models.values()))
 
     def __str__(self) -> str:
         width = max(map(len, self.evidence))
         points = self.num_values / self.best.num_outputs
-        top = next(iter(self.evidence.values()))
+        best_nats = next(iter(self.evidence.values()))
         lines = [f"{'kernel':<{width}}  {'nats':>12}  {'nats/point':>10}  {'behind':>8}"]
         for name, nats in self.evidence.items():
             lines.append(
                 f"{name:<{width}}  {nats:>12.1f}  {nats / points:>10.4f}"
-                f"  {(nats - top) / points:>8.4f}"
+                f"  {(nats - best_nats) / points:>8.4f}"
             )
         return "\n".join(lines)
 
@@ -59,18 +60,20 @@ def compare_kernels(
     frequencies: object = None,
     **how: object,
 ) -> KernelComparison:
-    """Which kernel do the data speak for? Each is trained, and judged by its evidence.
+    """Train a model with each kernel, and rank the models by their evidence.
 
-    The evidence pays for what a kernel excludes: where the field is free of curl, the curl-free
-    kernel has more of it than the Helmholtz kernel, which could do the same. A difference of a few
-    nats in total decides; it is shown for each point, as data that are not independent make all
-    totals too large.
+    The evidence rewards a kernel for what it excludes: where the field is curl-free, the curl-free
+    kernel has more evidence than the Helmholtz kernel, which contains it. A difference of a few
+    nats in total is decisive. The table shows nats per point, because the totals are too large
+    where data are not independent.
 
     Args:
-        x, y, how: the data, as for `VectorFieldGP.fit`.
-        kernels: by name; curl-free, divergence-free, Helmholtz and independent components with RBF
-            kernels if None.
-        frequencies: as for `VectorFieldGP`.
+        x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
+        kernels: kernels by name; if None, curl-free, divergence-free, Helmholtz and independent
+            components, with RBF kernels.
+        progress: whether to show the progress of each fit.
+        frequencies: the frequency rule, as for `VectorFieldGP`.
+        how: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`, `missing`.
 
     Raises:
         ValueError, TypeError: as `VectorFieldGP.fit`.
@@ -80,19 +83,20 @@ def compare_kernels(
         >>> x = torch.rand(150, 2, generator=torch.Generator().manual_seed(0))
         >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)  # no curl
         >>> y = y + 0.3 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1))
-        >>> found = gp_orff.compare_kernels(x, y, progress=False)
-        >>> list(found.evidence)[-1]  # what the data exclude
+        >>> evidence = gp_orff.compare_kernels(x, y, progress=False).evidence
+        >>> list(evidence)[-1]  # the data exclude it
         'divergence-free'
-        >>> abs(found.evidence["curl-free"] - found.evidence["Helmholtz"]) < 3  # which contains it
+        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3  # which contains curl-free
         True
     """
     if kernels is None:
-        kernels = _usual(_num_inputs(x, y, how))
+        kernels = _default_kernels(_num_inputs(x, y, how))
     models = {}
     for name, kernel in kernels.items():
+        announce(f"{name}:", progress)
         model = VectorFieldGP(kernel, frequencies=frequencies)
         models[name] = model.fit(x, y, progress=progress, **how)
-    evidence = {name: own.log_marginal_likelihood().item() for name, own in models.items()}
+    evidence = {name: model.log_marginal_likelihood().item() for name, model in models.items()}
     order = sorted(evidence, key=evidence.get, reverse=True)
     num_values = next(iter(models.values())).state.data.num_values
     return KernelComparison(
@@ -100,17 +104,17 @@ def compare_kernels(
     )
 
 
-def _usual(num_dims: int) -> dict[str, Kernel]:
-    found = {"curl-free": CurlFreeKernel(num_dims=num_dims)}
+def _default_kernels(num_dims: int) -> dict[str, Kernel]:
+    kernels = {"curl-free": CurlFreeKernel(num_dims=num_dims)}
     if num_dims > 1:
-        found["divergence-free"] = DivergenceFreeKernel(num_dims=num_dims)
-        found["Helmholtz"] = HelmholtzKernel(num_dims=num_dims)
+        kernels["divergence-free"] = DivergenceFreeKernel(num_dims=num_dims)
+        kernels["Helmholtz"] = HelmholtzKernel(num_dims=num_dims)
     independent = MultitaskKernel(RBFKernel(), num_tasks=num_dims, rank=0)
-    return {**found, "independent": independent}
+    return {**kernels, "independent": independent}
 
 
 def _num_inputs(x: object, y: object, how: Mapping[str, object]) -> int:
-    """The columns of the points, which for the usual kernels are those of the vectors."""
+    """The columns of the points; the default kernels have as many outputs."""
     Options(**how)
     if y is None:
         x = next(iter(x))
@@ -120,14 +124,17 @@ def _num_inputs(x: object, y: object, how: Mapping[str, object]) -> int:
 
 @dataclass(frozen=True)
 class ExactComparison:
-    """How far features are from the exact kernel at the same hyperparameters; `print` says it.
+    """The error of features against the exact kernel at the same hyperparameters.
+
+    `print` shows the verdict and the numbers.
 
     Attributes:
-        mean: root mean square of the difference of posterior means, over the exact posterior sd.
-        sd: the largest difference of posterior standard deviations, over the exact one.
-        evidence: difference of log marginal likelihoods, nats per number.
+        mean: root mean square difference of the posterior means, over the exact posterior sd.
+        sd: the largest difference of the posterior standard deviations, over the exact one.
+        evidence: difference of the log marginal likelihoods, nats per observed number.
+        num_features: how many features; 0 for the exact kernel.
+        num_points: how many points were conditioned on.
         on_grid: whether the features are those of a `Grid`.
-        verdict: the same in words.
     """
 
     mean: float
@@ -139,6 +146,7 @@ class ExactComparison:
 
     @property
     def verdict(self) -> str:
+        """The largest of the three differences, judged in words, with a remedy."""
         if self.num_features == 0:
             return "exact: this model uses the exact kernel, nothing is approximated"
         if not math.isfinite(self.mean + self.sd + self.evidence):
@@ -169,18 +177,21 @@ class ExactComparison:
 def compare_with_exact(
     model: VectorFieldGP, x: object, y: object, subset: int = 500, seed: int = 0, **how: object
 ) -> ExactComparison:
-    """The features of a model against its exact kernel, on some of the data.
+    """Compare the features of a model with its exact kernel, on a subset of the data.
 
-    Both condition on `subset` of the points, chosen at random, at the hyperparameters of the model,
-    and are compared at them and at as many others.
+    Both condition on `subset` random points, at the hyperparameters of the model. The posteriors
+    are compared at these points and at as many others.
 
     Args:
         model: fitted or conditioned.
-        x, y, how: data, as for `VectorFieldGP.fit`.
+        x, y: points (N, d) and vectors (N, p).
+        subset: how many points to condition on; the cost is cubic in it.
+        seed: of the choice of points.
+        how: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`, `missing`.
 
     Raises:
         RuntimeError: a model without data.
-        NotImplementedError: a kernel without a covariance in closed form.
+        NotImplementedError: a kernel whose covariance has no closed form.
         ValueError: as `VectorFieldGP.fit`; a subset of fewer than 2 points.
 
     Example:
@@ -197,38 +208,41 @@ def compare_with_exact(
     x, y = as_points(x, state.data.num_inputs), as_matrix(y, "observations y (N, p)")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     options = Options(**how)
-    few = _some(model, x, y, options, order[:subset])
+    data = _subset_of(model, x, y, options, order[:subset])
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises, inference = state.e_step.noises, state.inference
     results = []
-    for own in (ExactInference(few), inference.of(few)):
-        found = own.posterior(model.kernel, noises, state.mean)
-        mean = found.evidence.best_mean() if state.mean is None else state.mean
-        nats = found.evidence.log_density(mean, few.num_values) / few.num_values
-        field = found.distribution
+    for method in (ExactInference(data), inference.of(data)):
+        posterior = method.posterior(model.kernel, noises, state.mean)
+        mean = posterior.evidence.best_mean() if state.mean is None else state.mean
+        nats = posterior.evidence.log_density(mean, data.num_values) / data.num_values
+        field = posterior.distribution
         results.append((field.mean(points) + mean, field.variance(points).sqrt(), nats.item()))
-    (mean, sd, nats), (other_mean, other_sd, other_nats) = results
+    (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results
     features, on_grid = 0, False
     if isinstance(inference, FeatureInference):
         features = inference.num_features(model.kernel)
         on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(
-        _rms((other_mean - mean) / sd),
-        ((other_sd - sd) / sd).abs().max().item(),
-        other_nats - nats,
+        _rms((mean - exact_mean) / exact_sd),
+        ((sd - exact_sd) / exact_sd).abs().max().item(),
+        nats - exact_nats,
         features,
-        len(few.observations[0]),
+        len(data.observations[0]),
         on_grid,
     )
 
 
-def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Tensor) -> Dataset:
-    chosen = {
+def _subset_of(
+    model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Tensor
+) -> Dataset:
+    """Some rows of the data and of their options, with the weights the model gives them."""
+    row_options = {
         name: value if value is None or isinstance(value, str | int) else value[rows]
         for name, value in vars(options).items()
     }
-    few = model.copied(x[rows], y[rows], Options(**chosen))
-    return model.state.weighted(few, model.state.data)
+    data = model.copied(x[rows], y[rows], Options(**row_options))
+    return model.state.weighted(data, model.state.data)
 
 
 def _rms(values: Float[Tensor, "n p"]) -> float:

@@ -1,4 +1,4 @@
-"""The posterior of a vector field, as a scientist asks for it."""
+"""`FieldPosterior`: means, variances, symbols and sample paths of a field, given the data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.labelled import on_grid
-from gp_orff.models.frozen_model import ExactGPSnapshot, Located, PartSnapshot, Snapshot
+from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Symbol
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 
 class FieldPosterior:
-    """The latent field given the data, its mean included; an immutable snapshot of a model.
+    """The posterior of the latent field, its mean included: an immutable snapshot of a model.
 
-    Variances are those of the field: for new observations, add the noise of the likelihood.
+    `model.posterior()` makes one. Variances are those of the field; for new observations, add the
+    noise of the likelihood. Computations run in float64 on the model's device. Results have the
+    floating type of the points; means and variances are on the device of the points too. Points
+    outside the domain of a frequency grid get a wider grid, made from the data when they come.
 
-    All results are computed in float64 where the model is, and returned in the type of the points;
-    means and variances also where the points are. Points outside the frequency grid's domain are
-    served by a wider grid, made from the data when they come.
+    Args:
+        snapshot: the data, kernel, noise and mean of the model.
 
     Example:
         >>> import gp_orff, torch
@@ -49,20 +51,24 @@ class FieldPosterior:
 
     def __init__(self, snapshot: Snapshot):
         self._snapshot = snapshot
-        self._own = snapshot.located()
-        self._wide: Located | None = None  # of the points outside that came last
-        self._derived: tuple[Located, Symbol, Located] | None = None  # the last one
+        self._field = snapshot.field()
+        self._extended: FieldOnDomain | None = None  # for the last points outside the domain
+        self._image: tuple[FieldOnDomain, Symbol, FieldOnDomain] | None = None  # the last one
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_derived": None}  # whose symbol may not pickle
+        return {**self.__dict__, "_image": None}  # some symbols cannot be pickled
 
     @classmethod
     def from_exact_gp(cls, model: ExactGP) -> "FieldPosterior":
-        """Of a trained gpytorch model, whose `covar_module` is an `ORFFKernel` or an exact kernel.
+        """The posterior of a trained gpytorch model.
+
+        Args:
+            model: an `ExactGP` with a `mean_module`, and an `ORFFKernel` or an exact kernel as its
+                `covar_module`.
 
         Raises:
-            TypeError: a model without mean_module and such a covar_module, or without data.
-            NotImplementedError: a likelihood whose noise is not known.
+            TypeError: a model that lacks one of them, or training data.
+            NotImplementedError: a likelihood whose noise is not known to this package.
 
         Example:
             >>> import gp_orff, gpytorch, torch
@@ -87,18 +93,28 @@ class FieldPosterior:
 
     @property
     def num_inputs(self) -> int:
+        """d, the number of columns of the points."""
         return self._snapshot.num_inputs
 
     @property
     def num_outputs(self) -> int:
-        return self._own.distribution.num_outputs
+        """p, the number of components of the field."""
+        return self._field.distribution.num_outputs
 
     @chosen_threads()
     def __call__(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
-        """The joint distribution of the field, or of a symbol of it, at n points; (n,) where there
-        is one output."""
+        """The joint distribution of the field, or of a symbol of it, at n points.
+
+        Args:
+            x: points (n, d).
+            symbol: a linear map of the field with q outputs; the field itself if None (q = p). The
+                mean is (n, q), or (n,) for one output.
+
+        Raises:
+            ValueError: points that do not fit the model; a symbol that the kernel does not have.
+        """
         points, distribution = self._at(x, symbol)
         points = points.to(_dtype(x))
         covariance = posterior_covariance(points, distribution)
@@ -111,7 +127,7 @@ class FieldPosterior:
 
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
-        """E[f(x)], or that of a symbol of f."""
+        """E[f(x)] (n, q) at points `x`, or that of a `symbol` of f; q = p if `symbol` is None."""
         points, distribution = self._at(x, symbol)
         mean = distribution.mean(points) + self._snapshot.mean(points, symbol)
         return mean[: len(x)].to(_device(x), _dtype(x))
@@ -120,7 +136,7 @@ class FieldPosterior:
     def variance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
-        """Var[f_j(x)], or that of a symbol of f; nothing n×n."""
+        """Var[f_j(x)] (n, q) at points `x`, or that of a `symbol` of f, without an n×n matrix."""
         points, distribution = self._at(x, symbol)
         return distribution.variance(points)[: len(x)].to(_device(x), _dtype(x))
 
@@ -128,54 +144,57 @@ class FieldPosterior:
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q q"]:
-        """Cov[f(x_n)] of the components at every point by itself, for `plotting.plot_uncertainty`;
-        nothing n×n."""
+        """Cov[f(x_i)] (n, q, q) between the components at each of the points `x`, or that of a
+        `symbol` of f, without an n×n matrix; `plotting.plot_uncertainty` draws it."""
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
-        """∇·f (n,); see `Divergence`."""
+        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
         return self(x, Divergence())
 
     def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∇×f, (n,) in two dimensions, (n, 3) in three; see `Curl`."""
+        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
         return self(x, Curl())
 
     def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∂_j f_i (n, p·d), row by row; see `Jacobian`."""
+        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
         space = len(self._snapshot.space)
         return self(x, Jacobian(None if space == self.num_outputs else space))
 
     def potential(
         self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
     ) -> MultivariateNormal:
-        """g of the curl-free part ∇g (n,); see `Potential`."""
+        """g (n,) at points `x`, of the curl-free part ∇g; zero at `reference`; see `Potential`."""
         return self(x, Potential(reference))
 
     def stream_function(
         self, x: Float[Tensor, "n 2"], reference: Float[Tensor, "2"] | None = None
     ) -> MultivariateNormal:
-        """ψ of the divergence-free part (∂₂ψ, −∂₁ψ) (n,); see `StreamFunction`."""
+        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
+        `StreamFunction`."""
         return self(x, StreamFunction(reference))
 
     def vector_potential(self, x: Float[Tensor, "n 3"]) -> MultitaskMultivariateNormal:
-        """A of the divergence-free part ∇×A (n, 3); see `VectorPotential`."""
+        """A (n, 3) at points `x`, of the divergence-free part ∇×A; see `VectorPotential`."""
         return self(x, VectorPotential())
 
     def curl_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
-        """The part of f that is a gradient (n, d); see `CurlFreePart`."""
+        """The part of f that is a gradient (n, d), at points `x`; see `CurlFreePart`."""
         return self(x, CurlFreePart())
 
     def divergence_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
-        """The part of f without divergence (n, d); see `DivergenceFreePart`."""
+        """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
         return self(x, DivergenceFreePart())
 
     def part(self, name: str | int) -> "FieldPosterior":
-        """The posterior of one term of a sum of kernels, such as `field.part("curl_free")` of a
-        `HelmholtzKernel`, or `field.part(0)`; without the mean, which is in none of them.
+        """The posterior of one term of a sum of kernels, without the model's mean.
 
-        Unlike `CurlFreePart`, which is a map of any field, this asks which term of the prior
-        explains the data.
+        It tells which term of the prior explains the data, such as `field.part("curl_free")` of a
+        `HelmholtzKernel`; `CurlFreePart`, in contrast, is a map of any field.
+
+        Args:
+            name: the attribute of the sum that holds the term, or the number of the term.
 
         Raises:
             ValueError: a kernel that is no sum, or a name that is none of its terms.
@@ -184,20 +203,26 @@ class FieldPosterior:
         return FieldPosterior(PartSnapshot.of(self._snapshot, name))
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
-        """Functions drawn from the posterior: `paths(x)` is (num_paths, n, p) at any points, the
-        same functions in every call; see `SamplePaths`. By drawn weights of the features; of exact
-        models by Matheron's rule (Wilson et al. 2020).
+        """Functions drawn from the posterior: `paths(x)` is (num_paths, n, p) at any points.
+
+        Every call of `paths` evaluates the same functions, of drawn feature weights; those of an
+        exact model follow Matheron's rule (Wilson et al. 2020, eq. 14). See `SamplePaths`.
+
+        Args:
+            num_paths: how many functions.
+            seed: of their random numbers.
 
         Raises:
-            ValueError: in a call, points outside a frequency grid's domain.
+            ValueError: fewer than one path.
+            NotImplementedError: paths of a part of an exact model.
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
-        smooth, _ = self._own.distribution.split()
+        smooth, _ = self._field.distribution.split()
         if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
-                "sample paths of a part of an exact model are not known: expected features, such "
-                "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+                "sample paths of a part of an exact model are not available: expected features, "
+                "such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
             )
         with torch.no_grad():
             paths = sample_paths(smooth, self._snapshot.num_inputs, num_paths, seed)
@@ -211,9 +236,15 @@ class FieldPosterior:
         num_paths: int = 256,
         seed: int = 0,
     ) -> Summary:
-        """Mean, standard deviation and 95 % interval of anything that follows from the field's
-        values at n points, by sample paths: `field.summarize(x, lambda f: f.norm(dim=-1))` is the
-        speed."""
+        """Mean, standard deviation and 95 % interval of any function of the field's values.
+
+        For instance of the speed: `field.summarize(x, lambda f: f.norm(dim=-1))`.
+
+        Args:
+            x: points (n, d).
+            function: maps the values (S, n, p) of S paths to S samples of the quantity.
+            num_paths, seed: as for `sample_paths`.
+        """
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x)))
 
     def to_xarray(
@@ -226,22 +257,24 @@ class FieldPosterior:
         time_unit: str = "s",
         epoch: object = None,
     ) -> "xarray.Dataset":
-        """A Dataset on the product of coordinates: for every output and symbol its mean, and its
-        standard deviation as `<name>_sd`; float64, in chunks of points.
+        """An xarray Dataset of means and standard deviations on the product of coordinates.
+
+        Every output and symbol has its mean, and its standard deviation as `<name>_sd`, in float64.
+        Points are evaluated in chunks.
 
         Args:
             coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
-                datetime64 becomes a number of `time_unit` since `epoch` for the model, as in
-                `gp_orff.labelled.readings`, and stays a time in the Dataset.
-            names: of the outputs; u, v, w of two or three, else f1, f2, ...
-            symbols: maps of the field by name, numbered where they have several outputs; if None,
-                divergence and vorticity of a planar field, where they exist.
+            names: names of the p outputs; if None, u, v, w of two or three outputs, else f1, ...
+            symbols: symbols of the field by name, numbered where they have several outputs; if
+                None, divergence and vorticity of a planar field, where they exist.
             attrs: attributes by name, such as {"u": {"units": "m s-1"}}, added to those of the
                 coordinates; units and standard_name go to the standard deviation too.
+            time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`. The
+                model gets numbers; the Dataset keeps the times.
 
         Raises:
-            ImportError: no xarray; `pip install gp_orff[xarray]`.
-            TypeError: coordinates that are neither numbers nor times, no symbol.
+            ImportError: xarray is not installed; `pip install gp_orff[xarray]`.
+            TypeError: coordinates that are neither numbers nor times, or a symbol that is none.
             ValueError: coordinates, names or symbols that do not fit the field or each other.
 
         Example:
@@ -265,21 +298,21 @@ class FieldPosterior:
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
-        """The points, one where there are none, and the distribution there."""
+        """Checked points (a point of the data if there are none), and the distribution there."""
         points = as_places(x, self._snapshot.num_inputs).to(self._snapshot.device)
-        points = points if len(points) else self._snapshot.somewhere
+        points = points if len(points) else self._snapshot.data_point
         support = points
         if symbol is not None:
             self._snapshot.check_symbol(symbol)
             support = symbol.all_points(points, self._snapshot.space)
-        in_domain, field = self._snapshot.in_domain, self._own
+        in_domain, field = self._snapshot.in_domain, self._field
         if not in_domain(field, support):
-            if self._wide is None or not in_domain(self._wide, support):
-                self._wide = self._snapshot.located(support)
-            field = self._wide
+            if self._extended is None or not in_domain(self._extended, support):
+                self._extended = self._snapshot.field(support)
+            field = self._extended
         if symbol is None:
             return points, field.distribution
-        last = self._derived
+        last = self._image
         if (
             last is None
             or last[0] is not field
@@ -287,7 +320,7 @@ class FieldPosterior:
             or not in_domain(last[2], support)
         ):
             image = self._snapshot.apply(symbol, field, support)
-            last = self._derived = (field, symbol, image)
+            last = self._image = (field, symbol, image)
         return points, last[2].distribution
 
 
@@ -296,5 +329,5 @@ def _device(x: object) -> torch.device:
 
 
 def _dtype(x: object) -> torch.dtype:
-    known = isinstance(x, Tensor) and x.is_floating_point()
-    return x.dtype if known else torch.float64
+    floating = isinstance(x, Tensor) and x.is_floating_point()
+    return x.dtype if floating else torch.float64

@@ -1,4 +1,4 @@
-"""A model's data and hyperparameters as they were when its posterior was made."""
+"""Copies of a model's kernel, noise and mean, made when its posterior is, with its data."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -36,26 +36,26 @@ from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import TooFine
 
 
-class Located(NamedTuple):
-    """A distribution, and the observations on whose frequencies it is: they know where it holds."""
+class FieldOnDomain(NamedTuple):
+    """The distribution of a field, and the inference whose frequencies and domain it uses."""
 
     inference: Inference
     distribution: FieldDistribution
 
 
 class Snapshot(ABC):
-    """What a `FieldPosterior` is made from."""
+    """All that a `FieldPosterior` needs of a model; later changes of the model do not reach it."""
 
     kernel: Kernel
     inference: Inference
     noises: Noises
     prior_mean: Mean
-    given: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
+    fixed_mean: Float[Tensor, "p"] | None  # a constant; None for that of largest evidence
     num_inputs: int
 
     @abstractmethod
-    def elsewhere(self, points: Float[Tensor, "n d"]) -> Inference:
-        """The observations, on frequencies that serve these points too."""
+    def inference_at(self, points: Float[Tensor, "n d"]) -> Inference:
+        """The inference on frequencies whose domain contains the data and these points."""
 
     @property
     def device(self) -> torch.device:
@@ -63,40 +63,43 @@ class Snapshot(ABC):
 
     @cached_property
     def space(self) -> tuple[int, ...]:
-        """The inputs that are directions of space."""
+        """The input columns that are directions of space."""
         return space_of(self.kernel, self.num_inputs)
 
     @property
-    def somewhere(self) -> Float[Tensor, "1 d"]:
-        """A point of the data."""
+    def data_point(self) -> Float[Tensor, "1 d"]:
+        """One point of the data."""
         return self.inference.data.survey.sample[0].x[:1]
 
     @cached_property
-    def own(self) -> Posterior:
-        """On the data's own frequencies."""
-        return self.inference.posterior(self.kernel, self.noises, self.given)
+    def posterior(self) -> Posterior:
+        """The posterior on the frequencies of the data's domain."""
+        return self.inference.posterior(self.kernel, self.noises, self.fixed_mean)
 
     @cached_property
     def constant(self) -> Float[Tensor, "p"]:
-        return self.own.evidence.best_mean() if self.given is None else self.given
+        """The constant mean: the fixed one, or that of largest evidence."""
+        if self.fixed_mean is None:
+            return self.posterior.evidence.best_mean()
+        return self.fixed_mean
 
     @torch.no_grad()
-    def located(self, points: Float[Tensor, "n d"] | None = None) -> Located:
-        """On the data's own domain, or one that holds these points too."""
+    def field(self, points: Float[Tensor, "n d"] | None = None) -> FieldOnDomain:
+        """The field on the data's domain, extended to contain `points` if they are given."""
         if points is None:
-            return Located(self.inference, self.own.distribution)
-        return self._on(self.elsewhere(points))
+            return FieldOnDomain(self.inference, self.posterior.distribution)
+        return self._field_by(self.inference_at(points))
 
-    def _on(self, inference: Inference) -> Located:
-        found = inference.posterior(self.kernel, self.noises, self.constant)
-        return Located(inference, found.distribution)
+    def _field_by(self, inference: Inference) -> FieldOnDomain:
+        posterior = inference.posterior(self.kernel, self.noises, self.constant)
+        return FieldOnDomain(inference, posterior.distribution)
 
-    def in_domain(self, located: Located, points: Float[Tensor, "n d"]) -> bool:
-        """Whether a distribution is right at these points."""
-        return located.inference.in_domain(self.kernel, points)
+    def in_domain(self, field: FieldOnDomain, points: Float[Tensor, "n d"]) -> bool:
+        """Whether these points are in the domain where the distribution is valid."""
+        return field.inference.in_domain(self.kernel, points)
 
     def require(self, points: Float[Tensor, "n d"]) -> None:
-        """Raise ValueError for points that the data's own frequencies do not serve."""
+        """Raise ValueError for points outside the domain of the data's frequencies."""
         if not self.inference.in_domain(self.kernel, points):
             self.inference.draws[0].lattice.check(points)
 
@@ -104,34 +107,36 @@ class Snapshot(ABC):
         """Raise ValueError for a symbol that does not exist for the field."""
         require(symbol, self.kernel, self.space)
 
-    def by_features(self, points: Float[Tensor, "n d"]) -> Inference | None:
-        """Observations on features, for what the exact kernel has no closed form of."""
+    def feature_inference(self, points: Float[Tensor, "n d"]) -> Inference | None:
+        """Inference by features, for symbols whose covariance has no closed form; None: none."""
         return None
 
     @torch.no_grad()
-    def apply(self, symbol: Symbol, located: Located, points: Float[Tensor, "n d"]) -> Located:
-        """Of a symbol of the field, which looks at these points."""
-        inference, distribution = located
+    def apply(
+        self, symbol: Symbol, field: FieldOnDomain, points: Float[Tensor, "n d"]
+    ) -> FieldOnDomain:
+        """The distribution of a symbol of the field; `points` are its support points."""
+        inference, distribution = field
         try:
             image = inference.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
             exact = not isinstance(inference, FeatureInference)
-            features = self.by_features(points) if exact else None
+            features = self.feature_inference(points) if exact else None
             if features is None:
                 raise
             if isinstance(error, TooFine):
                 _warn_of_features(error)
-            return self.apply(symbol, self._on(features), points)
-        return Located(inference, image)
+            return self.apply(symbol, self._field_by(features), points)
+        return FieldOnDomain(inference, image)
 
     def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
-        """The prior mean of the field, or of a symbol of it."""
+        """The prior mean of the field at n points, or that of a symbol of the field."""
         if symbol is None:
             return self.constant + varying_mean(self.prior_mean, points, len(self.constant))
         if not is_constant(self.prior_mean):
             raise NotImplementedError(
                 f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
-                "is not known: expected a constant mean; make the trend a term of the kernel"
+                "is not available: expected a constant mean; make the trend a term of the kernel"
             )
         image = of_constant(symbol, len(self.space), len(self.constant)).to(points)
         return (image @ self.constant).expand(len(points), -1)
@@ -139,8 +144,8 @@ class Snapshot(ABC):
 
 def _warn_of_features(error: TooFine) -> None:
     warnings.warn(
-        f"{error}. This answer is of a posterior on such features, less accurate than exact ones; "
-        "ask for smaller pieces of the integral, or for features from the start",
+        f"{error}. This result uses features, which are less accurate than the exact kernel; "
+        "split the integral into smaller pieces, or use features from the start",
         UserWarning,
         stacklevel=2,
     )
@@ -148,18 +153,19 @@ def _warn_of_features(error: TooFine) -> None:
 
 @dataclass(frozen=True)
 class ExactGPSnapshot(Snapshot):
-    """Of a trained `ExactGP`."""
+    """A snapshot of a trained gpytorch `ExactGP`."""
 
     kernel: Kernel
     inference: Inference
     noises: Noises
     prior_mean: Mean
-    given: Float[Tensor, "p"] | None
+    fixed_mean: Float[Tensor, "p"] | None
     num_inputs: int
 
     @classmethod
     @torch.no_grad()
     def of(cls, model: ExactGP) -> "ExactGPSnapshot":
+        """Copy the model's modules and data, in float64; a varying mean is subtracted from y."""
         if not isinstance(model, ExactGP) or model.train_inputs is None:
             raise TypeError(
                 f"expected a gpytorch ExactGP with training data, got {type(model).__name__}"
@@ -167,99 +173,102 @@ class ExactGPSnapshot(Snapshot):
         covariance, mean = (
             deepcopy(getattr(model, name, None)) for name in ("covar_module", "mean_module")
         )
-        wrapped = isinstance(covariance, ORFFKernel)
+        has_features = isinstance(covariance, ORFFKernel)
         if (
             mean is None
             or not isinstance(covariance, Kernel)
-            or any(isinstance(part, ORFFKernel) for part in list(covariance.modules())[1:])
+            or any(isinstance(inner, ORFFKernel) for inner in list(covariance.modules())[1:])
         ):
             raise TypeError(
                 "expected a model with mean_module and covar_module, the latter an ORFFKernel or "
                 f"a kernel without one inside, got {type(covariance).__name__}; sum and scale "
                 "kernels inside ORFFKernel"
             )
-        kernel = (covariance.base_kernel if wrapped else covariance).double()
+        kernel = (covariance.base_kernel if has_features else covariance).double()
         p, mean = terms(kernel)[0].num_outputs, mean.double()
         for module in (kernel, mean):
             module.requires_grad_(False)
         x, y = model.train_inputs[0].double(), model.train_targets.double().reshape(-1, p)
         trend = mean(x).reshape(-1, p)
-        given = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
-        observations = read(x, y + given - trend, p, Options())
-        data = Dataset.in_memory([part.to(x.device) for part in observations])
-        draws = [own.double() for own in covariance.frequencies] if wrapped else None
-        inference = FeatureInference(data, draws) if wrapped else ExactInference(data)
+        constant = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
+        observations = read(x, y + constant - trend, p, Options())
+        data = Dataset.in_memory([group.to(x.device) for group in observations])
+        draws = [draw.double() for draw in covariance.frequencies] if has_features else None
+        inference = FeatureInference(data, draws) if has_features else ExactInference(data)
         noise = noise_of(model.likelihood, p).double()
-        return cls(kernel, inference, {DEFAULT: noise}, mean, given, x.shape[-1])
+        return cls(kernel, inference, {DEFAULT: noise}, mean, constant, x.shape[-1])
 
-    def elsewhere(self, points):
+    def inference_at(self, points):
         self.inference.draws[0].lattice.check(points)
         return self.inference
 
 
 @dataclass(frozen=True)
 class PartSnapshot(Snapshot):
-    """Of one term of a sum, given the data of the whole; without the mean."""
+    """A snapshot of one term of a sum of kernels, given all data; its mean is zero."""
 
-    whole: Snapshot
+    total: Snapshot  # of the sum
     kernel: Kernel
-    chosen: tuple[int, ...]  # its terms among those of the whole
+    term_indices: tuple[int, ...]  # of the part, among the terms of the sum
 
     @classmethod
-    def of(cls, whole: Snapshot, name: str | int) -> "PartSnapshot":
-        parts = list(whole.kernel.kernels) if isinstance(whole.kernel, AdditiveKernel) else []
+    def of(cls, total: Snapshot, name: str | int) -> "PartSnapshot":
+        """The part of a name, such as "curl_free", or of a number."""
+        parts = list(total.kernel.kernels) if isinstance(total.kernel, AdditiveKernel) else []
         part = parts[name] if isinstance(name, int) and -len(parts) <= name < len(parts) else None
-        part = getattr(whole.kernel, name, None) if isinstance(name, str) else part
-        place = [i for i, own in enumerate(parts) if own is part]
-        if not place:
+        part = getattr(total.kernel, name, None) if isinstance(name, str) else part
+        positions = [i for i, kernel in enumerate(parts) if kernel is part]
+        if not positions:
             raise ValueError(
                 f"expected a term of a sum of kernels, by its name, such as 'curl_free' of a "
                 f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}"
             )
-        start = sum(len(terms(own)) for own in parts[: place[0]])
-        return cls(whole, part, tuple(range(start, start + len(terms(part)))))
+        start = sum(len(terms(kernel)) for kernel in parts[: positions[0]])
+        return cls(total, part, tuple(range(start, start + len(terms(part)))))
 
     @property
     def inference(self) -> Inference:
-        return self.whole.inference
+        return self.total.inference
 
     @property
     def num_inputs(self) -> int:
-        return self.whole.num_inputs
+        return self.total.num_inputs
 
     @property
-    def given(self) -> Float[Tensor, "p"]:
-        return torch.zeros_like(self.whole.constant)
+    def fixed_mean(self) -> Float[Tensor, "p"]:
+        return torch.zeros_like(self.total.constant)
 
     prior_mean = ZeroMean()
 
-    def elsewhere(self, points):
-        return self.whole.elsewhere(points)
+    def inference_at(self, points):
+        return self.total.inference_at(points)
 
     def require(self, points):
-        self.whole.require(points)
+        self.total.require(points)
 
     @property
     def space(self) -> tuple[int, ...]:
-        return self.whole.space
+        return self.total.space
 
-    def located(self, points=None):
-        inference, distribution = self.whole.located(points)
-        own, expansion = inference.of_terms(self.whole.kernel, self.chosen)
+    def field(self, points=None):
+        inference, distribution = self.total.field(points)
+        part_inference, expansion = inference.of_terms(self.total.kernel, self.term_indices)
         part = distribution.split()[0].of_part(expansion, self.kernel)
-        missing = own.left_out(Identity(), self.kernel, self.space)
-        return Located(own, part if missing is None else PlusWhite(part, missing[0]))
+        missing = part_inference.left_out(Identity(), self.kernel, self.space)
+        return FieldOnDomain(
+            part_inference, part if missing is None else PlusWhite(part, missing[0])
+        )
 
 
 @dataclass(frozen=True)
 class ModelSnapshot(Snapshot):
-    """Of a `VectorFieldGP`."""
+    """A snapshot of a `VectorFieldGP`."""
 
     representation: Representation
     inference: Inference
     noises: Noises
     prior_mean: Mean
-    given: Float[Tensor, "p"] | None
+    fixed_mean: Float[Tensor, "p"] | None
 
     @classmethod
     def of(
@@ -267,14 +276,15 @@ class ModelSnapshot(Snapshot):
         representation: Representation,
         inference: Inference,
         prior_mean: Mean,
-        given: Float[Tensor, "p"] | None,
+        fixed_mean: Float[Tensor, "p"] | None,
     ) -> "ModelSnapshot":
-        parts = (representation.kernel, representation.likelihoods, prior_mean)
-        kernel, likelihoods, mean = map(deepcopy, parts)
+        """Copy the modules; data and inference are immutable and shared."""
+        modules = (representation.kernel, representation.likelihoods, prior_mean)
+        kernel, likelihoods, mean = map(deepcopy, modules)
         for module in (kernel, mean, *likelihoods.values()):
             module.requires_grad_(False)
-        own = replace(representation, kernel=kernel, likelihoods=likelihoods)
-        return cls(own, inference, noises_of(kernel, likelihoods), mean, given)
+        copied = replace(representation, kernel=kernel, likelihoods=likelihoods)
+        return cls(copied, inference, noises_of(kernel, likelihoods), mean, fixed_mean)
 
     @property
     def kernel(self) -> Kernel:
@@ -286,17 +296,19 @@ class ModelSnapshot(Snapshot):
 
     @property
     def log_marginal_likelihood(self) -> float:
-        values, elbo_correction = (
+        """log p(y) in nats; under Student-t noise, the ELBO."""
+        num_values, elbo_correction = (
             self.inference.num_values,
             self.representation.data.elbo_correction,
         )
-        return (self.own.evidence.log_density(self.constant, values) + elbo_correction).item()
+        nats = self.posterior.evidence.log_density(self.constant, num_values)
+        return (nats + elbo_correction).item()
 
-    def by_features(self, points):
+    def feature_inference(self, points):
         rule = Grid(data=self.representation.data.box, max_features=MOST_FEATURES)
         return replace(self.representation, rule=rule).wider(points)
 
-    def elsewhere(self, points):
+    def inference_at(self, points):
         inference = self.representation.wider(points)
         if not inference.in_domain(self.kernel, points):  # a grid by hand, or statistics alone
             inference.draws[0].lattice.check(points)

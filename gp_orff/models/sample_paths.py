@@ -20,32 +20,32 @@ from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Identity, Symbol
 
-_PRIOR_FREQUENCIES = 2048  # of paths of the prior of an exact model
+_PRIOR_FREQUENCIES = 2048  # of the prior paths of an exact model
 
 
 class Paths(ABC):
-    """Draws of a field without its mean."""
+    """S functions drawn from a field without its mean."""
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "n d"] | Float[Tensor, "S n d"]) -> Float[Tensor, "S n p"]:
-        """Their values, at the same points or each at its own."""
+        """Values at points that all paths share, or at points of each path."""
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
-        """A symbol of them."""
+        """Paths of a symbol of the field."""
         raise NotImplementedError(
-            f"{type(symbol).__name__} of sample paths of an exact model is not known: expected "
+            f"{type(symbol).__name__} of sample paths of an exact model is not available: expected "
             "features, such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0)), or "
             "differentiate the paths"
         )
 
     @abstractmethod
     def __len__(self) -> int:
-        """S."""
+        """S, the number of paths."""
 
 
 @dataclass(frozen=True)
 class WeightPaths(Paths):
-    """φ(x) w_s for drawn weights of the columns."""
+    """f_s(x) = φ(x) w_s with drawn weights w_s of the columns."""
 
     expansion: Expansion
     weights: Float[Tensor, "S 2*D p"]
@@ -69,57 +69,59 @@ class WeightPaths(Paths):
         return len(self.weights)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
-        images = weights_through(symbol, self.expansion, self._flat, space)  # (2D, q·S)
-        images = images.unflatten(-1, (-1, len(self))).movedim(-1, 0)
-        return WeightPaths(self.expansion, images, symbol, space)
+        weights = weights_through(symbol, self.expansion, self._flat, space)  # (2D, q·S)
+        weights = weights.unflatten(-1, (-1, len(self))).movedim(-1, 0)
+        return WeightPaths(self.expansion, weights, symbol, space)
 
 
 @dataclass(frozen=True)
 class PathwisePaths(Paths):
-    """Matheron's rule: a path of the prior, moved by what the data say of it,
+    """Posterior paths by Matheron's rule: prior paths plus a correction by the data,
 
         f_s(x) = g_s(x) + K(x, X) (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
 
-    (Wilson et al. 2020, eq. 14). g_s has random features of its own, the correction is exact: far
-    from the data the variance is the prior's, near them that of the posterior to some per cent of
-    the features' chance, and up to 20 % of a variance where there is next to no noise.
+    (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features; the correction is
+    exact. Far from the data, the variance of the paths is the prior's. Near the data, random
+    features change it by some per cent, and by up to 20 % where there is almost no noise.
     """
 
     distribution: ExactPosterior
     prior: WeightPaths
-    alpha: Float[Tensor, "M S"]
+    alpha: Float[Tensor, "M S"]  # (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
             cross = self.distribution.cross(x.flatten(0, 1)).mT.unflatten(
                 0, (len(x), -1)
             )  # (S, n·p, M)
-            moved = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
-            return self.prior(x) + moved.unflatten(1, (x.shape[1], -1))
-        moved = (self.distribution.cross(x).mT @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
-        return self.prior(x) + moved.movedim(-1, 0)
+            correction = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
+            return self.prior(x) + correction.unflatten(1, (x.shape[1], -1))
+        cross = self.distribution.cross(x).mT
+        correction = (cross @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
+        return self.prior(x) + correction.movedim(-1, 0)
 
     def __len__(self) -> int:
         return len(self.prior)
 
 
 def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
-    """Draws from a law, by the generator of a seed."""
+    """Draw `count` functions from a distribution, with a generator of this seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     if isinstance(distribution, WeightPosterior):
-        own = distribution.weight_root(
+        theta = distribution.weight_root(
             normal(distribution.expansion.num_features, count).to(distribution.weights.device)
         )
-        drawn = distribution.expansion.column_weights(own).unflatten(-1, (-1, count)).movedim(-1, 0)
-        return WeightPaths(distribution.expansion, distribution.weights + drawn)
+        deviations = distribution.expansion.column_weights(theta).unflatten(-1, (-1, count))
+        deviations = deviations.movedim(-1, 0)
+        return WeightPaths(distribution.expansion, distribution.weights + deviations)
     if not isinstance(distribution, ExactPosterior):
-        raise NotImplementedError(f"no sample paths are known for {type(distribution).__name__}")
+        raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
-    draws = [own.to(distribution.alpha) for own in draw(distribution.kernel, rule, num_inputs)]
+    draws = [term.to(distribution.alpha) for term in draw(distribution.kernel, rule, num_inputs)]
     expansion = expand(distribution.kernel, draws, num_inputs).double()
     theta = normal(expansion.num_features, count).to(distribution.alpha.device)
     weights = expansion.column_weights(theta).unflatten(-1, (-1, count)).movedim(-1, 0)
@@ -131,22 +133,31 @@ def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, s
     noise = distribution.noise_root @ normal(len(distribution.alpha), count).to(
         distribution.alpha.device
     )
-    seen = torch.cat([own.apply(image) for own in distribution.observed]) + noise
-    return PathwisePaths(
-        distribution, prior, distribution.alpha - torch.cholesky_solve(seen, distribution.factor)
-    )
+    observed = torch.cat([rows.apply(image) for rows in distribution.observed]) + noise
+    correction = torch.cholesky_solve(observed, distribution.factor)
+    return PathwisePaths(distribution, prior, distribution.alpha - correction)
 
 
 class SamplePaths:
-    """Paths of a `FieldPosterior`, its mean included: `paths(x)` is (S, n, p).
+    """S functions drawn from a `FieldPosterior`, its mean included; made by its `sample_paths`.
 
-    Every call evaluates the same S functions. Points x (n, d) are those of all paths; with x
-    (S, n, d) every path is asked at points of its own, as for particles that the paths advect:
-    `x = x + dt * paths(x)`. Gradients reach x. Paths of features lack what a grid truncates, which
-    is not a path, and their potentials a constant: give those a reference.
+    `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
+    features lack the truncated variance of a grid, which has no continuous paths. Potentials of
+    such paths are known up to a constant: give them a reference.
 
-    Raises:
-        ValueError: another shape of x, points outside a frequency grid's domain.
+    Args:
+        paths: draws of the field without its mean.
+        snapshot: the model they come from.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> paths, x = field.sample_paths(5), torch.rand(7, 2)
+        >>> particles = x.expand(5, 7, 2)  # each path moves its own
+        >>> particles = particles + 0.1 * paths(particles)
+        >>> paths(x).shape, paths(particles).shape
+        (torch.Size([5, 7, 2]), torch.Size([5, 7, 2]))
     """
 
     def __init__(self, paths: Paths, snapshot: Snapshot):
@@ -158,20 +169,30 @@ class SamplePaths:
         x: Float[Tensor, "n d"] | Float[Tensor, "S n d"],
         symbol: Symbol | None = None,
     ) -> Float[Tensor, "S n q"]:
-        """The paths, or a symbol of them, at n points."""
+        """The values (S, n, q) of the paths, or of a symbol of them.
+
+        Args:
+            x: points (n, d) for all paths, or (S, n, d) with points of each path.
+            symbol: a linear map of the field with q outputs; the field itself if None (q = p).
+
+        Raises:
+            ValueError: x of another shape, points outside a frequency grid's domain, or a symbol
+                that does not exist for the field.
+            NotImplementedError: a symbol of paths of an exact model.
+        """
         points, snapshot = torch.as_tensor(x), self._snapshot
         dtype = points.dtype if points.is_floating_point() else torch.float64
         device = points.device
-        own = points.dim() == 3
-        if own and len(points) != len(self):
+        per_path = points.dim() == 3
+        if per_path and len(points) != len(self):
             raise ValueError(
                 f"expected points (n, d), or (S, n, d) for each of {len(self)} paths, got shape "
                 f"{tuple(points.shape)}"
             )
         if not points.numel():
-            return self._of_none(symbol, points.to(dtype))
-        shape = points.shape[:2] if own else points.shape[:1]
-        flat = as_points(points.flatten(0, 1) if own else points, snapshot.num_inputs)
+            return self._of_no_points(symbol, points.to(dtype))
+        shape = points.shape[:2] if per_path else points.shape[:1]
+        flat = as_points(points.flatten(0, 1) if per_path else points, snapshot.num_inputs)
         flat = flat.to(snapshot.device)
         paths, support = self._paths, flat
         if symbol is not None:
@@ -182,17 +203,31 @@ class SamplePaths:
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
 
-    def _of_none(self, symbol: Symbol | None, like: Tensor) -> Float[Tensor, "S 0 q"]:
-        """At no points: what there is at one, without it."""
-        return self(self._snapshot.somewhere, symbol)[:, :0].to(like)
+    def _of_no_points(self, symbol: Symbol | None, like: Tensor) -> Float[Tensor, "S 0 q"]:
+        """An empty result of the right shape, from the values at one point of the data."""
+        return self(self._snapshot.data_point, symbol)[:, :0].to(like)
 
     def __len__(self) -> int:
+        """S, the number of paths."""
         return len(self._paths)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What samples say of a quantity: its mean, standard deviation and 95 % interval."""
+    """Mean, standard deviation and central 95 % interval of samples of a quantity.
+
+    Attributes:
+        mean: over the samples, in the shape of one sample.
+        sd: standard deviation, likewise.
+        low, high: 2.5 % and 97.5 % quantiles, likewise.
+
+    Example:
+        >>> import torch
+        >>> from gp_orff.models.sample_paths import Summary
+        >>> summary = Summary.of(torch.randn(1000, 3))
+        >>> summary.mean.shape, bool((summary.low < summary.high).all())
+        (torch.Size([3]), True)
+    """
 
     mean: Tensor
     sd: Tensor
@@ -201,5 +236,6 @@ class Summary:
 
     @classmethod
     def of(cls, samples: Float[Tensor, "S *any"]) -> "Summary":
+        """The summary of S `samples`, along the first axis."""
         low, high = samples.quantile(torch.tensor([0.025, 0.975]).to(samples), dim=0)
         return cls(samples.mean(0), samples.std(0), low, high)

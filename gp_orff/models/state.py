@@ -16,6 +16,7 @@ from gp_orff.data.dataset import MOST_KEPT, Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
+from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
@@ -24,9 +25,12 @@ from gp_orff.inference.conditioning import (
     log_marginal_likelihood,
 )
 from gp_orff.inference.representation import Memo, Representation, corners
+from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.starting_values import start_noise
 from gp_orff.models.frozen_model import ModelSnapshot
+from gp_orff.models.report.contents import trained_names
+from gp_orff.models.report.fit_report import FitReport
 from gp_orff.models.threads import chosen_threads
 
 
@@ -89,9 +93,9 @@ class ModelState:
 
     represented: Represented
     mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
-    notes: tuple[str, ...]  # of a fit
-    story: str
+    history: History
     snapshots: Memo = field(default_factory=Memo, compare=False, repr=False)
+    reports: Memo = field(default_factory=Memo, compare=False, repr=False)
     statistics: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @classmethod
@@ -99,8 +103,7 @@ class ModelState:
         cls,
         represented: Represented,
         mean: Float[Tensor, "p"] | None,
-        notes: Iterable[str] = (),
-        story: str = "",
+        history: History,
     ) -> "ModelState":
         """The data are visited where that is done once: what fails, fails here."""
         own = represented.representation
@@ -108,8 +111,7 @@ class ModelState:
         for key in own.data.keys:
             group_noise(key, noises)  # raises
         represented.inference.prepare()
-        said = [*notes, own.reason] if own.reason else notes
-        return cls(represented, mean, tuple(dict.fromkeys(said)), story)
+        return cls(represented, mean, history.noting([own.reason]))
 
     @property
     def representation(self) -> Representation:
@@ -140,7 +142,7 @@ class ModelState:
         if kernel is not self.kernel:  # another one was assigned to the model
             own = self.representation
             own = Representation.of(kernel, likelihoods, own.requested, own.data)
-            return ModelState.of(Represented.of(own), self.mean, self.notes, self.story)
+            return ModelState.of(Represented.of(own), self.mean, History("conditioned"))
         return replace(self, represented=self.represented.current(likelihoods))
 
     def with_new_groups(self, keys: Iterable[GroupKey]) -> "ModelState":
@@ -149,10 +151,10 @@ class ModelState:
         own = replace(self.representation, likelihoods=likelihoods)
         return replace(self, represented=replace(self.represented, representation=own))
 
-    def holding(self, data: Data) -> "ModelState":
-        """Other data, represented anew."""
-        own = replace(self.representation, data=data)
-        return ModelState.of(Represented.of(own), self.mean, self.notes, self.story)
+    def observing(self, symbol_data: SymbolObservations) -> "ModelState":
+        """With observations of a symbol too, represented anew."""
+        own = replace(self.representation, data=self.data.observing(symbol_data))
+        return ModelState.of(Represented.of(own), self.mean, self.history.then("observed"))
 
     def updated(self, new: Dataset) -> "ModelState":
         """With new readings too, beside what there is."""
@@ -166,7 +168,7 @@ class ModelState:
             if data.numbers_in_memory > MOST_KEPT:
                 data = replace(state.representation, data=data).statistics_only()
         extended = self.represented.extended(replace(state.representation, data=data), new)
-        return ModelState.of(extended, self.mean, self.notes, self.story)
+        return ModelState.of(extended, self.mean, self.history.then("updated"))
 
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
         """Data, under noise of heavy tails with the weights they have among those held; others with
@@ -197,7 +199,7 @@ class ModelState:
         """With the data on another device, where the modules are already."""
         own = replace(self.representation, data=self.data.to(device), counts=Memo())
         mean = None if self.mean is None else self.mean.to(device)
-        return ModelState.of(Represented.of(own), mean, self.notes, self.story)
+        return ModelState.of(Represented.of(own), mean, self.history)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         return log_marginal_likelihood(self.inference, self.kernel, self.likelihoods, self.mean)
@@ -212,6 +214,15 @@ class ModelState:
             return found
 
         return self.snapshots.get(make, self._modules)
+
+    def report(self, prior_mean: Mean) -> FitReport:
+        """One for as long as the hyperparameters stay the same: it knows its standard errors."""
+        trained = trained_names(self.kernel, self.likelihoods)
+
+        def make() -> FitReport:
+            return FitReport.of(self.snapshot(prior_mean), self.history, trained)
+
+        return self.reports.get(make, self._modules, (self.history, trained))
 
     @property
     def _modules(self) -> list[Kernel | Likelihood]:

@@ -1,9 +1,9 @@
-"""The number of threads of a call: chosen by a short measurement inside it, put back after it.
+"""Choose the number of threads of a call by a short measurement, and restore it afterwards.
 
-While another process holds a core, two threads of one parallel region may share the other: each
-spins for the other one until the scheduler's next tick. A region of 0.1 ms takes 8 ms then, and a
-fit has thousands. One thread waits for nobody. How busy a machine is changes, so a measurement
-holds for a hundred times as long as it took, and long calls ask for it `again`.
+While another process occupies a core, two threads of one parallel region may share the other core.
+Each then spins for the other until the scheduler's next tick: a region of 0.1 ms takes 8 ms, and a
+fit has thousands of regions. A single thread never waits. The load of a machine changes, so a
+measurement is valid for a hundred times its own duration, and long calls choose `again`.
 """
 
 import threading
@@ -16,20 +16,20 @@ import torch
 
 from gp_orff.settings import num_threads
 
-_SECONDS = 0.03  # of a measurement, where nothing stalls
-_HOLDS = 100.0  # times its own duration: 1 % of the time is spent on measurements at most
-_WORTH = 1.2  # more threads may be that much slower: large regions gain more of them than small
+_SECONDS = 0.03  # duration of a measurement on an idle machine
+_VALIDITY = 100.0  # in durations of the measurement: measuring takes 1 % of the time at most
+_TOLERANCE = 1.2  # more threads may be slower by this factor: large regions gain more from them
 
 
 @dataclass
 class Threads:
-    """Those of one call."""
+    """The numbers of threads that one call has used."""
 
-    most: int  # outside the call
+    most: int  # the number outside the call; a measurement tries no more
     used: set[int] = field(default_factory=set)
 
     def choose(self) -> None:
-        """The number that was asked for, or else the one measured fastest."""
+        """Set the number of `gp_orff.settings.num_threads`, or else the fastest one measured."""
         number = num_threads.value() or _fastest(self.most)
         torch.set_num_threads(number)
         self.used.add(number)
@@ -38,8 +38,12 @@ class Threads:
         low, high = min(self.used), max(self.used)
         count = f"{low} to {high}" if low < high else f"{high}"
         words = f"{count} thread{'s' * (high > 1)}"
-        busy = num_threads.value() is None and low < self.most
-        return f"{words} (the machine is busy: {self.most} were slower)" if busy else words
+        return f"{words} (the machine is busy: {self.most} were slower)" if self.busy else words
+
+    @property
+    def busy(self) -> bool:
+        """Whether fewer were faster."""
+        return num_threads.value() is None and min(self.used) < self.most
 
 
 class _Calls(threading.local):
@@ -49,7 +53,7 @@ class _Calls(threading.local):
 @dataclass(frozen=True)
 class _Measurement:
     number: int
-    until: float
+    expires: float  # on the clock of time.perf_counter
 
 
 _calls = _Calls()
@@ -58,7 +62,9 @@ _measurements: dict[int, _Measurement] = {}
 
 @contextmanager
 def chosen_threads() -> Iterator[Threads]:
-    """The threads of a call, also as a decorator; one inside another uses those of the outer.
+    """Choose the number of threads of a call, and restore it; a context manager and a decorator.
+
+    A call inside another one uses the threads of the outer call.
 
     Example:
         >>> import torch
@@ -74,57 +80,58 @@ def chosen_threads() -> Iterator[Threads]:
         yield _calls.outermost
         return
     outside = torch.get_num_threads()
-    _calls.outermost = own = Threads(outside)
+    _calls.outermost = threads = Threads(outside)
     try:
-        own.choose()
-        yield own
+        threads.choose()
+        yield threads
     finally:
         _calls.outermost = None
         torch.set_num_threads(outside)
 
 
 def again() -> None:
-    """Inside a long call: choose anew, if the last measurement holds no longer."""
+    """Inside a long call, choose the number again if the last measurement has expired."""
     if _calls.outermost is not None:
         _calls.outermost.choose()
 
 
 def _fastest(most: int) -> int:
+    """The fastest number of threads up to `most`; the last measurement while it is valid."""
     if most == 1:
         return 1
-    known = _measurements.get(most)
-    if known is None or time.perf_counter() > known.until:
-        began = time.perf_counter()
+    last = _measurements.get(most)
+    if last is None or time.perf_counter() > last.expires:
+        start = time.perf_counter()
         numbers = _numbers(most)
-        _measured(1, 0.0)  # what is made once
-        seconds = {number: _measured(number, _SECONDS / len(numbers)) for number in numbers}
-        ended = time.perf_counter()
-        known = _Measurement(_best(seconds), ended + _HOLDS * (ended - began))
-        _measurements[most] = known
-    return known.number
+        _mean_seconds(1, 0.0)  # the first run pays for initialisation
+        seconds = {number: _mean_seconds(number, _SECONDS / len(numbers)) for number in numbers}
+        end = time.perf_counter()
+        last = _Measurement(_best(seconds), end + _VALIDITY * (end - start))
+        _measurements[most] = last
+    return last.number
 
 
 def _numbers(most: int) -> list[int]:
-    """1, 2, 4, … and all."""
+    """1, 2, 4, … and `most`."""
     return [*(2**k for k in range((most - 1).bit_length())), most]
 
 
 def _best(seconds: dict[int, float]) -> int:
-    limit = _WORTH * min(seconds.values())
-    return max(number for number, own in seconds.items() if own <= limit)
+    limit = _TOLERANCE * min(seconds.values())
+    return max(number for number, duration in seconds.items() if duration <= limit)
 
 
-def _measured(number: int, budget: float) -> float:
-    """Mean seconds of a piece of work, stalls included; at least of one."""
+def _mean_seconds(number: int, budget: float) -> float:
+    """Mean seconds of a workload with `number` threads, run for `budget` seconds, at least once."""
     torch.set_num_threads(number)
-    began, count = time.perf_counter(), 0
-    while count == 0 or time.perf_counter() < began + budget:
-        _work()
+    start, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() < start + budget:
+        _workload()
         count += 1
-    return (time.perf_counter() - began) / count
+    return (time.perf_counter() - start) / count
 
 
-def _work() -> None:
-    """The waves of a few points, and their products."""
-    waves = torch.linspace(0, 9, 2**16, dtype=torch.float64).view(-1, 128).cos()
-    waves.mT @ waves
+def _workload() -> None:
+    """Cosines at a few points, and their Gram matrix."""
+    columns = torch.linspace(0, 9, 2**16, dtype=torch.float64).view(-1, 128).cos()
+    columns.mT @ columns

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm import tqdm
 
 from gp_orff.data.dataset import StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
@@ -20,6 +19,7 @@ from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.fitting.progress import shown
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.trainer import without_far_points
 from gp_orff.models.threads import chosen_threads
@@ -27,35 +27,36 @@ from gp_orff.symbols.base import Symbol
 
 
 class VectorFieldGP(FieldModel):
-    r"""A Gaussian process y = f(x) + μ + ε for vectors, from a hundred points to millions.
+    r"""A Gaussian process y = f(x) + μ + ε with vector values, for ten points or ten million.
 
-    `fit` learns the hyperparameters by the marginal likelihood, `condition` takes them as they
-    are, `posterior` is the field. Small data use the exact kernel. Otherwise one pass over the
-    data gives the statistics of a frequency grid, and training costs nothing in N: starting values
-    come from the evidence of a small subset that shows every scale, then narrow grids, coarse
-    before fine, follow the lengthscales. What was done stands in `report`.
+    `fit` learns the hyperparameters by marginal likelihood, `condition` leaves them as they are,
+    and `posterior` returns the field. Small data use the exact kernel. Larger data are reduced to
+    the sufficient statistics of a frequency grid in one pass, and the cost of training does not
+    depend on N. Starting values come from the evidence of a small subset with points at all
+    distances; then narrow grids, coarse ones first, follow the lengthscales. `report` is a
+    `FitReport` of all that was done.
 
-    Units do not matter: hyperparameters, constraints and priors are in the user's units, the search
-    runs in logarithms, and starting values scale with the data. Inside, everything is float64.
+    Hyperparameters, constraints and priors are in the user's units. Results do not depend on the
+    units: starting values scale with the data, and the search is in logarithms. Computations are in
+    float64. A call that fails leaves the model as it was.
 
     Args:
-        kernel: any kernel tree that `ORFFKernel` understands; it is trained in place. A term
-            without an amplitude of its own, such as a bare `CurlFreeKernel`, gets one: a
-            `ScaleKernel` of outputscale 1 around it, in `model.kernel`.
-        likelihood: a `MultitaskGaussianLikelihood`, or a `GaussianLikelihood` for one output; one
-            global noise if None.
-        mean: a constant for each output if None, of which the best one is found in closed form;
-            `gpytorch.means.ZeroMean()`; or any other mean, taken as it is. Trends to be learned
+        kernel: any kernel tree that `ORFFKernel` accepts; it is trained in place. A term without an
+            amplitude, such as a bare `CurlFreeKernel`, gets a `ScaleKernel` of outputscale 1 around
+            it, in `model.kernel`.
+        likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
+            `GaussianLikelihood` for one output; if None, Gaussian with one noise variance.
+        mean: if None, a constant for each output, with the best values in closed form; or
+            `gpytorch.means.ZeroMean()`; or another mean, which is not trained. Trends to be learned
             are terms of the kernel.
-        frequencies: a rule; `Auto(tolerance=1e-5, max_features=4096)` if None. Of a `Grid` or
-            `Auto`, the tolerance is used as it is where the noise has a thousandth of the signal's
-            variance, and made to follow the noise and the posterior variance elsewhere; ranges of
-            lengthscales are chosen while they are sought, and the domain grows where it is asked.
+        frequencies: a frequency rule; `Auto(tolerance=1e-5, max_features=4096)` if None. The
+            tolerance of a `Grid` or `Auto` holds where the noise variance is a thousandth of the
+            signal's; elsewhere it is adapted to the noise and to the posterior variance. Ranges of
+            lengthscales are chosen during the search; the domain grows with the points asked for.
 
     Raises:
-        TypeError: something that is no kernel, likelihood or rule.
-        ValueError: in `fit` and `condition`, data that are empty, not finite, of different length
-            or of another number of outputs. A model that fails keeps what it has learned.
+        TypeError: an argument that is no kernel, likelihood or rule.
+        ValueError: kernel, likelihood or mean with different numbers of outputs.
 
     Example:
         >>> import gp_orff, torch
@@ -82,26 +83,31 @@ class VectorFieldGP(FieldModel):
     ) -> "VectorFieldGP":
         """Learn the hyperparameters from observations y at x, and condition on them.
 
-        Readings that are all the same teach nothing: a warning says so, and hyperparameters stay.
-        Starting values come from the data; with `warm_start`, they are those the kernel and the
-        likelihood have. Parameters that do not require gradients stay as they are. Without x and y
-        the model learns again from what it holds, all that `update` added included: from the
-        data, or from their statistics and the hyperparameters it has.
+        Parameters that do not require gradients stay as they are. Without `x` and `y` the model
+        learns again from all data it holds, or from their statistics. Constant data give a warning
+        and leave the hyperparameters as they are.
 
         Args:
-            x, y: points (N, d) and vectors (N, p), tensors, arrays or memory maps; or x alone, an
-                iterable of chunks (x, y) that can be gone through again and again, such as a list
-                or an object with `__iter__`. A chunk may also be a mapping with keys x, y and, if
-                they are needed, variances, directions, group. Memory does not grow with their
-                number: a look at all of them, and one pass for every grid.
-            variances: (N,), of the noise of each reading relative to that of the likelihood, in any
-                unit: only their product matters; or (N, p), for each component, which are then
-                taken as independent.
-            directions: (N, p) unit vectors, where y (N,) is the component along them.
-            group: the instrument, one for all or one for each reading. Each has a noise of its own,
-                learned, in `model.likelihoods[group]`; readings that name none have
+            x, y: points (N, d) and vectors (N, p): tensors, arrays or memory maps. Or x alone, an
+                iterable of chunks (x, y) that can be iterated repeatedly, such as a list or an
+                object with `__iter__`. A chunk may be a mapping with the keys x, y and, as needed,
+                variances, directions, group. Memory does not grow with the number of chunks.
+            variances: (N,) factors of the noise variance of the likelihood, in any unit; or (N, p),
+                one for each component, whose noise is then independent.
+            directions: (N, p) unit vectors; y (N,) is then the component along them.
+            group: the name of the observation group, one for all or one per observation. Each group
+                learns its own noise, in `model.likelihoods[group]`; without a name, it is
                 `model.likelihood`.
-            missing: "mask" where NaN in y is a component that was not observed.
+            missing: "mask" if NaN in y is an unobserved component; "raise" refuses NaN.
+            progress: whether to show the progress of the fit on standard error: by a bar on a
+                terminal or in a notebook, by one line for each stage elsewhere.
+            warm_start: whether to start from the present hyperparameters, or from values that
+                follow from the data.
+
+        Raises:
+            TypeError: values that are not real numbers.
+            ValueError: data that are empty, not finite, or of shapes that do not fit.
+            RuntimeError: no x, and no data held.
         """
         if x is None:
             data = self._held.data
@@ -109,20 +115,11 @@ class VectorFieldGP(FieldModel):
         else:
             read = partial(self.copied, x, y, Options(variances, directions, group, missing))
         began, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
-        with (
-            chosen_threads() as threads,
-            tqdm(disable=not progress, unit=" evaluations", mininterval=0.5) as bar,
-        ):
-
-            def show(stage: str, nats: float) -> None:
-                bar.set_description_str(f"{stage} ", refresh=False)
-                bar.set_postfix({"nats per number": f"{nats:.4f}"}, refresh=False)
-                bar.update()
-
+        with chosen_threads() as threads, shown(progress) as told:
             try:
                 data = read()
                 if data.varies:
-                    state = self._learned(data, warm_start, show)
+                    state = self._learned(data, warm_start, told)
                 else:
                     _warn_of_constant(data.survey.num_points)
                     state = self._conditioned(self._represented(data))
@@ -131,8 +128,8 @@ class VectorFieldGP(FieldModel):
                 for parameter, value in zip(self.parameters(), before, strict=True):
                     parameter.data.copy_(value)
                 raise
-        took = f"fitted in {time.perf_counter() - began:.1f} s with {threads}"
-        return self._assign_whole(replace(state, story=took))
+        history = state.history.took(time.perf_counter() - began, threads)
+        return self._assign_whole(replace(state, history=history))
 
     @chosen_threads()
     def condition(
@@ -141,10 +138,10 @@ class VectorFieldGP(FieldModel):
         y: object = None,
         **how: object,
     ) -> "VectorFieldGP":
-        """Condition on observations with the hyperparameters as they are; arguments as for `fit`.
+        """Condition on observations, with the hyperparameters as they are.
 
-        Or on `FieldStatistics` made by `statistics` and `statistics_of` of this model, and on
-        nothing else: symbols that were observed are no longer known.
+        `x`, `y` and `how` are arguments of `fit`. Or `x` is a `FieldStatistics` of this model, from
+        `statistics` or `statistics_of`: it replaces all data held, observations of symbols too.
         """
         if isinstance(x, FieldStatistics):
             sums = self.state.statistics_only()
@@ -164,19 +161,18 @@ class VectorFieldGP(FieldModel):
         y: object = None,
         **how: object,
     ) -> "VectorFieldGP":
-        """Add observations; arguments as for `fit`. The posterior is that of all of them together.
+        """Add observations `x`, `y` (`how`: as for `fit`) to the data, and condition on all.
 
-        Costs one pass over what is new. Small data are kept, under the exact kernel; later a
-        frequency grid takes over. Readings added in memory are kept up to 4 million numbers, so
-        that the grid can still be rebuilt for points outside its domain; beyond, only the
-        statistics are, for a domain that reaches a quarter of its extent farther on each side.
-        `report` says what is held. Under Student-t noise, new readings are weighed by the field as
-        it is, and `fit()` weighs all of them anew.
+        The cost is one pass over the new observations. Small data are kept under the exact kernel;
+        with more data, a frequency grid takes over. Up to 4 million numbers are kept in memory, so
+        that the grid can be rebuilt for points outside its domain. With more, only the statistics
+        are kept, for a domain a quarter wider than the data on each side. `report` tells which.
+        Under Student-t noise, the present posterior gives new observations their weights; `fit()`
+        computes all weights again. `x` may be a `FieldStatistics`, as for `condition`.
 
         Raises:
             RuntimeError: a model without data.
-            ValueError: as in `fit`; points outside the domain, once only statistics are held. The
-                model keeps what it has.
+            ValueError: as `fit`; points outside the domain of the statistics held.
         """
         state = self.state
         if isinstance(x, FieldStatistics):
@@ -184,7 +180,8 @@ class VectorFieldGP(FieldModel):
             own = self._represented(
                 replace(sums, field_statistics=sums.field_statistics + state.checked(x))
             )
-            return self._assign(replace(self._conditioned(own), mean=state.mean, story=state.story))
+            history = state.history.then("updated")
+            return self._assign(replace(self._conditioned(own), mean=state.mean, history=history))
         return self._assign(state.updated(self.copied(x, y, Options(**how))))
 
     @chosen_threads()
@@ -196,24 +193,24 @@ class VectorFieldGP(FieldModel):
         *,
         noise: float | Float[Tensor, "q"] | Float[Tensor, "q q"],
     ) -> "VectorFieldGP":
-        """Add observations of a symbol of the field: anything linear is data.
+        """Add observations y = (Q f)(x) + ε of a symbol Q, a linear map of the field.
 
-        A tide gauge reads the potential, a wall has no flow across it (`Component(normal)`, or
-        directions= in `fit`), a box without sources has no divergence. They enter the one posterior
-        together with the readings of the field, and `fit()` learns from both; `statistics`, and
-        `compare_with_exact`, are of the field's readings alone, and `condition(x, y)` and
-        `fit(x, y)` begin anew. Rows are written out: meant for up to some thousands.
+        A tide gauge observes the potential; no flow crosses a wall (`Component(normal)`, or
+        `directions` in `fit`); a region without sources has zero divergence. The posterior combines
+        them with the observations of the field, and `fit()` learns from both. `statistics` and
+        `compare_with_exact` use those of the field only; `condition(x, y)` and `fit(x, y)` replace
+        all. Rows of Q are stored densely: use at most some thousand observations.
 
         Args:
-            x: (m, d), the points.
-            y: (m, q), or (m,) for a symbol with one output.
-            symbol: what is observed of the field, its mean included; potentials need a reference.
-            noise: the known variance of the noise, one for all outputs, for each, or a covariance.
+            x: points (m, d).
+            y: observed values (m, q), or (m,) for one output.
+            symbol: the map Q, of the field with its mean; potentials need a reference.
+            noise: the known noise variance; one for all outputs, (q,), or a covariance (q, q).
 
         Raises:
-            RuntimeError: a model without readings of the field.
-            ValueError: shapes that do not fit, a symbol that does not exist for the kernel, a noise
-                that is not positive. The model keeps what it has.
+            RuntimeError: a model without observations of the field.
+            NotImplementedError: a mean that is not constant.
+            ValueError: wrong shapes, a symbol that the kernel lacks, or noise that is not positive.
 
         Example:
             >>> import gp_orff, torch
@@ -233,16 +230,17 @@ class VectorFieldGP(FieldModel):
             )
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # refuses, on a grid
-        state = held.current(self.kernel, self._every_likelihood).holding(
-            held.data.observing(symbol_data)
-        )
-        return self._assign_whole(state)
+        state = held.current(self.kernel, self._every_likelihood)
+        return self._assign_whole(state.observing(symbol_data))
 
     @property
     @chosen_threads()
     def statistics(self) -> FieldStatistics:
-        """The sufficient statistics of the data, on a lattice that serves lengthscales from 0.7 to
-        1.4 times the present ones and a domain a quarter wider than the data on each side."""
+        """The sufficient statistics of the data, on a frequency lattice.
+
+        It serves lengthscales from 0.7 to 1.4 times the present ones, and a domain a quarter wider
+        than the data on each side.
+        """
         return self.state.statistics_only().field_statistics
 
     @chosen_threads()
@@ -252,12 +250,12 @@ class VectorFieldGP(FieldModel):
         y: object = None,
         **how: object,
     ) -> FieldStatistics:
-        """Those of other data, to add to `statistics`, or to take away; arguments as for `fit`.
+        """The sufficient statistics of other data, to add to `statistics` or to subtract.
 
-        The model is not changed. Workers on copies of one model make parts that merge exactly.
-        Under Student-t noise, readings that are among those the model holds have the weights they
-        were given there, so that taking them away leaves nothing of them; all others, and all once
-        only statistics are held, are weighed by the field as it is.
+        `x`, `y` and `how` are arguments of `fit`; the model is not changed. Statistics made by
+        copies of one model add exactly. Under Student-t noise, observations that the model holds
+        keep their weights, so that subtracting them removes them exactly; the present posterior
+        gives all others their weights, and all of them if only statistics are held.
         """
         options, state = Options(**how), self.state
         sums = state.statistics_only()
@@ -267,10 +265,10 @@ class VectorFieldGP(FieldModel):
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """log p(y), total nats, without priors; differentiable in the hyperparameters.
+        """The log marginal likelihood log p(y), total nats (0-d), without hyperparameter priors.
 
-        Under Student-t noise, a lower bound of it; without derivative where only the statistics of
-        random features are held.
+        Differentiable in the hyperparameters, unless only statistics of random features are held.
+        Under Student-t noise it is a lower bound (ELBO).
         """
         state = self.state
         moving = isinstance(state.data, StatisticsOnly) and not isinstance(
@@ -281,7 +279,7 @@ class VectorFieldGP(FieldModel):
 
     @chosen_threads()
     def posterior(self) -> FieldPosterior:
-        """The field given the data."""
+        """The posterior of the field given the data, as a `FieldPosterior`."""
         return FieldPosterior(self._snapshot())
 
     @chosen_threads()
@@ -291,12 +289,12 @@ class VectorFieldGP(FieldModel):
         y: object,
         **how: object,
     ) -> LeaveOneOut:
-        """How each reading fits the field that all others give; arguments as for `fit`.
+        """Compare each observation with its prediction from all others.
 
-        In closed form, from one posterior (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors):
-        the hyperparameters and the mean are those of all data. The readings must be among those the
-        model was conditioned on; under Student-t noise their weights are those they were given
-        there, and where only statistics are held, those the field as it is would give.
+        In closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors). `x`, `y` and `how`
+        are arguments of `fit`, and must be data the model was conditioned on. Hyperparameters and
+        mean are those of all data. Under Student-t noise the weights are those of the model, or,
+        where it holds statistics only, those that the present posterior gives.
 
         Example:
             >>> import gp_orff, torch
@@ -306,14 +304,14 @@ class VectorFieldGP(FieldModel):
             >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
             >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
             >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust)
-            >>> found = model.fit(x, y, progress=False).leave_one_out(x, y)
-            >>> torch.nonzero(found.p_value < 1e-3).flatten()
+            >>> result = model.fit(x, y, progress=False).leave_one_out(x, y)
+            >>> torch.nonzero(result.p_value < 1e-3).flatten()
             tensor([7])
         """
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**how))
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
-        known = (snapshot.own, snapshot.noises, snapshot.constant)
+        known = (snapshot.posterior, snapshot.noises, snapshot.constant)
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *known)
 
 

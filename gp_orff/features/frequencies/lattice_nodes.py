@@ -176,6 +176,7 @@ def unit_radii(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
     if not isinstance(spectrum, GridSpectrum):
         raise NotImplementedError(
             f"{type(spectrum).__name__} tells no scaled_radius, tail and correlation, which a "
-            "frequency grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a random rule"
+            "frequency grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a "
+            "random rule"
         )
     return spectrum.scaled_radius(np.eye(num_dims))

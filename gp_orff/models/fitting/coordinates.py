@@ -91,9 +91,16 @@ class Coordinate:
             raw = self.parameter.detach().double().requires_grad_()
             value = self.constraint.transform(raw)
             (slope,) = torch.autograd.grad(value.sum(), raw)  # ∂value/∂raw
-            u = self.get().requires_grad_()
-            (other,) = torch.autograd.grad(self._value(u).sum(), u)  # ∂value/∂u
-        return grad / slope.flatten() * other
+        return grad / slope.flatten() * self.slope()
+
+    def slope(self) -> Float[Tensor, "k"]:
+        """∂value/∂u."""
+        u = self.get()
+        if self.constraint is None:
+            return torch.full_like(u, self.scale)
+        with torch.enable_grad():
+            u = u.requires_grad_()
+            return torch.autograd.grad(self._value(u).sum(), u)[0]
 
     def _value(self, u: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
         low, high = self._bounds()
@@ -149,6 +156,15 @@ class Coordinates:
         for part, own in zip(self.parts, self._pieces(u), strict=True):
             part.set(torch.from_numpy(own).to(part.parameter.device))
 
+    def by_parameter(
+        self, values: Float[np.ndarray, "k"]
+    ) -> dict[nn.Parameter, Float[np.ndarray, "..."]]:
+        """Numbers of all coordinates, in the shapes of the parameters."""
+        return {
+            part.parameter: own.reshape(part.parameter.shape)
+            for part, own in zip(self.parts, self._pieces(values), strict=True)
+        }
+
     def _pieces(self, values: Shaped[np.ndarray, "k"]) -> list[Shaped[np.ndarray, "..."]]:
         """What belongs to each parameter."""
         ends = np.cumsum([part.parameter.numel() for part in self.parts])
@@ -165,18 +181,23 @@ class Coordinates:
         """−1 or 1 where a coordinate is as low or as high as it is sought."""
         return (u >= self.high - _AT_BOUND).astype(int) - (u <= self.low + _AT_BOUND).astype(int)
 
-    def reached(self) -> list[str]:
+    def reached(self, names: Mapping[str, nn.Parameter]) -> list[str]:
         """What ended at a bound, in words."""
+        called = {parameter: name for name, parameter in names.items()}
         sides, found = self._pieces(self.at_bounds(self.get())), []
         for part, side in zip(self.parts, sides, strict=True):
             for value, at in zip(part.value.tolist(), side, strict=True):
                 if at:
                     edge = "largest" if at > 0 else "smallest"
                     found.append(
-                        f"{part.name.replace('raw_', '')} = {value:.4g} is the {edge} that was "
-                        "sought: the data do not tell it"
+                        f"{called[part.parameter]} = {value:.4g} is the {edge} that was sought: "
+                        "the data do not tell it"
                     )
         return found
+
+    def slopes(self) -> Float[np.ndarray, "k"]:
+        """∂value/∂u of each."""
+        return np.concatenate([[], *(part.slope().cpu().numpy() for part in self.parts)])
 
     def value_and_gradient(
         self, objective: Callable[[], Float[Tensor, ""]]

@@ -123,6 +123,10 @@ class RobustEM:
 
     def start(self, data: Dataset, warm_start: bool) -> Dataset:
         """EM on few readings, then weights for all of them."""
+        with self.trainer.journal.stage("start, weights"):
+            return self._started(data, warm_start)
+
+    def _started(self, data: Dataset, warm_start: bool) -> Dataset:
         few, represented = self.trainer.some(SUBSET_VALUES // 2), self.trainer.represented
         if not warm_start:
             self._start_among_outliers(self.trainer.some(SCREENED_VALUES))
@@ -158,8 +162,9 @@ class RobustEM:
         self, data: Dataset, represented: Callable[[Dataset], Inference], name: str
     ) -> Dataset:
         """Weights and hyperparameters in turn, until the bound on the evidence settles."""
-        data, search, done = self._rounds(data, represented, name, _MOST_ROUNDS)
-        self.trainer.note(f"{name}: {done} rounds, {search.value:.5f} nats per number")
+        with self.trainer.journal.stage(name):
+            data, _, done = self._rounds(data, represented, name, _MOST_ROUNDS)
+        self.trainer.journal.note(f"{name}: {done} rounds of weights and hyperparameters")
         return data
 
     def _rounds(
@@ -175,7 +180,7 @@ class RobustEM:
             done += 1
             data = self.e_step.weighted(data.unweighted(), represented(data))
             search = self.trainer.begin()
-            options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR, "note": False}
+            options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR}
             self.trainer.search(search, represented(data), name, **options)
             if search.value - previous < _ROUND:
                 break

@@ -1,6 +1,6 @@
-"""Starting values for training: hyperparameters of the data's own size.
+"""Starting values for training: lengthscales, variances and noise of the data's magnitude.
 
-Everything here scales with the units of x and y, so that a fit does not depend on them.
+All of them scale with the units of x and y, so a fit does not depend on the units.
 """
 
 import math
@@ -30,46 +30,51 @@ from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import Leaf, Term, terms
 from gp_orff.models.fitting.coordinates import admissible
 
-_SHARES = (0.4, 0.15, 0.05)  # of the extent of the bulk of the data: lengthscales to start from
-_NEIGHBOURS, _SHORTER = 2.0, 5  # shorter ones, down to so many distances of neighbours; how many
-_MINOR = 0.01  # of the variance, that other terms of a sum have where one dominates
+_SHARES = (0.4, 0.15, 0.05)  # starting lengthscales over the extent of the bulk of the data
+_NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthscale
+_MAX_SHORTER = 5  # how many shorter lengthscales are added to _SHARES
+_MINOR = 0.01  # variance share of each other term of a sum, where one dominates
 _NOISE = 0.1  # share of the data's variance
 _TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a search may begin."""
+    """The starting point of a search."""
 
-    share: float  # of the extent of the bulk of the data, that lengthscales are
-    dominant: int | None = None  # the varying term of a sum that has nearly all of the variance
+    share: float  # lengthscale over the extent of the bulk of the data
+    dominant: int | None = None  # the varying term of a sum that gets nearly all of the variance
 
     def __str__(self) -> str:
-        only = "" if self.dominant is None else f", term {self.dominant + 1} of the sum dominant"
-        return f"from {self.share:.2g} of the extent{only}"
+        term = "" if self.dominant is None else f", term {self.dominant + 1} of the sum dominant"
+        return f"from {self.share:.2g} of the extent{term}"
 
 
 def starts(kernel: Kernel, distances: Distances) -> list[Start]:
-    """Lengthscales from large to small, down to what neighbours could tell; for a sum, also each
-    term almost alone."""
+    """Starting points with long to short lengthscales, down to the distance of neighbours.
+
+    For a sum of kernels, also with nearly all of the variance in one term.
+    """
     shares = list(_SHARES)
-    leaf = max((leaf for t in terms(kernel) for leaf in t.leaves), key=_breadth, default=None)
+    leaf = max((leaf for t in terms(kernel) for leaf in t.leaves), key=_num_dims, default=None)
     if leaf is not None:
         dims = leaf.active_dims or range(distances.points.shape[-1])
-        size, apart = distances.bulk[list(dims)].max(), distances.typical(dims)
-        while shares[-1] * size > 3 * _NEIGHBOURS * apart > 0 and len(shares) < 3 + _SHORTER:
+        extent, spacing = distances.bulk[list(dims)].max(), distances.typical(dims)
+        shortest = _NEIGHBOURS * spacing
+        while shares[-1] * extent > 3 * shortest > 0 and len(shares) < 3 + _MAX_SHORTER:
             shares.append(shares[-1] / 3)
-    varying = len(_varying(kernel))
-    dominant = [None, *range(varying)] if varying > 1 else [None]
-    return [Start(share, which) for share in shares for which in dominant]
+    count = len(_varying_terms(kernel))
+    dominant = [None, *range(count)] if count > 1 else [None]
+    return [Start(share, term) for share in shares for term in dominant]
 
 
-def _breadth(leaf: Leaf) -> float:
+def _num_dims(leaf: Leaf) -> float:
+    """How many inputs a leaf uses; infinity for all of them."""
     return math.inf if leaf.active_dims is None else len(leaf.active_dims)
 
 
-def _varying(kernel: Kernel) -> list[Kernel]:
-    """The terms of a sum that are no constants."""
+def _varying_terms(kernel: Kernel) -> list[Kernel]:
+    """The terms of a sum that are not constant."""
     return [part for part in _summands(kernel) if any(term.leaves for term in terms(part))]
 
 
@@ -81,84 +86,85 @@ def start(
     distances: Distances,
     where: Start,
 ) -> None:
-    """Set lengthscales to a share of the data's extent, variances to that of the data."""
-    variance, level = _sizes_of(observations)
+    """Set lengthscales to a share of the data's extent, and variances to that of the data."""
+    variance, mean_square = _moments(observations)
     bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
     for term in terms(kernel):
         for leaf in term.leaves:
             dims = list(leaf.active_dims or range(len(bulk)))
-            sizes = where.share * _sizes(bulk[dims], isotropic=term.factor.degree > 0)
-            _set_scales(leaf.kernel, sizes.clamp_min(distances.typical(dims)))
-    varying = _varying(kernel)
+            lengths = where.share * _axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
+            _set_scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
+    varying = _varying_terms(kernel)
     shares = [1 / max(len(varying), 1)] * len(varying)
     if where.dominant is not None:
         shares = [_MINOR] * len(varying)
         shares[where.dominant] = 1.0
-    wanted = {own: share * variance for own, share in zip(varying, shares, strict=True)}
+    variances = {part: share * variance for part, share in zip(varying, shares, strict=True)}
     for part in _summands(kernel):
-        factor = wanted.get(part, level) / max(_variance(terms(part)), _TINY)
+        factor = variances.get(part, mean_square) / max(_variance(terms(part)), _TINY)
         rescale(part, factor)
     for label, likelihood in likelihoods.items():
-        own = [part for part in observations if part.key.label == label]
-        start_noise(likelihood, _NOISE * variance * _typical_weight(own))
+        groups = [group for group in observations if group.key.label == label]
+        start_noise(likelihood, _NOISE * variance * _mean_weight(groups))
 
 
-def _sizes_of(observations: Sequence[Observations]) -> tuple[float, float]:
-    """Variance and mean square of the numbers read."""
-    counts = torch.tensor([own.y.numel() for own in observations], dtype=torch.float64)
-    variances = torch.stack([own.y.var(dim=0, correction=0).mean() for own in observations])
-    squares = torch.stack([own.y.mean(dim=0).square().mean() for own in observations])
+def _moments(observations: Sequence[Observations]) -> tuple[float, float]:
+    """Variance and mean square of the observed numbers."""
+    counts = torch.tensor([group.y.numel() for group in observations], dtype=torch.float64)
+    variances = torch.stack([group.y.var(dim=0, correction=0).mean() for group in observations])
+    squares = torch.stack([group.y.mean(dim=0).square().mean() for group in observations])
     shares = (counts / counts.sum()).to(variances)
     variance = (shares * variances).sum().item()
-    level = (shares * squares).sum().item() + variance
+    mean_square = (shares * squares).sum().item() + variance
     if not variance > 0:
-        variance = level if level > 0 else 1.0
-    return variance, level
+        variance = mean_square if mean_square > 0 else 1.0
+    return variance, mean_square
 
 
-def _typical_weight(observations: Sequence[Observations]) -> float:
-    """The geometric mean, which known variances that spread over decades do not pull away."""
-    total = sum(own.weight.log().sum().item() for own in observations if own.weight is not None)
-    return math.exp(total / (sum(map(len, observations)) or 1))
+def _mean_weight(observations: Sequence[Observations]) -> float:
+    """The geometric mean of the weights: robust to variances that spread over decades."""
+    logs = [group.weight.log().sum().item() for group in observations if group.weight is not None]
+    return math.exp(sum(logs) / (sum(map(len, observations)) or 1))
 
 
-def _sizes(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:
-    """Of each axis; the largest for the axes of a field, which are one space, and for flat ones."""
+def _axis_extents(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:
+    """The extent along each axis; the largest one for flat axes, and for all axes of a field."""
     largest = extent.amax() if extent.amax() > 0 else torch.ones_like(extent.amax())
     return torch.where((extent > 0) & (not isotropic), extent, largest)
 
 
-def _set_scales(kernel: Kernel, wanted: Float[Tensor, "d"]) -> None:
-    """Lengthscales, one for each axis or the largest; of a mixture, those of its components."""
+def _set_scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> None:
+    """Set lengthscales, one per axis or the largest; for a mixture, those of its components."""
     if isinstance(kernel, SpectralMixtureKernel):
         if kernel.raw_mixture_scales.requires_grad:
-            kernel.mixture_scales = (0.5 / math.pi / wanted).expand_as(kernel.mixture_scales)
+            kernel.mixture_scales = (0.5 / math.pi / lengths).expand_as(kernel.mixture_scales)
         if kernel.raw_mixture_means.requires_grad:
-            steps = torch.arange(kernel.num_mixtures).to(wanted) + 0.5
-            means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / wanted
+            steps = torch.arange(kernel.num_mixtures).to(lengths) + 0.5
+            means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / lengths
             kernel.mixture_means = means.expand_as(kernel.mixture_means)
     elif kernel.has_lengthscale and kernel.raw_lengthscale.requires_grad:
-        own = wanted if kernel.ard_num_dims else wanted.amax()
-        own = own.expand_as(kernel.lengthscale)
-        kernel.lengthscale = admissible(kernel.raw_lengthscale_constraint, own)
+        lengthscale = lengths if kernel.ard_num_dims else lengths.amax()
+        lengthscale = lengthscale.expand_as(kernel.lengthscale)
+        kernel.lengthscale = admissible(kernel.raw_lengthscale_constraint, lengthscale)
 
 
 def _summands(kernel: Kernel) -> list[Kernel]:
+    """The terms of a sum, of inner sums too."""
     if isinstance(kernel, AdditiveKernel):
-        return [part for own in kernel.kernels for part in _summands(own)]
+        return [term for part in kernel.kernels for term in _summands(part)]
     return [kernel]
 
 
-def _variance(own: list[Term]) -> float:
+def _variance(kernel_terms: list[Term]) -> float:
     """tr K(0) / p."""
-    return sum(at_zero(t).diagonal(dim1=-1, dim2=-2).mean().item() for t in own)
+    return sum(at_zero(term).diagonal(dim1=-1, dim2=-2).mean().item() for term in kernel_terms)
 
 
 @singledispatch
 def rescale(kernel: Kernel, factor: float) -> bool:
-    """Multiply a kernel's variance, if it has a trainable scale: whether it had.
+    """Multiply the variance of a kernel that has a trainable scale; return whether it has one.
 
-    Register kernels of your own that have one.
+    Register your own kernels that have a scale.
     """
     return any(rescale(part, factor) for part in kernel.children() if isinstance(part, Kernel))
 
@@ -167,16 +173,16 @@ def rescale(kernel: Kernel, factor: float) -> bool:
 def _(kernel: ScaleKernel, factor: float) -> bool:
     if not kernel.raw_outputscale.requires_grad:
         return rescale(kernel.base_kernel, factor)
-    wanted = kernel.outputscale * factor
-    kernel.outputscale = admissible(kernel.raw_outputscale_constraint, wanted)
+    outputscale = kernel.outputscale * factor
+    kernel.outputscale = admissible(kernel.raw_outputscale_constraint, outputscale)
     return True
 
 
 @rescale.register
 def _(kernel: ConstantKernel, factor: float) -> bool:
     if kernel.raw_constant.requires_grad:
-        wanted = kernel.constant * factor
-        kernel.constant = admissible(kernel.raw_constant_constraint, wanted)
+        constant = kernel.constant * factor
+        kernel.constant = admissible(kernel.raw_constant_constraint, constant)
     return kernel.raw_constant.requires_grad
 
 
@@ -215,22 +221,22 @@ def _(kernel: SpectralMixtureKernel, factor: float) -> bool:
 
 
 def _rescale_all(parts: Iterable[Kernel], factor: float) -> bool:
-    """A factor for every term of a sum; all of them need a scale."""
+    """Multiply the variance of every term of a sum; return whether all of them have a scale."""
     scaled = [rescale(part, factor) for part in parts]
     return all(scaled)
 
 
 def with_amplitude(kernel: Kernel) -> Kernel:
-    """The kernel, with a scale around every term that has no amplitude of its own, frozen or not.
+    """The kernel, with a `ScaleKernel` around every term that has no amplitude, frozen or not.
 
-    Without one, the variance of a field would follow from its lengthscale.
+    Without an amplitude, the lengthscale would determine the variance of a field.
     """
     if type(kernel) is AdditiveKernel:
         parts = [with_amplitude(part) for part in kernel.kernels]
         changed = any(a is not b for a, b in zip(parts, kernel.kernels, strict=True))
         return AdditiveKernel(*parts) if changed else kernel
-    known = (ScaleKernel, ConstantKernel, MultitaskKernel, LCMKernel, SpectralMixtureKernel)
-    if any(isinstance(module, known) for module in kernel.modules()) or rescale(kernel, 1.0):
+    scaled_kinds = (ScaleKernel, ConstantKernel, MultitaskKernel, LCMKernel, SpectralMixtureKernel)
+    if any(isinstance(part, scaled_kinds) for part in kernel.modules()) or rescale(kernel, 1.0):
         return kernel
     scaled = ScaleKernel(kernel, batch_shape=kernel.batch_shape)
     scaled.outputscale = torch.ones_like(scaled.outputscale)
@@ -238,24 +244,27 @@ def with_amplitude(kernel: Kernel) -> Kernel:
 
 
 def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"]:
-    """Points that show every scale: around random centres, neighbours at geometric ranks."""
+    """Row numbers of about `size` points at all distances of each other.
+
+    They are random centres, and of each centre the neighbours of geometrically spaced ranks.
+    """
     if len(x) <= size:
         return torch.arange(len(x), device=x.device)
     rng = np.random.default_rng(seed)
     extent = (x.amax(0) - x.amin(0)).max().clamp_min(torch.finfo(x.dtype).tiny)
     ranks = np.unique(np.geomspace(1, len(x), 25).astype(int)) - 1
-    order, chosen = rng.permutation(len(x)), {}
+    order, rows = rng.permutation(len(x)), {}  # a dict keeps the order, and each row once
     for centre in order[: 4 * size // len(ranks)]:
         distance = ((x - x[centre]) / extent).square().sum(-1)
-        near = torch.argsort(distance)[torch.from_numpy(ranks)]
-        chosen.update(dict.fromkeys(near.tolist()))
-    chosen.update(dict.fromkeys(order.tolist()))  # repeated places give few neighbours
-    return torch.tensor(sorted(list(chosen)[:size]), device=x.device)
+        neighbours = torch.argsort(distance)[torch.from_numpy(ranks)]
+        rows.update(dict.fromkeys(neighbours.tolist()))
+    rows.update(dict.fromkeys(order.tolist()))  # repeated places give too few neighbours
+    return torch.tensor(sorted(list(rows)[:size]), device=x.device)
 
 
 @singledispatch
 def scale_noise(likelihood: Likelihood, factor: float) -> None:
-    """Multiply the noise; likelihoods that are not known keep theirs."""
+    """Multiply the noise variance; unknown likelihoods keep theirs."""
 
 
 @scale_noise.register
@@ -267,39 +276,39 @@ def _(likelihood: GaussianLikelihood, factor: float) -> None:
 def _(likelihood: MultitaskGaussianLikelihood, factor: float) -> None:
     with torch.no_grad():
         if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
-            wanted = factor * likelihood.noise
-            likelihood.noise = admissible(likelihood.raw_noise_constraint, wanted)
+            noise = factor * likelihood.noise
+            likelihood.noise = admissible(likelihood.raw_noise_constraint, noise)
         if likelihood.has_task_noise and likelihood.rank:
             if likelihood.task_noise_covar_factor.requires_grad:
                 likelihood.task_noise_covar_factor.mul_(factor**0.5)
         elif likelihood.has_task_noise and likelihood.raw_task_noises.requires_grad:
-            wanted = factor * likelihood.task_noises
-            likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, wanted)
+            noises = factor * likelihood.task_noises
+            likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
 
 
 @singledispatch
 def start_noise(likelihood: Likelihood, variance: float) -> None:
-    """Set the noise variance before training; likelihoods that are not known keep theirs."""
+    """Set the noise variance before training; unknown likelihoods keep theirs."""
 
 
 @start_noise.register
 def _(likelihood: GaussianLikelihood, variance: float) -> None:
     if likelihood.raw_noise.requires_grad:
-        wanted = torch.full_like(likelihood.noise, variance)
-        likelihood.noise = admissible(likelihood.noise_covar.raw_noise_constraint, wanted)
+        noise = torch.full_like(likelihood.noise, variance)
+        likelihood.noise = admissible(likelihood.noise_covar.raw_noise_constraint, noise)
 
 
 @start_noise.register
 def _(likelihood: MultitaskGaussianLikelihood, variance: float) -> None:
     parts = likelihood.has_global_noise + likelihood.has_task_noise
     if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
-        wanted = torch.full_like(likelihood.noise, variance / parts)
-        likelihood.noise = admissible(likelihood.raw_noise_constraint, wanted)
+        noise = torch.full_like(likelihood.noise, variance / parts)
+        likelihood.noise = admissible(likelihood.raw_noise_constraint, noise)
     if not likelihood.has_task_noise:
         return
     if not likelihood.rank and likelihood.raw_task_noises.requires_grad:
-        wanted = torch.full_like(likelihood.task_noises, variance / parts)
-        likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, wanted)
+        noises = torch.full_like(likelihood.task_noises, variance / parts)
+        likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
     if likelihood.rank and likelihood.task_noise_covar_factor.requires_grad:
         factor = likelihood.task_noise_covar_factor.data
         size = factor.square().sum(-1).mean()

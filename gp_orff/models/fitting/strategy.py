@@ -26,6 +26,8 @@ from gp_orff.inference.representation import (
     num_features,
 )
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.history import History, Journal
+from gp_orff.models.fitting.progress import Progress
 from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise, start, starts
@@ -35,6 +37,7 @@ from gp_orff.models.fitting.trainer import (
     Trainer,
     without_far_points,
 )
+from gp_orff.models.report.names import parameter_names
 
 _FEW_VALUES = 200  # numbers that do not tell a constant from a field that varies slowly
 _FINALISTS = 3  # survivors of starts
@@ -52,7 +55,7 @@ class Fitted:
 
     representation: Representation
     mean: Float[Tensor, "p"] | None
-    notes: list[str]
+    history: History
 
 
 def fit(
@@ -62,18 +65,19 @@ def fit(
     requested: Rule,
     data: Data,
     warm_start: bool,
-    progress: Callable[..., None],
+    progress: Progress,
 ) -> Fitted:
     """Set the hyperparameters to those of largest evidence."""
     data, notes = without_far_points(data, requested)
-    trainer = Trainer(kernel, likelihoods, mean, data.survey, progress, notes)
+    journal = Journal(progress, notes)
+    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal)
     robust, begin = RobustEM(trainer), Trainer.begin if warm_start else begin_anew
     weighs = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if weighs:
         data, begin = robust.start(data, warm_start), Trainer.begin
     search = begin(trainer)
     representation = Representation.of(kernel, likelihoods, requested, data)
-    trainer.note(representation.reason)
+    journal.note(representation.reason)
     rule = representation.rule
     if rule is None:
         trainer = ExactKernel(trainer, data).run(search, begin)
@@ -82,26 +86,32 @@ def fit(
     else:
         name = "grid by hand" if isinstance(rule, Grid) else repr(rule)
         trainer.search(search, representation.inference(rule), name)
-    for text in search.coordinates.reached():
-        trainer.note(text)
+    for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
+        journal.note(text)
     if weighs:
         representation = RobustEM(trainer).run(representation)
-    return Fitted(representation, trainer.mean, notes)
+    history = History("fitted", tuple(journal.stages)).noting(journal.notes)
+    return Fitted(representation, trainer.mean, history)
 
 
 def begin_anew(trainer: Trainer) -> Search:
     """Hyperparameters of the largest evidence of few readings: short searches on very few from
     many places, the best of them again on some more, the best of these to its end."""
-    distances, found = trainer.distances, []
-    warn_of_far_points(distances)
+    warn_of_far_points(trainer.distances)
+    some = trainer.some(SUBSET_VALUES)
+    with trainer.journal.stage(f"start, {some.survey.num_points} points"):
+        return _searched_from_many(trainer, some)
+
+
+def _searched_from_many(trainer: Trainer, more: Dataset) -> Search:
+    found, finalists, name = [], [], "start"
     few = trainer.represented(trainer.some(SCREENED_VALUES))
-    for where in starts(trainer.kernel, distances):
-        start(trainer.kernel, trainer.likelihoods, few.data.observations, distances, where)
-        found.append(trainer.begun(trainer.begin(), few, f"start {where}"))
-    some = trainer.represented(trainer.some(SUBSET_VALUES))
-    name = f"start, {some.data.survey.num_points} points"
+    for where in starts(trainer.kernel, trainer.distances):
+        observations = few.data.observations
+        start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, where)
+        found.append(trainer.begun(trainer.begin(), few, name))
+    some = trainer.represented(more)
     options = {"iterations": _MOST} if some.num_values <= 2 * SCREENED_VALUES else {}
-    finalists = []
     for search, place in sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]:
         search.coordinates.set(place)
         finalists.append(trainer.begun(search, some, name, **options))
@@ -131,7 +141,7 @@ class ExactKernel:
         pays = gain > 0.5 * own.num_outputs * math.log(data.survey.num_points)
         if pays:
             search.coordinates.set(place)
-        own.note(f"mean {'constant' if pays else 'zero'}: by {abs(gain):.2f} nats")
+        own.journal.note(f"mean {'constant' if pays else 'zero'}: by {abs(gain):.2f} nats")
         return own if pays else zero
 
     def _search(self, search: Search, name: str) -> Search:
@@ -184,7 +194,7 @@ class Grids:
             try:
                 inference = self.representation.inference(level())
             except GridBudgetError as error:
-                self.trainer.note(f"no {name} grid: {error}")
+                self.trainer.journal.note(f"no {name} grid: {error}")
                 return
             features = num_features(self.trainer.kernel, inference.draws)
             name_and_size = f"{name} grid, F = {features}"
@@ -233,5 +243,5 @@ class Grids:
                 f"what the grid cuts is {share:.2g} times the noise variance: the error bars hold "
                 "it, and a larger max_features= of the frequencies would narrow them"
             )
-            self.trainer.note(text)
+            self.trainer.journal.note(text)
             warnings.warn(text, GridWarning, stacklevel=2)

@@ -1,8 +1,8 @@
 """Searches for hyperparameters, on whatever represents the data, and what is told of them."""
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from gp_orff.inference.conditioning import (
 )
 from gp_orff.inference.representation import has_covariance
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import subset
@@ -44,8 +45,7 @@ class Trainer:
     likelihoods: Mapping[str, Likelihood]
     mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
     survey: Survey  # of the data
-    progress: Callable[..., None]
-    notes: list[str] = field(default_factory=list)
+    journal: Journal
 
     @property
     def num_outputs(self) -> int:
@@ -55,10 +55,6 @@ class Trainer:
     def distances(self) -> Distances:
         return self.survey.distances
 
-    def note(self, text: str) -> None:
-        if text and text not in self.notes:
-            self.notes.append(text)
-
     def begin(self) -> Search:
         """Of all that is trained, within what the data can tell, from where it is."""
         ranges = parameter_ranges(self.kernel, self.distances)
@@ -67,33 +63,26 @@ class Trainer:
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         return log_marginal_likelihood(inference, self.kernel, self.likelihoods, self.mean)
 
-    def search(
-        self, search: Search, inference: Inference, name: str, note: bool = True, **options
-    ) -> Search:
+    def search(self, search: Search, inference: Inference, name: str, **options) -> Search:
         def objective() -> Float[Tensor, ""]:
             again()  # the machine may have become busy
             return self.evidence(inference) + search.coordinates.log_prior()
 
-        before, failed = search.evaluations, len(search.failures)
-        search.run(
-            objective,
-            inference.num_values,
-            report=lambda value: self.progress(stage=name, nats=value),
-            **options,
-        )
-        if note:
-            evaluations = search.evaluations - before
-            self.note(f"{name}: {evaluations} evaluations, {search.value:.5f} nats per number")
+        failed = len(search.failures)
+        with self.journal.stage(name) as stage:
+            search.run(objective, inference.num_values, report=stage.evaluated, **options)
+            stage.nats_per_number = search.value
         if len(search.failures) > failed:
             failures = len(search.failures) - failed
-            self.note(f"{name}: {failures} of them failed ({search.failures[-1]}): shorter steps")
+            last = search.failures[-1]
+            self.journal.note(f"{name}: {failures} evaluations failed ({last}): shorter steps")
         return search
 
     def begun(
         self, search: Search, inference: Inference, name: str, iterations: int = _SHORT
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """A short search, and where it came to."""
-        self.search(search, inference, name, note=False, iterations=iterations)
+        self.search(search, inference, name, iterations=iterations)
         return search, search.coordinates.get()
 
     def some(self, numbers: int) -> Dataset:

@@ -1,4 +1,4 @@
-"""Files, written whole or not at all."""
+"""Read and write files with a checksum; a write either completes or leaves the old file."""
 
 import hashlib
 import os
@@ -12,18 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-VERSION = 1
+VERSION = 2  # since reports have numbers; version 1 has sentences in their place
 
 
 def write(path: str | os.PathLike, kind: str, content: dict) -> None:
-    """A dict as a file that `torch.load(path, weights_only=True)` reads; a write that is cut off
-    leaves the old file whole."""
+    """Write a dict to a file that `torch.load(path, weights_only=True)` reads.
+
+    An interrupted write leaves the old file as it was.
+    """
     path = Path(path)
-    whole = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
-    hidden = {"dir": path.parent, "prefix": f".{path.name}.", "delete": False}
-    with tempfile.NamedTemporaryFile(**hidden) as file:
+    record = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
+    temporary = {"dir": path.parent, "prefix": f".{path.name}.", "delete": False}
+    with tempfile.NamedTemporaryFile(**temporary) as file:
         try:
-            torch.save(whole, file)
+            torch.save(record, file)
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, path)
@@ -33,56 +35,56 @@ def write(path: str | os.PathLike, kind: str, content: dict) -> None:
 
 
 def read(path: str | os.PathLike, kind: str) -> dict:
-    """The dict of a file.
+    """Read the dict that `write` has written.
 
     Raises:
-        FileNotFoundError: no file.
-        ValueError: a file that is damaged, newer than this package, or of another kind.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, newer than this package, or of another kind.
     """
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        record = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, BadZipFile) as error:
         raise _damaged(path) from error
     except (pickle.UnpicklingError, AttributeError, TypeError, IndexError) as error:
         raise _damaged(path) from error
-    if not isinstance(content, dict) or content.get("format") != kind:
-        found = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"expected a file of a {kind}, got {found!r} in {path}")
-    if content["version"] > VERSION:
+    if not isinstance(record, dict) or record.get("format") != kind:
+        actual = record.get("format") if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"expected a file of a {kind}, got {actual!r} in {path}")
+    if record["version"] > VERSION:
         raise ValueError(
-            f"{path} was written in version {content['version']} of the file format, this gp_orff "
-            f"reads up to {VERSION}: install a newer one"
+            f"{path} has version {record['version']} of the file format, but this gp_orff reads "
+            f"versions up to {VERSION}: install a newer one"
         )
-    own = {n: v for n, v in content.items() if n not in ("format", "version", "checksum")}
-    if content["checksum"] != _checksum(own):
+    content = {n: v for n, v in record.items() if n not in ("format", "version", "checksum")}
+    if record["checksum"] != _checksum(content):
         raise _damaged(path)
-    return own
+    return content
 
 
 def _damaged(path: str | os.PathLike) -> ValueError:
-    return ValueError(f"{path} is damaged, or no file of gp_orff: restore it from a copy")
+    return ValueError(f"{path} is damaged, or is not a file of gp_orff: restore it from a copy")
 
 
 def _checksum(content: object) -> str:
     digest = hashlib.sha256()
-    for piece in _pieces(content):
-        digest.update(piece)
+    for part in _serialize(content):
+        digest.update(part)
     return digest.hexdigest()
 
 
-def _pieces(value: object) -> Iterator[bytes]:
-    """Everything in a tree of plain values."""
+def _serialize(value: object) -> Iterator[bytes]:
+    """The bytes of a tree of plain values."""
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)}".encode()
         yield np.ascontiguousarray(value.detach().cpu().numpy()).tobytes()
     elif isinstance(value, Mapping):
-        for name, own in value.items():
+        for name, item in value.items():
             yield str(name).encode()
-            yield from _pieces(own)
+            yield from _serialize(item)
     elif isinstance(value, list | tuple):
-        for own in value:
-            yield from _pieces(own)
+        for item in value:
+            yield from _serialize(item)
     else:
         yield repr(value).encode()

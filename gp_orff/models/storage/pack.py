@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -19,6 +19,7 @@ from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.inference.representation import Representation
+from gp_orff.models.fitting.history import History, Stage
 from gp_orff.models.state import ModelState, Represented
 from gp_orff.models.storage.recipes import (
     build_rule,
@@ -37,8 +38,7 @@ def pack_state(state: ModelState) -> dict:
     few = exact or inference.written_out(state.kernel)
     known = None if exact else pack_statistics(inference.statistics_of(state.kernel))
     return {
-        "story": [state.story],
-        "notes": list(state.notes),
+        "history": asdict(state.history),
         "mean": state.mean,
         "choice": describe_rule(state.representation.rule),
         "exact": exact,
@@ -60,7 +60,18 @@ def unpack_state(
     own = Representation(kernel, likelihoods, requested, data, choice)
     known = None if known is None else unpack_statistics(known)
     represented = Represented.resumed(own, by, known)
-    return ModelState.of(represented, found["mean"], found["notes"], found["story"][0])
+    return ModelState.of(represented, found["mean"], _history(found))
+
+
+def _history(found: Mapping) -> History:
+    """Files that were written before reports had numbers have sentences instead."""
+    if "history" not in found:
+        said, notes = found["story"][0], found["notes"]
+        action = said.split()[0]
+        return History(action).noting([*([said] if said != action else []), *notes])
+    own = found["history"]
+    stages = tuple(Stage(**stage) for stage in own["stages"])
+    return History(**{**own, "stages": stages, "notes": tuple(own["notes"])})
 
 
 def pack_data(data: Data) -> dict:

@@ -1,4 +1,4 @@
-"""Modules as plain values: what a file holds of kernels, likelihoods, means and frequency rules."""
+"""Kernels, likelihoods, means, symbols and frequency rules as plain values, and back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -34,17 +34,17 @@ from gp_orff.symbols.base import Symbol
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
 
 
-def _dims(kernel: Kernel) -> dict:
+def _active_dims(kernel: Kernel) -> dict:
     dims = kernel.active_dims
     return {"active_dims": None if dims is None else dims.tolist()}
 
 
 def _scalar(kernel: Kernel) -> dict:
-    return {"ard_num_dims": kernel.ard_num_dims, **_dims(kernel)}
+    return {"ard_num_dims": kernel.ard_num_dims, **_active_dims(kernel)}
 
 
 def _field(kernel: Kernel) -> dict:
-    return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_dims(kernel)}
+    return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_active_dims(kernel)}
 
 
 def _multitask(likelihood: MultitaskGaussianLikelihood) -> dict:
@@ -52,51 +52,51 @@ def _multitask(likelihood: MultitaskGaussianLikelihood) -> dict:
     return {name: getattr(likelihood, name) for name in names}
 
 
-def _one_rank(kernel: Kernel) -> int:
+def _task_rank(kernel: Kernel) -> int:
     return kernel.task_covar_module.covar_factor.shape[-1]
 
 
-# the arguments a class is built again from; "*" are positional ones
+# the constructor arguments of an instance of each class; "*" are positional ones
 _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     RBFKernel: _scalar,
     RQKernel: _scalar,
     MaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
     GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
     SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
-    ConstantKernel: _dims,
+    ConstantKernel: _active_dims,
     ScaleKernel: lambda k: {"base_kernel": k.base_kernel},
     AdditiveKernel: lambda k: {"*": list(k.kernels)},
     ProductKernel: lambda k: {"*": list(k.kernels)},
     MultitaskKernel: lambda k: {
         "data_covar_module": k.data_covar_module,
         "num_tasks": k.num_tasks,
-        "rank": _one_rank(k),
+        "rank": _task_rank(k),
     },
     LCMKernel: lambda k: {
-        "base_kernels": [own.data_covar_module for own in k.covar_module_list],
+        "base_kernels": [term.data_covar_module for term in k.covar_module_list],
         "num_tasks": k.covar_module_list[0].num_tasks,
-        "rank": [_one_rank(own) for own in k.covar_module_list],
+        "rank": [_task_rank(term) for term in k.covar_module_list],
     },
     CurlFreeKernel: _field,
     DivergenceFreeKernel: _field,
     HelmholtzKernel: lambda k: _field(k.curl_free.base_kernel),
     FieldProductKernel: lambda k: {"*": [k.field_kernel, k.scalar_kernel]},
-    GaussianLikelihood: lambda own: {},
+    GaussianLikelihood: lambda likelihood: {},
     MultitaskGaussianLikelihood: _multitask,
-    MultitaskStudentTLikelihood: lambda own: {"deg_free": own.deg_free, **_multitask(own)},
-    ConstantMean: lambda own: {},
-    ZeroMean: lambda own: {},
-    MultitaskMean: lambda own: {"base_means": list(own.base_means), "num_tasks": own.num_tasks},
+    MultitaskStudentTLikelihood: lambda noise: {"deg_free": noise.deg_free, **_multitask(noise)},
+    ConstantMean: lambda mean: {},
+    ZeroMean: lambda mean: {},
+    MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},
 }
 _CLASSES = {cls.__name__: cls for cls in _ARGUMENTS}
 
 
 def describe(module: Module) -> dict:
-    """A module as plain values: its class and arguments if they are known, and its state."""
-    parts = [own for _, own in module.named_modules(remove_duplicate=False)]
-    shared = len({id(own) for own in parts if isinstance(own, Kernel)}) < sum(
-        isinstance(own, Kernel) for own in parts
-    )  # a part of the tree that stands in two places
+    """A module as plain values: its recipe, if it has one, its state and its frozen parameters."""
+    parts = [part for _, part in module.named_modules(remove_duplicate=False)]
+    shared = len({id(part) for part in parts if isinstance(part, Kernel)}) < sum(
+        isinstance(part, Kernel) for part in parts
+    )  # one kernel in two places of the tree
     return {
         "name": type(module).__name__,
         "recipe": None if shared else _recipe(module),
@@ -105,34 +105,33 @@ def describe(module: Module) -> dict:
     }
 
 
-def build(described: Mapping, given: Module | None, role: str) -> Module:
-    """The module again; `given` takes the place of one that is built from its recipe.
+def build(description: Mapping, module: Module | None, role: str) -> Module:
+    """Build a module from its description; with `module`, only load the state into it.
 
     Raises:
-        ValueError: no recipe and none given, or one with other parameters.
+        ValueError: neither a recipe nor a module, or a module with other parameters.
     """
-    module = given
-    if module is None and described["recipe"] is None:
+    if module is None and description["recipe"] is None:
         raise ValueError(
-            f"the file has a {role} {described['name']!r} whose class, constraints or priors it "
-            f"cannot name: pass {role}=, built like the one that was saved"
+            f"the file has a {role} {description['name']!r} whose class, constraints or priors it "
+            f"cannot describe: pass {role}=, built like the one that was saved"
         )
     if module is None:
-        module = _cook(described["recipe"])
+        module = _build_recipe(description["recipe"])
     try:
-        module.double().load_state_dict(described["state"])
+        module.double().load_state_dict(description["state"])
     except RuntimeError as error:
         raise ValueError(
-            f"expected a {role} like the saved {described['name']!r}, got one with other "
+            f"expected a {role} like the saved {description['name']!r}, got one with other "
             f"parameters: {' '.join(str(error).split())}"
         ) from error
     for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name not in described["frozen"])
+        parameter.requires_grad_(name not in description["frozen"])
     return module
 
 
 def _recipe(module: Module) -> dict | None:
-    """None where a part is not known, has priors or constraints of other kinds."""
+    """How to build a module; None if a class, constraint or prior in it is not a known one."""
     if type(module) not in _ARGUMENTS or any(True for _ in module.named_priors()):
         return None
     if getattr(module, "batch_shape", torch.Size()):
@@ -142,15 +141,16 @@ def _recipe(module: Module) -> dict | None:
         if type(constraint).__name__ not in _CONSTRAINTS or not constraint.enforced:
             return None
         bounds = [constraint.lower_bound.tolist(), constraint.upper_bound.tolist()]
-        usual = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
-        if not _same_function(constraint._transform, usual._transform):
+        default = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
+        if not _same_function(constraint._transform, default._transform):
             return None
         constraints[name] = [type(constraint).__name__, *bounds]
     arguments = {}
     for name, value in _ARGUMENTS[type(module)](module).items():
         parts = value if isinstance(value, list) else [value]
-        plain = [_recipe(own) if isinstance(own, Module) else own for own in parts]
-        if any(own is None and isinstance(p, Module) for own, p in zip(plain, parts, strict=True)):
+        plain = [_recipe(part) if isinstance(part, Module) else part for part in parts]
+        pairs = zip(plain, parts, strict=True)
+        if any(value is None and isinstance(part, Module) for value, part in pairs):
             return None
         arguments[name] = plain if isinstance(value, list) else plain[0]
     dims = getattr(module, "active_dims", None)
@@ -162,27 +162,27 @@ def _recipe(module: Module) -> dict | None:
     }
 
 
-def _cook(recipe: Mapping) -> Module:
-    arguments = {name: _prepared(value) for name, value in recipe["arguments"].items()}
+def _build_recipe(recipe: Mapping) -> Module:
+    arguments = {name: _build_argument(value) for name, value in recipe["arguments"].items()}
     positional = arguments.pop("*", [])
     cls = _CLASSES[recipe["class"]]
     if arguments.get("active_dims") is not None:
         arguments["active_dims"] = tuple(arguments["active_dims"])
     module = cls(*positional, **arguments)
-    if recipe["active_dims"] is not None:  # of composite kernels, which do not take them
+    if recipe["active_dims"] is not None:  # which composite kernels do not take as an argument
         module.register_buffer("active_dims", torch.tensor(recipe["active_dims"]))
     for name, (kind, low, high) in recipe["constraints"].items():
         constraint = _constraint(kind, torch.tensor(low), torch.tensor(high))
-        owner, _, own = name.rpartition(".")
-        parent = module.get_submodule(owner) if owner else module
-        parent.register_constraint(own.removesuffix("_constraint"), constraint)
+        path, _, parameter = name.rpartition(".")
+        owner = module.get_submodule(path) if path else module
+        owner.register_constraint(parameter.removesuffix("_constraint"), constraint)
     return module
 
 
-def _prepared(value: object) -> object:
+def _build_argument(value: object) -> object:
     if isinstance(value, list):
-        return [_prepared(own) for own in value]
-    return _cook(value) if isinstance(value, Mapping) else value
+        return [_build_argument(item) for item in value]
+    return _build_recipe(value) if isinstance(value, Mapping) else value
 
 
 def _constraint(kind: str, low: torch.Tensor, high: torch.Tensor):
@@ -195,52 +195,57 @@ def describe_symbol(symbol: Symbol) -> dict:
     """A symbol of this package as plain values.
 
     Raises:
-        ValueError: another one.
+        ValueError: the symbol is not one of this package.
     """
     if getattr(symbols, type(symbol).__name__, None) is not type(symbol):
         raise ValueError(
-            f"expected observations of symbols of this package in a file, got those of "
-            f"{type(symbol).__name__}, which it cannot name; observe them anew after loading"
+            "expected observations of symbols of this package, got those of "
+            f"{type(symbol).__name__}, which a file cannot describe; save the model without them "
+            "and observe them again after loading"
         )
-    own = {field.name: getattr(symbol, field.name) for field in fields(symbol)}
+    values = {field.name: getattr(symbol, field.name) for field in fields(symbol)}
     plain = {
         name: describe_symbol(value) if isinstance(value, Symbol) else value
-        for name, value in own.items()
+        for name, value in values.items()
     }
     return {"class": type(symbol).__name__, "fields": plain}
 
 
-def build_symbol(described: Mapping) -> Symbol:
-    """The symbol again."""
+def build_symbol(description: Mapping) -> Symbol:
+    """Build a symbol from its description."""
     values = {
         name: build_symbol(value) if isinstance(value, Mapping) else value
-        for name, value in described["fields"].items()
+        for name, value in description["fields"].items()
     }
-    return getattr(symbols, described["class"])(**values)
+    return getattr(symbols, description["class"])(**values)
 
 
 def _same_function(one: object, other: object) -> bool:
-    """One object, or copies of one module, such as `torch.nn.Softplus`."""
-    alike = (
+    """Whether both are one object, or equal modules, such as two `torch.nn.Softplus`."""
+    equal = (
         isinstance(one, torch.nn.Module) and type(one) is type(other) and repr(one) == repr(other)
     )
-    return one is other or alike
+    return one is other or equal
 
 
 def describe_rule(rule: Rule) -> dict | None:
-    """A rule of this package as plain values."""
-    known = is_dataclass(rule) and getattr(frequencies, type(rule).__name__, None) is type(rule)
-    return {"class": type(rule).__name__, **asdict(rule)} if known else None
+    """A rule of this package as plain values; None for another rule."""
+    exported = is_dataclass(rule) and getattr(frequencies, type(rule).__name__, None) is type(rule)
+    return {"class": type(rule).__name__, **asdict(rule)} if exported else None
 
 
-def build_rule(described: Mapping | None, given: Rule | None) -> Rule:
-    """The rule again."""
-    if given is not None:
-        return given
-    if described is None:
-        raise ValueError("the file has a frequency rule it cannot name: pass frequencies=")
-    arguments = {name: _tuples(value) for name, value in described.items() if name != "class"}
-    return getattr(frequencies, described["class"])(**arguments)
+def build_rule(description: Mapping | None, rule: Rule | None) -> Rule:
+    """`rule` if there is one, else the rule of a description.
+
+    Raises:
+        ValueError: neither a description nor a rule.
+    """
+    if rule is not None:
+        return rule
+    if description is None:
+        raise ValueError("the file has a frequency rule it cannot describe: pass frequencies=")
+    arguments = {name: _tuples(value) for name, value in description.items() if name != "class"}
+    return getattr(frequencies, description["class"])(**arguments)
 
 
 def _tuples(value: object) -> object:

@@ -1,0 +1,1 @@
+"""What a fit did, in numbers and words: names of hyperparameters, standard errors, the report."""
