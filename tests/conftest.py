@@ -1,5 +1,15 @@
 """Tests work on small arrays: one thread each is faster, and steady beside other work."""
 
+import pytest
 import torch
 
+import gp_orff
+
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def no_check_of_random_features():
+    """Few features keep the references small; `tests/test_trust.py` has the warning."""
+    with gp_orff.settings.check_features(False):
+        yield

@@ -200,7 +200,7 @@ def randomise_tasks(kernel, seed=0):
 
 
 def _task_matrix(kernel):
-    return lambda omega: kernel.task_covar_module._eval_covar_matrix().expand(len(omega), -1, -1)
+    return lambda omega: kernel.task_covar_module.covar_matrix.to_dense().expand(len(omega), -1, -1)
 
 
 def _separable(num_tasks=3):

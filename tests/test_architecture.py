@@ -123,6 +123,49 @@ def test_importing_warns_of_nothing():
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_no_test_uses_private_names_of_the_package():
+    """Sizes at which an algorithm changes are set by their names."""
+    hidden = set().union(*map(defined_in, SOURCES))
+    for name, tree in TESTS.items():
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        used |= {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gp_orff")
+            for alias in node.names
+        }
+        assert not {own for own in used & hidden if not own.isupper()}, name
+
+
+TESTS = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("tests/**/test_*.py")}
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_no_test_module_imports_another(name):
+    """What they share is in conftest, fields, models, oracles, registry."""
+    imports = [n for n in ast.walk(TESTS[name]) if isinstance(n, ast.ImportFrom | ast.Import)]
+    found = {alias.name for node in imports for alias in node.names}
+    found |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
+    assert not [own for own in found if own.rpartition(".")[2].startswith("test_")]
+
+
+def leaves_early(node):
+    """Statements that end a test, or a branch of it, without a word; not of functions inside."""
+    for own in ast.iter_child_nodes(node):
+        if isinstance(own, ast.Return | ast.Pass):
+            yield own.lineno
+        elif not isinstance(own, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield from leaves_early(own)
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_no_test_passes_silently(name):
+    """What does not apply is not among the parameters, or is asserted to be so."""
+    every = [node for node in ast.walk(TESTS[name]) if isinstance(node, ast.FunctionDef)]
+    tests = [node for node in every if node.name.startswith("test_")]
+    assert not {node.name: line for node in tests for line in leaves_early(node)}
+
+
 def exported(kind):
     found = {name: getattr(gp_orff, name) for name in gp_orff.__all__}
     return {n: value for n, value in found.items() if inspect.isclass(value) and kind(value)}
@@ -143,7 +186,6 @@ def test_every_known_composition_is_in_the_registry():
 def test_every_radial_derivative_is_in_the_registry():
     unknown = gp_orff.radial_derivatives.dispatch(object)
     known = {c for c, f in gp_orff.radial_derivatives.registry.items() if f is not unknown}
-    known = {cls for cls in known if cls.__name__ != "Cauchy"}  # of the docstring's example
     assert known == {type(registry.SPECTRA[name]()) for name in registry.SMOOTH}
 
 
@@ -162,8 +204,6 @@ def test_every_exported_symbol_is_in_the_registry():
 def test_every_known_spectrum_is_in_the_registry():
     unknown = gp_orff.spectrum.dispatch(object)
     known = {c for c, law in gp_orff.spectrum.registry.items() if law is not unknown}
-    examples = {"MyKernel", "Mine"}  # of a docstring, of a test
-    known = {cls for cls in known if cls.__name__ not in examples}
     leaves = {
         type(leaf.kernel)
         for build in registry.SPECTRA.values()
@@ -173,10 +213,12 @@ def test_every_known_spectrum_is_in_the_registry():
     assert known == leaves
 
 
-@pytest.mark.parametrize("name", gp_orff.__all__)
+def shown_by_example(name):
+    return not (inspect.ismodule(getattr(gp_orff, name)) or name.endswith("Warning"))
+
+
+@pytest.mark.parametrize("name", [*filter(shown_by_example, gp_orff.__all__)])
 def test_public_names_have_an_example(name):
-    if inspect.ismodule(getattr(gp_orff, name)) or name.endswith("Warning"):
-        return
     documented = inspect.getdoc(getattr(gp_orff, name))
     assert doctest.DocTestParser().get_examples(documented), name
 

@@ -1,11 +1,11 @@
 """The rule that chooses: what it takes, and that it says why."""
 
 import pytest
-import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
 from gp_orff.features.assemble import term_spectra
+from tests.fields import uniform
 
 
 def chosen(kernel, auto, num_dims=None):
@@ -17,26 +17,24 @@ def field(num_dims, kernel=RBFKernel):
 
 
 def test_few_inputs_take_a_grid():
-    x = torch.rand(20, 2)
+    x = uniform(20, 2)
     rule, reason = chosen(field(2), gp_orff.Auto().for_data(x))
     assert isinstance(rule, gp_orff.Grid)
     assert reason == "grid: 2 inputs, tolerance 1e-05 within 4096 features"
 
 
 def test_a_budget_that_does_not_suffice_is_told():
-    auto = gp_orff.Auto(max_features=300).for_data(torch.rand(20, 2))
+    auto = gp_orff.Auto(max_features=300).for_data(uniform(20, 2))
     rule, reason = chosen(field(2, MaternKernel), auto)
     assert isinstance(rule, gp_orff.Grid)
     assert "do not suffice for 1e-05" in reason
 
 
 def test_many_inputs_take_random_frequencies():
-    rule, reason = chosen(field(6), gp_orff.Auto(max_features=500).for_data(torch.rand(20, 6)))
+    rule, reason = chosen(field(6), gp_orff.Auto(max_features=500).for_data(uniform(20, 6)))
     assert rule == gp_orff.QuasiMonteCarlo(128)  # 2 · 128 features, the next power is too many
     assert "6 inputs" in reason
-    kernel = gp_orff.ORFFKernel(
-        field(6), gp_orff.Auto(max_features=500).for_data(torch.rand(20, 6))
-    )
+    kernel = gp_orff.ORFFKernel(field(6), gp_orff.Auto(max_features=500).for_data(uniform(20, 6)))
     assert kernel.num_features <= 500
 
 
@@ -45,13 +43,13 @@ def test_without_data_or_where_a_grid_is_refused():
     assert isinstance(rule, gp_orff.QuasiMonteCarlo)
     assert "for_data" in reason
     product = RBFKernel() * MaternKernel(nu=1.5)
-    rule, reason = chosen(product, gp_orff.Auto().for_data(torch.rand(20, 2)), 2)
+    rule, reason = chosen(product, gp_orff.Auto().for_data(uniform(20, 2)), 2)
     assert isinstance(rule, gp_orff.QuasiMonteCarlo)
     assert "different inputs" in reason
 
 
 def test_the_reason_can_be_read_from_the_kernel():
-    kernel = gp_orff.ORFFKernel(field(2), gp_orff.Auto().for_data(torch.rand(20, 2)))
+    kernel = gp_orff.ORFFKernel(field(2), gp_orff.Auto().for_data(uniform(20, 2)))
     assert kernel.frequencies[0].reason.startswith("grid")
 
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gp_orff
-from tests.test_readings import directions
-from tests.test_vector_field_gp import curl_free, flow
+from tests.fields import curl_free, directions, flow
 
 N = 24
 X, Y, _ = flow(N)
@@ -22,7 +21,7 @@ def fitted(rule):
     return model.condition(X, Y).update(X[:4], Y[:4], group="radar")
 
 
-MODELS = {"exact": fitted(None), "grid": fitted(gp_orff.Grid(spacing=1.0, cutoff=4.0))}
+RULES = {"exact": None, "grid": gp_orff.Grid(spacing=1.0, cutoff=4.0)}
 
 
 def state(model):
@@ -31,7 +30,15 @@ def state(model):
     return [tensor.clone() for tensor in numbers], list(model.likelihoods), model.report
 
 
-STATES = {name: state(model) for name, model in MODELS.items()}
+@pytest.fixture(scope="module", params=RULES)
+def model(request):
+    return fitted(RULES[request.param])
+
+
+@pytest.fixture(scope="module")
+def before(model):
+    return state(model)
+
 
 broken = st.sampled_from([float("nan"), float("inf"), -float("inf")])
 places = st.integers(0, N - 1)
@@ -119,10 +126,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("method", CALLS)
-@pytest.mark.parametrize("name", MODELS)
-def test_a_bad_input_is_a_clear_error_and_nothing_is_lost(name, method):
+def test_a_bad_input_is_a_clear_error_and_nothing_is_lost(method, model, before):
     """64 for each method and model: 1024."""
-    model, before = MODELS[name], STATES[name]
 
     @settings(max_examples=64, deadline=None, derandomize=True, database=None)
     @given(CALLS[method])

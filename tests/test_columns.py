@@ -16,17 +16,13 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.features import chunked, lattice
 from gp_orff.features.chunked import Phases
 from gp_orff.features.columns import SideBySide, TrigColumns, side_by_side
-from gp_orff.features.expansion import FeatureExpansion, seen_through, weights_through
+from gp_orff.features.expansion import FeatureExpansion, apply_symbol, apply_symbol_to_weights
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.overconfidence import halves
 from gp_orff.models.storage.pack import pack_statistics, unpack_statistics
 from tests import oracles
+from tests.fields import draw
 from tests.models import vector_gp
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def families(omega=None):
@@ -135,14 +131,14 @@ def test_symbols_of_every_family(symbol):
     """The image of the whole is that of the families; derivatives are those of autograd."""
     phi, x, theta = families(), draw(6, 2), draw(24, 1, seed=6)
     expansion = expansion_on(phi)
-    seen = seen_through(symbol, expansion, (0, 1))
+    seen = apply_symbol(symbol, expansion, (0, 1))
     parts = expansion.directions.split(phi.counts)
     features = [
-        seen_through(symbol, FeatureExpansion(own, m, torch.arange(len(m))), (0, 1)).features(x)
+        apply_symbol(symbol, FeatureExpansion(own, m, torch.arange(len(m))), (0, 1)).features(x)
         for own, m in zip(phi.families, parts, strict=True)
     ]
     torch.testing.assert_close(seen.features(x), torch.cat(features, dim=-1))
-    weights = weights_through(symbol, expansion, expansion.column_weights(theta), (0, 1))
+    weights = apply_symbol_to_weights(symbol, expansion, expansion.column_weights(theta), (0, 1))
     field = (seen.features(x) @ theta).reshape(6, -1)
     torch.testing.assert_close(phi.apply(x, weights), field)
     if isinstance(symbol, gp_orff.Divergence):

@@ -6,11 +6,11 @@ import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
 
 import gp_orff
-from tests.test_vector_field_gp import conditioned, curl_free, flow
+from tests.fields import conditioned, curl_free, features_of, flow
 
 
 @pytest.mark.parametrize(
-    ("points", "rule"), [(150, None), (400, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
+    ("points", "rule"), [(80, None), (250, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
 )
 def test_the_kernel_that_made_the_field_wins(points, rule):
     x, y, _ = flow(points)
@@ -40,42 +40,49 @@ def test_kernels_of_ones_own_on_chunks():
         gp_orff.compare_kernels(x, y, progress=False, varainces=1)
 
 
-@pytest.mark.parametrize("rule", ["grid", "coarse", "random", "exact"])
-def test_features_are_judged_by_the_exact_kernel(rule):
-    """The three numbers by dense algebra on the same points."""
+RULES = {  # and the first word of the verdict
+    "grid": (gp_orff.Auto(exact_values=0), "good"),
+    "coarse": (gp_orff.Grid(domain=((-1, 1), (-1, 1)), max_features=80), "poor"),
+    "random": (gp_orff.MonteCarlo(60), "poor"),
+    "exact": (gp_orff.Auto(exact_values=2000), "exact"),
+}
+
+
+def judged(rule):
+    """Data, a model, and what is said of it."""
     x, y, _ = flow(800)
-    rules = {
-        "grid": gp_orff.Auto(exact_values=0),
-        "coarse": gp_orff.Grid(domain=((-1, 1), (-1, 1)), max_features=80),
-        "random": gp_orff.MonteCarlo(60),
-        "exact": gp_orff.Auto(exact_values=2000),
-    }
+    rule, word = RULES[rule]
     with gp_orff.settings.check_features(False):
-        model = conditioned(
-            curl_free(0.3), x, y, rules[rule], noise=0.01, mean=gpytorch.means.ZeroMean()
-        )
+        model = conditioned(curl_free(0.3), x, y, rule, noise=0.01, mean=gpytorch.means.ZeroMean())
         found = gp_orff.compare_with_exact(model, x, y, subset=200, seed=1)
-    words = {"grid": "good", "coarse": "poor", "random": "poor", "exact": "exact"}
-    assert found.verdict.startswith(words[rule])
+    assert found.verdict.startswith(word)
     assert str(found).startswith(found.verdict)
     assert found.num_points == 200
+    return x, y, model, found
+
+
+def test_an_exact_kernel_is_what_it_is_judged_by():
+    *_, found = judged("exact")
+    assert found.mean == found.sd == found.evidence == 0
+
+
+@pytest.mark.parametrize("rule", ["grid", "coarse", "random"])
+def test_features_are_judged_by_the_exact_kernel(rule):
+    """The three numbers by dense algebra on the same points."""
+    x, y, model, found = judged(rule)
     assert ("gp_orff.Grid" in found.verdict) == (rule == "random")  # none to who has one
     assert ("larger max_features" in found.verdict) == (rule == "coarse")
-    if rule == "exact":
-        assert found.mean == found.sd == found.evidence == 0
-        return
     order = torch.randperm(800, generator=torch.Generator().manual_seed(1))
     train, test = x[order[:200]], x[order[:400]]
     target = y[order[:200]].reshape(-1)
     features = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
     features.frequencies = torch.nn.ModuleList(model.state.inference.draws)
-    results = []
-    for kernel in (model.kernel, features):
+    results, phi = [], features_of(model)
+    for kernel, cross in (
+        (model.kernel, model.kernel(test, train).to_dense().detach()),
+        (features, phi(test) @ phi(train).mT),
+    ):
         dense = kernel(train).to_dense().detach() + 0.01 * torch.eye(400).double()
-        cross = kernel(test, train).to_dense().detach()
-        if kernel is features:
-            expansion = features._expansion(2).double()
-            cross = (expansion.features(test) @ expansion.features(train).mT).detach()
         gain = torch.linalg.solve(dense, cross.mT).mT
         sd = (kernel(test).to_dense().diagonal() - (gain * cross).sum(-1)).detach().sqrt()
         nats = -0.5 * (target @ torch.linalg.solve(dense, target) + dense.logdet())

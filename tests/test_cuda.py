@@ -6,9 +6,8 @@ import torch
 from gpytorch.kernels import ScaleKernel
 
 import gp_orff
+from tests.fields import conditioned, curl_free, directions, flow
 from tests.models import VectorGP
-from tests.test_readings import directions
-from tests.test_vector_field_gp import conditioned, curl_free, flow
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[NO_GPU, pytest.mark.cuda])]
@@ -17,13 +16,10 @@ RULES = {
     "grid": gp_orff.Auto(exact_values=0),
     "random": gp_orff.MonteCarlo(40),
 }
-pytestmark = pytest.mark.parametrize("device", DEVICES)
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    with gp_orff.settings.check_features(False):
-        yield
+pytestmark = [
+    pytest.mark.usefixtures("no_check_of_random_features"),
+    pytest.mark.parametrize("device", DEVICES),
+]
 
 
 def assert_same(model, other, x, atol=1e-8):

@@ -10,7 +10,9 @@ import torch
 from gpytorch.kernels import MultitaskKernel, RBFKernel
 
 import gp_orff
-from tests.test_vector_field_gp import conditioned, curl_free, flow
+from tests.fields import conditioned, curl_free, flow
+
+pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 RULES = {
     "exact": gp_orff.Auto(),
@@ -20,12 +22,6 @@ RULES = {
     "hermite": gp_orff.GaussHermite(30),
 }
 X, Y, _ = flow(120)
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    with gp_orff.settings.check_features(False):
-        yield
 
 
 @pytest.mark.parametrize("kind", ["field", "separable"])

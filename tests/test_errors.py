@@ -13,6 +13,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
+from tests.fields import draw
 from tests.models import evidence, scalar_gp, vector_gp
 
 RULE = gp_orff.MonteCarlo(16)
@@ -21,11 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")
 
 def curl_free(**kwargs):
     return gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, **kwargs)
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 CONSTRUCTION = {
@@ -189,8 +185,9 @@ def test_dimensions_of_a_field_and_its_potential():
             gp_orff.MonteCarlo(8, seed=seed)
 
 
-@pytest.mark.parametrize("kernel", [curl_free(), gp_orff.ORFFKernel(curl_free(), RULE)])
-def test_last_dim_is_batch_is_refused(kernel):
+@pytest.mark.parametrize("name", KERNELS)
+def test_last_dim_is_batch_is_refused(name):
+    kernel = KERNELS[name]()
     with pytest.raises(ValueError, match=r"last_dim_is_batch=True.*use active_dims"):
         kernel.forward(torch.zeros(3, 2), torch.zeros(3, 2), last_dim_is_batch=True)
 

@@ -19,12 +19,9 @@ from gp_orff.inference.equations import (
     prefers_dual,
     with_ones,
 )
+from gp_orff.inference.weight_posterior import DualPosterior
 from tests import oracles
-
-
-def draw(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from tests.fields import draw
 
 
 def weight_posterior(*given):
@@ -107,7 +104,7 @@ def test_evidence_and_posterior_equal_dense_algebra(name, points):
     torch.testing.assert_close(best, gls, rtol=1e-9, atol=1e-9)
 
     posterior = weight_posterior(expansion, x, y, noise)
-    assert (type(posterior).__name__ == "DualPosterior") == (points == 2)
+    assert isinstance(posterior, DualPosterior) == (points == 2)
     mean, cov = oracles.condition(
         test_features @ test_features.mT, test_features @ features.mT, noisy, y
     )

@@ -14,8 +14,9 @@ from gp_orff.inference.equations import prefers_dual
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.models.storage import pack
 from tests import oracles
-from tests.test_readings import directions, features_of
-from tests.test_vector_field_gp import curl_free, flow
+from tests.fields import curl_free, directions, features_of, flow
+
+pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
 XS = directions(30, seed=5)
@@ -32,12 +33,6 @@ ALGEBRAS = {
     "kronecker": (separable, 300, WITHOUT_EXACT),
     "random": (curl_free, 100, gp_orff.MonteCarlo(40)),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_check_of_random_features():
-    with gp_orff.settings.check_features(False):
-        yield
 
 
 def spread(count, decades=1.0, seed=0):

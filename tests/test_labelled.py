@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel
 
 import gp_orff
 from gp_orff import labelled
-from tests.test_symbols import helmholtz, model_of
+from tests.fields import helmholtz, model_of, uniform
 
 AXES = {"y": np.linspace(0.2, 1.8, 5), "x": np.linspace(0.3, 1.7, 4)}
 
@@ -136,7 +136,7 @@ def test_defaults_are_derivatives_of_planar_fields():
 def test_defaults_leave_out_what_does_not_exist():
     rough = model_of(gp_orff.HelmholtzKernel(MaternKernel(nu=1.5), num_dims=2), None, 2)
     assert list(rough.posterior().to_xarray(AXES).data_vars) == ["u", "u_sd", "v", "v_sd"]
-    scalar = gp_orff.VectorFieldGP(RBFKernel()).condition(torch.rand(9, 1), torch.rand(9, 1))
+    scalar = gp_orff.VectorFieldGP(RBFKernel()).condition(uniform(9, 1), uniform(9, 1, seed=1))
     assert list(scalar.posterior().to_xarray({"x": [0.1, 0.2]}).data_vars) == ["f1", "f1_sd"]
 
 

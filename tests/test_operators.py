@@ -3,6 +3,7 @@
 import math
 import unittest
 
+import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
@@ -17,16 +18,9 @@ from gp_orff.exact_gp.operators import PaddedRoot
 from gp_orff.exact_gp.posterior_covariance import PosteriorCovariance
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from tests import oracles
-from tests.test_orff_exact_gp import (
-    CASES,
-    NOISES,
-    POINTS,
-    dense_noise,
-    draw,
-    gradient,
-    model_for,
-    orff_of,
-)
+from tests.fields import draw
+from tests.models import NOISES, POINTS, dense_noise, gradient, model_for, orff_of
+from tests.registry import CASES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning"),
@@ -124,13 +118,13 @@ class CrossFeatures(RectangularLinearOperatorTestCase, unittest.TestCase):
         return dense_of(linear_op)
 
 
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("name", ["helmholtz", "separable", "scalar"])
+NOISY = [(name, noise) for name in ("helmholtz", "separable") for noise in NOISES]
+
+
+@pytest.mark.parametrize(("name", "noise"), [*NOISY, ("scalar", "global")])
 @pytest.mark.parametrize("regime", POINTS)
 def test_products_and_solves_with_every_noise(name, regime, noise):
     case = CASES[name]()
-    if case.num_outputs == 1 and noise != "global":
-        return
     model = model_for(case, POINTS[regime], NOISES[noise])
     noisy = model.likelihood(model(*model.train_inputs)).lazy_covariance_matrix.evaluate_kernel()
     assert isinstance(noisy, NoisyFeatureCovariance)
@@ -167,8 +161,10 @@ def test_padded_roots():
     vectors = draw(7, 2, seed=1)
     torch.testing.assert_close(operator.to_dense(), padded)
     torch.testing.assert_close(operator @ vectors, padded @ vectors)
-    torch.testing.assert_close(operator._t_matmul(vectors), padded.mT @ vectors)
     torch.testing.assert_close(operator.mT @ vectors, padded.mT @ vectors)
+    columns = draw(7, 2, seed=2).requires_grad_()
+    (slope,) = torch.autograd.grad(operator @ columns, columns, vectors)
+    torch.testing.assert_close(slope, padded.mT @ vectors)
 
 
 def test_scaling_features_of_a_separable_kernel():
@@ -214,8 +210,6 @@ def test_densities_of_many_observations_are_exact():
 @pytest.mark.parametrize("regime", POINTS)
 def test_caches_with_a_graph_reach_every_use_of_the_covariance(name, regime):
     """settings.detach_test_caches(False), through gpytorch's own functions of the covariance."""
-    import gpytorch
-
     case = CASES[name]()
     model = model_for(case, POINTS[regime], {}).eval()
     x, xs, ys = model.train_inputs[0], draw(40, 2, seed=2), draw(40, case.num_outputs, seed=3)

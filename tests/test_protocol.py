@@ -8,9 +8,17 @@ from linear_operator.utils.warnings import PerformanceWarning
 
 import gp_orff
 from tests import oracles
-from tests.models import evidence, scalar_gp, vector_gp
+from tests.fields import draw
+from tests.models import (
+    POINTS,
+    dense_noise,
+    evidence,
+    model_for,
+    orff_of,
+    scalar_gp,
+    vector_gp,
+)
 from tests.registry import CASES
-from tests.test_orff_exact_gp import POINTS, dense_noise, draw, model_for, orff_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")
 

@@ -11,11 +11,10 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
-from gp_orff.inference import robust
 from gp_orff.inference.robust import StudentTNoise
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
 from tests import oracles
-from tests.test_vector_field_gp import conditioned, curl_free, flow
+from tests.fields import conditioned, curl_free, flow
 
 RULES = {"exact": None, "grid": gp_orff.Auto(exact_values=0, tolerance=1e-8)}
 
@@ -33,7 +32,7 @@ def robust_model(deg_free=4.0, rule=None):
     return gp_orff.VectorFieldGP(curl_free(), likelihood=likelihood, frequencies=rule)
 
 
-@pytest.mark.parametrize("points", [250, 900], ids=["exact", "grid"])
+@pytest.mark.parametrize("points", [200, 550], ids=["exact", "grid"])
 def test_outliers_do_not_ruin_a_map(points):
     """One vector in ten is wrong: within 10 % of the error without; Gaussian noise is far worse."""
     x, y, field, bad = with_outliers(points)
@@ -51,11 +50,11 @@ def test_outliers_do_not_ruin_a_map(points):
     assert inside > 0.88
     found = robust.leave_one_out(x, y).distance > scipy.stats.chi2.ppf(0.999, 2)
     assert (found & bad).sum() > 0.95 * bad.sum()
-    assert (found & ~bad).sum() < 0.05 * (~bad).sum()
+    assert (found & ~bad).sum() < 0.01 * (~bad).sum()  # ten times their share
 
 
 def test_without_outliers_it_is_nearly_gaussian():
-    x, y, field = flow(300)
+    x, y, field = flow(200)
     errors = []
     for model in (gp_orff.VectorFieldGP(curl_free()), robust_model(deg_free=50.0)):
         model.fit(x, y, progress=False)
@@ -118,7 +117,7 @@ def test_expectation_maximisation_climbs():
     model = robust_model().fit(x, y, progress=False)
     best = model.log_marginal_likelihood().item()
     again = model.condition(x, y).log_marginal_likelihood().item()
-    assert again >= best - 0.05
+    assert again >= best - 1e-4  # EM ends where it gains 1e-6 nats
     for factor in (0.8, 1.25):
         noise = model.likelihood.noise.item()
         model.likelihood.noise = factor * noise
@@ -136,12 +135,12 @@ def test_its_marginal_in_gpytorch_has_the_covariance_of_the_noise():
 
 
 def test_new_readings_are_weighed_by_the_field():
-    x, y, field, bad = with_outliers(300, share=0.15)
-    model = robust_model().fit(x[:250], y[:250], progress=False)
-    model.update(x[250:], y[250:])
-    weights = torch.cat(model.state.data.weights)[250:]
-    assert weights[bad[250:]].max() < 0.1 < weights[~bad[250:]].min()
-    assert (model.posterior().mean(x) - field(x)).square().mean().sqrt() < 0.12
+    x, y, field, bad = with_outliers(200, share=0.15)
+    model = robust_model().fit(x[:150], y[:150], progress=False)
+    model.update(x[150:], y[150:])
+    weights = torch.cat(model.state.data.weights)[150:]
+    assert weights[bad[150:]].max() < 0.1 < weights[~bad[150:]].min()
+    assert (model.posterior().mean(x) - field(x)).square().mean().sqrt() < 0.08
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -226,10 +225,10 @@ def test_weights_settle(rule, deg_free, seed):
     model.condition(x, y)
     prior = model.kernel(x).to_dense().detach()
     weights, mean, variance = dense_em(x, y, prior, 0.1, deg_free)
-    torch.testing.assert_close(torch.cat(model.state.data.weights), weights, rtol=0, atol=2e-3)
+    torch.testing.assert_close(torch.cat(model.state.data.weights), weights, rtol=0, atol=1e-3)
     field = model.posterior()
     assert ((field.mean(x) - mean).abs() < 0.01 * variance.sqrt()).all()  # of 1e-6 nats: 0.0015
-    torch.testing.assert_close(field.variance(x), variance, rtol=5e-3, atol=0)
+    torch.testing.assert_close(field.variance(x), variance, rtol=5e-4, atol=0)
 
 
 def test_weights_that_do_not_settle_are_told():
@@ -255,6 +254,17 @@ def test_a_likelihood_says_how_it_is_weighed():
         assert torch.equal(found, own)
 
 
+def left_out(model, x, y, weights, row):
+    """Residual of a reading and covariance of its vector given the others, by dense algebra."""
+    noise = model.likelihood.noise.item()
+    prior = model.kernel(x).to_dense().detach()
+    noisy = prior + torch.diag((noise / weights).repeat_interleave(2))
+    own, rest = [2 * row, 2 * row + 1], [j for j in range(2 * len(x)) if j // 2 != row]
+    gain = torch.linalg.solve(noisy[rest][:, rest], noisy[rest][:, own]).mT
+    residual = y[row] - gain @ y.reshape(-1)[rest]
+    return residual, prior[own][:, own] + noise * torch.eye(2) - gain @ noisy[rest][:, own]
+
+
 def with_update(rule, repeated=False):
     """A model of 60 readings and 20 that came later, five of them wrong."""
     x, y, _ = flow(80)
@@ -273,18 +283,13 @@ def with_update(rule, repeated=False):
 def test_leave_one_out_after_an_update_uses_the_weights_that_are_held(rule):
     """Against dense conditioning on the others, for all readings and for some in another order."""
     model, x, y, weights = with_update(rule)
-    prior = model.kernel(x).to_dense().detach()
-    noisy = prior + torch.diag((0.04 / weights).repeat_interleave(2))
     atol = 1e-9 if rule == "exact" else 1e-4
     order = torch.randperm(80, generator=torch.Generator().manual_seed(0))
     for rows in (torch.arange(80), order[:30], torch.arange(60, 80)):
         found = model.leave_one_out(x[rows], y[rows])
         torch.testing.assert_close(found.weight, weights[rows], rtol=1e-12, atol=0)
         for i, row in list(enumerate(rows.tolist()))[::7]:
-            own, rest = [2 * row, 2 * row + 1], [j for j in range(160) if j // 2 != row]
-            gain = torch.linalg.solve(noisy[rest][:, rest], noisy[rest][:, own]).mT
-            wanted = y[row] - gain @ y.reshape(-1)[rest]
-            covariance = prior[own][:, own] + 0.04 * torch.eye(2) - gain @ noisy[rest][:, own]
+            wanted, covariance = left_out(model, x, y, weights, row)
             torch.testing.assert_close(found.residual[i], wanted, rtol=0, atol=atol)
             torch.testing.assert_close(found.covariance[i], covariance, rtol=0, atol=atol)
             p = scipy.stats.f(2, 4).sf(wanted @ torch.linalg.solve(covariance, wanted) / 2)
@@ -312,7 +317,7 @@ def test_what_is_taken_away_has_the_weights_that_are_held(repeated):
     prior = model.kernel(xs).to_dense().detach()
     sd = (prior - gain @ model.kernel(x[kept], xs).to_dense()).diagonal().reshape(-1, 2).sqrt()
     assert ((model.posterior().mean(xs) - mean).abs() < 2e-3 * sd).all()  # the grid's tolerance
-    torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-3, atol=0)
+    torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-4, atol=0)
     heavy_tailed = StudentTNoise(4.0)
     bound = heavy_tailed.elbo_correction(heavy_tailed.distance(weights[kept], 2), 2)
     assert left.elbo_correction == pytest.approx(bound, rel=1e-9)
@@ -376,14 +381,11 @@ def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():
     model = robust_model().fit(x, y, progress=False)
     found = model.leave_one_out(x, y)
     weights = torch.cat(model.state.data.weights)
-    conditioning = model._snapshot().posterior
-    part = next(model.state.data.visit())
-    residual, latent, noise = robust.residuals(
-        part, conditioning, model._snapshot().noises, model._snapshot().constant
-    )
-    own = noise.weighted / weights[:, None, None]
-    wanted = own @ torch.linalg.solve(own - latent, residual.unsqueeze(-1))
-    torch.testing.assert_close(found.residual, wanted.squeeze(-1), rtol=1e-9, atol=1e-9)
+    constant = torch.stack([own.constant.detach() for own in model.mean.base_means]).flatten()
+    for row in range(0, 120, 17):
+        residual, covariance = left_out(model, x, y - constant, weights, row)
+        torch.testing.assert_close(found.residual[row], residual, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.covariance[row], covariance, rtol=1e-9, atol=1e-9)
 
 
 def test_leave_one_out_of_an_unknown_instrument():

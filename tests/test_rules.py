@@ -64,7 +64,7 @@ CELLS = [
 @pytest.mark.parametrize("field", FIELDS)
 def test_field_kernels_are_unbiased(field, spectrum, measure, rule, num_dims):
     kernel = FIELDS[field][0](base(spectrum, num_dims), num_dims=num_dims)
-    samples = estimates(kernel, rule, measure, num_dims, seeds=100, num_frequencies=128)
+    samples = estimates(kernel, rule, measure, num_dims, seeds=50, num_frequencies=256)
     assert is_unbiased(samples, kernel(*pair(num_dims)).to_dense())
     assert not is_unbiased(samples, 1.25 * kernel(*pair(num_dims)).to_dense())  # it can fail
 
@@ -74,7 +74,7 @@ def test_field_kernels_are_unbiased(field, spectrum, measure, rule, num_dims):
 @pytest.mark.parametrize("spectrum", CLOSED_FORM)
 def test_scalar_kernels_are_unbiased(spectrum, rule, num_dims):
     kernel = base(spectrum, num_dims)
-    samples = estimates(kernel, rule, "trace", num_dims, 100, 64)
+    samples = estimates(kernel, rule, "trace", num_dims, 50, 128)
     assert is_unbiased(samples, kernel(*pair(num_dims)).to_dense())
 
 

@@ -263,17 +263,25 @@ def kernel_of_others(base, members):
         (object, RANDOM_MEMBERS),  # which is no subclass
     ],
 )
-def test_laws_of_others_have_what_they_need(base, members):
+def test_laws_of_others_have_what_random_rules_need(base, members):
     """Of hyperparameters that a law does not name, the ranges are not known."""
     kernel = kernel_of_others(base, members)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(30, 2, generator=generator), torch.randn(30, 2, generator=generator)
     model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.QuasiMonteCarlo(16))
     assert model.fit(x, y, progress=False).posterior().mean(x).isfinite().all()
+
+
+def test_laws_of_others_have_what_grids_need():
+    kernel = kernel_of_others(gp_orff.spectra.GridSpectrum, RANDOM_MEMBERS + GRID_MEMBERS).double()
     kernel.data_covar_module.lengthscale = 0.5
-    if base is gp_orff.spectra.GridSpectrum:
-        grid = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).accuracy()
-        assert grid[0].truncated < 1e-3
-        return
-    with pytest.raises(NotImplementedError, match=r"Law tells no scaled.*spectra\.GridSpectrum"):
+    x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+    grid = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).accuracy()
+    assert grid[0].truncated < 1e-3
+
+
+@pytest.mark.parametrize("base", [gp_orff.spectra.Spectrum, object])
+def test_laws_of_others_without_it_are_refused_by_grids(base):
+    kernel, x = kernel_of_others(base, RANDOM_MEMBERS), torch.zeros(3, 2)
+    with pytest.raises(NotImplementedError, match=r"Law has no scaled.*spectra\.GridSpectrum"):
         gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))

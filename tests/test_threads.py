@@ -33,8 +33,8 @@ class Machine:
 def machine(monkeypatch):
     """Of four threads outside every call."""
     found = Machine()
-    monkeypatch.setattr(threads, "_mean_seconds", found.measure)
-    monkeypatch.setattr(threads, "_measurements", {})
+    monkeypatch.setattr(threads, "mean_seconds", found.measure)
+    monkeypatch.setattr(threads, "measurements", {})
     monkeypatch.setattr(threads, "time", found)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -174,7 +174,7 @@ def test_other_python_threads_have_calls_of_their_own(machine):
 def test_the_work_is_measured_with_as_many_threads():
     before = torch.get_num_threads()
     try:
-        assert threads._mean_seconds(2, 0.0) > 0
+        assert threads.mean_seconds(2, 0.0) > 0
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -212,7 +212,7 @@ def test_a_fit_says_its_threads_and_puts_them_back(machine):
 )
 def test_every_call_chooses_its_threads(machine, call):
     own = model().condition(*field())
-    threads._measurements.clear()
+    threads.measurements.clear()
     machine.measured.clear()
     call(own, *field())
     assert machine.measured

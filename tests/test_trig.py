@@ -119,7 +119,7 @@ def test_statistics_add_over_points():
     whole = Statistics.of(x, y, TrigColumns.of(omega))
     parts = [
         Statistics.of(x[rows], y[rows], TrigColumns.of(omega))
-        for rows in torch.randperm(40).split(13)
+        for rows in torch.randperm(40, generator=torch.Generator().manual_seed(0)).split(13)
     ]
     merged = parts[2] + parts[0] + parts[3] + parts[1]
     assert merged.count == whole.count == 40

@@ -9,9 +9,9 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
 from gp_orff.inference.overconfidence import halves
-from tests.models import vector_gp
+from tests.fields import draw
+from tests.models import centred_gp, orff_of
 from tests.registry import CASES, RULES
-from tests.test_orff_exact_gp import draw, orff_of
 
 
 def field_problem(potential, extent, noise, points=300):
@@ -30,11 +30,7 @@ def field_problem(potential, extent, noise, points=300):
 
 
 def posterior(kernel, x, y, xs, noise):
-    constraint = gpytorch.constraints.GreaterThan(1e-8)
-    model = vector_gp(x, y, kernel, noise, has_task_noise=False, noise_constraint=constraint)
-    for parameter in model.mean_module.parameters():
-        parameter.data.zero_()
-    model.eval()
+    model = centred_gp(kernel, x, y, noise).eval()
     with torch.no_grad(), gpytorch.settings.max_cholesky_size(10_000):
         return model(xs).mean, model(xs).stddev
 

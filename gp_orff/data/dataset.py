@@ -128,6 +128,16 @@ class Dataset(Data):
     numbers_in_memory: int = 0  # that this dataset holds
     symbol_data: tuple[SymbolObservations, ...] = ()
 
+    @property
+    def is_small(self) -> bool:
+        """Whether the data are small enough to be copied and held in memory."""
+        return self.size <= MOST_KEPT
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the data hold more numbers in memory than `MOST_KEPT`."""
+        return self.numbers_in_memory > MOST_KEPT
+
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "Dataset":
         """The data of a source, visited once; raises where they are not valid."""

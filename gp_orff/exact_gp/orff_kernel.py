@@ -9,7 +9,7 @@ from gp_orff.features.accuracy import GridAccuracy, accuracy
 from gp_orff.features.assemble import check_domain, draw, expand
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.features.truncation import left_out
+from gp_orff.features.truncation import truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 from gp_orff.symbols.base import Identity
@@ -127,7 +127,9 @@ class ORFFKernel(WrapperKernel):
         check_domain(self.base_kernel, self.frequencies, x1, x2)
         expansion = self._expansion(x1.shape[-1])
         covariance = FeatureCovariance.of(x1, x2, expansion)
-        truncated = left_out(Identity(), self.base_kernel, self.frequencies, (), expansion)
+        truncated = truncated_variance(
+            Identity(), self.base_kernel, self.frequencies, (), expansion
+        )
         if truncated is not None and covariance.symmetric:
             covariance = NoisyFeatureCovariance.of(covariance, truncated[0].to(x1.dtype))
         return covariance.diagonal() if diag else covariance

@@ -1,4 +1,4 @@
-"""How well a frequency grid represents the terms of a kernel."""
+"""How accurately a frequency grid represents each term of a kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel
 
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.truncation import kept, periodised
+from gp_orff.features.truncation import grid_variance, periodised_variance
 from gp_orff.kernels.closed_form import field_block
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.spectra.base import Spectrum
@@ -16,17 +16,17 @@ from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import aliased, aliased_curvature, nonzero_sum
 from gp_orff.kernels.tree import Term, spectra_of, terms
 
-_SHELLS = 20  # of images, whose aliasing is added up
-_LAGS = 4  # along an axis, where aliasing is looked at
+_SHELLS = 20  # shells of images whose aliasing is added up
+_LAGS = 4  # lags along each axis at which aliasing is computed
 
 
 @dataclass(frozen=True)
 class GridAccuracy:
-    """How well one term of a kernel tree is represented, at its present hyperparameters."""
+    """The errors of one term of a kernel tree on a grid, at its present hyperparameters."""
 
     truncated: float  # the share of the variance beyond the grid
-    aliasing: float  # about |Σ_j K(τ + jP)| / |K(0)|, j ≠ 0, at lags τ from a datum
-    tolerance: float  # the one the grid was built for, after its budget
+    aliasing: float  # about |Σ_{j≠0} K(τ + jP)| / |K(0)|, at lags τ between a point and a datum
+    tolerance: float  # the tolerance of the grid, which a budget of features may have raised
 
     def __str__(self) -> str:
         return (
@@ -36,68 +36,70 @@ class GridAccuracy:
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:
-    """For each term of a kernel tree on a grid, in order; none for other rules."""
+    """The accuracy of each term of a kernel tree, in order; an empty list for other rules."""
     return [
-        _accuracy(term, own)
-        for term, own in zip(terms(kernel), draws, strict=True)
-        if isinstance(own, LatticeDraw)
+        _accuracy(term, draw)
+        for term, draw in zip(terms(kernel), draws, strict=True)
+        if isinstance(draw, LatticeDraw)
     ]
 
 
 @torch.no_grad()
-def _accuracy(term: Term, own: LatticeDraw) -> GridAccuracy:
-    lattice, found = own.lattice, spectra_of(term)
+def _accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
+    lattice, spectra = draw.lattice, spectra_of(term)
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())
-    held, whole = (
+    grid, total = (
         block.diagonal(dim1=-1, dim2=-2).sum(-1)
-        for block in (kept(term, own), periodised(term, own))
+        for block in (grid_variance(term, draw), periodised_variance(term, draw))
     )
-    share = (1 - held / whole).abs().max().item()
-    return GridAccuracy(share, _aliasing(term, own, found), lattice.tolerance.item())
+    share = (1 - grid / total).abs().max().item()
+    return GridAccuracy(share, _aliasing(term, draw, spectra), lattice.tolerance.item())
 
 
-def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
-    """The sum over the leaves; a product errs by no more."""
-    factors = [term.factor if term.factor.degree else None, *[None] * len(found[1:])]
+def _aliasing(term: Term, draw: LatticeDraw, spectra: Sequence[Spectrum]) -> float:
+    """The sum of the errors of the leaves, which bounds the error of their product."""
+    factors = [term.factor if term.factor.degree else None, *[None] * len(spectra[1:])]
     return sum(
-        (_added if isinstance(spectrum, GammaMixture) else _images)(
-            spectrum, factor, own.lattice, dims
+        (_largest_error if isinstance(spectrum, GammaMixture) else _sum_of_images)(
+            spectrum, factor, draw.lattice, dims
         )
-        for spectrum, factor, dims in zip(found, factors, own.dims, strict=True)
+        for spectrum, factor, dims in zip(spectra, factors, draw.dims, strict=True)
     )
 
 
-def _added(
+def _largest_error(
     spectrum: GammaMixture, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
 ) -> float:
-    """The largest error of a block at lags up to the longest from a datum, relative to K(0)."""
+    """The largest error of K(τ) relative to K(0), at lags τ up to the longest from a datum."""
     spacing, lag = lattice.spacing[list(dims)], lattice.lag[list(dims)]
     shares = torch.linspace(0, 1, _LAGS).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
-        more = (nonzero_sum(spectrum, spacing) - 1).clamp_min(
-            0
-        )  # than k(0), where weights end at 0
-        return max((aliased(spectrum, spacing, own) + more).abs().max().item() for own in lags)
-    whole = field_block(factor, torch.diag_embed(spectrum.second_moments(len(dims))))
-    size = whole.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
-    added = [field_block(factor, aliased_curvature(spectrum, spacing, own)) / size for own in lags]
-    return max(own.abs().max().item() for own in added)
+        # weights may add up to more than k(0) = 1, since the weight of ω = 0 is never negative
+        excess = (nonzero_sum(spectrum, spacing) - 1).clamp_min(0)
+        return max((aliased(spectrum, spacing, tau) + excess).abs().max().item() for tau in lags)
+    variance = field_block(factor, torch.diag_embed(spectrum.second_moments(len(dims))))
+    size = variance.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
+    errors = [field_block(factor, aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
+    return max(error.abs().max().item() for error in errors)
 
 
-def _images(
+def _sum_of_images(
     spectrum: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
 ) -> float:
-    """The image at P − L along every axis, and shells of images at jP."""
+    """A bound from correlations: the image at P − L along every axis, and shells of images at jP.
+
+    P is the period and L the longest lag from a datum.
+    """
     period, lag = lattice.period.tolist(), lattice.lag.tolist()
     order, d = 0 if factor is None else factor.degree, len(dims)
 
     def correlation(j: int, share: float) -> float:
-        """The largest over the axes at j P − share · L."""
+        """The largest correlation over the axes at the lag j P − share · L."""
         lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
         return max(float(spectrum.correlation(r, axis, order)) for axis, r in enumerate(lags))
 
     shells = range(1, _SHELLS + 1)
-    far = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0) for j in shells)
-    return d * correlation(1, 1.0) + far
+    shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0) for j in shells)
+    return d * correlation(1, 1.0) + shell_sum

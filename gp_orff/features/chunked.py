@@ -1,8 +1,8 @@
-"""Products with trigonometric columns φ(x) = [cos θ(x) ; sin θ(x)], never held whole.
+"""Products with the N×2D matrix φ(x) = [cos θ(x) ; sin θ(x)], without storing it.
 
-φ is N×2D. Each product here walks over chunks of points, and its backward pass computes the
-columns anew, so that memory does not grow with N·D. Everything is computed in float64. Backward
-passes are made of differentiable operations: second derivatives exist.
+Each product goes through the points in chunks, and its backward pass computes the columns again,
+so that memory does not grow with N·D. Everything is computed in float64. Backward passes consist
+of differentiable operations: second derivatives exist.
 """
 
 from abc import ABC, abstractmethod
@@ -14,24 +14,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
-# of φ: what a cache holds; on a GPU, what hides the cost of starting kernels
+# bytes of φ at once: on a CPU they fit into its cache; on a GPU they outweigh launching kernels
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 
 
 class Phases(ABC):
-    """θ_k(x) = ⟨ω_k, x⟩ of D frequencies, and its derivatives, by whatever transform gives them."""
+    """θ_k(x) = ⟨ω_k, x⟩ of D frequencies and its derivatives; subclasses choose the algorithm."""
 
     num_frequencies: int
     omega: Float[Tensor, "*b D d"]
-    tensors: tuple[Tensor, ...]  # the differentiable parts, each ending in a matrix
+    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
-        """The same phases of other tensors."""
+        """The same phases with other tensors."""
 
     @abstractmethod
     def select(self, frequencies: Int[Tensor, "k"]) -> "Phases":
-        """Those of some frequencies."""
+        """The phases of some frequencies."""
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
@@ -39,18 +39,18 @@ class Phases(ABC):
 
     @abstractmethod
     def point_gradient(self, grad: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
-        """∂/∂x from ∂/∂θ."""
+        """∂/∂x from `grad` = ∂/∂θ."""
 
     @abstractmethod
     def gradients(
         self, x: Float[Tensor, "*b N d"], grad: Float[Tensor, "*b N D"]
     ) -> Sequence[Tensor]:
-        """∂/∂(each of the tensors) from ∂/∂θ."""
+        """The derivative by each of the tensors from `grad` = ∂/∂θ."""
 
 
 @dataclass(frozen=True)
 class LinearPhases(Phases):
-    """Those of any ω, by a product of matrices."""
+    """The phases of explicit frequencies ω, as a matrix product."""
 
     omega: Float[Tensor, "*b D d"]
 
@@ -79,7 +79,7 @@ class LinearPhases(Phases):
 
 
 def trig(x: Float[Tensor, "*b N d"], phases: Phases) -> Float[Tensor, "*b N 2*D"]:
-    """φ(x), its cosine columns first."""
+    """φ(x), cosines first."""
     phase = phases(x)
     return torch.cat([phase.cos(), phase.sin()], dim=-1)
 
@@ -90,19 +90,19 @@ def moments(
     y: Float[Tensor, "*b N k"],
     weights: Float[Tensor, "N m"] | None = None,
 ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"]]:
-    """C = φᵀφ and Z = φᵀy, in one pass and one backward pass.
+    """C = φᵀφ and Z = φᵀy, in one pass over the points and one backward pass.
 
-    With weights, C is φᵀ diag(a) φ for each of their columns a, (m, 2D, 2D).
+    With `weights`, C is φᵀ diag(a) φ for each of their columns a, of shape (m, 2D, 2D).
     """
-    x, y, *tensors = _same_batch(x, y, *phases.tensors)
+    x, y, *tensors = _broadcast_batches(x, y, *phases.tensors)
     return _Moments.apply(x, y, True, weights, phases.rebuild, *tensors)
 
 
 def adjoint(
     x: Float[Tensor, "*b N d"], phases: Phases, y: Float[Tensor, "*b N k"]
 ) -> Float[Tensor, "*b 2*D k"]:
-    """Z = φᵀy alone."""
-    x, y, *tensors = _same_batch(x, y, *phases.tensors)
+    """Z = φᵀy, without C."""
+    x, y, *tensors = _broadcast_batches(x, y, *phases.tensors)
     return _Moments.apply(x, y, False, None, phases.rebuild, *tensors)[1]
 
 
@@ -110,12 +110,12 @@ def apply(
     x: Float[Tensor, "*b N d"], phases: Phases, w: Float[Tensor, "*b 2*D k"]
 ) -> Float[Tensor, "*b N k"]:
     """φ w."""
-    x, w, *tensors = _same_batch(x, w, *phases.tensors)
+    x, w, *tensors = _broadcast_batches(x, w, *phases.tensors)
     return _Apply.apply(x, w, phases.rebuild, *tensors)
 
 
 def chunks(x: Float[Tensor, "*b N d"], width: int) -> Iterator[slice]:
-    """Slices of points for which a float64 array of `width` numbers a point stays small."""
+    """Slices of the points, so short that `width` float64 numbers for each point are a chunk."""
     budget = _CHUNK_BYTES.get(x.device.type, _CHUNK_BYTES["cpu"])
     rows = max(1, budget // (8 * width * max(1, x.shape[:-2].numel())))
     return (slice(start, start + rows) for start in range(0, x.shape[-2], rows))
@@ -126,7 +126,10 @@ def by_chunks(
     x: Float[Tensor, "*b N d"],
     width: int,
 ) -> Float[Tensor, "*b N k"]:
-    """function(x), chunk by chunk into one array: a list of pieces would fragment the heap."""
+    """function(x), computed by chunks of points for which it needs `width` numbers each.
+
+    Results go into one array, since a list of pieces would fragment the heap.
+    """
     out = None
     for rows in chunks(x, width):
         part = function(x[..., rows, :])
@@ -136,13 +139,14 @@ def by_chunks(
     return out
 
 
-def _same_batch(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _broadcast_batches(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The matrices in float64, with one batch shape."""
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
     return tuple(t.double().expand(*batch, *t.shape[-2:]) for t in tensors)
 
 
 class _PhaseGradients:
-    """∂/∂x and ∂/∂(the tensors of the phases) from ∂/∂φ, chunk by chunk."""
+    """Accumulates ∂/∂x and the derivatives by the tensors of the phases, chunk by chunk."""
 
     def __init__(self, x: Tensor, phases: Phases, needs_x: bool, needs_tensors: Sequence[bool]):
         self._points, self._phases = x, phases
@@ -151,7 +155,7 @@ class _PhaseGradients:
         self.needed = needs_x or any(needs_tensors)
 
     def add(self, rows: slice, phi: Tensor, grad_phi: Tensor) -> None:
-        """−sin · ∂/∂cos + cos · ∂/∂sin is ∂/∂phase."""
+        """Add the part of ∂/∂φ of one chunk: ∂/∂θ = cos θ · ∂/∂(sin θ) − sin θ · ∂/∂(cos θ)."""
         cos, sin = phi.chunk(2, dim=-1)
         grad_cos, grad_sin = grad_phi.chunk(2, dim=-1)
         grad = torch.addcmul(cos * grad_sin, sin, grad_cos, value=-1)
@@ -159,28 +163,30 @@ class _PhaseGradients:
             self.x[..., rows, :] = self._phases.point_gradient(grad)
         if self.tensors[0] is not None:
             parts = self._phases.gradients(self._points[..., rows, :], grad)
-            for total, own in zip(self.tensors, parts, strict=True):
-                total += own
+            for total, part in zip(self.tensors, parts, strict=True):
+                total += part
 
 
 class _Moments(Function):
+    """C, or None, and Z."""
+
     @staticmethod
     def forward(ctx, x, y, gram, weights, rebuild, *tensors):
         ctx.save_for_backward(x, y, weights, *tensors)
         ctx.rebuild, phases = rebuild, rebuild(*tensors)
         d, columns = phases.num_frequencies, 2 * phases.num_frequencies
-        kinds = () if weights is None else (weights.shape[-1],)
-        c = x.new_zeros(*kinds, *x.shape[:-2], columns, columns) if gram else None
+        num_grams = () if weights is None else (weights.shape[-1],)
+        c = x.new_zeros(*num_grams, *x.shape[:-2], columns, columns) if gram else None
         z = x.new_zeros(*x.shape[:-2], columns, y.shape[-1])
         for rows in chunks(x, columns):
             phase = phases(x[..., rows, :])
             cos, sin = phase.cos(), phase.sin()
-            if gram:  # symmetric: three blocks of four
-                for own, a in _weighted(c, weights, rows):
+            if gram:  # C is symmetric: three of its four blocks suffice
+                for block, a in _with_weights(c, weights, rows):
                     left, right = (cos, sin) if a is None else (a * cos, a * sin)
-                    own[..., :d, :d] += left.mT @ cos
-                    own[..., :d, d:] += left.mT @ sin
-                    own[..., d:, d:] += right.mT @ sin
+                    block[..., :d, :d] += left.mT @ cos
+                    block[..., :d, d:] += left.mT @ sin
+                    block[..., d:, d:] += right.mT @ sin
             z[..., :d, :] += cos.mT @ y[..., rows, :]
             z[..., d:, :] += sin.mT @ y[..., rows, :]
         if gram:
@@ -191,32 +197,34 @@ class _Moments(Function):
     def backward(ctx, grad_c, grad_z):
         x, y, weights, *tensors = ctx.saved_tensors
         phases, (needs_x, needs_y) = ctx.rebuild(*tensors), ctx.needs_input_grad[:2]
-        found = _PhaseGradients(x, phases, needs_x, ctx.needs_input_grad[5:])
+        gradients = _PhaseGradients(x, phases, needs_x, ctx.needs_input_grad[5:])
         grad_y = torch.empty_like(y) if needs_y else None
-        both = grad_c + grad_c.mT if grad_c is not None else None
+        symmetric = grad_c + grad_c.mT if grad_c is not None else None
         for rows in chunks(x, grad_z.shape[-2]):
             phi = trig(x[..., rows, :], phases)
             if needs_y:
                 grad_y[..., rows, :] = phi @ grad_z
-            if found.needed:
+            if gradients.needed:
                 grad_phi = y[..., rows, :] @ grad_z.mT
-                if both is not None:
-                    for own, a in _weighted(both, weights, rows):
-                        grad_phi += phi @ own if a is None else a * (phi @ own)
-                found.add(rows, phi, grad_phi)
-        return found.x, grad_y, None, None, None, *found.tensors
+                if symmetric is not None:
+                    for matrix, a in _with_weights(symmetric, weights, rows):
+                        grad_phi += phi @ matrix if a is None else a * (phi @ matrix)
+                gradients.add(rows, phi, grad_phi)
+        return gradients.x, grad_y, None, None, None, *gradients.tensors
 
 
-def _weighted(
+def _with_weights(
     matrices: Tensor, weights: Tensor | None, rows: slice
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Each matrix with its weights, a column."""
+    """Each matrix with the weights of these rows, as a column; None if there are no weights."""
     if weights is None:
         return iter([(matrices, None)])
     return zip(matrices, weights[rows].unsqueeze(-1).unbind(1), strict=True)
 
 
 class _Apply(Function):
+    """φ w."""
+
     @staticmethod
     def forward(ctx, x, w, rebuild, *tensors):
         ctx.save_for_backward(x, w, *tensors)
@@ -230,12 +238,12 @@ class _Apply(Function):
     def backward(ctx, grad):
         x, w, *tensors = ctx.saved_tensors
         phases, (needs_x, needs_w) = ctx.rebuild(*tensors), ctx.needs_input_grad[:2]
-        found = _PhaseGradients(x, phases, needs_x, ctx.needs_input_grad[3:])
+        gradients = _PhaseGradients(x, phases, needs_x, ctx.needs_input_grad[3:])
         grad_w = torch.zeros_like(w) if needs_w else None
         for rows in chunks(x, w.shape[-2]):
             phi = trig(x[..., rows, :], phases)
             if needs_w:
                 grad_w += phi.mT @ grad[..., rows, :]
-            if found.needed:
-                found.add(rows, phi, grad[..., rows, :] @ w.mT)
-        return found.x, grad_w, None, *found.tensors
+            if gradients.needed:
+                gradients.add(rows, phi, grad[..., rows, :] @ w.mT)
+        return gradients.x, grad_w, None, *gradients.tensors

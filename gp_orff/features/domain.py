@@ -1,4 +1,4 @@
-"""Boxes of points: the domain that frequencies serve."""
+"""Boxes: the regions of input space that frequencies are made for."""
 
 import math
 
@@ -6,19 +6,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Box = tuple[tuple[float, float], ...]
+Box = tuple[tuple[float, float], ...]  # (low, high) of each input column
 
 
 def box_of(x: Float[Tensor, "N d"]) -> Box:
-    """The box of a set of points; (N,) are points on a line.
+    """The smallest box that contains the points x, (N, d), or (N,) on a line.
 
     Raises:
-        ValueError: an empty set, or points that are not finite.
+        ValueError: no points, or points that are not finite.
     """
     x = torch.as_tensor(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.dim() < 2 or x.shape[-2] == 0:
-        raise ValueError(f"expected points (N, d), at least one, got shape {tuple(x.shape)}")
+        raise ValueError(
+            f"expected at least one point, in an array (N, d), got shape {tuple(x.shape)}"
+        )
     flat = x.detach().reshape(-1, x.shape[-1])
     low, high = flat.amin(0).double(), flat.amax(0).double()
     if not torch.isfinite(low + high).all():
@@ -27,27 +29,33 @@ def box_of(x: Float[Tensor, "N d"]) -> Box:
 
 
 def as_box(box: Box, name: str) -> Box:
-    pairs = tuple((float(low), float(high)) for low, high in box)
-    if not all(low <= high and math.isfinite(high - low) for low, high in pairs):
-        raise ValueError(f"Grid expects {name}=((low, high), ...) for each input, got {box}")
-    return pairs
+    """`box` with floats as bounds, after a check; errors call it the argument `name` of Grid."""
+    bounds = tuple((float(low), float(high)) for low, high in box)
+    if not all(low <= high and math.isfinite(high - low) for low, high in bounds):
+        raise ValueError(
+            f"Grid expects {name}=((low, high), ...), finite, one pair for each input, got {box}"
+        )
+    return bounds
 
 
 def within_box(x: Float[Tensor, "n d"], box: Box) -> Bool[Tensor, "n"]:
+    """Which of the points x lie in a box."""
     low, high = torch.tensor(box, dtype=x.dtype, device=x.device).mT
     return ((x >= low) & (x <= high)).all(-1)
 
 
 def contains(domain: Box, box: Box) -> bool:
+    """Whether the domain contains the whole box."""
     return all(
-        low <= own[0] and own[1] <= high for own, (low, high) in zip(box, domain, strict=True)
+        low <= side[0] and side[1] <= high for side, (low, high) in zip(box, domain, strict=True)
     )
 
 
 def union(first: Box, second: Box) -> Box:
-    """The smallest box that holds both."""
+    """The smallest box that contains both."""
     return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
 
 
 def in_words(box: Box) -> str:
+    """A box as error messages write it: (0, 1) x (0, 2)."""
     return " x ".join(f"({low:.6g}, {high:.6g})" for low, high in box)

@@ -1,7 +1,7 @@
-"""Features as values: f(x) = Σ_f θ_f · φ_f(x) · m_f , θ ~ N(0, I_F).
+"""The feature expansion f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as a value.
 
-A feature is one column times one direction m_f ∈ R^p, a column of √w_k B(ω_k). With complex
-directions it is Re(m_f ψ_f(x)), of the waves ψ whose real parts the columns are.
+A feature is one column φ_f(x) times one direction m_f ∈ R^p, which is a column of √w_k B(ω_k). With
+a complex direction the feature is Re(m_f ψ_f(x)), where φ_f is the real part of the wave ψ_f.
 """
 
 from abc import ABC, abstractmethod
@@ -14,19 +14,19 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
-from gp_orff.features.columns import Columns, side_by_side, stacked
+from gp_orff.features.columns import Columns, side_by_side, stack_rows
 from gp_orff.symbols.base import Symbol
 
 
 class Expansion(ABC):
-    """F features over the M columns φ(x); an immutable value."""
+    """F features on the M columns φ(x); an immutable value."""
 
     phi: Columns
     num_features: int
     num_outputs: int
-    cholesky_cost: int  # of the weight-space factorisation, in units of which F×F costs F³
-    tensors: tuple[Tensor, ...]  # the differentiable parts, each ending in a matrix
-    rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) is the expansion again
+    cholesky_cost: int  # of the Cholesky factor of the weights' precision: F³ for a full matrix
+    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
+    rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
 
     @property
     def num_columns(self) -> int:
@@ -34,11 +34,11 @@ class Expansion(ABC):
 
     @abstractmethod
     def scaled(self, variance: Float[Tensor, "*b"]) -> "Expansion":
-        """The features of variance · K."""
+        """The features of the kernel `variance` · K."""
 
     @abstractmethod
     def general(self) -> "FeatureExpansion":
-        """The same features with every direction written out."""
+        """The same features, listed one by one."""
 
     @abstractmethod
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
@@ -46,22 +46,23 @@ class Expansion(ABC):
 
     @abstractmethod
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
-        """The adjoint of `column_weights`: Φᵀv from z = φᵀv."""
+        """Φᵀv from z = φᵀv: the adjoint of `column_weights`."""
 
     @abstractmethod
     def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "Expansion":
-        """The features of some columns, each with its variance multiplied."""
+        """The features of some columns, with their variances multiplied by `variance`."""
 
     def double(self) -> "Expansion":
-        wide = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
-        return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, wide, strict=True)))
+        """The same features in float64, or complex128."""
+        dtypes = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
+        return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, dtypes, strict=True)))
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
-        """Φ(x) itself, for few points."""
+        """Φ(x) as a dense matrix; for few points."""
         return self.general().features(x)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
-        """The mean of K(x, x) over all of space: itself where it is the same everywhere."""
+        """The mean of K(x, x) over all of space; K(0) for a stationary kernel."""
         full = self.general()
         squares = full.gather(full.phi.mean_squares()).to(full.directions)
         return ((squares * full.directions).mT @ full.directions.conj()).real
@@ -79,10 +80,10 @@ class Expansion(ABC):
 
 @dataclass(frozen=True)
 class FeatureExpansion(Expansion):
-    """Features given one by one: which column each uses, and its direction.
+    """Features listed one by one: feature f is column `columns[f]` times direction `directions[f]`.
 
-    Those of a kernel have real directions, and evidence is known for these; complex ones are what
-    a symbol with real and imaginary parts makes of them.
+    Kernels have real directions, and only these have an evidence. A symbol with a real and an
+    imaginary part turns them into complex directions.
     """
 
     phi: Columns
@@ -111,7 +112,7 @@ class FeatureExpansion(Expansion):
 
     @cached_property
     def one_to_one(self) -> bool:
-        """Whether feature f uses column f, so that nothing needs gathering."""
+        """Whether every feature f uses column f; `gather` and `scatter` then change nothing."""
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":
@@ -123,17 +124,22 @@ class FeatureExpansion(Expansion):
     def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "FeatureExpansion":
         place = torch.full((self.num_columns,), -1, device=columns.device)
         place[columns] = torch.arange(len(columns), device=columns.device)
-        new = place[self.columns]
-        kept = new >= 0
-        directions = self.directions[..., kept, :] * variance[new[kept]].sqrt().unsqueeze(-1)
-        return FeatureExpansion(self.phi.select(columns), directions, new[kept])
+        new = place[self.columns]  # the new index of each feature's column; −1 if not selected
+        selected = new >= 0
+        directions = self.directions[..., selected, :] * variance[new[selected]].sqrt().unsqueeze(
+            -1
+        )
+        return FeatureExpansion(self.phi.select(columns), directions, new[selected])
 
     def gather(self, values: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b F k"]:
-        """Values of columns → values of the features that use them."""
+        """A value for each column → for each feature the value of its column."""
         return values if self.one_to_one else values.index_select(-2, self.columns)
 
     def scatter(self, values: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M k"]:
-        """The adjoint: sums over the features of each column."""
+        """A value for each feature → for each column the sum over its features.
+
+        It is the adjoint of `gather`.
+        """
         if self.one_to_one:
             return values
         zeros = values.new_zeros(*values.shape[:-2], self.num_columns, values.shape[-1])
@@ -145,7 +151,7 @@ class FeatureExpansion(Expansion):
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         w = self.scatter((self.directions.unsqueeze(-1) * theta.unsqueeze(-2)).flatten(-2))
-        return w.real - self.phi.turned(w.imag) if self.is_complex else w
+        return w.real - self.phi.turn(w.imag) if self.is_complex else w
 
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         z = self.gather(self._waves(z)).unflatten(-1, (self.num_outputs, -1))
@@ -159,17 +165,20 @@ class FeatureExpansion(Expansion):
         return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
 
     def _waves(self, values: Float[Tensor, "*b M k"]) -> Tensor:
-        """Values of the columns as what complex directions multiply."""
+        """What the directions multiply: φᵀv = `values`, or ψᵀv for complex directions."""
         return self.phi.waves(values) if self.is_complex else values
 
 
 def _with_columns(phi: Columns, columns: Int[Tensor, "F"], *tensors: Tensor) -> FeatureExpansion:
-    *own, directions = tensors
-    return FeatureExpansion(phi.with_tensors(*own), directions, columns.to(directions.device))
+    *others, directions = tensors
+    return FeatureExpansion(phi.with_tensors(*others), directions, columns.to(directions.device))
 
 
-def seen_through(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
-    """The features of Q f: Q m for m, as real directions where one of its parts is zero."""
+def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
+    """The features of Q f, whose directions are Q m; `space` are the input columns Q acts on.
+
+    Directions stay real where Q m is real or imaginary: Re(i a ψ) = −a Im ψ, another column.
+    """
     full = expansion.general()
     multiplier = full.phi.multiplier(symbol, full.num_outputs, space)[full.columns]
     images = (multiplier @ full.directions.to(multiplier).unsqueeze(-1)).squeeze(-1)
@@ -177,25 +186,25 @@ def seen_through(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
         return replace(full, directions=images.real)
     if images.real.any():
         return replace(full, directions=images)
-    other, sign = (own[full.columns] for own in full.phi.quarter_turn)
-    return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, other)
+    partner, sign = (values[full.columns] for values in full.phi.quarter_turn)
+    return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, partner)
 
 
-def weights_through(
+def apply_symbol_to_weights(
     symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "M p*k"], space: Sequence[int]
 ) -> Float[Tensor, "M q*k"]:
-    """The same for the weights of the columns."""
+    """w′ with φ(x) w′ = Q f(x) for the field f(x) = φ(x) `weights`."""
     multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
     weights = weights.unflatten(-1, (expansion.num_outputs, -1))
     real, imag = ((part @ weights).flatten(1) for part in (multiplier.real, multiplier.imag))
-    return real - expansion.phi.turned(imag)
+    return real - expansion.phi.turn(imag)
 
 
 @dataclass(frozen=True)
 class KroneckerExpansion(Expansion):
-    """Features of a separable kernel: every column c has the same directions, scales_c · L.
+    """Features of a separable kernel: column c has the r directions scales_c · L.
 
-    Feature (c, j), at c·r + j, is column c times column j of scales_c L.
+    Feature c·r + j is column c of φ times column j of scales_c · L.
     """
 
     phi: Columns
@@ -248,21 +257,21 @@ class KroneckerExpansion(Expansion):
 
 
 def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
-    *own, scales, mixing = tensors
-    return KroneckerExpansion(phi.with_tensors(*own), scales, mixing)
+    *others, scales, mixing = tensors
+    return KroneckerExpansion(phi.with_tensors(*others), scales, mixing)
 
 
 def merge(parts: Sequence[Expansion]) -> Expansion:
-    """The features of a sum of kernels, in the order of their columns, which stand side by side."""
+    """The features of a sum of kernels, sorted by their columns, which stand side by side."""
     if len(parts) == 1:
         return parts[0]
     phi, places = side_by_side([part.phi for part in parts])
     if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
-        scales = stacked([part.scales for part in parts])
+        scales = stack_rows([part.scales for part in parts])
         order = torch.cat(places).argsort()
         return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
     full = [part.general() for part in parts]
-    directions = stacked([part.directions for part in full])
+    directions = stack_rows([part.directions for part in full])
     columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
     columns, order = columns.sort(stable=True)
     return FeatureExpansion(phi, directions.index_select(-2, order), columns)

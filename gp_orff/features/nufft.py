@@ -4,8 +4,9 @@ With phases θ_n ∈ R^d and the lattice |q_i| ≤ m_i,
 
     type 1:  F(q) = Σ_n c_n exp(i⟨q, θ_n⟩) ,      type 2:  g_n = Re Σ_q F(q) exp(i⟨q, θ_n⟩) .
 
-On the CPU by FINUFFT (Barnett, Magland & af Klinteberg 2019), which costs N + M log M; elsewhere by
-products of one-dimensional exponentials, which cost N·M and are also what FINUFFT is tested with.
+On the CPU FINUFFT computes them (Barnett, Magland & af Klinteberg 2019), at a cost of N + M log M
+for N points and M lattice points. On other devices, products of one-dimensional exponentials do,
+at a cost of N·M; the tests compare FINUFFT with these products.
 """
 
 from collections.abc import Iterator
@@ -18,37 +19,37 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 _PRECISION = 1e-12  # 1e-10 would move log-determinants of a million points by 3e-4
-_POINTS = 2**20  # at once: what they need beside is about 100 bytes a point
-_MAX_DIMS = 3  # of FINUFFT
-_SINGLE = 8  # points that are not worth a transform
-_CHUNK_BYTES = 256 * 2**20
+_POINTS = 2**20  # points at once; FINUFFT works with about 100 bytes for each
+_MAX_DIMS = 3  # axes that FINUFFT transforms
+_SINGLE = 8  # the number of points up to which products cost less than a transform
+_CHUNK_BYTES = 256 * 2**20  # of the exponentials that products hold at once
 
 
 def type1(
     phases: Float[Tensor, "N d"], strengths: Float[Tensor, "N k"], modes: tuple[int, ...]
 ) -> Complex[Tensor, "k *q"]:
-    """F for each column of strengths, of shape (k, 2m_1 + 1, …, 2m_d + 1)."""
+    """F(q) for each column c of `strengths`, of shape (k, 2m_1 + 1, …, 2m_d + 1)."""
     sizes = tuple(2 * m + 1 for m in modes)
     total = torch.zeros(strengths.shape[-1], *sizes, dtype=torch.complex128, device=phases.device)
     if phases.is_cuda or len(phases) <= _SINGLE:
-        return _type1_products(phases, strengths, modes, total)
+        return type1_by_products(phases, strengths, modes, total)
     for rows in _slices(len(phases), _POINTS):
-        pairs = _pairs(strengths[rows].mT.numpy())
+        pairs = _pair(strengths[rows].mT.numpy())
         sums = torch.from_numpy(_finufft1(phases[rows].numpy(), pairs, modes))
-        total += _apart(sums)[: strengths.shape[-1]]
+        total += _separate(sums)[: strengths.shape[-1]]
     return total
 
 
-def _pairs(real: Float[np.ndarray, "k N"]) -> Complex[np.ndarray, "h N"]:
-    """Two real vectors in one complex one: a + ib."""
+def _pair(real: Float[np.ndarray, "k N"]) -> Complex[np.ndarray, "h N"]:
+    """Real vectors two by two as complex vectors a + ib, which halves the transforms."""
     pairs = np.zeros(((len(real) + 1) // 2, real.shape[1]), dtype=complex)
     pairs.real = real[::2]
     pairs.imag[: len(real) // 2] = real[1::2]
     return pairs
 
 
-def _apart(sums: Complex[Tensor, "h *q"]) -> Complex[Tensor, "k *q"]:
-    """F of a and of b from that of a + ib: conj F(−q) is that of a − ib."""
+def _separate(sums: Complex[Tensor, "h *q"]) -> Complex[Tensor, "k *q"]:
+    """F of a and F of b from F of a + ib; the conjugate of F(−q) is F of a − ib."""
     mirrored = sums.flip(tuple(range(1, sums.dim()))).conj()
     return torch.stack([0.5 * (sums + mirrored), -0.5j * (sums - mirrored)], dim=1).flatten(0, 1)
 
@@ -56,10 +57,10 @@ def _apart(sums: Complex[Tensor, "h *q"]) -> Complex[Tensor, "k *q"]:
 def type2(
     phases: Float[Tensor, "N d"], coefficients: Complex[Tensor, "k *q"]
 ) -> Float[Tensor, "N k"]:
-    """g for each set of coefficients."""
+    """g_n for each array F of `coefficients`, of shape (2m_1 + 1, …, 2m_d + 1)."""
     out = phases.new_empty(len(phases), len(coefficients))
     if phases.is_cuda:
-        return _type2_products(phases, coefficients, out)
+        return type2_by_products(phases, coefficients, out)
     values = np.ascontiguousarray(coefficients.numpy())
     for rows in _slices(len(phases), _POINTS):
         out[rows] = torch.from_numpy(_finufft2(phases[rows].numpy(), values).real).mT
@@ -69,7 +70,7 @@ def type2(
 def _finufft1(
     points: Float[np.ndarray, "N d"], weights: Complex[np.ndarray, "k N"], modes: tuple[int, ...]
 ) -> Complex[np.ndarray, "k *q"]:
-    if len(modes) > _MAX_DIMS:  # the last axis by hand
+    if len(modes) > _MAX_DIMS:  # one transform of the other axes for each q of the last axis
         waves = np.exp(1j * np.outer(np.arange(-modes[-1], modes[-1] + 1), points[:, -1]))
         parts = [_finufft1(points[:, :-1], weights * wave, modes[:-1]) for wave in waves]
         return np.stack(parts, axis=-1)
@@ -80,7 +81,7 @@ def _finufft1(
 def _finufft2(
     points: Float[np.ndarray, "N d"], values: Complex[np.ndarray, "k *q"]
 ) -> Complex[np.ndarray, "k N"]:
-    if values.ndim - 1 > _MAX_DIMS:
+    if values.ndim - 1 > _MAX_DIMS:  # as in _finufft1
         half = values.shape[-1] // 2
         waves = np.exp(1j * np.outer(np.arange(-half, half + 1), points[:, -1]))
         return sum(
@@ -113,7 +114,7 @@ def _slices(count: int, rows: int) -> Iterator[slice]:
 def _halves(
     phases: Float[Tensor, "n d"], modes: tuple[int, ...]
 ) -> tuple[Complex[Tensor, "n a"], Complex[Tensor, "n b"]]:
-    """exp(i⟨q, θ⟩) as an outer product of two parts of the axes."""
+    """Two factors of exp(i⟨q, θ⟩): one over the first half of the axes, one over the others."""
     waves = []
     for phase, m in zip(phases.mT, modes, strict=True):
         q = torch.arange(-m, m + 1, dtype=phases.dtype, device=phases.device)
@@ -130,13 +131,14 @@ def _halves(
 
 
 def _rows(modes: tuple[int, ...]) -> int:
-    """Points for which both parts of the exponentials stay small."""
+    """The number of points for which the factors of `_halves` stay small."""
     middle = (len(modes) + 1) // 2
     width = sum(prod(2 * m + 1 for m in part) for part in (modes[:middle], modes[middle:]))
     return max(1, _CHUNK_BYTES // (48 * width))
 
 
-def _type1_products(phases, strengths, modes, total):
+def type1_by_products(phases, strengths, modes, total):
+    """`type1`, added to `total`, by products of one-dimensional exponentials."""
     for rows in _slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)
         for out, weight in zip(total, strengths[rows].mT, strict=True):
@@ -144,7 +146,8 @@ def _type1_products(phases, strengths, modes, total):
     return total
 
 
-def _type2_products(phases, coefficients, out):
+def type2_by_products(phases, coefficients, out):
+    """`type2`, written to `out`, by products of one-dimensional exponentials."""
     modes = tuple(size // 2 for size in coefficients.shape[1:])
     for rows in _slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)

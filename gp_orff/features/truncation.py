@@ -1,4 +1,4 @@
-"""What a frequency grid leaves out of a kernel, and of symbols of its field."""
+"""The truncated variance δ: the variance of a field, or of Q f, that a frequency grid omits."""
 
 import math
 from collections.abc import Sequence
@@ -24,86 +24,107 @@ from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
 from gp_orff.symbols.base import Identity, Symbol
 
 
-def left_out(
+def truncated_variance(
     symbol: Symbol,
     kernel: Kernel,
     draws: Sequence[Draw],
     space: Sequence[int],
     expansion: Expansion | None = None,
 ) -> tuple[Float[Tensor, "*b q q"], Float[Tensor, "*b q q"]] | None:
-    """Var Q f less that on a grid, differentiable: white, and common to all points; None for other
-    rules.
+    """Var Q f(x) minus its value on a frequency grid, differentiable; None for other rules.
 
-    For the field itself, whatever its directions of space, in closed form; its features, where they
-    are at hand, tell what the grid holds. For others by quadrature beyond the grid.
+    It has two parts. Frequencies beyond the grid give δ, which acts as noise that is independent
+    between points. Frequencies too low for the grid give a variance common to all points, such as
+    that of the constant of a potential. If the symbol subtracts its value at a reference point,
+    the constant cancels, and the δ of the reference value is common to all points.
 
-    What lies beyond the grid is white. What varies too slowly for it is a constant, such as that of
-    a potential; with a reference it drops out, and what is white there is common to all points.
+    For the field itself, Q = 1, δ has a closed form. For other symbols it is a quadrature over the
+    frequencies beyond the grid.
+
+    Args:
+        symbol: Q, with q outputs.
+        kernel: the kernel tree of f.
+        draws: the frequencies of its terms.
+        space: the input columns that Q acts on.
+        expansion: the features of f on the grid, if they are already computed.
+
+    Raises:
+        NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
+            kernel is no derivative.
     """
-    if not all(isinstance(own, LatticeDraw) for own in draws):
+    if not all(isinstance(draw, LatticeDraw) for draw in draws):
         return None
     pairs = list(zip(terms(kernel), draws, strict=True))
     if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
         raise NotImplementedError(
-            f"{type(symbol).__name__} of a field that is no derivative itself needs frequencies "
-            "near zero, which a grid does not have: expected frequencies such as "
-            "gp_orff.QuasiMonteCarlo(1024)"
+            f"{type(symbol).__name__} of a field that is not itself a derivative needs frequencies "
+            "near zero: expected random frequencies, such as gp_orff.QuasiMonteCarlo(1024), got a "
+            "frequency grid, which has none near zero"
         )
-    if not all(own.correct for own in draws):
+    if not all(draw.diagonal_correction for draw in draws):
         return None
     if isinstance(symbol, Identity):
-        delta = _of_the_field(pairs, expansion)
+        delta = _truncated_field(pairs, expansion)
         return delta, torch.zeros_like(delta)
-    delta, common = zip(*(_left_out(symbol, *pair, space) for pair in pairs), strict=True)
+    delta, common = zip(*(_truncated_term(symbol, *pair, space) for pair in pairs), strict=True)
     return sum(delta), sum(common)
 
 
-def _of_the_field(
+def _truncated_field(
     pairs: Sequence[tuple[Term, LatticeDraw]], expansion: Expansion | None
 ) -> Float[Tensor, "*b p p"]:
-    """In closed form: Σ_j K(jP) less what the grid holds."""
-    whole = sum(periodised(*pair) for pair in pairs)
-    held = sum(kept(*pair) for pair in pairs) if expansion is None else expansion.mean_variance()
-    return lifted(whole - held, whole)
+    """δ of the field itself: Σ_j K(jP) minus the variance on the grid."""
+    total = sum(periodised_variance(*pair) for pair in pairs)
+    grid = (
+        sum(grid_variance(*pair) for pair in pairs)
+        if expansion is None
+        else expansion.mean_variance()
+    )
+    return clamp_eigenvalues(total - grid, total)
 
 
-def kept(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
+def grid_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"]:
     """K(0) of one term on its grid: Σ w B Bᵀ."""
     if not term.leaves:  # a constant
         return at_zero(term)
-    omegas, weights = own.nodes(spectra_of(term))
+    omegas, weights = draw.nodes(spectra_of(term))
     return second_moment(term, term.factor(omegas[0]), weights)
 
 
-def lifted(
-    missing: Float[Tensor, "*b p p"], whole: Float[Tensor, "*b p p"]
+def clamp_eigenvalues(
+    part: Float[Tensor, "*b p p"], total: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b p p"]:
-    """A part of a variance, lifted in the directions that need it: rounding, and images that are
-    not known in closed form, may leave a little less than zero."""
-    missing = 0.5 * (missing + missing.mT)
-    whole = whole.diagonal(dim1=-1, dim2=-2)
-    sd = whole.clamp_min(torch.finfo(whole.dtype).tiny ** 0.5).sqrt()  # the units of each output
+    """A part of a total variance, with its eigenvalues raised to at least 1e-14 of the total.
+
+    Rounding, or images of the kernel that have no closed form, can make them slightly negative.
+    """
+    part = 0.5 * (part + part.mT)
+    total = total.diagonal(dim1=-1, dim2=-2)
+    sd = total.clamp_min(torch.finfo(total.dtype).tiny ** 0.5).sqrt()  # the units of each output
     units = sd.unsqueeze(-1) * sd.unsqueeze(-2)
-    scaled = missing / units
+    scaled = part / units
     values, vectors = torch.linalg.eigh(scaled.detach())
     floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
     lift = (floor - values).clamp_min(0)
-    # f(S) of a symmetric matrix has the derivative V (F ∘ VᵀdSV) Vᵀ, F the differences of f over
-    # those of the eigenvalues
+    # a function f(S) of a symmetric matrix S = V Λ Vᵀ has the derivative V (F ∘ VᵀdSV) Vᵀ, where
+    # F_ij = (f(λ_i) − f(λ_j)) / (λ_i − λ_j)
     steps = values.unsqueeze(-1) - values.unsqueeze(-2)
     slopes = torch.where(
         steps.abs() > floor.unsqueeze(-1),
         (lift.unsqueeze(-1) - lift.unsqueeze(-2)) / steps,
         -(lift > 0).to(lift).unsqueeze(-1).expand_as(steps),
     )
-    moved = slopes * (vectors.mT @ (scaled - scaled.detach()) @ vectors)
-    return missing + vectors @ (torch.diag_embed(lift) + moved) @ vectors.mT * units
+    change = slopes * (vectors.mT @ (scaled - scaled.detach()) @ vectors)
+    return part + vectors @ (torch.diag_embed(lift) + change) @ vectors.mT * units
 
 
-def periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
-    """Σ_j K(jP) of one term: a product over its leaves, which see different inputs."""
+def periodised_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"]:
+    """Σ_j K(jP) of one term, the variance of the kernel made periodic with period P = 2π/h.
+
+    It is a product over the leaves of the term, which depend on different inputs.
+    """
     scale, factor = term.outputscale[..., None, None], term.factor
-    spacings = [own.lattice.spacing[list(dims)] for dims in own.dims]
+    spacings = [draw.lattice.spacing[list(dims)] for dims in draw.dims]
     parts = list(zip(term.leaves, spectra_of(term), spacings, strict=True))
     if not factor.degree:
         matrix = factor.matrix @ factor.matrix.mT
@@ -117,7 +138,7 @@ def periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
 def _curvature(
     leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
-    """Minus the Hessian of Σ_j k(τ + jP) at zero."""
+    """Minus the Hessian of Σ_j k(τ + jP) at τ = 0."""
     if isinstance(spectrum, GammaMixture):
         return second_moments(spectrum, spacing)
     zero = torch.diag_embed(spectrum.second_moments(len(spacing)))
@@ -133,7 +154,7 @@ def _sum_over_images(
 ) -> Float[Tensor, "*b"]:
     """Σ_j k(jP) / k(0)."""
     if isinstance(spectrum, GammaMixture):
-        return nonzero_sum(spectrum, spacing).clamp_min(1)  # with the weight of zero
+        return nonzero_sum(spectrum, spacing).clamp_min(1)  # ω = 0 makes up the rest of k(0) = 1
     lags = _nearest(spacing)
     zero, kernel = torch.zeros_like(lags), leaf.kernel
     try:
@@ -144,7 +165,7 @@ def _sum_over_images(
 
 
 def _nearest(spacing: Float[Tensor, "d"]) -> Float[Tensor, "n d"]:
-    """jP of the nearest images."""
+    """The lags jP of the nearest images, j ∈ {−1, 0, 1}^d without 0."""
     shifts = [shift for shift in product((-1, 0, 1), repeat=len(spacing)) if any(shift)]
     return spacing.new_tensor(shifts) * (2 * torch.pi / spacing)
 
@@ -152,82 +173,84 @@ def _nearest(spacing: Float[Tensor, "d"]) -> Float[Tensor, "n d"]:
 def second_moment(
     term: Term, images: Float[Tensor, "*b m q r"], weights: Float[Tensor, "*b m"]
 ) -> Float[Tensor, "*b q q"]:
-    """Σ w C Cᴴ of what becomes of the factor of a term."""
+    """The outputscale of a term times Σ w C Cᴴ, where the C are `images` Q B of its factor B."""
     weighted = weights[..., None, None] * images
     outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj())
     return term.outputscale[..., None, None] * outer.real
 
 
-def _left_out(
-    symbol: Symbol, term: Term, own: LatticeDraw, space: Sequence[int]
+def _truncated_term(
+    symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
-    """Of one term."""
+    """`truncated_variance` of one term."""
     if not term.leaves:  # a constant
         q = symbol.num_outputs(term.num_outputs)
         return (term.outputscale.new_zeros(q, q).double(),) * 2
-    delta = _second_moment(symbol, term, own, *remainder(own, spectra_of(term)), space)
+    delta = _second_moment(symbol, term, draw, *remainder(draw, spectra_of(term)), space)
     if symbol.reference is not None:
         return delta, delta
     fades = term.factor.degree + symbol.order > 0  # Q A Q* is zero at ω = 0
     if fades or not (symbol.homogeneous and len(term.leaves) == 1 and varies_in_space(term, space)):
         return delta, torch.zeros_like(delta)
-    return delta, _constant(symbol, term, own, space, delta)
+    return delta, _low_frequency_variance(symbol, term, draw, space, delta)
 
 
-def _constant(
+def _low_frequency_variance(
     symbol: Symbol,
     term: Term,
-    own: LatticeDraw,
+    draw: LatticeDraw,
     space: Sequence[int],
     delta: Float[Tensor, "q q"],
 ) -> Float[Tensor, "q q"]:
-    """What the frequencies of a grid, and those beyond, leave of a variance that is known.
+    """Var Q f(x) of one term from frequencies near zero: the total minus the grid's share and δ.
 
-    It completes their sum at lag zero, as S(0) h^d does where the density is smooth, and is finite
-    where that diverges; the integral of S over the cell around zero is less by O(h²) of itself.
+    For a smooth density it is S(0) h^d; the difference is finite where S(0) is infinite, too. The
+    integral of S over the cell around zero would be smaller, by a relative O(h²).
     """
-    spectrum, spacing = spectra_of(term)[0], own.lattice.spacing[list(own.dims[0])]
+    spectrum, spacing = spectra_of(term)[0], draw.lattice.spacing[list(draw.dims[0])]
     if spectrum.isotropic_lengthscale is not None:
-        whole = _over_directions(symbol, term, own, space, spectrum.isotropic_lengthscale.double())
-        kept = _second_moment(symbol, term, own, *own.nodes([spectrum]), space)
-        return lifted(whole - kept - delta, whole)
+        total = _mean_over_directions(
+            symbol, term, draw, space, spectrum.isotropic_lengthscale.double()
+        )
+        grid = _second_moment(symbol, term, draw, *draw.nodes([spectrum]), space)
+        return clamp_eigenvalues(total - grid - delta, total)
     origin = torch.zeros_like(spacing).unsqueeze(0)
     cell = spectrum.log_density(origin).exp() * spacing.prod()
-    kept = _second_moment(symbol, term, own, [origin], torch.ones_like(cell), space)
-    around = _over_directions(symbol, term, own, space, torch.ones_like(origin))
-    return cell * (around - kept)
+    grid = _second_moment(symbol, term, draw, [origin], torch.ones_like(cell), space)
+    around = _mean_over_directions(symbol, term, draw, space, torch.ones_like(origin))
+    return cell * (around - grid)
 
 
-def _over_directions(
+def _mean_over_directions(
     symbol: Symbol,
     term: Term,
-    own: LatticeDraw,
+    draw: LatticeDraw,
     space: Sequence[int],
     lengthscale: Float[Tensor, "1 d"],
 ) -> Float[Tensor, "q q"]:
-    """The mean of Q A Q* over directions of ℓω."""
-    points, weights = _sphere(len(own.dims[0]), own.lattice.spacing.device)
-    return _second_moment(symbol, term, own, [points / lengthscale], weights, space)
+    """The mean of Q A Q* over the sphere ‖ℓω‖ = 1, ℓ being `lengthscale`."""
+    points, weights = _sphere(len(draw.dims[0]), draw.lattice.spacing.device)
+    return _second_moment(symbol, term, draw, [points / lengthscale], weights, space)
 
 
 def _second_moment(
     symbol: Symbol,
     term: Term,
-    own: LatticeDraw,
+    draw: LatticeDraw,
     omegas: Sequence[Float[Tensor, "m k"]],
     weights: Float[Tensor, "m"],
     space: Sequence[int],
 ) -> Float[Tensor, "q q"]:
-    """Σ w Q A Q* over frequencies of the leaves."""
-    inputs = len(own.lattice.spacing)
-    wide = sum(embedded(*pair, inputs) for pair in zip(omegas, own.dims, strict=True))
-    images = symbol(wide[:, list(space)], term.num_outputs).to(torch.complex128)
+    """Σ w Q A Q* over the frequencies `omegas` of the leaves, times the outputscale."""
+    num_inputs = len(draw.lattice.spacing)
+    omega = sum(embedded(*pair, num_inputs) for pair in zip(omegas, draw.dims, strict=True))
+    images = symbol(omega[:, list(space)], term.num_outputs).to(torch.complex128)
     images = images @ term.factor(omegas[0]).to(torch.complex128)
     return second_moment(term, images, weights)
 
 
 def _sphere(dims: int, device: torch.device) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
-    """Directions and weights of a mean over the sphere; spectrally accurate for dims ≤ 3."""
+    """Unit vectors and weights of a mean over the sphere; spectrally accurate for dims ≤ 3."""
     if dims == 1:
         points = torch.ones(1, 1, dtype=torch.float64)
     elif dims <= 3:

@@ -20,7 +20,7 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import check_domain, expand, expand_terms
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.truncation import left_out
+from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.distributions import (
     FieldDistribution,
     PlusConstant,
@@ -213,7 +213,7 @@ class FeatureInference(Inference):
     def stale(self, kernel: Kernel) -> bool:
         """Whether a lengthscale has left the range that the frequencies serve."""
         return any(
-            draw.left_range(spectra_of(term))
+            draw.ratio_outside_range(spectra_of(term))
             for draw, term in zip(self.draws, terms(kernel), strict=True)
         )
 
@@ -243,11 +243,11 @@ class FeatureInference(Inference):
         self, kernel: Kernel, expansion: Expansion | None = None
     ) -> Float[Tensor, "p p"] | None:
         """δ: the variance that a grid truncates at every point; None if none."""
-        variances = left_out(Identity(), kernel, self.draws, (), expansion)
+        variances = truncated_variance(Identity(), kernel, self.draws, (), expansion)
         return None if variances is None else variances[0]
 
     def left_out(self, symbol, kernel, space):
-        return left_out(symbol, kernel, self.draws, space)
+        return truncated_variance(symbol, kernel, self.draws, space)
 
     def of_terms(self, kernel, chosen):
         summands = [

@@ -38,7 +38,7 @@ from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
     KroneckerExpansion,
-    seen_through,
+    apply_symbol,
 )
 from gp_orff.inference.quadratic import (
     Evidence,
@@ -86,7 +86,7 @@ class DenseRows:
         def features(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
             if isinstance(symbol, Identity):
                 return expansion.features(x)
-            image = seen_through(symbol, expansion, space)
+            image = apply_symbol(symbol, expansion, space)
             return less_reference(image.features, x, symbol, space)
 
         noise = observations.noise_covariance(noises, truncated)

@@ -181,7 +181,7 @@ class Representation:
             rule = _grid_for(rule, domain, domain, self._tolerance(rule), _SERVED)
             rule = replace(rule, max_features=_WIDER * rule.max_features)
         lattice = self._draw(rule)[0].lattice
-        statistics = data.statistics(lattice.columns().boxed())
+        statistics = data.statistics(lattice.columns().full_box())
         return StatisticsOnly(statistics, rule.domain, data.survey, data.symbol_data)
 
     @torch.no_grad()

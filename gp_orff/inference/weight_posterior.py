@@ -16,7 +16,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.observations import less_reference
-from gp_orff.features.expansion import Expansion, FeatureExpansion, seen_through
+from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
 from gp_orff.inference.distributions import FieldDistribution, InChunks
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.symbols.base import Symbol
@@ -89,7 +89,7 @@ class WeightPosterior(InChunks):
         return self.blocks_of(self.expansion.features(x.double()), self.num_outputs)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
-        expansion = seen_through(symbol, self.expansion, space)
+        expansion = apply_symbol(symbol, self.expansion, space)
         weights = expansion.column_weights(self.theta)
         return SymbolPosterior(self, expansion, weights, symbol, tuple(space))
 
@@ -126,13 +126,13 @@ class PrimalPosterior(WeightPosterior):
 
     def variance(self, x: Tensor) -> Tensor:
         expansion = self.expansion
-        if self.batch_shape or not expansion.phi.folds(x, expansion.num_features):
+        if self.batch_shape or not expansion.phi.prefers_quadratic(x, expansion.num_features):
             return super().variance(x)
         columns = [self._pair_covariance(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
         return torch.stack(columns, dim=-1)
 
     def blocks(self, x: Tensor) -> Tensor:
-        if not self.expansion.phi.folds(x, self.expansion.num_features):
+        if not self.expansion.phi.prefers_quadratic(x, self.expansion.num_features):
             return super().blocks(x)
         p = self.num_outputs
         out = x.new_empty(len(x), p, p)

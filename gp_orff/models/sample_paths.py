@@ -11,7 +11,7 @@ from torch import Tensor
 from gp_orff.data.observations import less_reference
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
-from gp_orff.features.expansion import Expansion, weights_through
+from gp_orff.features.expansion import Expansion, apply_symbol_to_weights
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactPosterior
@@ -69,9 +69,9 @@ class WeightPaths(Paths):
         return len(self.weights)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
-        weights = weights_through(symbol, self.expansion, self._flat, space)  # (2D, q·S)
-        weights = weights.unflatten(-1, (-1, len(self))).movedim(-1, 0)
-        return WeightPaths(self.expansion, weights, symbol, space)
+        images = apply_symbol_to_weights(symbol, self.expansion, self._flat, space)  # (2D, q·S)
+        images = images.unflatten(-1, (-1, len(self))).movedim(-1, 0)
+        return WeightPaths(self.expansion, images, symbol, space)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import MOST_KEPT, Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
@@ -165,7 +165,7 @@ class ModelState:
             data = self.data + new
         else:
             data = self.data + new.counting_memory()
-            if data.numbers_in_memory > MOST_KEPT:
+            if data.overflows:
                 data = replace(state.representation, data=data).statistics_only()
         extended = self.represented.extended(replace(state.representation, data=data), new)
         return ModelState.of(extended, self.mean, self.history.then("updated"))
@@ -231,7 +231,7 @@ class ModelState:
 
 def copied_if_small(data: Dataset) -> Dataset:
     """Small data, as a copy that no one else can change."""
-    return data.copied() if data.size <= MOST_KEPT else data
+    return data.copied() if data.is_small else data
 
 
 def with_groups(

@@ -57,7 +57,7 @@ class _Measurement:
 
 
 _calls = _Calls()
-_measurements: dict[int, _Measurement] = {}
+measurements: dict[int, _Measurement] = {}
 
 
 @contextmanager
@@ -99,15 +99,15 @@ def _fastest(most: int) -> int:
     """The fastest number of threads up to `most`; the last measurement while it is valid."""
     if most == 1:
         return 1
-    last = _measurements.get(most)
+    last = measurements.get(most)
     if last is None or time.perf_counter() > last.expires:
         start = time.perf_counter()
         numbers = _numbers(most)
-        _mean_seconds(1, 0.0)  # the first run pays for initialisation
-        seconds = {number: _mean_seconds(number, _SECONDS / len(numbers)) for number in numbers}
+        mean_seconds(1, 0.0)  # the first run pays for initialisation
+        seconds = {number: mean_seconds(number, _SECONDS / len(numbers)) for number in numbers}
         end = time.perf_counter()
         last = _Measurement(_best(seconds), end + _VALIDITY * (end - start))
-        _measurements[most] = last
+        measurements[most] = last
     return last.number
 
 
@@ -121,7 +121,7 @@ def _best(seconds: dict[int, float]) -> int:
     return max(number for number, duration in seconds.items() if duration <= limit)
 
 
-def _mean_seconds(number: int, budget: float) -> float:
+def mean_seconds(number: int, budget: float) -> float:
     """Mean seconds of a workload with `number` threads, run for `budget` seconds, at least once."""
     torch.set_num_threads(number)
     start, count = time.perf_counter(), 0

@@ -1,7 +1,7 @@
-"""The columns φ(x) that features are made of, by families."""
+"""The columns φ(x) of features, one module for each family."""
 
-from gp_orff.features.columns.base import Columns, stacked
+from gp_orff.features.columns.base import Columns, stack_rows
 from gp_orff.features.columns.families import SideBySide, side_by_side
 from gp_orff.features.columns.trigonometric import TrigColumns
 
-__all__ = ["Columns", "SideBySide", "TrigColumns", "side_by_side", "stacked"]
+__all__ = ["Columns", "SideBySide", "TrigColumns", "side_by_side", "stack_rows"]

@@ -1,4 +1,4 @@
-"""What features are made of: columns φ(x), the real parts of waves."""
+"""The protocol of columns: real functions φ_c(x) that features are made of."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,41 +17,43 @@ class Columns(ABC):
 
     num_columns: int  # M
     device: torch.device
-    sampled: bool  # whether they are a random sample, which halves of it can check
-    tensors: tuple[Tensor, ...]  # what they are differentiable in, each ending in a matrix
+    sampled: bool  # whether the frequencies are a random sample, whose halves can be compared
+    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
 
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":
-        """The same columns of tensors on another device, in another type or a batch of them."""
+        """The same columns with other tensors: another device or type, or a batch of them."""
 
     @abstractmethod
     def to(self, device: torch.device) -> "Columns":
-        """On another device."""
+        """The same columns on another device."""
 
     @abstractmethod
     def select(self, columns: Int[Tensor, "k"]) -> "Columns":
-        """Some of the columns, in the order of `halves`."""
+        """The columns with these indices, which come in the order that `halves` gives."""
 
     @abstractmethod
     def halves(self) -> Sequence[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
-        """The columns of two halves of the sample, and what the variance of each is multiplied by,
-        so that either half is an estimate of what all are."""
+        """Two halves of the sample: for each, its columns and the factors of their variances.
+
+        With these factors either half estimates the same kernel as all columns do.
+        """
 
     @abstractmethod
     def same(self, other: "Columns") -> bool:
-        """Whether statistics of these and of the other columns may be added."""
+        """Whether the statistics of these columns and of `other` may be added."""
 
     @abstractmethod
     def plain(self) -> dict[str, object]:
-        """What a file holds of these columns."""
+        """Tensors and plain values from which a file can restore these columns."""
 
     @abstractmethod
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
-        """φ(x), for few points."""
+        """φ(x) as a dense matrix; for few points."""
 
     @abstractmethod
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:
-        """Of φ over all of space."""
+        """The mean of φ_c² over all of space."""
 
     @abstractmethod
     def moments(
@@ -63,7 +65,10 @@ class Columns(ABC):
     def sums(
         self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], weights: Float[Tensor, "n k"]
     ) -> tuple[Sequence[Tensor], Float[Tensor, "M q"], Sequence[Float[Tensor, "M"]]]:
-        """φᵀ diag(a) φ for every column a of weights, φᵀy, and the φᵀa."""
+        """φᵀ diag(a) φ for every column a of `weights`; φᵀy; φᵀa for every column a.
+
+        A family may return φᵀ diag(a) φ in a more compact form; `gram` turns it into the matrix.
+        """
 
     @abstractmethod
     def adjoint(
@@ -81,53 +86,56 @@ class Columns(ABC):
     def multiplier(
         self, symbol: Symbol, num_outputs: int, space: Sequence[int]
     ) -> Complex[Tensor, "*b M q p"]:
-        """Q of every column: Q φ_c m = Re(ψ_c Q_c m)."""
+        """Q_c, the symbol at the frequency of every column: Q(φ_c m) = Re(ψ_c Q_c m).
+
+        `space` are the input columns that the symbol acts on.
+        """
 
     @property
     @abstractmethod
     def quarter_turn(self) -> tuple[Int[Tensor, "M"], Float[Tensor, "M"]]:
-        """Columns c′ and signs s with Im ψ_c = s_c φ_c′; the turn of c′ leads back to c."""
+        """Columns c′ and signs s with Im ψ_c = s_c φ_c′; applied twice, c ↦ c′ leads back to c."""
 
     def waves(self, values: Float[Tensor, "*b M k"]) -> Complex[Tensor, "*b M k"]:
-        """ψᵀv from φᵀv."""
-        other, sign = self.quarter_turn
-        return torch.complex(values, sign.unsqueeze(-1) * values[..., other, :])
+        """ψᵀv from `values` = φᵀv."""
+        partner, sign = self.quarter_turn
+        return torch.complex(values, sign.unsqueeze(-1) * values[..., partner, :])
 
-    def turned(self, weights: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
-        """w with Im(ψ) weights = φ w."""
-        other, sign = self.quarter_turn
-        return (sign.unsqueeze(-1) * weights)[..., other, :]
+    def turn(self, weights: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
+        """w with φ w = Im(ψ) `weights`."""
+        partner, sign = self.quarter_turn
+        return (sign.unsqueeze(-1) * weights)[..., partner, :]
 
     def detached(self) -> "Columns":
-        """The same numbers, cut from the graph of what they are differentiable in."""
-        return self.with_tensors(*(own.detach() for own in self.tensors))
+        """The same columns, detached from the autograd graph."""
+        return self.with_tensors(*(tensor.detach() for tensor in self.tensors))
 
-    def gram(self, found: Tensor) -> Float[Tensor, "*b M M"]:
-        """φᵀφ from the form in which it was added up: here itself."""
-        return found
+    def gram(self, sums: Tensor) -> Float[Tensor, "*b M M"]:
+        """φᵀ diag(a) φ from what `sums` returns for it; here that is the matrix itself."""
+        return sums
 
     def cross_gram(
         self, other: "Columns", x: Float[Tensor, "*b N d"], weight: Float[Tensor, "N"] | None = None
     ) -> Float[Tensor, "*b M m"]:
-        """φᵀ diag(a) φ′ with other columns φ′; like all products, by chunks that are not kept."""
-        pair = [own.with_tensors(*(t.double() for t in own.tensors)) for own in (self, other)]
+        """φᵀ diag(a) φ′ with other columns φ′, by chunks of points that are not stored."""
+        pair = [phi.with_tensors(*(t.double() for t in phi.tensors)) for phi in (self, other)]
 
         def product(rows: slice) -> Tensor:
-            left, right = (own.values(x[..., rows, :].double()) for own in pair)
+            left, right = (phi.values(x[..., rows, :].double()) for phi in pair)
             return left.mT @ (right if weight is None else weight[rows, None] * right)
 
         total = x.new_zeros(self.num_columns, other.num_columns, dtype=torch.float64)
         for rows in chunked.chunks(x, self.num_columns + other.num_columns):
-            found = checkpoint(product, rows, use_reentrant=False, preserve_rng_state=False)
-            total = total + found
+            part = checkpoint(product, rows, use_reentrant=False, preserve_rng_state=False)
+            total = total + part
         return total
 
-    def folds(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
-        """Whether quadratic forms of φ at so many points cost less than the points one by one."""
+    def prefers_quadratic(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
+        """Whether `quadratic` gives φ P φᵀ at the points x at less cost than point by point."""
         return False
 
 
-def stacked(rows: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
-    """Matrices on top of each other, their batches broadcast."""
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in rows))
-    return torch.cat([t.expand(*batch, *t.shape[-2:]) for t in rows], dim=-2)
+def stack_rows(matrices: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
+    """The matrices on top of each other, their batch shapes broadcast."""
+    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in matrices))
+    return torch.cat([t.expand(*batch, *t.shape[-2:]) for t in matrices], dim=-2)

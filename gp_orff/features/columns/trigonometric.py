@@ -1,4 +1,4 @@
-"""Trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] of any frequencies."""
+"""Trigonometric columns φ(x) = [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] for any frequencies."""
 
 from dataclasses import dataclass, replace
 
@@ -13,9 +13,9 @@ from gp_orff.features.columns.base import Columns
 
 @dataclass(frozen=True)
 class TrigColumns(Columns):
-    """Columns [cos⟨ω_k, x⟩ ; sin⟨ω_k, x⟩] of any phases, by products over chunks of points.
+    """The cosines of all phases ⟨ω_k, x⟩, then their sines; products go by chunks of points.
 
-    They are the real parts of e^{i⟨ω,x⟩} and −i e^{i⟨ω,x⟩}.
+    The columns are the real parts of the waves e^{i⟨ω,x⟩} and −i e^{i⟨ω,x⟩}.
     """
 
     phases: Phases
@@ -23,11 +23,12 @@ class TrigColumns(Columns):
 
     @classmethod
     def of(cls, omega: Float[Tensor, "*b D d"], sampled: bool = True) -> "TrigColumns":
-        """Of frequencies that are written out."""
+        """The columns of explicit frequencies ω."""
         return cls(LinearPhases(omega), sampled)
 
     @property
     def omega(self) -> Float[Tensor, "*b D d"]:
+        """The frequencies ω_k, in radians per unit of the inputs."""
         return self.phases.omega
 
     @property
@@ -46,35 +47,38 @@ class TrigColumns(Columns):
         return replace(self, phases=self.phases.rebuild(*tensors))
 
     def to(self, device: torch.device) -> "TrigColumns":
-        return self.with_tensors(*(own.to(device) for own in self.tensors))
+        return self.with_tensors(*(tensor.to(device) for tensor in self.tensors))
 
     def columns_of(
         self, frequencies: Int[Tensor, "k"]
     ) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:
-        """Their cosines and their sines."""
+        """The indices of the cosines and of the sines of some frequencies."""
         return frequencies, frequencies + self.phases.num_frequencies
 
     def of_frequencies(self, values: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b 2*D k"]:
-        """Values of the frequencies as values of their columns."""
+        """Values for each frequency → values for each column."""
         return torch.cat([values, values], dim=-2)
 
     def select(self, columns: Int[Tensor, "2*k"]) -> "TrigColumns":
-        """Those of some frequencies: their cosines, and after them their sines."""
+        """The columns of some frequencies: `columns` has their cosines first, then their sines."""
         return TrigColumns(self.phases.select(columns[: len(columns) // 2]), self.sampled)
 
     def halves(self) -> list[tuple[Int[Tensor, "2*k"], Float[Tensor, "2*k"]]]:
-        """A constant, ω = 0, is no estimate, and no node of a quadrature: both halves keep it."""
+        """Two halves of the sampled frequencies; both contain all that are not sampled.
+
+        Those are the constant, ω = 0, and the nodes of a quadrature.
+        """
         omega = self.omega.detach()
-        constant = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0) | (not self.sampled)
+        fixed = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0) | (not self.sampled)
         index = torch.arange(omega.shape[-2], device=self.device)
-        parity, found = _thue_morse(index), []
+        parity, halves = _thue_morse(index), []
         for side in (0, 1):
-            own = (parity == side) & ~constant
-            kept = index[own | constant]
-            scale = (~constant).sum() / own.sum()
-            variance = torch.where(constant[kept], 1.0, scale).to(omega)
-            found.append((torch.cat(self.columns_of(kept)), variance.repeat(2)))
-        return found
+            half = (parity == side) & ~fixed
+            frequencies = index[half | fixed]
+            scale = (~fixed).sum() / half.sum()
+            variance = torch.where(fixed[frequencies], 1.0, scale).to(omega)
+            halves.append((torch.cat(self.columns_of(frequencies)), variance.repeat(2)))
+        return halves
 
     def same(self, other: Columns) -> bool:
         return (
@@ -94,8 +98,8 @@ class TrigColumns(Columns):
         return torch.cat([cosines, 1 - cosines], dim=-2)
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        columns = torch.cat([y, torch.ones_like(y[..., :1])], dim=-1)
-        gram, cross = chunked.moments(x, self.phases, columns)
+        design = torch.cat([y, torch.ones_like(y[..., :1])], dim=-1)  # [y, 1]
+        gram, cross = chunked.moments(x, self.phases, design)
         return gram, cross[..., :-1], cross[..., -1]
 
     def sums(self, x, y, weights):
@@ -110,19 +114,19 @@ class TrigColumns(Columns):
         return chunked.apply(x, self.phases, w)
 
     def multiplier(self, symbol, num_outputs, space):
-        found = symbol(self.omega[..., list(space)], num_outputs).to(torch.complex128)
-        return torch.cat([found, found], dim=-3)
+        multiplier = symbol(self.omega[..., list(space)], num_outputs).to(torch.complex128)
+        return torch.cat([multiplier, multiplier], dim=-3)
 
     @property
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
-        """Im of e^{iθ} is its sine; that of −i e^{iθ} is less its cosine."""
+        """Im e^{iθ} = sin θ and Im(−i e^{iθ}) = −cos θ."""
         index = torch.arange(self.num_columns, device=self.device)
         count = self.phases.num_frequencies
         return index.roll(count), torch.where(index < count, 1.0, -1.0).to(self.omega)
 
 
 def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """The parity of the binary digits: halves that are both even, also of a Sobol sequence."""
+    """The parity of the sum of binary digits: it halves a Sobol sequence evenly, too."""
     for shift in (16, 8, 4, 2, 1):
         index = index ^ (index >> shift)
     return index & 1

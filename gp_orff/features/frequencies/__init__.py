@@ -1,4 +1,4 @@
-"""Frequency rules: how a spectral density becomes D weighted frequencies."""
+"""Frequency rules: how a spectral density becomes D frequencies with weights."""
 
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid

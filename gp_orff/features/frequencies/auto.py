@@ -1,4 +1,4 @@
-"""The rule that chooses the rule."""
+"""The rule that chooses between a grid and random frequencies."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,29 +12,37 @@ from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Draw, Rule, TermSpectrum
 
-_GRID_INPUTS = 4  # three of space, and time
-_BUDGET, _BLIND = 4096, 512  # features; without data, where no other budget is given
+_GRID_INPUTS = 4  # the most inputs of a grid: three of space, and time
+_BUDGET, _SMALL_BUDGET = 4096, 512  # features: by default, and by default without data
 
 
 @dataclass(frozen=True)
 class Auto:
-    """A grid where one is affordable, quasi-random frequencies elsewhere; the reason can be read.
+    """A frequency grid where its features are affordable, quasi-random frequencies elsewhere.
 
-    - up to 4 inputs (three of space, and time): `Grid`, to the tolerance if the budget allows;
-    - more inputs, or kernels a grid cannot hold: `QuasiMonteCarlo` with as many frequencies as the
-      budget allows;
-    - no data to choose a domain from: the same, and of the default budget an eighth, with a
-      warning: random features are slower than a grid, and their error bars too small;
-    - in `VectorFieldGP` the exact kernel, no features, where N·p is at most `exact_values`; and up
-      to `max_features` where a grid would have more features than there are numbers, or leave out
-      more than they allow.
+    The rule is chosen when a kernel is built; each draw gives the reason as `reason`.
+
+    - Up to 4 inputs (three of space, and time): `Grid`, with the smallest tolerance from
+      `tolerance` on that `max_features` allow.
+    - More inputs, or a kernel without a grid: `QuasiMonteCarlo`, with as many frequencies as
+      `max_features` allow.
+    - No data and no domain: `QuasiMonteCarlo` as well. The default budget is then 512 features,
+      with a warning: random features are slower than a grid, and their predictive variance is too
+      small.
+    - In `VectorFieldGP`: the exact kernel, without features, if the data have at most
+      `exact_values` numbers, N·p. Up to `max_features` numbers, too, if a grid needs more features
+      than there are numbers, or truncates more variance than the noise of the data allows.
 
     Args:
         tolerance: of the grid, as a share of the variance.
-        max_features: a budget that wins over the tolerance.
+        max_features: the largest number of features; it takes precedence over the tolerance.
         exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
-        domain, data: boxes, as for `Grid`; `Auto.for_data(x)` sets `data`.
-        lengthscale_range: as for `Grid`.
+        domain: (low, high) of every input, as for `Grid`.
+        data: the box of the data, as for `Grid`; `Auto.for_data(x)` sets it.
+        lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
+
+    Raises:
+        ValueError: `tolerance` outside (0, 1), `max_features` < 1 or `exact_values` < 0.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -59,15 +67,15 @@ class Auto:
             )
 
     def for_data(self, x: Float[Tensor, "N d"]) -> "Auto":
-        """The same, for inputs x."""
+        """The same rule with the box of the points `x`, (N, d), as `data`."""
         return replace(self, data=box_of(x))
 
     def choose(self, terms: Sequence[TermSpectrum]) -> tuple[Rule, str]:
-        """The rule for these laws, and why."""
+        """The rule for the spectra of `terms`, and the reason in words."""
         box = self.domain or self.data
         if box is None:
-            known = replace(self, max_features=_BLIND) if self._blind(terms) else self
-            return known._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
+            rule = replace(self, max_features=_SMALL_BUDGET) if self._lacks_data(terms) else self
+            return rule._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
         if len(box) > _GRID_INPUTS:
             return self._random(terms, f"{len(box)} inputs are more than {_GRID_INPUTS}")
         grid = Grid(
@@ -79,35 +87,40 @@ class Auto:
         )
         try:
             tolerance = grid.draw(terms)[0].lattice.tolerance.item()
-        except (ValueError, NotImplementedError) as refused:
-            return self._random(terms, f"no grid: {refused}")
+        except (ValueError, NotImplementedError) as error:
+            return self._random(terms, f"no grid: {error}")
         achieved = f"tolerance {tolerance:.0e} within {self.max_features} features"
         if tolerance > 1.01 * self.tolerance:
             achieved += f", which do not suffice for {self.tolerance:.0e}"
         return grid, f"grid: {len(box)} inputs, {achieved}"
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms` by the chosen rule, each with its `reason`.
+
+        It warns if neither data, nor a domain, nor a budget are given.
+        """
         rule, reason = self.choose(terms)
-        if self._blind(terms):
+        if self._lacks_data(terms):
             warnings.warn(
-                f"Auto() without data takes {_BLIND} random features, whose error bars are too "
-                "small: give it the inputs, Auto().for_data(x), for a grid, or a budget, "
-                "Auto(max_features=...)",
+                f"Auto() without data uses {_SMALL_BUDGET} random features, whose "
+                "predictive variance is too small: give it the inputs, Auto().for_data(x), for a "
+                "grid, or a budget, Auto(max_features=...)",
                 stacklevel=2,
             )
         draws = rule.draw(terms)
-        for own in draws:
-            own.reason = reason
+        for draw in draws:
+            draw.reason = reason
         return draws
 
-    def _blind(self, terms: Sequence[TermSpectrum]) -> bool:
-        """Whether a grid would do, and neither data nor a budget are given."""
+    def _lacks_data(self, terms: Sequence[TermSpectrum]) -> bool:
+        """Whether a grid is possible, but neither data, nor a domain, nor a budget are given."""
         dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
-        told = self.domain or self.data or self.max_features != _BUDGET
-        return not told and max(dims, default=0) < _GRID_INPUTS
+        specified = self.domain or self.data or self.max_features != _BUDGET
+        return not specified and max(dims, default=0) < _GRID_INPUTS
 
-    def _random(self, terms: Sequence[TermSpectrum], why: str) -> tuple[QuasiMonteCarlo, str]:
+    def _random(self, terms: Sequence[TermSpectrum], reason: str) -> tuple[QuasiMonteCarlo, str]:
+        """Quasi-random frequencies, a power of two, as many as the budget allows."""
         ranks = sum(term.rank for term in terms if term.leaves) or 1
         number = max(1, self.max_features // (2 * ranks))
         number = 2 ** (number.bit_length() - 1)
-        return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {why}"
+        return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {reason}"

@@ -1,4 +1,4 @@
-"""Equispaced frequencies: the quadrature of the spectral density on a lattice."""
+"""Frequency grids: quadrature of the spectral density on a lattice."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,61 +20,61 @@ from gp_orff.features.frequencies.grid_design import (
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
 
-MOST_FEATURES = 40_000  # A alone would need 13 GB
+MOST_FEATURES = 40_000  # their F×F matrix alone needs 13 GB
 
 
 class GridBudgetError(ValueError):
-    """A grid that does not exist within its number of features."""
+    """No grid reaches its tolerance with the number of features allowed."""
 
 
 @dataclass(frozen=True)
 class Grid:
     r"""Equispaced frequencies ω_k = h∘k with weights 2 S(ω_k) ∏h: for 1 to 3 inputs, and time.
 
-    The sum over all k is the kernel periodised with period 2π/h; the grid ends where what is left
-    of the variance is small. Frequencies do not move with the hyperparameters, only their weights
-    do, so that the statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
+    The sum over all integer k is the kernel made periodic with period 2π/h. The grid ends where
+    little of the variance is left. Only the weights depend on hyperparameters, the frequencies do
+    not, so that the statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
 
-    `Grid.for_data(x)` chooses spacing and cut-off from the data's extent, a tolerance and the
-    kernel's present lengthscales when the kernel is built:
+    `Grid.for_data(x)` chooses spacing and cut-off when a kernel is built, from the extent of the
+    data, a tolerance and the kernel's lengthscales:
 
-    - along axis i, h = 2π/(L + r): L the longest lag between a datum and a point of the domain, r
-      the lag where the correlation has fallen below the tolerance, for the longest lengthscale
-      of the range;
-    - frequencies with ‖ℓω‖ ≤ W (an ellipsoid, for every term of a sum its own, on one shared
-      lattice; for products a product of regions), the share of the variance beyond W, for the
-      shortest lengthscale of the range, being the tolerance.
+    - Spacing: h = 2π/(L + r) along each axis. L is the longest lag between a datum and a point of
+      the domain; r is the lag at which the correlation falls below the tolerance, for the longest
+      lengthscale of the range.
+    - Cut-off: the frequencies with ‖ℓω‖ ≤ W, an ellipsoid. The share of the variance beyond W is
+      the tolerance, for the shortest lengthscale of the range. Each term of a sum has its own
+      ellipsoid on one shared lattice; for a product of kernels the region is a product, too.
 
-    Rational quadratic kernels fall like a power of the lag: h follows the second difference of k,
-    and the weight of ω = 0 is what the others leave of k(0), so that their grids are right up to
-    a constant, for every α (see `weight_at_zero`).
+    Rational quadratic kernels fall like a power of the lag. Their h follows from the second
+    difference of k, and the weight of ω = 0 is k(0) minus all other weights. For every α the
+    kernel is then accurate up to a constant (see `weight_at_zero`).
 
-    What a grid leaves out is known exactly and, with `diagonal_correction`, returned as white
-    variance δ in the noise and in the predictive variance, so that the posterior is not
-    overconfident.
+    The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
+    and to the predictive variance, so that the posterior is not overconfident.
 
-    In training, lengthscales move: `GridWarning` says when one has left the range,
-    `ORFFKernel.redraw()` builds the grid anew, `ORFFKernel.accuracy()` tells how well it does. An
-    evaluation costs F³, F growing like (extent/lengthscale)^d; `VectorFieldGP` does all this alone.
+    Lengthscales change in training: `GridWarning` warns when one leaves the range, and
+    `ORFFKernel.redraw()` builds a new grid; `VectorFieldGP` renews its grids itself. An evaluation
+    of the evidence costs F³, and F grows like (extent/lengthscale)^d.
 
     Args:
-        domain: (low, high) of every input column; points outside raise. None: the data's box,
-            widened on each side by a lengthscale and at least a quarter of its extent. For a grid
-            by hand None means everywhere.
-        data: the box of the data, where it is known.
+        domain: (low, high) of every input; points outside raise an error. Default: `data`, widened
+            on each side by a lengthscale and at least a quarter of the extent; without `data`, all
+            of space.
+        data: (low, high) of the data, for every input.
         tolerance: of aliasing and of truncation, as shares of the variance.
-        lengthscale_range: shortest and longest lengthscale the grid serves, relative to those the
-            kernel has when the grid is built.
-        max_features: a budget that wins over the tolerance; `ORFFKernel.accuracy()` tells what
-            was achieved.
-        spacing: h by hand, one for all axes or one for each.
-        cutoff: the largest ‖ω‖ by hand, for the frequencies of each leaf of the kernel tree.
-        diagonal_correction: whether to return the truncated variance as white variance.
-        largest_index: the largest |k_i| along each axis, whatever the tolerance asks.
+        lengthscale_range: shortest and longest lengthscale for which the grid is valid, relative
+            to the kernel's lengthscales when the grid is built.
+        max_features: the largest number of features. It takes precedence over the tolerance;
+            `ORFFKernel.accuracy()` gives the tolerance achieved.
+        spacing: h in radians per unit of the inputs, for all axes or for each; chosen if not given.
+        cutoff: the largest ‖ω‖ of each scalar kernel of the tree; chosen if not given.
+        diagonal_correction: whether to add δ to the noise and to the predictive variance.
+        largest_index: the largest |k_i| along each axis, a further limit.
 
     Raises:
-        ValueError: neither data, domain nor spacing; a tolerance outside (0, 1); a range that does
-            not contain 1; when it is built, more than 40 000 features without a budget.
+        ValueError: neither `data`, `domain` nor `spacing`; bounds of a box that are not finite or
+            not in order; `tolerance` outside (0, 1); a `lengthscale_range` that does not contain 1;
+            a `max_features`, `spacing` or `cutoff` that is not positive.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -135,7 +135,16 @@ class Grid:
         max_features: int | None = None,
         diagonal_correction: bool = True,
     ) -> "Grid":
-        """A grid for inputs x (N, d); the arguments are those of the class."""
+        """A grid for data at the points `x`.
+
+        Args:
+            x: (N, d) inputs, whose box becomes `data`.
+            tolerance: of aliasing and of truncation, as shares of the variance.
+            lengthscale_range: shortest and longest lengthscale, relative to those of the kernel.
+            domain: (low, high) of every input at which to predict.
+            max_features: the largest number of features.
+            diagonal_correction: whether to add the truncated variance to the noise.
+        """
         return cls(
             domain=domain,
             data=box_of(x),
@@ -146,37 +155,47 @@ class Grid:
         )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms`, on one shared lattice.
+
+        Raises:
+            GridBudgetError: no grid within `max_features`, or within 40 000 without a budget.
+            NotImplementedError: a spectrum without tail and correlation; a product of kernels on
+                the same inputs.
+            ValueError: a box or a spacing that does not have one entry for each input.
+        """
         for term in terms:
             require_separate_inputs(term)
         num_inputs = self._num_inputs(terms)
         domain = self._domain(terms, num_inputs)
-        tolerance, design = self._affordable(terms, num_inputs, domain)
-        spacing, members = design
-        every = np.concatenate(members)
+        tolerance, design = self._affordable_design(terms, num_inputs, domain)
+        spacing, points = design
+        every = np.concatenate(points)
         indices, position = np.unique(every, axis=0, return_inverse=True)
         lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance)
-        owns = np.split(position.reshape(-1), np.cumsum([len(m) for m in members])[:-1])
+        positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in points])[:-1])
         return [
-            LatticeDraw(lattice, own, term, self.lengthscale_range, self.diagonal_correction)
-            for own, term in zip(owns, terms, strict=True)
+            LatticeDraw(lattice, position, term, self.lengthscale_range, self.diagonal_correction)
+            for position, term in zip(positions, terms, strict=True)
         ]
 
     def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
+        """The number of inputs that the boxes or the spacing give; at least those of the kernel."""
         least = 1 + max(
             (dim for term in terms for leaf in term.leaves for dim in leaf.dims), default=0
         )
         box = self.domain or self.data
-        known = len(box) if box is not None else np.size(self.spacing)
+        count = len(box) if box is not None else np.size(self.spacing)
         if box is None and np.ndim(self.spacing) == 0:
-            known = least
-        if known < least or (self.domain and self.data and len(self.domain) != len(self.data)):
+            count = least
+        if count < least or (self.domain and self.data and len(self.domain) != len(self.data)):
             raise ValueError(
                 f"Grid expects the extent of each of the kernel's {least} input columns, got "
-                f"{known} (domain {self.domain}, data {self.data}, spacing {self.spacing})"
+                f"{count} (domain {self.domain}, data {self.data}, spacing {self.spacing})"
             )
-        return known
+        return count
 
     def _domain(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
+        """The lowest and the highest point of the domain."""
         if self.domain is not None:
             return np.array(self.domain).T
         if self.data is None:
@@ -185,139 +204,141 @@ class Grid:
         margin = np.maximum(lengthscales(terms, num_inputs), 0.25 * (high - low))
         return np.stack([low - margin, high + margin])
 
-    def _affordable(self, terms, num_inputs, domain):
-        """The smallest tolerance from `tolerance` on whose grid stays within the budget."""
+    def _affordable_design(self, terms, num_inputs, domain):
+        """The smallest tolerance, from `tolerance` on, that the budget allows, and its design."""
         budget = self.max_features or MOST_FEATURES
 
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
             spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, most_lags)
             return self._design(terms, spacing, tolerance, budget)
 
-        found = attempt(self.tolerance, self.tolerance, None)
-        if found is not None:
-            return self.tolerance, found
+        design = attempt(self.tolerance, self.tolerance, None)
+        if design is not None:
+            return self.tolerance, design
         if self.max_features is None:
             raise GridBudgetError(
-                f"Grid needs more than {MOST_FEATURES} features for tolerance {self.tolerance:g} "
-                "on this domain with these lengthscales; give max_features= (what it truncates is "
-                "returned as white variance), a larger tolerance, or use gp_orff.QuasiMonteCarlo"
+                f"Grid expects a kernel for which {MOST_FEATURES} features suffice, got one that "
+                f"needs more for tolerance {self.tolerance:g} on this domain with these "
+                "lengthscales; give max_features= (the truncated variance is added to the noise), "
+                "a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
         tolerance, best = self._bisect(lambda t, a: attempt(t, a, None))
-        if best is None or tolerance > _POOR:  # a term that hardly varies may be to blame
-            shorter, capped = self._bisect(attempt)
-            if capped is not None and (best is None or shorter < tolerance):
-                tolerance, best = shorter, capped
+        if best is None or tolerance > _POOR:  # a term that hardly varies may be the reason
+            capped_tolerance, capped = self._bisect(attempt)
+            if capped is not None and (best is None or capped_tolerance < tolerance):
+                tolerance, best = capped_tolerance, capped
         if best is None or not all(map(len, best[1])):
             raise GridBudgetError(
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
-                f"got one of which {self.max_features} features hold next to nothing "
+                f"got one of whose variance {self.max_features} features hold next to nothing "
                 f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
-                f"{_numbers(self._lag(domain))}); give a smaller domain or more max_features"
+                f"{_numbers(self._lag(domain))}); give a smaller domain or a larger max_features"
             )
         return tolerance, best
 
     def _bisect(self, attempt: Callable) -> tuple[float, tuple | None]:
-        """The smallest tolerance for which an attempt succeeds, and what it gives."""
+        """The smallest tolerance for which an attempt succeeds, and its result."""
         low, high = math.log(self.tolerance), math.log(_MOST_CUT)
         best = attempt(math.exp(high), _ALIASING)
         while best is not None and high - low > 0.02:
             middle = 0.5 * (low + high)
             tolerance = math.exp(middle)
-            found = attempt(tolerance, min(_UNEVEN * tolerance, _ALIASING))
-            if found is None:
+            design = attempt(tolerance, min(_UNEVEN * tolerance, _ALIASING))
+            if design is None:
                 low = middle
             else:
-                high, best = middle, found
+                high, best = middle, design
         return math.exp(high), best
 
     def _design(self, terms, spacing, tolerance, budget):
-        """Spacing and the lattice points of each term; None if there are too many."""
-        members, features = [], 0
+        """The spacing and the lattice points of each term; None if they exceed the budget."""
+        points, features = [], 0
         for term in terms:
-            own = self._members(term, spacing, tolerance, (budget - features) / term.rank)
-            if own is None:
+            indices = self._points(term, spacing, tolerance, (budget - features) / term.rank)
+            if indices is None:
                 return None
-            members.append(own)
-            features += term.rank * (2 * len(own) - (not own.any(-1).all()))
-        return (spacing, members) if features <= budget else None
+            points.append(indices)
+            features += term.rank * (2 * len(indices) - (not indices.any(-1).all()))
+        return (spacing, points) if features <= budget else None
 
     def _spacing(
         self, terms, num_inputs, domain, tolerance, aliasing, most_lags
     ) -> Float[np.ndarray, "d"]:
+        """h of each axis; with `most_lags`, r is at most so many times the longest lag."""
         if self.spacing is not None:
             return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
         lag = self._lag(domain)
         radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
         for leaf, axis, dim in axes_of(terms):
-            own = longest * correlation_lag(leaf, axis, aliasing, lag)
-            if lag[dim] < own:  # all pairs of points are at the longest lags
+            r = longest * correlation_lag(leaf, axis, aliasing, lag)
+            if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest
                 strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
-                own = min(strict, _FARTHER * own)
-            radius[dim], shortest[dim] = max(radius[dim], own), min(shortest[dim], own)
-        # a term that hardly varies over the domain does not spoil the others
+                r = min(strict, _FARTHER * r)
+            radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
+        # a term that hardly varies over the domain does not refine the grid of the others
         if most_lags is not None:
             radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
 
     def _lag(self, domain) -> Float[np.ndarray, "d"]:
-        """The longest lag between a datum and another, or a point of the domain."""
+        """The longest lag between a datum and a point of the domain or another datum."""
         data = domain if self.data is None else np.array(self.data).T
         high, low = np.maximum(domain[1], data[1]), np.minimum(domain[0], data[0])
         return np.maximum(high - data[0], data[1] - low)
 
-    def _members(
+    def _points(
         self, term: TermSpectrum, spacing, tolerance, most
     ) -> Int[np.ndarray, "D d"] | None:
         """The half-space of lattice points that a term needs; None if they are more than `most`."""
-        edges = [self._edge(leaf, tolerance, spacing) for leaf in term.leaves]
+        regions = [self._region(leaf, tolerance, spacing) for leaf in term.leaves]
         counts = np.zeros(len(spacing), dtype=int)
-        for leaf, edge in zip(term.leaves, edges, strict=True):
-            steps = edge.level / edge.radius(_steps(leaf, spacing))
+        for leaf, region in zip(term.leaves, regions, strict=True):
+            steps = region.level / region.radius(_unit_steps(leaf, spacing))
             counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
         if self.largest_index is not None:
             counts = np.minimum(counts, self.largest_index)
-        if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # a box around the region, both halves
+        if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # the whole box around the region
             return None
         ranges = [np.arange(-m, m + 1) for m in counts]
         ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
         points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
-        kept = first_nonzero(points) >= 0
-        for leaf, edge in zip(term.leaves, edges, strict=True):
-            own = points[:, leaf.dims]
-            kept &= edge.radius(own * spacing[list(leaf.dims)]) <= edge.level
+        inside = first_nonzero(points) >= 0
+        for leaf, region in zip(term.leaves, regions, strict=True):
+            indices = points[:, leaf.dims]
+            inside &= region.radius(indices * spacing[list(leaf.dims)]) <= region.level
             if leaf.degree:  # B(0) = 0
-                kept &= own.any(-1)
-        return points[kept]
+                inside &= indices.any(-1)
+        return points[inside]
 
-    def _edge(self, leaf: LeafSpectrum, tolerance: float, spacing) -> "_Edge":
+    def _region(self, leaf: LeafSpectrum, tolerance: float, spacing) -> "_Region":
+        """The frequencies up to the cut-off; at least one along each axis."""
         if self.cutoff is not None:
-            return _Edge(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
+            return _Region(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
         level = tail_radius(leaf, tolerance) / self.lengthscale_range[0]
-        least = leaf.spectrum.scaled_radius(
-            _steps(leaf, spacing)
-        ).max()  # one frequency along each axis
-        return _Edge(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
+        least = leaf.spectrum.scaled_radius(_unit_steps(leaf, spacing)).max()
+        return _Region(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
 
 
-# under a budget every pair of points suffers from truncation, but few from aliasing, those at the
-# longest lags: it may be this many times as large, and at most a share of this
+# Under a budget, aliasing may be _UNEVEN times as large as truncation, and at most _ALIASING:
+# truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
+# tolerance of _POOR a term that hardly varies may be the reason: r is limited to _LONGEST of L.
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
-_MOST_STEPS = 1e9  # along an axis, which are too many
-_MOST_CUT = 0.9999  # of the variance; what is left is better than no grid
-_FARTHER = 4.0  # correlations that fall like a power leave no budget for more
+_MOST_STEPS = 1e9  # along an axis; too many in any case
+_MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
+_FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit
 
 
 @dataclass(frozen=True)
-class _Edge:
-    """The region {reach(ω) ≤ level}."""
+class _Region:
+    """The frequencies with radius(ω) ≤ level."""
 
     radius: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
     level: float
 
 
-def _steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
-    """The first frequency of the lattice along each axis that a kernel sees."""
+def _unit_steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
+    """The first nonzero frequency of the lattice along each input of a leaf."""
     return np.diag(spacing[list(leaf.dims)])
 
 

@@ -1,19 +1,19 @@
-"""Where the density ends and where images begin: cut-off and spacing of a grid."""
+"""What determines a grid: the radius of its cut-off, and the lag that its spacing follows."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import scipy.optimize
 from jaxtyping import Float, Int
 
-from gp_orff.features.frequencies.lattice_nodes import unit_radii
+from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 
 
 def tail_radius(leaf: LeafSpectrum, share: float) -> float:
-    """W beyond which that share of the variance lies."""
+    """W, the scaled radius beyond which this share of the variance lies."""
     return _last_crossing(
         lambda w: leaf.spectrum.tail(w, leaf.degree, leaf.num_dims), share, start=1e-2
     )
@@ -22,14 +22,14 @@ def tail_radius(leaf: LeafSpectrum, share: float) -> float:
 def correlation_lag(
     leaf: LeafSpectrum, axis: int, share: float, extent: Float[np.ndarray, "d"] | None = None
 ) -> float:
-    """The lag along an axis from which on the correlation stays below that share.
+    """The lag r along an axis beyond which the correlation stays below this share.
 
-    Given the extent of the data, where the kernel is known up to a constant (see
-    `weight_at_zero`), from which on two images do: k(r) − 2k(r + L) + k(r + 2L), L the longest
-    extent in lengthscales.
+    Some grids represent k up to a constant only (see `weight_at_zero`). For their spectra, and if
+    the extent of the data is given, the second difference k(r) − 2k(r + L) + k(r + 2L) takes the
+    place of the correlation, L being the longest extent in lengthscales.
     """
     spectrum = leaf.spectrum
-    scales = unit_radii(spectrum, leaf.num_dims)
+    scales = axis_lengthscales(spectrum, leaf.num_dims)
     scale = scales[axis]
 
     def correlation(r: float) -> float:
@@ -46,7 +46,10 @@ def correlation_lag(
 
 
 def _last_crossing(decreasing: Callable[[float], float], level: float, start: float) -> float:
-    """Where a function that falls to zero passes a level for the last time."""
+    """The largest argument at which a function that falls to zero has this value; at least `start`.
+
+    It is infinite beyond 2³⁹ · start.
+    """
     points = start * 2.0 ** np.arange(0, 40)
     above = [p for p in points if decreasing(p) > level]
     if not above:
@@ -57,7 +60,8 @@ def _last_crossing(decreasing: Callable[[float], float], level: float, start: fl
     return scipy.optimize.brentq(lambda p: decreasing(p) - level, low, 2 * low, rtol=1e-6)
 
 
-def axes_of(terms: Sequence[TermSpectrum]):
+def axes_of(terms: Sequence[TermSpectrum]) -> Iterator[tuple[LeafSpectrum, int, int]]:
+    """Every axis of every leaf: the leaf, the axis within it, the input column."""
     for term in terms:
         for leaf in term.leaves:
             for axis, dim in enumerate(leaf.dims):
@@ -65,11 +69,11 @@ def axes_of(terms: Sequence[TermSpectrum]):
 
 
 def lengthscales(terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "d"]:
-    """The largest along each input column."""
-    found = np.zeros(num_inputs)
+    """The largest lengthscale of all leaves along each input."""
+    largest = np.zeros(num_inputs)
     for leaf, axis, dim in axes_of(terms):
-        found[dim] = max(found[dim], unit_radii(leaf.spectrum, leaf.num_dims)[axis])
-    return found
+        largest[dim] = max(largest[dim], axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis])
+    return largest
 
 
 def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
@@ -81,9 +85,10 @@ def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
 
 
 def require_separate_inputs(term: TermSpectrum) -> None:
-    seen = [dim for leaf in term.leaves for dim in leaf.dims]
-    if len(set(seen)) != len(seen):
+    """Raise a NotImplementedError for a product of kernels that share an input."""
+    dims = [dim for leaf in term.leaves for dim in leaf.dims]
+    if len(set(dims)) != len(dims):
         raise NotImplementedError(
-            "Grid expects the kernels of a product to see different inputs, got columns "
-            f"{seen}; use a random rule such as gp_orff.QuasiMonteCarlo"
+            "Grid expects the kernels of a product to depend on different inputs, got columns "
+            f"{dims}; use a random rule such as gp_orff.QuasiMonteCarlo"
         )

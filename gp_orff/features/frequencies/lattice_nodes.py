@@ -1,4 +1,4 @@
-"""Frequencies of a kernel tree on one lattice."""
+"""The frequencies of a kernel tree's terms on one shared lattice."""
 
 import math
 import warnings
@@ -16,25 +16,50 @@ from gp_orff.kernels.spectra.lattice_sums import weight_at_zero
 
 
 class GridWarning(UserWarning):
-    """A lengthscale that has left the range its frequency grid was built for."""
+    """Warns that a lengthscale has left the range for which its frequency grid was built.
+
+    The kernel is then less accurate than `Grid(tolerance=...)` says: call `ORFFKernel.redraw()`,
+    constrain the lengthscale, or give `Grid` a wider `lengthscale_range`.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch, warnings
+        >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
+        >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=1)
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
+        >>> kernel.base_kernel.lengthscale = 0.1  # it was 0.69 when the grid was built
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     _ = kernel(x).to_dense()
+        >>> caught[0].category.__name__
+        'GridWarning'
+    """
 
 
-class _Fixed(nn.Module):
-    """Buffers that move between devices and keep their types; loaded whatever their length."""
+class _FixedBuffers(nn.Module):
+    """A module whose buffers keep their types, and take the lengths of the state they load."""
 
     def _apply(self, fn, recurse=True):
         return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
-        for name, own in self._buffers.items():
+        for name, buffer in self._buffers.items():
             incoming = state_dict.get(prefix + name)
-            if incoming is not None and incoming.shape != own.shape:
-                self._buffers[name] = torch.empty_like(incoming, device=own.device)
+            if incoming is not None and incoming.shape != buffer.shape:
+                self._buffers[name] = torch.empty_like(incoming, device=buffer.device)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-class Lattice(_Fixed):
-    """Integer points, their spacing and the domain they serve; shared by the terms of a tree."""
+class Lattice(_FixedBuffers):
+    """The lattice that the terms of a kernel tree share: ω = h ∘ k for integer k.
+
+    Args:
+        indices: k, one of each pair ±k.
+        spacing: h, in radians per unit of the inputs.
+        domain: the lowest and highest value of every input at which the lattice represents the
+            kernel; may be infinite.
+        lag: the longest lag between a datum and a point of the domain, along each axis.
+        tolerance: the share of the variance for which the lattice was made.
+    """
 
     def __init__(
         self,
@@ -56,7 +81,7 @@ class Lattice(_Fixed):
         self.cache = GramCache()
 
     def columns(self) -> LatticeColumns:
-        """cos and sin of every frequency; C of the last points is kept."""
+        """The cosines and sines of every frequency, with the lattice's cache of C."""
         return LatticeColumns.of(self.indices, self.spacing, self.origin, self.cache)
 
     def _load_from_state_dict(self, *arguments):
@@ -65,17 +90,22 @@ class Lattice(_Fixed):
 
     @property
     def period(self) -> Float[Tensor, "d"]:
+        """P = 2π/h, with which the sum over the lattice is periodic."""
         return 2 * math.pi / self.spacing
 
     def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Which points are outside the domain."""
+        """Which of the points x are outside the domain."""
         low, high = self.domain
         slack = 1e-6 * (high - low)  # the rounding of float32 inputs
         x = x.detach()[..., : len(low)]
         return ((x < low - slack) | (x > high + slack)).any(-1)
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Raise ValueError for points outside the domain."""
+        """Check that all points x are inside the domain.
+
+        Raises:
+            ValueError: points outside.
+        """
         outside = self.outside(x)
         if outside.any():
             worst = ", ".join(f"{value:.6g}" for value in x[outside][0].tolist())
@@ -87,16 +117,32 @@ class Lattice(_Fixed):
             )
 
 
-class LatticeDraw(_Fixed, Draw):
-    """The points of a lattice that one term uses, with the quadrature's weights."""
+class LatticeDraw(_FixedBuffers, Draw):
+    """The frequencies of one term on a lattice, with the weights of the quadrature.
+
+    Args:
+        lattice: shared by all terms of the tree.
+        position: which of the lattice's points the term uses, (D,).
+        spectrum: of the term, at its present hyperparameters.
+        lengthscale_range: the shortest and longest lengthscale for which the frequencies are
+            valid, relative to the present lengthscales.
+        diagonal_correction: whether inference adds the truncated variance.
+    """
 
     sampled = False
 
-    def __init__(self, lattice: Lattice, position, spectrum: TermSpectrum, served, correct: bool):
+    def __init__(
+        self,
+        lattice: Lattice,
+        position: Int[np.ndarray, "D"],
+        spectrum: TermSpectrum,
+        lengthscale_range: tuple[float, float],
+        diagonal_correction: bool,
+    ):
         super().__init__([], [])
         self.lattice = lattice
         self.dims = tuple(leaf.dims for leaf in spectrum.leaves)
-        self.served, self.correct = served, correct
+        self.lengthscale_range, self.diagonal_correction = lengthscale_range, diagonal_correction
         self.warned = False
         self.register_buffer("position", torch.from_numpy(position))
         built = _lengths([leaf.spectrum for leaf in spectrum.leaves], self.dims)
@@ -108,7 +154,7 @@ class LatticeDraw(_Fixed, Draw):
 
     @property
     def nonzero(self) -> Tensor:
-        """Which frequencies have a sine."""
+        """Which frequencies are not zero, and so have a sine."""
         return self.lattice.indices[self.position].any(-1)
 
     def shared_columns(self) -> LatticeColumns:
@@ -119,32 +165,33 @@ class LatticeDraw(_Fixed, Draw):
         indices, spacing = self.lattice.indices[self.position], self.lattice.spacing
         omegas = [(indices * spacing)[:, list(dims)] for dims in self.dims]
         weights = 1.0 + self.nonzero.to(spacing)  # −k is the same feature
-        for spectrum, own, dims in zip(spectra, omegas, self.dims, strict=True):
-            weights = weights * _weights(spectrum, own, spacing[list(dims)])
+        for spectrum, omega, dims in zip(spectra, omegas, self.dims, strict=True):
+            weights = weights * _weights(spectrum, omega, spacing[list(dims)])
         return omegas, weights
 
     def check_domain(self, spectra, *points):
         for x in points:
             self.lattice.check(x)
 
-    def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
-        first, others = _lengths(spectra, self.dims)
+    def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
+        lengthscales, others = _lengths(spectra, self.dims)
         built = self.built.cpu().numpy()
-        power = np.repeat([1, 2], [len(first), len(others)])[: len(built)]  # of two that move
-        ratio = np.concatenate([first, others])[: len(built)] / built
-        low, high = self.served
+        # other lengths depend on two parameters, and may leave the range by each of them
+        power = np.repeat([1, 2], [len(lengthscales), len(others)])[: len(built)]
+        ratio = np.concatenate([lengthscales, others])[: len(built)] / built
+        low, high = self.lengthscale_range
         outside = ratio[(ratio < 0.999 * low**power) | (ratio > 1.001 * high**power)]
         return float(outside[0]) if len(outside) else None
 
     def _check_range(self, spectra: Sequence[Spectrum]) -> None:
-        ratio = None if self.warned else self.left_range(spectra)
+        ratio = None if self.warned else self.ratio_outside_range(spectra)
         if ratio is not None:
             self.warned = True
-            low, high = self.served
+            low, high = self.lengthscale_range
             warnings.warn(
                 f"a lengthscale is {ratio:.2g} times what the frequency grid was built for, "
-                f"outside its range {low:g} to {high:g}: call redraw() of the ORFFKernel and go "
-                "on, constrain the lengthscale, or give Grid a wider lengthscale_range",
+                f"outside its range {low:g} to {high:g}: call redraw() of the ORFFKernel and "
+                "continue, constrain the lengthscale, or give Grid a wider lengthscale_range",
                 GridWarning,
                 stacklevel=2,
             )
@@ -153,30 +200,31 @@ class LatticeDraw(_Fixed, Draw):
 def _lengths(
     spectra: Sequence[Spectrum], dims: Sequence[Sequence[int]]
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "m"]]:
-    """The lengthscales, and other lengths, that a grid is built for."""
-    first = [unit_radii(spectrum, len(own)) for spectrum, own in zip(spectra, dims, strict=True)]
-    others = [spectrum.other_lengths(len(own)) for spectrum, own in zip(spectra, dims, strict=True)]
-    return np.concatenate([[], *first]), np.concatenate([[], *others])
+    """The lengthscales, and the other lengths, for which a grid is built."""
+    pairs = [(spectrum, len(axes)) for spectrum, axes in zip(spectra, dims, strict=True)]
+    lengthscales = [axis_lengthscales(spectrum, count) for spectrum, count in pairs]
+    others = [spectrum.other_lengths(count) for spectrum, count in pairs]
+    return np.concatenate([[], *lengthscales]), np.concatenate([[], *others])
 
 
 def _weights(
     spectrum: Spectrum, omega: Float[Tensor, "D d"], spacing: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b D"]:
-    """Of the points of a lattice: S(ω) ∏h, but for ω = 0, whose S need not be finite."""
-    away = omega.any(-1)
-    if away.all():
+    """The quadrature weights S(ω) ∏h, and another at ω = 0, where S may be infinite."""
+    nonzero = omega.any(-1)
+    if nonzero.all():
         return spacing.prod() * spectrum.log_density(omega).exp()
-    elsewhere = torch.where(away.unsqueeze(-1), omega, spacing)
-    weights = spacing.prod() * spectrum.log_density(elsewhere).exp()
-    return torch.where(away, weights, weight_at_zero(spectrum, spacing).unsqueeze(-1))
+    finite = torch.where(nonzero.unsqueeze(-1), omega, spacing)  # any other frequency for ω = 0
+    weights = spacing.prod() * spectrum.log_density(finite).exp()
+    return torch.where(nonzero, weights, weight_at_zero(spectrum, spacing).unsqueeze(-1))
 
 
-def unit_radii(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
-    """The reach of a unit frequency along each axis: the lengthscales."""
+def axis_lengthscales(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
+    """The lengthscale along each axis: the scaled radius of a unit frequency."""
     if not isinstance(spectrum, GridSpectrum):
         raise NotImplementedError(
-            f"{type(spectrum).__name__} tells no scaled_radius, tail and correlation, which a "
+            f"{type(spectrum).__name__} has no scaled_radius, tail and correlation, which a "
             "frequency grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a "
-            "random rule"
+            "random rule such as gp_orff.QuasiMonteCarlo"
         )
     return spectrum.scaled_radius(np.eye(num_dims))

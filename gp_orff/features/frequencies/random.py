@@ -1,4 +1,4 @@
-"""Random frequencies: independent, orthogonal, and quasi-random; and the measures they have."""
+"""Random frequencies, independent, orthogonal or quasi-random, and their distributions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,16 +13,19 @@ from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
 
 
 class Measure(ABC):
-    """Frequencies from ‖z‖^{2t} p(z), p the spectral law, with weights E‖z‖^{2t}/(D‖z‖^{2t})."""
+    """The density that frequencies are drawn from: ∝ ‖z‖^{2t} p(z), p being the spectral density.
+
+    Frequencies then have the weights E‖z‖^{2t}/(D‖z‖^{2t}).
+    """
 
     @abstractmethod
     def order(self, leaf: LeafSpectrum) -> int:
-        """t."""
+        """t for the frequencies of this leaf."""
 
 
 @dataclass(frozen=True)
 class Trace(Measure):
-    """The law of tr A(ω), A = B Bᵀ: features are bounded (Minh 2016, Section 4)."""
+    """The density ∝ tr A(ω), A = B Bᵀ; features are bounded (Minh 2016, Section 4)."""
 
     def order(self, leaf: LeafSpectrum) -> int:
         return leaf.degree
@@ -30,7 +33,7 @@ class Trace(Measure):
 
 @dataclass(frozen=True)
 class Base(Measure):
-    """p itself: the unbounded map of Brault et al. 2016 (Algorithm 1)."""
+    """The density p; features are unbounded (Brault et al. 2016, Algorithm 1)."""
 
     def order(self, leaf: LeafSpectrum) -> int:
         return 0
@@ -42,10 +45,10 @@ _NAMES = {measure: name for name, measure in _MEASURES.items()}
 
 @dataclass(frozen=True, init=False)
 class _RandomRule(ABC):
-    """What random rules share: numbers, measure, seeds and the transport of uniform points."""
+    """A random rule: subclasses give directions and uniform coordinates, spectra the radii."""
 
     num_frequencies: int
-    measure: str | Measure  # its name, if it has one
+    measure: str | Measure  # the name of the measure, if it has one
     seed: int
 
     def __init__(self, num_frequencies: int, *, measure: str | Measure = "trace", seed: int = 0):
@@ -64,11 +67,12 @@ class _RandomRule(ABC):
         object.__setattr__(self, "seed", seed)
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms`, from independent random streams of the seed."""
         streams = np.random.default_rng(self.seed).spawn(len(terms))
         return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
 
     def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
-        if not term.leaves:  # a constant: one frequency, zero
+        if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
         number = -(-self.num_frequencies // term.share)
         measure = _MEASURES.get(self.measure, self.measure)
@@ -90,26 +94,31 @@ class _RandomRule(ABC):
 class MonteCarlo(_RandomRule):
     r"""Independent random frequencies: operator-valued random Fourier features.
 
-    `measure="trace"` draws ω from the law of tr A(ω): for curl-free and divergence-free kernels
-    p₁(z) ∝ ‖z‖² p(z), with weights E‖z‖²/(D‖z‖²). Features are then bounded (Minh 2016,
-    Section 4). `measure="base"` draws from p itself with weights 1/D, the unbounded map of
-    Brault et al. 2016 (Algorithm 1); with a Matérn kernel its error has a finite variance only
-    for ν > 2. For separable and scalar kernels the two are the same (Rahimi & Recht 2007).
+    Let p be the spectral density of the scalar kernel, and A(ω) = B(ω) B(ω)ᵀ.
 
-    Frequencies are drawn once, in base units, when a kernel is built; hyperparameters act on them
-    afterwards, so that gradients reach the lengthscales. The kernel they give is unbiased with
-    error O(D^{−1/2}); its *posterior* is overconfident, most of all under heavy-tailed spectra
-    and little noise: `benchmarks/random_feature_posterior.py` measures by how much.
+    - `measure="trace"` draws ω from the density ∝ tr A(ω) p(ω): for curl-free and divergence-free
+      kernels p₁(z) ∝ ‖z‖² p(z), with weights E‖z‖²/(D‖z‖²). Features are bounded (Minh 2016,
+      Section 4).
+    - `measure="base"` draws ω from p, with weights 1/D. Features are unbounded (Brault et al. 2016,
+      Algorithm 1); with a Matérn kernel their error has a finite variance only for ν > 2.
+
+    For separable and scalar kernels both are the same (Rahimi & Recht 2007).
+
+    Frequencies are drawn once, in base units, when a kernel is built. Hyperparameters scale them
+    afterwards, so that gradients reach the lengthscales. The kernel is unbiased, with an error
+    O(D^{−1/2}). The *posterior* is overconfident, most of all with heavy-tailed spectra and little
+    noise; `benchmarks/random_feature_posterior.py` measures by how much.
 
     Args:
         num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
-        measure: "trace" or "base", or what they name: `Trace()` or `Base()` of
-            `gp_orff.features.frequencies`.
-        seed: of NumPy's `default_rng`; the same seed gives the same frequencies everywhere. No
-            global random state is read or changed.
+        measure: "trace" or "base"; `Trace()` and `Base()` of `gp_orff.features.frequencies` mean
+            the same.
+        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies everywhere.
+            The global random state is neither read nor changed.
 
     Raises:
-        ValueError: an unknown measure, or a number of frequencies that is no positive integer.
+        ValueError: `num_frequencies` is no positive integer, `measure` is unknown, or `seed` is no
+            non-negative integer.
 
     Example:
         >>> import gp_orff
@@ -119,7 +128,7 @@ class MonteCarlo(_RandomRule):
 
     def _directions_and_coordinates(self, number, leaves, rng):
         return [
-            (_normalised(rng.standard_normal((number, leaf.num_dims))), _uniform(number, leaf, rng))
+            (_normalise(rng.standard_normal((number, leaf.num_dims))), _uniform(number, leaf, rng))
             for leaf in leaves
         ]
 
@@ -127,9 +136,18 @@ class MonteCarlo(_RandomRule):
 class Orthogonal(_RandomRule):
     r"""Random frequencies whose directions are orthogonal in blocks of d.
 
-    Directions come from random rotations, radii are independent; each frequency has the law it has
-    under `MonteCarlo`, so that the kernel is unbiased too, with a smaller error (Yu et al. 2016,
-    Theorem 1, for radii of their own as here). Arguments and errors as for `MonteCarlo`.
+    Directions are the rows of random rotations; radii are independent. Each frequency has the same
+    distribution as with `MonteCarlo`, so that the kernel is unbiased as well, with a smaller error
+    (Yu et al. 2016, Theorem 1, with independent radii).
+
+    Args:
+        num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        seed: seed of NumPy's `default_rng`.
+
+    Raises:
+        ValueError: `num_frequencies` is no positive integer, `measure` is unknown, or `seed` is no
+            non-negative integer.
 
     Example:
         >>> import gp_orff
@@ -144,12 +162,20 @@ class Orthogonal(_RandomRule):
 
 
 class QuasiMonteCarlo(_RandomRule):
-    r"""Frequencies from a scrambled Sobol sequence, mapped to the spectral law.
+    r"""Frequencies from a scrambled Sobol sequence, mapped to the spectral density.
 
-    The points fill the unit cube evenly; quantile functions carry them to directions and radii.
-    The kernel is unbiased over seeds, with an error that falls faster than that of `MonteCarlo`
-    (Avron et al. 2016; Owen's scrambling). Powers of two are the best numbers of frequencies.
-    Arguments and errors as for `MonteCarlo`.
+    The points of the sequence fill the unit cube evenly; quantile functions map them to directions
+    and radii. The kernel is unbiased over seeds, and its error falls faster with D than that of
+    `MonteCarlo` (Avron et al. 2016, with Owen's scrambling). D is best a power of two.
+
+    Args:
+        num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        seed: seed of NumPy's `default_rng`, which scrambles the sequence.
+
+    Raises:
+        ValueError: `num_frequencies` is no positive integer, `measure` is unknown, or `seed` is no
+            non-negative integer.
 
     Example:
         >>> import gp_orff
@@ -163,7 +189,7 @@ class QuasiMonteCarlo(_RandomRule):
             sizes += [_direction_coordinates(leaf.num_dims)]
             sizes += [leaf.spectrum.num_coordinates(leaf.num_dims)]
         sobol = scipy.stats.qmc.Sobol(sum(sizes), scramble=True, rng=rng)
-        # a whole power of two keeps SciPy quiet; its first points are the same sequence
+        # SciPy warns unless the number is a power of two; its first points are the same sequence
         cube = sobol.random_base2(int(np.ceil(np.log2(number))))[:number]
         cube = np.clip(cube, 2.0**-33, 1 - 2.0**-33)  # 32-bit points may touch the faces
         parts = np.split(cube, np.cumsum(sizes)[:-1], axis=-1)
@@ -174,16 +200,17 @@ class QuasiMonteCarlo(_RandomRule):
 
 
 def _uniform(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
+    """Independent coordinates in (0, 1), as many as the spectrum needs beside a direction."""
     u = rng.random((number, leaf.spectrum.num_coordinates(leaf.num_dims)))
     return np.clip(u, 2.0**-54, 1 - 2.0**-53)
 
 
-def _normalised(vectors: np.ndarray) -> np.ndarray:
+def _normalise(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def _rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of independent rotations, uniform over the orthogonal group."""
+    """Rows of independent orthogonal matrices, uniform over the orthogonal group."""
     blocks = rng.standard_normal((-(-number // num_dims), num_dims, num_dims))
     q, r = np.linalg.qr(blocks)
     q = q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
@@ -191,15 +218,15 @@ def _rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarr
 
 
 def _direction_coordinates(num_dims: int) -> int:
-    """How many uniform coordinates `_directions` uses.
+    """The number of uniform coordinates that `_directions` needs.
 
-    On a line, a sign: ω and −ω are one frequency, but in a product the leaves' signs matter.
+    One on a line, too: the signs of ω matter in a product of kernels.
     """
     return {1: 1, 2: 1, 3: 2}.get(num_dims, num_dims)
 
 
 def _directions(u: np.ndarray, num_dims: int) -> np.ndarray:
-    """Unit vectors, uniform on the sphere where u is uniform in the cube."""
+    """Unit vectors, uniform on the sphere if u is uniform in the cube."""
     if num_dims == 1:
         return np.where(u < 0.5, -1.0, 1.0)
     if num_dims == 2:
@@ -209,4 +236,4 @@ def _directions(u: np.ndarray, num_dims: int) -> np.ndarray:
         angle, height = 2 * np.pi * u[:, 0], 2 * u[:, 1] - 1
         rim = np.sqrt(1 - height**2)
         return np.stack([rim * np.cos(angle), rim * np.sin(angle), height], axis=-1)
-    return _normalised(scipy.special.ndtri(u))
+    return _normalise(scipy.special.ndtri(u))

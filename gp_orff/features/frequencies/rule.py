@@ -1,4 +1,4 @@
-"""What a frequency rule takes and gives."""
+"""The protocol of frequency rules: a rule turns spectra of terms into frequencies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from gp_orff.kernels.spectra.base import Spectrum
 
 @dataclass(frozen=True)
 class LeafSpectrum:
-    """One scalar kernel of a term: its frequencies enter B(ω) with this degree."""
+    """The spectrum of one scalar kernel of a term, its inputs and its degree in B(ω)."""
 
     spectrum: Spectrum
-    dims: tuple[int, ...]  # the input columns it sees
+    dims: tuple[int, ...]  # the input columns of the kernel
     degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}
 
     @property
@@ -27,17 +27,17 @@ class LeafSpectrum:
 
 @dataclass(frozen=True)
 class TermSpectrum:
-    """What one term of a kernel tree asks of a rule: independent frequencies for each leaf."""
+    """The spectrum of one term of a kernel tree; its leaves have independent frequencies."""
 
     leaves: tuple[LeafSpectrum, ...]
-    rank: int = 1  # features of a trigonometric column
-    share: int = 1  # of how many terms that will share their frequencies this is one
+    rank: int = 1  # features for each trigonometric column: the columns of B(ω)
+    share: int = 1  # the number of terms that share their frequencies, this term included
 
 
 class Draw(nn.Module):
-    """Frequencies of one term, drawn once as base variables without hyperparameters."""
+    """The frequencies of one term, drawn once as base variables free of hyperparameters."""
 
-    sampled = True  # a random sample, which halves of it can check
+    sampled = True  # whether they are a random sample, whose halves can be compared
 
     def __init__(self, bases: Sequence[Float[Tensor, "D c"]], orders: Sequence[int]):
         super().__init__()
@@ -47,6 +47,7 @@ class Draw(nn.Module):
 
     @property
     def bases(self) -> list[Float[Tensor, "D c"]]:
+        """The base variables of each leaf."""
         return [getattr(self, f"base_{index}") for index in range(len(self.orders))]
 
     @property
@@ -56,7 +57,10 @@ class Draw(nn.Module):
     def nodes(
         self, spectra: Sequence[Spectrum]
     ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
-        """ω of each leaf and the weights w with E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …)."""
+        """ω of each leaf, and the weights w with E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …).
+
+        They follow the hyperparameters of the spectra, differentiably.
+        """
         parts = list(zip(spectra, self.bases, self.orders, strict=True))
         weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
         for spectrum, base, order in parts:
@@ -64,22 +68,23 @@ class Draw(nn.Module):
         return [spectrum.frequencies(base, order) for spectrum, base, order in parts], weights
 
     def shared_columns(self) -> Columns | None:
-        """The columns of every term of the tree, where frequencies are shared."""
+        """The columns that all terms of the tree share; None if each has its own."""
         return None
 
-    def left_range(self, spectra: Sequence[Spectrum]) -> float | None:
-        """A lengthscale these frequencies do not serve, relative to that they were made for."""
+    def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
+        """The ratio of a lengthscale to its value at the draw, if these frequencies are no longer
+        valid for it; None if they are valid."""
         return None
 
     def check_domain(self, spectra: Sequence[Spectrum], *points: Float[Tensor, "*b n d"]) -> None:
-        """Raise ValueError for points where these frequencies do not give the kernel."""
+        """Raise a ValueError at points where these frequencies do not represent the kernel."""
 
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"
 
 
 class Rule(Protocol):
-    """A frequency rule; it holds no tensors and never changes."""
+    """A frequency rule: an immutable value without tensors."""
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """Frequencies for every term of a kernel tree, in order."""
+        """The frequencies of every term of a kernel tree, in order."""

@@ -30,7 +30,7 @@ def write(path: str | os.PathLike, kind: str, content: dict) -> None:
             os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
-            os.unlink(file.name)
+            Path(file.name).unlink(missing_ok=True)
             raise
 
 
