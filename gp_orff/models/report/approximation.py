@@ -58,6 +58,8 @@ def _cut_over_noise(snapshot: ModelSnapshot, inference: FeatureInference) -> flo
     cut = inference.truncated(snapshot.kernel)
     variance = 0.0 if cut is None else cut.diagonal().mean().item()
     return max(
-        variance * own.nearby(float("inf")) / snapshot.noises[key.label].diagonal().mean().item()
-        for key, own in inference.data.weights_of.items()
+        variance
+        * weights.local_mean(float("inf"))
+        / snapshot.noises[key.label].diagonal().mean().item()
+        for key, weights in inference.data.weights_of.items()
     )
