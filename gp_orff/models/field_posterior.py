@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class FieldPosterior:
-    """The posterior of the field f + μ given the data: an immutable snapshot of a model.
+    """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
     `model.posterior()` makes one; later changes of the model do not affect it. Variances are those
     of the field: to predict new observations, add the noise variance. Results have the floating
@@ -129,7 +129,7 @@ class FieldPosterior:
 
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
-        """Return the posterior mean (n, q) of f, or of a `symbol` of f, at points `x` (n, d)."""
+        """Return the posterior mean (n, q) of the field, or of a `symbol` of it, at points `x`."""
         points, distribution = self._at(x, symbol)
         mean = distribution.mean(points) + self._snapshot.mean(points, symbol)
         return mean[: len(x)].to(_device(x), _dtype(x))
@@ -138,7 +138,7 @@ class FieldPosterior:
     def variance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
-        """Return the variance (n, q) of each output of f, or of a `symbol` of f, at points `x`."""
+        """Return the variance (n, q) of the field, or of a `symbol` of it, at points `x`."""
         points, distribution = self._at(x, symbol)
         return distribution.variance(points)[: len(x)].to(_device(x), _dtype(x))
 
@@ -146,8 +146,8 @@ class FieldPosterior:
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q q"]:
-        """Return the covariance (n, q, q) between the outputs of f, or of a `symbol` of f, at each
-        of the points `x`; `plotting.plot_uncertainty` draws it."""
+        """Return the covariance (n, q, q) between the outputs of the field, or of a `symbol` of it,
+        at each of the points `x`; `plotting.plot_uncertainty` draws it."""
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 

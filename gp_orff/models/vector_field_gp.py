@@ -171,8 +171,8 @@ class VectorFieldGP(FieldModel):
         The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model
         changes from the exact kernel to a frequency grid, and to a larger grid, as the data
         require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
-        so. A frequency grid costs one pass over the new observations. Under Student-t noise they
-        get weights from the present posterior; `fit()` computes all weights anew.
+        so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
+        noise they get weights from the present posterior; `fit()` computes all weights anew.
 
         Args:
             x, y, how: as for `condition`.
@@ -305,8 +305,8 @@ class VectorFieldGP(FieldModel):
         Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
         are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
         hyperparameters, mean and Student-t weights from all data. `x`, `y` and `how` have to be all
-        or some of the data of `fit`, with the same options; ValueError where they cannot be, and
-        for `variances` (N, p).
+        or some of the data of `fit`, with the same options. ValueError for `variances` (N, p), and
+        for other data where the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch
