@@ -301,3 +301,28 @@ def test_what_is_added_to_a_distribution(kind):
     torch.testing.assert_close(plus.root(xs) @ plus.root(xs).mT, covariance)
     torch.testing.assert_close(plus.mean(xs), posterior.mean(xs))
     assert plus.split()[0] is (posterior if kind is PlusWhite else plus)
+
+
+@pytest.mark.parametrize("name", ["features", "kronecker", "kronecker_rank_one", "merged"])
+def test_every_form_of_features_has_the_products_of_its_matrix(name):
+    """Φθ, Φᵀv, diag ΦΦᵀ, and what a choice of columns or a variance makes of Φ."""
+    expansion, x = EXPANSIONS[name](), draw(7, 2, seed=3)
+    features, p = written_out(expansion, x), expansion.num_outputs
+    theta = draw(features.shape[-1], 3, seed=4)
+    applied = expansion.phi.apply(x, expansion.column_weights(theta))
+    torch.testing.assert_close(applied.reshape(7 * p, 3), features @ theta)
+    values = draw(7 * p, 3, seed=5)
+    z = expansion.phi.adjoint(x, values.reshape(7, 3 * p))
+    torch.testing.assert_close(expansion.feature_values(z), features.mT @ values)
+    variance = features.square().sum(-1).reshape(7, p)
+    torch.testing.assert_close(expansion.variance(x), variance)
+    torch.testing.assert_close(
+        written_out(expansion.scaled(variance[0, 0]), x) ** 2, features**2 * variance[0, 0]
+    )
+
+    half = expansion.num_columns // 2
+    columns, factors = torch.tensor([0, 2, half, half + 2]), draw(4, seed=6).square()
+    every = torch.zeros(expansion.num_columns).double().index_add(0, columns, factors)
+    kept = every[expansion.general().columns]
+    expected = features[:, kept > 0] * kept[kept > 0].sqrt()
+    torch.testing.assert_close(expansion.select(columns, factors).features(x), expected)
