@@ -326,3 +326,13 @@ def test_every_form_of_features_has_the_products_of_its_matrix(name):
     kept = every[expansion.general().columns]
     expected = features[:, kept > 0] * kept[kept > 0].sqrt()
     torch.testing.assert_close(expansion.select(columns, factors).features(x), expected)
+
+
+def test_what_is_gathered_is_kept_for_the_same_columns_only():
+    one, x, y = feature_expansion(), draw(20, 2, seed=3), draw(20, 2, seed=4)
+    other = FeatureExpansion(one.phi, one.directions, one.columns.flip(0))
+    statistics = Statistics.of(x, y, one.phi)
+    statistics.gathered(one)
+    (found,) = statistics.gathered(other)
+    values = one.phi.values(x)[:, other.columns]
+    torch.testing.assert_close(found, values.mT @ values)
