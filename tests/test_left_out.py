@@ -1,11 +1,19 @@
 """What a grid leaves out of a symbol: its gradient, its values, and the constant of potentials."""
 
 import dataclasses
+import functools
 
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, RQKernel, SpectralMixtureKernel
+from gpytorch.kernels import (
+    MaternKernel,
+    MultitaskKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from torch.func import grad, hessian, vmap
 
 import gp_orff
@@ -16,7 +24,7 @@ from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import seen_through
 from gp_orff.features.frequencies.remainder import remainder
-from gp_orff.features.truncation import left_out
+from gp_orff.features.truncation import left_out, periodised
 from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.kernels.tree import space_of, spectra_of, terms
 from gp_orff.symbols.base import Identity
@@ -255,3 +263,31 @@ def test_absolute_potentials_have_the_variance_of_their_kernel():
         torch.testing.assert_close(total, variance, rtol=0, atol=1e-3 * variance.max().item())
         assert common.diagonal().min() > 5e-3  # as much as tells
         assert white.diagonal().min() > 1e-4
+
+
+@pytest.mark.parametrize("num_dims", [1, 2])
+def test_a_periodised_variance_is_a_sum_over_the_nearest_images(num_dims):
+    """K at all lags of zero or one period along each axis, where a period is three lengthscales."""
+    lengthscale, scale = torch.linspace(0.8, 1.2, num_dims).double(), 1.7
+    base = MaternKernel(nu=2.5, ard_num_dims=num_dims).double()
+    base.lengthscale = lengthscale
+    spacing = 2 * torch.pi / 3.0
+    axis = torch.tensor([-3.0, 0.0, 3.0]).double()
+    images = torch.cartesian_prod(*[axis] * num_dims).reshape(-1, num_dims)
+    away = images[images.abs().sum(-1) > 0]
+    k = functools.partial(oracles.matern, lengthscale=lengthscale, nu=2.5)
+    curvature = oracles.second_moment("matern52") * torch.diag(lengthscale**-2)
+    expected = curvature - vmap(hessian(k))(away).sum(0)
+
+    field = gp_orff.CurlFreeKernel(base, num_dims=num_dims)
+    for kernel, variance in (
+        (ScaleKernel(field), expected),
+        (ScaleKernel(MultitaskKernel(base, num_tasks=2, rank=1)), 1 + k(away).sum()),
+    ):
+        kernel.double().outputscale = scale
+        (own,) = draw(kernel, gp_orff.Grid(spacing=spacing, cutoff=30.0), num_dims)
+        (term,) = terms(kernel)
+        found = periodised(term, own)
+        if variance.dim() == 0:
+            variance = variance * kernel.base_kernel.task_covar_module.covar_matrix.to_dense()
+        torch.testing.assert_close(found, scale * variance)
