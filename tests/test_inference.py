@@ -336,3 +336,25 @@ def test_what_is_gathered_is_kept_for_the_same_columns_only():
     (found,) = statistics.gathered(other)
     values = one.phi.values(x)[:, other.columns]
     torch.testing.assert_close(found, values.mT @ values)
+
+
+@pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
+@pytest.mark.parametrize("name", ["features", "kronecker", "kronecker_rank_three"])
+def test_roots_of_the_weights_have_their_covariance(name, points):
+    """R Rᵀ = Cov[θ], and Φ Cov[θ] Φᵀ of any features Φ of the weights; may carry jitter."""
+    expansion, x, y = EXPANSIONS[name](), draw(points, 2, seed=3), draw(points, 2, seed=4)
+    posterior = weight_posterior(expansion, x, y, Noise.of(spd(2)))
+    eye = torch.eye(expansion.num_features).double()
+    covariance = posterior.weight_covariance(eye)
+    root = posterior.weight_root(eye)
+    torch.testing.assert_close(root @ root.mT, covariance, rtol=1e-8, atol=1e-8)
+    for rows in (6, 40):
+        features = draw(rows, len(eye), seed=6)
+        expected = features @ covariance @ features.mT
+        root = posterior.root_of(features)
+        torch.testing.assert_close(root @ root.mT, expected, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(posterior.covariance_of(features), expected)
+        torch.testing.assert_close(posterior.variance_of(features), expected.diagonal())
+        blocks = expected.reshape(rows // 2, 2, rows // 2, 2)
+        blocks = torch.stack([blocks[n, :, n] for n in range(rows // 2)])
+        torch.testing.assert_close(posterior.blocks_of(features, 2), blocks)
