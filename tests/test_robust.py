@@ -12,7 +12,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
 from gp_orff.inference import robust
-from gp_orff.inference.robust import StudentT
+from gp_orff.inference.robust import StudentT, climb
 from gp_orff.models.fitting.robust_em import heavy_tails
 from tests import oracles
 from tests.test_vector_field_gp import conditioned, curl_free, flow
@@ -391,3 +391,33 @@ def test_leave_one_out_of_an_unknown_instrument():
     model = conditioned(curl_free(0.5), x, y, None, noise=0.04)
     with pytest.raises(ValueError, match="known group"):
         model.leave_one_out(x, y, group="radar")
+
+
+@pytest.mark.parametrize(("distance", "calls"), [(1.5, 4), (5.0, 8)])
+def test_a_map_that_climbs_slowly_is_extrapolated(distance, calls):
+    """Steps of 5 % of what is left go 20 times as far, to the fixed point itself, but for the two
+    units that are the farthest at once: two calls of the map for each round, two at the end."""
+    top = torch.tensor([distance, -distance, 0.3]).double()
+    asked = []
+
+    def step(u):
+        asked.append(u)
+        return -(u - top).square().sum().item(), u + 0.05 * (top - u)
+
+    found, settled = climb(step, torch.zeros(3).double(), 100.0, 1e-20, 10)
+    assert settled
+    torch.testing.assert_close(found, top, rtol=0, atol=1e-12)  # rounding, 20 times
+    assert len(asked) == calls
+
+
+def test_an_extrapolation_that_falls_is_taken_back():
+    """Where later steps turn away from the first ones, the fixed point is found all the same."""
+    tried = []
+
+    def step(u):
+        tried.append(-abs(u.item() - 1))
+        return tried[-1], u + 0.05 if u.item() < 1 else u - 0.5 * (u - 1)
+
+    found, _ = climb(step, torch.zeros(1).double(), 100.0, 1e-12, 60)
+    assert min(tried[3:]) < max(tried[:3])  # it was tried
+    assert abs(found.item() - 1) < 0.05
