@@ -210,3 +210,10 @@ def test_large_sets_train_by_cholesky_when_asked():
     )
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_active_dims_of_both_parts_of_a_helmholtz_kernel_are_space():
+    kernel = gp_orff.HelmholtzKernel(num_dims=2, active_dims=(0, 2)).double()
+    x = points(5, 3)
+    plain = gp_orff.HelmholtzKernel(num_dims=2).double()(x[:, [0, 2]])
+    torch.testing.assert_close(kernel(x).to_dense(), plain.to_dense())

@@ -534,3 +534,19 @@ def test_a_term_that_hardly_varies_does_not_spoil_the_others():
     assert second.num_frequencies >= 2
     assert first.num_frequencies > 300
     assert orff.accuracy()[0].truncated < 1e-3
+
+
+def test_the_edges_of_a_domain_are_inside_it():
+    """Also far below zero, where they are rounded by 1e-6 of the domain; inputs that no kernel sees
+    are not looked at."""
+    kernel = gp_orff.CurlFreeKernel(RBFKernel().double(), num_dims=2, active_dims=(0, 1))
+    box = ((-5.0, -3.0), (-3.0, 1.0))
+    (own,) = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=box)).frequencies
+    corners = torch.cartesian_prod(*torch.tensor(box).double())
+    inside = torch.cat([corners, corners.float().nextafter(torch.tensor(9.0))])
+    assert not own.lattice.outside(inside).any()
+    assert not own.lattice.outside(torch.cat([inside, 99 + inside], dim=-1)).any()
+    size = torch.tensor([2.0, 4.0]).double()
+    for sign in (-1, 1):  # a thousandth of the domain beyond it, along either axis
+        beyond = torch.tensor(box).double().mT[(1 + sign) // 2] + sign * 1e-3 * torch.diag(size)
+        assert own.lattice.outside(beyond).all()
