@@ -358,3 +358,16 @@ def test_roots_of_the_weights_have_their_covariance(name, points):
         blocks = expected.reshape(rows // 2, 2, rows // 2, 2)
         blocks = torch.stack([blocks[n, :, n] for n in range(rows // 2)])
         torch.testing.assert_close(posterior.blocks_of(features, 2), blocks)
+
+
+def test_kronecker_posteriors_are_differentiable_at_equal_eigenvalues():
+    """LᵀΣ⁻¹L = 1 again: against finite differences, which leave that point."""
+    x, y, xs = draw(20, 2, seed=3), draw(20, 2, seed=4), draw(3, 2, seed=5)
+    plain, noise = kronecker_expansion(), Noise.of(torch.eye(2, dtype=torch.float64))
+
+    def predicted(mixing):
+        expansion = KroneckerExpansion(plain.phi, plain.scales, mixing)
+        posterior = weight_posterior(expansion, x, y, noise)
+        return posterior.mean(xs), posterior.variance(xs)
+
+    assert gradcheck(predicted, torch.eye(2, dtype=torch.float64).requires_grad_())
