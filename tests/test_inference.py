@@ -19,6 +19,7 @@ from gp_orff.inference.equations import (
     prefers_dual,
     with_ones,
 )
+from gp_orff.symbols.potentials import StreamFunction
 from tests import oracles
 
 
@@ -371,3 +372,14 @@ def test_kronecker_posteriors_are_differentiable_at_equal_eigenvalues():
         return posterior.mean(xs), posterior.variance(xs)
 
     assert gradcheck(predicted, torch.eye(2, dtype=torch.float64).requires_grad_())
+
+
+@pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
+@pytest.mark.parametrize("name", ["features", "kronecker"])
+def test_points_in_float32_are_asked_in_float64(name, points):
+    expansion, x, y = EXPANSIONS[name](), draw(points, 2, seed=3), draw(points, 2, seed=4)
+    posterior, xs = weight_posterior(expansion, x, y, Noise.of(spd(2))), draw(4, 2).float()
+    turned = posterior.apply(StreamFunction(torch.zeros(2).double()), (0, 1))
+    for own in (posterior, turned):
+        for found in (own.mean, own.covariance, own.root, own.variance, own.blocks):
+            torch.testing.assert_close(found(xs), found(xs.double()), rtol=1e-12, atol=1e-12)

@@ -395,3 +395,12 @@ def test_the_slope_of_a_gamma_quantile_within_a_graph():
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
         with pytest.raises(RuntimeError, match="not implemented"):
             torch.autograd.grad(found.sum(), a)
+
+
+def test_a_lift_has_the_derivative_of_its_eigenvalues():
+    """Of one direction that is below zero and two that are not; finite differences."""
+    rotation, _ = torch.linalg.qr(float64(*range(9)).reshape(3, 3).sin())
+    missing = rotation @ torch.diag(float64(-0.3, 0.2, 0.9)) @ rotation.mT
+    whole = torch.diag(float64(1.0, 4.0, 0.5))
+    assert torch.linalg.eigvalsh(lifted(missing, whole))[0] > -1e-12
+    assert gradcheck(lifted, [missing.requires_grad_(), whole])
