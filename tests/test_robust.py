@@ -421,3 +421,36 @@ def test_an_extrapolation_that_falls_is_taken_back():
     found, _ = climb(step, torch.zeros(1).double(), 100.0, 1e-12, 60)
     assert min(tried[3:]) < max(tried[:3])  # it was tried
     assert abs(found.item() - 1) < 0.05
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_readings_of_gaussian_noise_beside_those_of_heavy_tails(rule):
+    """They keep their weight of one; the others settle where dense algebra has them."""
+    x, y, _, _ = with_outliers(60, share=0.2, noise=0.3)
+    group = np.array(["", "", "other"] * 20)
+    other = torch.from_numpy(group == "other")
+    model = robust_model(4.0, RULES[rule])
+    model.kernel.base_kernel.base_kernel.lengthscale = 0.7
+    model.likelihood.noise = 0.1
+    model.likelihoods["other"] = gpytorch.likelihoods.MultitaskGaussianLikelihood(
+        2, has_task_noise=False
+    ).double()
+    model.likelihoods["other"].noise = 0.4
+    model.mean = gpytorch.means.ZeroMean()
+    model.condition(x, y, group=group)
+    prior = model.kernel(x).to_dense().detach()
+    weights = torch.ones(60).double()
+    for _ in range(400):
+        noise = torch.where(other, 0.4, 0.1 / weights).repeat_interleave(2)
+        mean, covariance = oracles.condition(prior, prior, prior + noise.diag(), y.flatten())
+        second = (y.flatten() - mean).square() + covariance.diagonal()
+        new = 6 / (4 + second.reshape(60, 2).sum(-1) / 0.1)
+        weights = torch.where(other, 1.0, new)
+    kept = torch.cat([weights[~other], weights[other]])
+    torch.testing.assert_close(torch.cat(model.state.data.weights), kept, rtol=0, atol=2e-3)
+    found, sd = model.posterior().mean(x), covariance.diagonal().sqrt()
+    assert ((found.flatten() - mean).abs() < 0.01 * sd).all()
+    whole = oracles.log_density(prior + noise.diag(), y)
+    square = second.reshape(60, 2).sum(-1)[~other] / 0.1
+    whole = whole + StudentT(4.0).bound(square, 2)
+    assert model.log_marginal_likelihood().item() == pytest.approx(whole.item(), abs=1e-2)
