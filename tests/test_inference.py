@@ -376,9 +376,12 @@ def test_kronecker_posteriors_are_differentiable_at_equal_eigenvalues():
 
 @pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
 @pytest.mark.parametrize("name", ["features", "kronecker"])
-def test_points_in_float32_are_asked_in_float64(name, points):
-    expansion, x, y = EXPANSIONS[name](), draw(points, 2, seed=3), draw(points, 2, seed=4)
-    posterior, xs = weight_posterior(expansion, x, y, Noise.of(spd(2))), draw(4, 2).float()
+def test_numbers_in_float32_are_taken_in_float64(name, points):
+    expansion, noise, xs = EXPANSIONS[name](), Noise.of(spd(2)), draw(4, 2).float()
+    x, y = draw(points, 2, seed=3), draw(points, 2, seed=4).float()
+    posterior = weight_posterior(expansion, x, y, noise)
+    expected = weight_posterior(expansion, x, y.double(), noise).theta
+    torch.testing.assert_close(posterior.theta, expected, rtol=1e-12, atol=1e-12)
     turned = posterior.apply(StreamFunction(torch.zeros(2).double()), (0, 1))
     for own in (posterior, turned):
         for found in (own.mean, own.covariance, own.root, own.variance, own.blocks):
