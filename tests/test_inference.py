@@ -7,7 +7,12 @@ from torch.autograd import gradcheck, gradgradcheck
 from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.columns import SideBySide, TrigColumns
-from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
+from gp_orff.features.expansion import (
+    FeatureExpansion,
+    KroneckerExpansion,
+    merge,
+    seen_through,
+)
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.distributions import PlusConstant, PlusWhite
 from gp_orff.inference.equations import (
@@ -19,6 +24,7 @@ from gp_orff.inference.equations import (
     prefers_dual,
     with_ones,
 )
+from gp_orff.symbols.integrals import LineIntegral
 from gp_orff.symbols.potentials import StreamFunction
 from tests import oracles
 
@@ -386,3 +392,20 @@ def test_numbers_in_float32_are_taken_in_float64(name, points):
     for own in (posterior, turned):
         for found in (own.mean, own.covariance, own.root, own.variance, own.blocks):
             torch.testing.assert_close(found(xs), found(xs.double()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("points", [3, 40], ids=["few", "folded"])
+def test_symbols_with_real_and_imaginary_parts_on_a_lattice(points):
+    """Where many variances are one transform, those of complex directions are not."""
+    expansion, xs = lattice_expansion(), draw(points, 2, seed=6)
+    posterior = weight_posterior(expansion, draw(60, 2), draw(60, 2, seed=1), Noise.of(spd(2)))
+    symbol = LineIntegral(torch.tensor([[0.0, 0.0], [0.5, 0.2], [0.6, 0.9]]).double())
+    image = seen_through(symbol, expansion, (0, 1))
+    assert image.is_complex
+    features = image.features(xs)
+    expected = features @ posterior.weight_covariance(features.mT)
+    found = posterior.apply(symbol, (0, 1))
+    torch.testing.assert_close(found.variance(xs).flatten(), expected.diagonal())
+    torch.testing.assert_close(found.covariance(xs), expected)
+    torch.testing.assert_close(found.blocks(xs).flatten(), expected.diagonal())
+    torch.testing.assert_close(found.mean(xs), features @ posterior.theta)
