@@ -291,3 +291,22 @@ def test_a_periodised_variance_is_a_sum_over_the_nearest_images(num_dims):
         if variance.dim() == 0:
             variance = variance * kernel.base_kernel.task_covar_module.covar_matrix.to_dense()
         torch.testing.assert_close(found, scale * variance)
+
+
+def test_parts_of_a_separable_kernel_have_their_variance_over_directions():
+    """E[P Σ P] with P = ωωᵀ/‖ω‖², ω = z/ℓ and z of any direction, under two lengthscales."""
+    kernel = MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2, rank=1).double()
+    kernel.data_covar_module.lengthscale = torch.tensor([0.6, 1.8]).double()
+    angle = torch.arange(20000).double() * (2 * torch.pi / 20000)
+    omega = torch.stack([angle.cos() / 0.6, angle.sin() / 1.8], dim=-1)
+    unit = omega / omega.norm(dim=-1, keepdim=True)
+    projected = unit.unsqueeze(-1) * unit.unsqueeze(-2)
+    sigma = kernel.task_covar_module.covar_matrix.to_dense()
+    expected = (projected @ sigma @ projected).mean(0)
+
+    symbol, x = gp_orff.CurlFreePart(), torch.zeros(1, 2).double()
+    draws = draw(kernel, gp_orff.Grid(spacing=0.4, cutoff=8.0), 2)
+    white, common = left_out(symbol, kernel, draws, (0, 1))
+    features = seen_through(symbol, expand(kernel, draws, 2).double(), (0, 1)).features(x)
+    torch.testing.assert_close(features @ features.mT + white + common, expected)
+    assert common.diagonal().min() > 1e-3 * expected.diagonal().max()

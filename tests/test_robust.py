@@ -454,3 +454,13 @@ def test_readings_of_gaussian_noise_beside_those_of_heavy_tails(rule):
     square = second.reshape(60, 2).sum(-1)[~other] / 0.1
     whole = whole + StudentT(4.0).bound(square, 2)
     assert model.log_marginal_likelihood().item() == pytest.approx(whole.item(), abs=1e-2)
+
+
+def test_leave_one_out_is_refused_where_only_some_vectors_are_several_readings():
+    x, y, _ = flow(20)
+    y[:10, 0] = y[18:, 1] = float("nan")
+    variances = torch.rand(20, 2, generator=torch.Generator().manual_seed(0)).double() + 0.1
+    model = gp_orff.VectorFieldGP(curl_free(0.5))
+    model.condition(x, y, variances=variances, missing="mask")
+    with pytest.raises(ValueError, match=r"variances \(N,\)"):
+        model.leave_one_out(x, y, variances=variances, missing="mask")
