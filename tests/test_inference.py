@@ -409,3 +409,26 @@ def test_symbols_with_real_and_imaginary_parts_on_a_lattice(points):
     torch.testing.assert_close(found.covariance(xs), expected)
     torch.testing.assert_close(found.blocks(xs).flatten(), expected.diagonal())
     torch.testing.assert_close(found.mean(xs), features @ posterior.theta)
+
+
+@pytest.mark.parametrize("name", ["features", "kronecker"])
+def test_groups_of_two_noises_equal_dense_algebra(name):
+    """Those of a separable kernel too, which are no Kronecker product then."""
+    expansion, noises = EXPANSIONS[name](), [Noise.of(spd(2)), Noise.of(spd(2, seed=9))]
+    x, y, xs = draw(50, 2, seed=3), draw(50, 2, seed=4), draw(5, 2, seed=5)
+    parts = [(x[:30], y[:30]), (x[30:], y[30:])]
+    groups = [
+        Group(Statistics.of(*own, expansion.phi), noise)
+        for own, noise in zip(parts, noises, strict=True)
+    ]
+    posterior, evidence = normal_equations(expansion, groups).posterior(torch.zeros(2).double())
+    features, test_features = written_out(expansion, x), written_out(expansion, xs)
+    noise = torch.block_diag(*[noises[0].covariance] * 30, *[noises[1].covariance] * 20)
+    noisy = features @ features.mT + noise
+    expected = oracles.log_density(noisy, y)
+    torch.testing.assert_close(evidence.log_density(torch.zeros(2).double(), 100), expected)
+    mean, cov = oracles.condition(
+        test_features @ test_features.mT, test_features @ features.mT, noisy, y
+    )
+    torch.testing.assert_close(posterior.mean(xs).flatten(), mean)
+    torch.testing.assert_close(posterior.covariance(xs), cov)
