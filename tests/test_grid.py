@@ -550,3 +550,16 @@ def test_the_edges_of_a_domain_are_inside_it():
     for sign in (-1, 1):  # a thousandth of the domain beyond it, along either axis
         beyond = torch.tensor(box).double().mT[(1 + sign) // 2] + sign * 1e-3 * torch.diag(size)
         assert own.lattice.outside(beyond).all()
+
+
+def test_without_a_domain_aliasing_is_told_at_the_data():
+    """Σ_j k(jP), j ≠ 0, by the kernel itself; within a factor of two."""
+    scalar = RBFKernel().double()
+    scalar.lengthscale = 1.0
+    kernel = gp_orff.ORFFKernel(
+        scalar, gp_orff.Grid(spacing=2 * math.pi / 4, cutoff=8.0), num_dims=1
+    )
+    (accuracy,) = kernel.accuracy()
+    images = 4 * torch.tensor([[-2.0], [-1.0], [1.0], [2.0]]).double()
+    expected = scalar(images, torch.zeros(1, 1).double()).to_dense().sum().item()
+    assert 1 <= accuracy.aliasing / expected < 2
