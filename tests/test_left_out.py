@@ -310,3 +310,22 @@ def test_parts_of_a_separable_kernel_have_their_variance_over_directions():
     features = seen_through(symbol, expand(kernel, draws, 2).double(), (0, 1)).features(x)
     torch.testing.assert_close(features @ features.mT + white + common, expected)
     assert common.diagonal().min() > 1e-3 * expected.diagonal().max()
+
+
+def test_potentials_on_a_line_have_the_variance_of_their_kernel():
+    base = RBFKernel().double()
+    kernel = gp_orff.CurlFreeKernel(base, num_dims=1)
+    draws, x = draw(kernel, gp_orff.Grid(spacing=0.5, cutoff=8.0), 1), torch.zeros(1, 1).double()
+    white, common = left_out(gp_orff.Potential(), kernel, draws, (0,))
+    seen = seen_through(gp_orff.Potential(), expand(kernel, draws, 1).double(), (0,))
+    features = seen.features(x)
+    total = features @ features.mT + white + common
+    torch.testing.assert_close(total, torch.ones(1, 1).double())
+
+
+def test_one_term_without_a_potential_is_enough_to_refuse_it():
+    field = gp_orff.CurlFreeKernel(RBFKernel().double(), num_dims=2)
+    kernel = field + MultitaskKernel(RBFKernel(), num_tasks=2).double()
+    draws = draw(kernel, gp_orff.Grid(spacing=0.8, cutoff=5.0), 2)
+    with pytest.raises(NotImplementedError, match="frequencies near zero"):
+        left_out(gp_orff.Potential(), kernel, draws, (0, 1))

@@ -402,5 +402,21 @@ def test_a_lift_has_the_derivative_of_its_eigenvalues():
     rotation, _ = torch.linalg.qr(float64(*range(9)).reshape(3, 3).sin())
     missing = rotation @ torch.diag(float64(-0.3, 0.2, 0.9)) @ rotation.mT
     whole = torch.diag(float64(1.0, 4.0, 0.5))
-    assert torch.linalg.eigvalsh(lifted(missing, whole))[0] > -1e-12
+    units = whole.sqrt()
+    values, vectors = torch.linalg.eigh(units.inverse() @ missing @ units.inverse())
+    expected = units @ vectors @ values.clamp_min(0).diag() @ vectors.mT @ units
+    torch.testing.assert_close(lifted(missing, whole), expected)
     assert gradcheck(lifted, [missing.requires_grad_(), whole])
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_the_correlation_of_a_slope_is_its_second_derivative(alpha):
+    """The larger of the two along and across the lag, over that at zero."""
+
+    def k(tau):
+        return oracles.rational_quadratic(tau, 1.0, alpha)
+
+    for lag in (0.5, 2.0, 9.0):
+        curvature = torch.func.hessian(k)(float64(lag, 0.0)).diagonal().abs().max().item()
+        assert law_of(alpha).correlation(lag, 0, 1) == pytest.approx(curvature)
+        assert law_of(alpha).correlation(lag, 0, 0) == pytest.approx(k(float64(lag)).item())
