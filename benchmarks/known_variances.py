@@ -41,7 +41,7 @@ def fitted(x, y, variances=None):
 def numbers(model, xs, unit, variance):
     """Hyperparameters, evidence, means and standard deviations in units of one."""
     posterior = model.posterior()
-    values = model.state.observations.num_values
+    values = model.state.inference.num_values
     found = [
         model.kernel.base_kernel.base_kernel.lengthscale,
         model.kernel.outputscale / unit**2,

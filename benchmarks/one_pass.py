@@ -31,7 +31,7 @@ import torch
 from helpers import curl_free, field_of, median_seconds, peak_mib, resident_mib, scores
 
 import gp_orff
-from gp_orff.data.dataset import HeldData
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
@@ -83,7 +83,7 @@ def measure(points, extent):
     grid = gp_orff.Grid(domain=box, tolerance=1e-7, lengthscale_range=(0.9, 1.1))
     kernel, likelihood = curl_free(1.0), model.likelihood
     readings = read(x, y, 2, Options())
-    observations = FeatureInference(HeldData.in_memory(readings), draw(kernel, grid, 2))
+    observations = FeatureInference(Dataset.in_memory(readings), draw(kernel, grid, 2))
     lattice = observations.draws[0].lattice
     phi = lattice.columns()
     passes = lambda: FieldStatistics.of(readings, phi), bare_transforms(x, y, lattice)

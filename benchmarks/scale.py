@@ -61,7 +61,7 @@ def kernel_of(dims):
     return gp_orff.HelmholtzKernel(num_dims=2)
 
 
-class Readings:
+class Observations:
     """Chunks of readings, made anew whenever they are gone through."""
 
     def __init__(self, field, points, dims):
@@ -85,7 +85,7 @@ def problem(points, dims):
     field = field_of(true_kernel(dims), box)
     generator = torch.Generator().manual_seed(0)
     xs = EXTENT[dims] * torch.rand(2000, dims, generator=generator, dtype=torch.float64)
-    return Readings(field, points, dims), xs, field(xs)
+    return Observations(field, points, dims), xs, field(xs)
 
 
 def in_memory(readings):

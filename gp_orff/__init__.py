@@ -33,7 +33,7 @@ from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, Helmhol
 from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import GeneralMaternKernel
 from gp_orff.kernels.spectra import lengths  # noqa: F401
-from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.models.comparison import compare_kernels, compare_with_exact
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.vector_field_gp import VectorFieldGP

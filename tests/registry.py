@@ -123,7 +123,7 @@ class Part:
     def covariance(self, draw, x, z):
         weights, total, first = torch.ones((), dtype=x.dtype), 0.0, None
         for (kernel, dims), variables, tilt in zip(
-            self.leaves, draw.bases, draw.tilts, strict=True
+            self.leaves, draw.bases, draw.orders, strict=True
         ):
             omega, ratio = nodes_by_hand(kernel, variables, tilt)
             weights = weights * ratio

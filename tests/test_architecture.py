@@ -26,7 +26,7 @@ LEAVES = {"settings": set(), "plotting": set(), "labelled": {"symbols"}, "spectr
 
 
 def module_of(path):
-    """kernels.spectra.law of gp_orff/kernels/spectra/law.py."""
+    """kernels.spectra.base of gp_orff/kernels/spectra/law.py."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 

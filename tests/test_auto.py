@@ -5,11 +5,11 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
-from gp_orff.features.assemble import laws
+from gp_orff.features.assemble import term_spectra
 
 
 def chosen(kernel, auto, num_dims=None):
-    return auto.choose(laws(kernel, num_dims))
+    return auto.choose(term_spectra(kernel, num_dims))
 
 
 def field(num_dims, kernel=RBFKernel):

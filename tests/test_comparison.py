@@ -68,7 +68,7 @@ def test_features_are_judged_by_the_exact_kernel(rule):
     train, test = x[order[:200]], x[order[:400]]
     target = y[order[:200]].reshape(-1)
     features = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
-    features.frequencies = torch.nn.ModuleList(model.state.observations.draws)
+    features.frequencies = torch.nn.ModuleList(model.state.inference.draws)
     results = []
     for kernel in (model.kernel, features):
         dense = kernel(train).to_dense().detach() + 0.01 * torch.eye(400).double()

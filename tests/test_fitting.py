@@ -243,4 +243,4 @@ def test_the_cheaper_of_exact_kernel_and_grid(potential, kind):
     y = swirl(x) + 0.1 * draw(510, 2)
     kernel = gp_orff.DivergenceFreeKernel(potential, num_dims=2)
     model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
-    assert isinstance(model.state.observations, kind)
+    assert isinstance(model.state.inference, kind)

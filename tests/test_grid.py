@@ -21,7 +21,7 @@ from gpytorch.kernels import (
 import gp_orff
 from gp_orff.features import lattice as lattice_columns
 from gp_orff.features import nufft
-from gp_orff.features.assemble import expand, laws
+from gp_orff.features.assemble import expand, term_spectra
 from gp_orff.features.frequencies import grid_design
 from gp_orff.features.truncation import left_out
 from gp_orff.kernels.tree import terms
@@ -327,7 +327,7 @@ def test_each_axis_has_its_own_spacing_and_cutoff():
     lattice = gp_orff.ORFFKernel(kernel, grid).frequencies[0].lattice
     reach = (lattice.indices * lattice.spacing).abs().amax(0)
     assert reach[0] / reach[1] == pytest.approx(5, rel=0.1)
-    lag = grid_design.correlation_lag(laws(kernel)[0].leaves[0], 0, 1e-5)
+    lag = grid_design.correlation_lag(term_spectra(kernel)[0].leaves[0], 0, 1e-5)
     assert lattice.period[0].item() == pytest.approx(1 + lag)
     assert lattice.period[1].item() == pytest.approx(30 + 5 * lag)
 

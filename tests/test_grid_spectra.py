@@ -65,7 +65,7 @@ def test_the_tail_of_a_spectral_mixture(tilt):
     weight = law.log_density(omega).exp() * omega.square().sum(-1) ** tilt
     for share in (0.3, 1e-2):
         level = reach_of(law, share, tilt, 2)
-        inside = torch.from_numpy(law.reach(omega.numpy()) <= level)
+        inside = torch.from_numpy(law.scaled_radius(omega.numpy()) <= level)
         lost = 1 - (weight[inside].sum() / weight.sum()).item()
         assert lost == pytest.approx(share, rel=0.05)  # the cells the edge cuts
 
@@ -129,7 +129,7 @@ def test_second_moments_are_curvatures(name):
 def test_batches_take_the_widest_of_both():
     kernel = gpytorch_batch()
     law = gp_orff.spectrum(kernel)
-    assert law.reach(np.eye(2)) == pytest.approx([0.5, 0.5])
+    assert law.scaled_radius(np.eye(2)) == pytest.approx([0.5, 0.5])
     assert law.correlation(3.0, 0, 0) == pytest.approx(math.exp(-0.5 * (3.0 / 2.0) ** 2))
 
 

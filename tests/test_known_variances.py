@@ -162,7 +162,7 @@ def test_what_is_cut_is_told_of_every_instrument():
     model.condition(chunks)
     model.likelihoods["coarse"].noise = 3.0
     fine, coarse = model.state.representation.cuts().values()
-    delta = model.state.observations.truncated(model.kernel).diagonal().mean().item()
+    delta = model.state.inference.truncated(model.kernel).diagonal().mean().item()
     assert fine == pytest.approx(delta * (1 / v[:200]).mean().item() / 0.1)
     assert coarse == pytest.approx(delta * (1 / v[200:]).mean().item() / 3.0)
 
@@ -181,7 +181,7 @@ def written_out(seen):
     else:
         h = torch.eye(24).double()
     model.condition(x, y, **how)
-    observations = model.state.observations
+    observations = model.state.inference
     assert prefers_dual(expand(model.kernel, observations.draws, 2), 24)
     delta = observations.truncated(model.kernel).detach()
     assert delta.trace() > 0.05 * model.kernel.outputscale  # it matters

@@ -17,7 +17,7 @@ from gpytorch.kernels import (
 from torch.func import grad, hessian, vmap
 
 import gp_orff
-from gp_orff.data.dataset import HeldData
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
@@ -51,7 +51,7 @@ def observing_all(case, rule):
     x = uniform(6, d) - 0.5
     readings = read(x, torch.randn(6, p, generator=torch.Generator().manual_seed(1)), p, Options())
     draws = draw(kernel, rule_of(rule, d), d)
-    data, names = HeldData.in_memory(readings), []
+    data, names = Dataset.in_memory(readings), []
     for name, build in registry.SYMBOLS.items():
         symbol, space = build(len(space_of(kernel, d)), p), space_of(kernel, d)
         try:

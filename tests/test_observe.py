@@ -43,8 +43,8 @@ def test_the_exact_kernel_by_dense_algebra():
     names = ["divergence", "gauge", "component"]
     zero = gpytorch.means.ZeroMean()
     model = observing(None, names, mean=zero)
-    x = model.state.data.readings[0].x
-    y = [model.state.data.readings[0].y.flatten()]
+    x = model.state.data.observations[0].x
+    y = [model.state.data.observations[0].y.flatten()]
     sides, noise = (
         [(Identity(), x)],
         [model.likelihood.noise.item() * torch.ones(len(y[0])).double()],
@@ -104,9 +104,9 @@ def test_random_features_by_dense_algebra(points):
     model = model_of(helmholtz(2), rule, 2, points=points, mean=zero)
     symbol, y, noise = OBSERVED["gauge"]
     model.observe(XE, y, symbol, noise=noise)
-    expansion, _ = model.state.observations._model(model.kernel)
-    part = model.state.data.readings[0]
-    further = model.state.data.further[0]
+    expansion, _ = model.state.inference._model(model.kernel)
+    part = model.state.data.observations[0]
+    further = model.state.data.symbol_data[0]
     observed = DenseRows.of(further, expansion, {}, None)
     rows = torch.cat([expansion.features(part.x), observed.features]).detach()
     values = torch.cat([part.y.flatten(), y.double()])
@@ -203,7 +203,7 @@ def test_they_stay_with_the_model(rule, tmp_path):
         loaded.fit(progress=False)
         assert "5 of Potential" in loaded.report
     plain = model_of(helmholtz(2), RULES[rule], 2).posterior().mean(xs)
-    part = model.state.data.readings[0]
+    part = model.state.data.observations[0]
     model.condition(part.x[:60], part.y[:60])
     torch.testing.assert_close(model.posterior().mean(xs), plain, rtol=0, atol=1e-9)
 
@@ -273,7 +273,7 @@ def test_conditioning_on_statistics_begins_anew(rule):
     expected = observing(rule, []).posterior()
     model = observing(rule, ["divergence", "gauge"])
     model.condition(model.statistics)
-    assert not model.state.data.further
+    assert not model.state.data.symbol_data
     xs = uniform(7, 2, seed=3)
     mean, sd = model.posterior().mean(xs), expected.variance(xs).sqrt()
     assert ((mean - expected.mean(xs)).abs() < 0.05 * sd).all()  # two grids: 2 % of a variance

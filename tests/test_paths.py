@@ -100,7 +100,7 @@ def test_pathwise_variance_does_not_starve():
     kernel = helmholtz(2)
     exact = model_of(kernel, None, 2, points=300)
     far = uniform(40, 2, seed=5) + 10.0
-    near = exact.state.data.readings[0].x[:40]
+    near = exact.state.data.observations[0].x[:40]
     for x in (far, near):
         wanted = exact.posterior().variance(x).mean().item()
         found = exact.posterior().sample_paths(200, seed=0)(x).var(0).mean().item()

@@ -131,7 +131,7 @@ def oracle(covariance, parts):
 def features_of(model):
     """The features a model uses, as a function of points."""
     kernel = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
-    kernel.frequencies = torch.nn.ModuleList(model.state.observations.draws)
+    kernel.frequencies = torch.nn.ModuleList(model.state.inference.draws)
     return lambda x: kernel._expansion(2).double().features(x).detach()
 
 
@@ -249,7 +249,7 @@ def test_truncated_variance_enters_each_group(case):
     model = model_for(small, gpytorch.means.ZeroMean())
     unweighted = [{k: v for k, v in chunk.items() if k != "variances"} for chunk in chunks]
     model.condition(unweighted, missing="mask")
-    observations = model.state.observations
+    observations = model.state.inference
     delta = observations.truncated(model.kernel).detach()
     assert delta.trace() > 0.05 * model.kernel.outputscale  # it matters
     _, parts = cases()["gaps" if case == "gaps" else case]
@@ -288,7 +288,7 @@ def test_one_truncated_variance_for_weighted_readings():
     )
     model.likelihood.noise = 0.05
     model.condition(x, y, variances=variances)
-    observations = model.state.observations
+    observations = model.state.inference
     delta = observations.truncated(model.kernel).detach()
     phi = features_of(model)(x)
     noise = torch.kron(torch.diag(variances), 0.05 * torch.eye(2).double())

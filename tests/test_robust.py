@@ -12,8 +12,8 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
 from gp_orff.inference import robust
-from gp_orff.inference.robust import StudentT, climb
-from gp_orff.models.fitting.robust_em import heavy_tails
+from gp_orff.inference.robust import StudentTNoise, climb
+from gp_orff.models.fitting.robust_em import heavy_tailed_noise
 from tests import oracles
 from tests.test_vector_field_gp import conditioned, curl_free, flow
 
@@ -69,7 +69,7 @@ def test_without_outliers_it_is_nearly_gaussian():
 @pytest.mark.parametrize("values", [1, 2, 3])
 def test_the_bound_by_quadrature(deg_free, values):
     """E[log p(w)/q(w)] + ½v(E log w − log E w) under q(w), a Gamma law, integrated numerically."""
-    model, distance = StudentT(deg_free), torch.tensor([0.3, 2.0, 40.0]).double()
+    model, distance = StudentTNoise(deg_free), torch.tensor([0.3, 2.0, 40.0]).double()
     expected = 0.0
     for d in distance.tolist():
         q = scipy.stats.gamma((deg_free + values) / 2, scale=2 / (deg_free + d))
@@ -79,7 +79,7 @@ def test_the_bound_by_quadrature(deg_free, values):
         weight = model.weights(torch.tensor([d]), values).item()
         assert weight == pytest.approx(q.mean())
         expected += own
-    assert model.bound(distance, values) == pytest.approx(expected, rel=1e-6)
+    assert model.elbo_correction(distance, values) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_bound_is_below_the_density_and_not_far():
@@ -245,7 +245,7 @@ def test_a_likelihood_says_how_it_is_weighed():
     class Mine(gpytorch.likelihoods.MultitaskGaussianLikelihood):
         """With tails of its own."""
 
-    heavy_tails.register(Mine, lambda likelihood: StudentT(4.0))
+    heavy_tailed_noise.register(Mine, lambda likelihood: StudentTNoise(4.0))
     x, y, _, _ = with_outliers(60)
     model, expected = robust_model(), robust_model().condition(x, y)
     model.likelihood = Mine(2, has_task_noise=False).double()
@@ -313,9 +313,9 @@ def test_what_is_taken_away_has_the_weights_that_are_held(repeated):
     sd = (prior - gain @ model.kernel(x[kept], xs).to_dense()).diagonal().reshape(-1, 2).sqrt()
     assert ((model.posterior().mean(xs) - mean).abs() < 2e-3 * sd).all()  # the grid's tolerance
     torch.testing.assert_close(model.posterior().variance(xs).sqrt(), sd, rtol=1e-3, atol=0)
-    tails = StudentT(4.0)
-    bound = tails.bound(tails.distance(weights[kept], 2), 2)
-    assert left.bound == pytest.approx(bound, rel=1e-9)
+    heavy_tailed = StudentTNoise(4.0)
+    bound = heavy_tailed.elbo_correction(heavy_tailed.distance(weights[kept], 2), 2)
+    assert left.elbo_correction == pytest.approx(bound, rel=1e-9)
 
 
 def test_leave_one_out_asks_for_readings_it_knows():
@@ -452,7 +452,7 @@ def test_readings_of_gaussian_noise_beside_those_of_heavy_tails(rule):
     assert ((found.flatten() - mean).abs() < 0.01 * sd).all()
     whole = oracles.log_density(prior + noise.diag(), y)
     square = second.reshape(60, 2).sum(-1)[~other] / 0.1
-    whole = whole + StudentT(4.0).bound(square, 2)
+    whole = whole + StudentTNoise(4.0).elbo_correction(square, 2)
     assert model.log_marginal_likelihood().item() == pytest.approx(whole.item(), abs=1e-2)
 
 

@@ -131,7 +131,7 @@ def test_time_keeps_its_own_law():
     time = base("matern12", 1)
     time.active_dims = torch.tensor([2])
     (draw,) = gp_orff.ORFFKernel(space * time, gp_orff.MonteCarlo(8)).frequencies
-    assert draw.tilts == (1, 0)
+    assert draw.orders == (1, 0)
     samples = estimates(space * time, "monte_carlo", "trace", 3, 100, 256)
     assert is_unbiased(samples, (space * time)(*pair(3)).to_dense())
 
@@ -242,15 +242,15 @@ def test_measures_are_called_by_their_names(rule, name, measure):
     assert build_rule(describe_rule(one), None) == other
 
     class Mine(Measure):
-        def tilt(self, leaf):
-            return measure.tilt(leaf)
+        def order(self, leaf):
+            return measure.order(leaf)
 
     kernel = gp_orff.CurlFreeKernel(base("rbf", 2), num_dims=2)
     found, expected = (
         gp_orff.ORFFKernel(kernel, RULES[rule](8, measure=own)).frequencies[0]
         for own in (Mine(), name)
     )
-    assert found.tilts == expected.tilts
+    assert found.orders == expected.orders
     assert torch.equal(found.bases[0], expected.bases[0])
 
 

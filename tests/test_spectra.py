@@ -227,7 +227,7 @@ def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():
 
 
 RANDOM_MEMBERS = ("num_coordinates", "base", "frequencies", "importance", "log_density", "moment")
-GRID_MEMBERS = ("reach", "tail", "correlation", "second_moments")
+GRID_MEMBERS = ("scaled_radius", "tail", "correlation", "second_moments")
 
 
 def member_of_student_t(name):
@@ -275,7 +275,9 @@ def test_laws_of_others_have_what_they_need(base, members):
         grid = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).accuracy()
         assert grid[0].truncated < 1e-3
         return
-    with pytest.raises(NotImplementedError, match=r"Law tells no reach.*spectra\.GridSpectrum"):
+    with pytest.raises(
+        NotImplementedError, match=r"Law tells no scaled_radius.*spectra\.GridSpectrum"
+    ):
         gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
 
 

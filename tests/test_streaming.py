@@ -191,7 +191,7 @@ def test_statistics_of_parts_add_up_under_noise_of_heavy_tails(trend):
     whole = model.statistics
     pieces = np.array_split(np.random.default_rng(0).permutation(400), 4)
     found = sum(model.statistics_of(x[i], y[i], group=group[i], **how) for i in pieces)
-    assert found.bound == pytest.approx(whole.bound, rel=1e-9)
+    assert found.elbo_correction == pytest.approx(whole.elbo_correction, rel=1e-9)
     assert found.groups.keys() == whole.groups.keys()
     for key, own in whole.groups.items():
         theirs = dataclasses.astuple(found.groups[key].weights)
@@ -265,7 +265,7 @@ def test_memory_stays_flat_and_the_model_says_so():
     for piece in pieces[1:]:
         model.update(*piece)
     assert "their statistics, no data" in model.report
-    assert isinstance(model.state.data, held.HeldSums)
+    assert isinstance(model.state.data, held.StatisticsOnly)
     expected = conditioned(curl_free(0.35), x, y, None, noise=0.02)
     compare(model, expected, atol=1e-3)
     wide = 1.4 * x[:200]  # beyond the data's box, within the domain of the statistics
@@ -494,11 +494,13 @@ def test_statistics_carry_the_bound_of_their_weights():
     model.likelihood.noise = 0.01
     model.condition(x, y)
     part = model.statistics_of(x[:50], y[:50])
-    assert part.bound != 0.0
+    assert part.elbo_correction != 0.0
     both = model.statistics + part
-    assert both.bound == pytest.approx(model.statistics.bound + part.bound)
-    assert (both - part).bound == pytest.approx(model.statistics.bound)
-    assert (0.5 * both).bound == pytest.approx(0.5 * both.bound)
+    assert both.elbo_correction == pytest.approx(
+        model.statistics.elbo_correction + part.elbo_correction
+    )
+    assert (both - part).elbo_correction == pytest.approx(model.statistics.elbo_correction)
+    assert (0.5 * both).elbo_correction == pytest.approx(0.5 * both.elbo_correction)
     expected = copy.deepcopy(model).condition(model.statistics).log_marginal_likelihood().item()
     model.condition(both - part)
     assert model.log_marginal_likelihood().item() == pytest.approx(expected, rel=1e-9)

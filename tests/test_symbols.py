@@ -349,7 +349,7 @@ def test_the_terms_of_a_sum(rule):
     torch.testing.assert_close(total, field.mean(x), rtol=0, atol=1e-8)
     assert rest(x, Component([1.0, 0.0])).mean.shape == (6,)
     if rule in ("exact", "grid"):
-        exact, data = model.kernel.requires_grad_(False), model.state.data.readings[0]
+        exact, data = model.kernel.requires_grad_(False), model.state.data.observations[0]
         part = exact.kernels[2]
         noise = model.likelihood.noise.item()
         noisy = exact(data.x).to_dense() + noise * torch.eye(120).double()

@@ -92,7 +92,7 @@ def test_it_is_orff_kernel_in_an_exact_gp(kind, rule, points):
     inner = model.kernel
     if rule != "exact":
         inner = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(2), num_dims=2)
-        inner.frequencies = torch.nn.ModuleList(model.state.observations.draws)
+        inner.frequencies = torch.nn.ModuleList(model.state.inference.draws)
     reference = scalar_gp(x, y, inner, 0.3) if kind == "scalar" else None
     if reference is None:
         reference = vector_gp(x, y, inner, 0.3, has_task_noise=False)
@@ -133,7 +133,7 @@ def test_the_constant_mean_is_the_best_one(rule):
         covariance = model.kernel(x).to_dense()
     else:
         reference = gp_orff.ORFFKernel(model.kernel, gp_orff.MonteCarlo(2), num_dims=2)
-        reference.frequencies = torch.nn.ModuleList(model.state.observations.draws)
+        reference.frequencies = torch.nn.ModuleList(model.state.inference.draws)
         covariance = reference(x).to_dense()
     noisy = covariance.detach() + 0.3 * torch.eye(200).double()
     ones = torch.eye(2).double().repeat(100, 1)
@@ -181,8 +181,8 @@ def test_a_fit_finds_the_field(rule):
 def test_a_grid_finds_what_the_exact_kernel_finds():
     x, y, _ = flow(450)
     exact, grid = fitted(x, y, gp_orff.Auto(exact_values=1000)), fitted(x, y, WITHOUT_EXACT)
-    assert isinstance(exact.state.observations, ExactInference)
-    assert isinstance(grid.state.observations, FeatureInference)
+    assert isinstance(exact.state.inference, ExactInference)
+    assert isinstance(grid.state.inference, FeatureInference)
     assert numbers(grid) == pytest.approx(numbers(exact), rel=0.1)  # where a nat hardly changes
     nats = [model.log_marginal_likelihood().item() for model in (exact, grid)]
     assert nats[0] == pytest.approx(nats[1], abs=0.2)  # of 900 numbers

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.field_statistics import FieldStatistics, Visit, differentiable_statistics
-from gp_orff.data.observations import Readings, SymbolObservations, fingerprints, join, places
+from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, places
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.sources import Kept
+from gp_orff.data.sources import InMemory
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, joined
 from gp_orff.features.columns import TrigColumns
@@ -31,8 +31,8 @@ class Data(ABC):
 
     revisitable: bool  # whether the readings can be gone through again
     survey: "Survey"
-    bound: float  # what weights that were learned add to the log density of the data
-    further: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
+    elbo_correction: float  # what weights that were learned add to the log density of the data
+    symbol_data: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -47,14 +47,14 @@ class Data(ABC):
         """Whether what was read differs from reading to reading, or may do so."""
         return True
 
-    def stored_weights(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+    def stored_weights(self, asked: "Dataset") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
         """The weights that other readings have here, part by part; NaN where one is not held."""
         return repeat(torch.tensor(math.nan))
 
     @property
     def box(self) -> Box:
         """Of all points that are looked at."""
-        boxes = [self.survey.box, *(own.box for own in self.further)]
+        boxes = [self.survey.box, *(own.box for own in self.symbol_data)]
         return tuple(
             (min(low for low, _ in axis), max(high for _, high in axis))
             for axis in zip(*boxes, strict=True)
@@ -62,29 +62,31 @@ class Data(ABC):
 
     @property
     def num_values(self) -> float:
-        return self.survey.num_values + self._further_values
+        return self.survey.num_values + self._num_symbol_values
 
     @property
-    def _further_values(self) -> int:
-        return sum(own.num_values for own in self.further)
+    def _num_symbol_values(self) -> int:
+        return sum(own.num_values for own in self.symbol_data)
 
-    def observing(self, further: SymbolObservations) -> "Data":
+    def observing(self, symbol_data: SymbolObservations) -> "Data":
         """With these observations too."""
-        self.require(further.box)
-        return replace(self, further=(*self.further, further))
+        self.require(symbol_data.box)
+        return replace(self, symbol_data=(*self.symbol_data, symbol_data))
 
     def require(self, box: Box) -> None:
         """Raise ValueError for more readings where they cannot be added."""
         return
 
-    def admitted(self, grid: Grid) -> Grid:
+    def restrict(self, grid: Grid) -> Grid:
         """The grid, on frequencies for which there are statistics."""
         return grid
 
     def to(self, device: torch.device) -> "Data":
         """On another device."""
         survey = replace(self.survey, sample=[part.to(device) for part in self.survey.sample])
-        return replace(self, survey=survey, further=tuple(own.to(device) for own in self.further))
+        return replace(
+            self, survey=survey, symbol_data=tuple(own.to(device) for own in self.symbol_data)
+        )
 
     @property
     def keys(self) -> Sequence[GroupKey]:
@@ -108,7 +110,7 @@ class Within:
     source: Visit
     box: Box
 
-    def __call__(self) -> Iterator[Readings]:
+    def __call__(self) -> Iterator[Observations]:
         for part in self.source():
             rows = within_box(part.x, self.box)
             if rows.any():
@@ -116,7 +118,7 @@ class Within:
 
 
 @dataclass(frozen=True)
-class HeldData(Data):
+class Dataset(Data):
     """Readings that can be visited any number of times."""
 
     revisitable = True
@@ -124,54 +126,59 @@ class HeldData(Data):
     sources: tuple[Visit, ...]
     survey: Survey
     weights: tuple[Float[Tensor, "n"], ...] | None = None  # of the visits' parts, multiplied
-    bound: float = 0.0
-    held: int = 0  # numbers in memory for the sake of this
-    further: tuple[SymbolObservations, ...] = ()
+    elbo_correction: float = 0.0
+    numbers_in_memory: int = 0  # numbers in memory for the sake of this
+    symbol_data: tuple[SymbolObservations, ...] = ()
 
     @classmethod
-    def of(cls, visit: Visit, seed: int = 0) -> "HeldData":
+    def of(cls, visit: Visit, seed: int = 0) -> "Dataset":
         """One look at all of them, which raises where they are not valid."""
         return cls((visit,), Survey.of(visit(), seed))
 
     @classmethod
-    def in_memory(cls, parts: Sequence[Readings]) -> "HeldData":
+    def in_memory(cls, parts: Sequence[Observations]) -> "Dataset":
         """Of readings that are there."""
-        return cls.of(Kept(parts))
+        return cls.of(InMemory(parts))
 
     @property
     def size(self) -> int:
         """Numbers in x and y."""
         return self.survey.num_points * self.num_inputs + self.survey.num_values
 
-    def kept(self) -> "HeldData":
+    def copied(self) -> "Dataset":
         """A copy in memory, which no one else can change."""
-        copies = Kept([part.copied() for part in self.visit()])
-        return replace(self, sources=(copies,), held=self.size)
+        copies = InMemory([part.copied() for part in self.visit()])
+        return replace(self, sources=(copies,), numbers_in_memory=self.size)
 
-    def counted(self) -> "HeldData":
+    def counting_memory(self) -> "Dataset":
         """Arrays are in memory as long as they are held here; what iterates over chunks is not."""
         arrays = not hasattr(self.sources[0], "chunks")
-        return replace(self, held=self.size if arrays else 0)
+        return replace(self, numbers_in_memory=self.size if arrays else 0)
 
-    def __add__(self, other: "HeldData") -> "HeldData":
+    def __add__(self, other: "Dataset") -> "Dataset":
         weights = None
         if self.weights is not None or other.weights is not None:
             weights = (*self.all_weights(), *other.all_weights())
         sources, survey = self.sources + other.sources, self.survey + other.survey
-        bound, held = self.bound + other.bound, self.held + other.held
-        further = self.further + other.further
-        return HeldData(sources, survey, weights, bound, held, further)._in_one_piece()
+        elbo_correction, held = (
+            self.elbo_correction + other.elbo_correction,
+            self.numbers_in_memory + other.numbers_in_memory,
+        )
+        symbol_data = self.symbol_data + other.symbol_data
+        return Dataset(sources, survey, weights, elbo_correction, held, symbol_data)._in_one_piece()
 
-    def _in_one_piece(self) -> "HeldData":
+    def _in_one_piece(self) -> "Dataset":
         """Many small pieces joined."""
-        if len(self.sources) <= MOST_PIECES or not all(isinstance(s, Kept) for s in self.sources):
+        if len(self.sources) <= MOST_PIECES or not all(
+            isinstance(s, InMemory) for s in self.sources
+        ):
             return self
         parts = [part for source in self.sources for part in source()]
         parts, weights = joined(parts, self.all_weights())
         weights = None if self.weights is None else tuple(weights)
-        return replace(self, sources=(Kept(parts),), weights=weights)
+        return replace(self, sources=(InMemory(parts),), weights=weights)
 
-    def visit(self) -> Iterator[Readings]:
+    def visit(self) -> Iterator[Observations]:
         """All readings, part by part, always in the same order."""
         parts = (part for source in self.sources for part in source())
         if self.weights is None:
@@ -184,9 +191,9 @@ class HeldData(Data):
     def varies(self) -> bool:
         seen = [(p.y, p.direction) for p in join(self.survey.sample)]
         given = [t for pair in seen for t in pair if t is not None]
-        return bool(self.further) or any((own != own[:1]).any() for own in given)
+        return bool(self.symbol_data) or any((own != own[:1]).any() for own in given)
 
-    def stored_weights(self, asked: "HeldData") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+    def stored_weights(self, asked: "Dataset") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
         if self.weights is None:
             return super().stored_weights(asked)
         parts = [fingerprints(part) for part in asked.visit()]
@@ -196,11 +203,11 @@ class HeldData(Data):
         found = weights[torch.from_numpy(places(np.concatenate(parts), held))]
         return found.split([len(part) for part in parts])
 
-    def weighted(self, weights: Sequence[Float[Tensor, "n"]], bound: float) -> "HeldData":
+    def weighted(self, weights: Sequence[Float[Tensor, "n"]], elbo_correction: float) -> "Dataset":
         """The same readings, with a weight for each in the order of the visit."""
-        return replace(self, weights=tuple(weights), bound=bound)
+        return replace(self, weights=tuple(weights), elbo_correction=elbo_correction)
 
-    def within(self, box: Box) -> "HeldData":
+    def within(self, box: Box) -> "Dataset":
         """The readings inside a box, and the weights they have; one look at all of them."""
         inside = [within_box(part.x, box) for part in self.unweighted().visit()]
         weights = self.weights and tuple(
@@ -209,18 +216,18 @@ class HeldData(Data):
             if rows.any()
         )
         sources = tuple(Within(source, box) for source in self.sources)
-        if all(isinstance(source, Kept) for source in self.sources):
-            sources = tuple(Kept(list(source())) for source in sources)
+        if all(isinstance(source, InMemory) for source in self.sources):
+            sources = tuple(InMemory(list(source())) for source in sources)
         survey = Survey.of(part for source in sources for part in source())
         return replace(self, sources=sources, survey=survey, weights=weights)
 
-    def unweighted(self) -> "HeldData":
-        return replace(self, weights=None, bound=0.0)
+    def unweighted(self) -> "Dataset":
+        return replace(self, weights=None, elbo_correction=0.0)
 
-    def to(self, device: torch.device) -> "HeldData":
+    def to(self, device: torch.device) -> "Dataset":
         """Readings in memory on another device; others come to it when they are visited."""
         sources = tuple(
-            Kept([part.to(device) for part in own.parts]) if isinstance(own, Kept) else own
+            InMemory([part.to(device) for part in own.parts]) if isinstance(own, InMemory) else own
             for own in self.sources
         )
         weights = None if self.weights is None else tuple(w.to(device) for w in self.weights)
@@ -228,7 +235,7 @@ class HeldData(Data):
 
     def describe(self) -> str:
         many = f"{self.survey.num_points} points, {self.survey.num_values} numbers"
-        return f"{many}{_described(self.further)}; held: the data"
+        return f"{many}{_described(self.symbol_data)}; held: the data"
 
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
         """Those of the visit's parts, one where none were learned."""
@@ -237,7 +244,7 @@ class HeldData(Data):
         return [torch.ones_like(part.y[:, 0]) for part in self.visit()]
 
     @cached_property
-    def readings(self) -> list[Readings]:
+    def observations(self) -> list[Observations]:
         """All readings in memory, one piece for each group."""
         return join(self.visit())
 
@@ -248,50 +255,52 @@ class HeldData(Data):
             if moving
             else FieldStatistics.of(self.visit(), phi)
         )
-        return replace(found, bound=self.bound)
+        return replace(found, elbo_correction=self.elbo_correction)
 
 
 @dataclass(frozen=True)
-class HeldSums(Data):
+class StatisticsOnly(Data):
     """Statistics alone, on a lattice wider and finer than a posterior needs: they serve other
     lengthscales and a larger domain, and new readings, but no readings can be visited again."""
 
     revisitable = False
 
-    sums: FieldStatistics
+    field_statistics: FieldStatistics
     domain: Box | None  # that the lattice serves; None where every point is served
     survey: Survey
-    further: tuple[SymbolObservations, ...] = ()
+    symbol_data: tuple[SymbolObservations, ...] = ()
 
     @property
-    def bound(self) -> float:
-        return self.sums.bound
+    def elbo_correction(self) -> float:
+        return self.field_statistics.elbo_correction
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         if isinstance(phi, LatticeColumns):
-            return self.sums.on(phi)
-        if any(own.requires_grad for own in phi.tensors) or not self.sums.phi.same(phi):
+            return self.field_statistics.on(phi)
+        if any(own.requires_grad for own in phi.tensors) or not self.field_statistics.phi.same(phi):
             raise RuntimeError(
                 "these random frequencies move with the hyperparameters, and the data are no "
                 "longer held: call fit or condition on the data, or use gp_orff.Grid, whose "
                 "statistics serve other hyperparameters"
             )
-        return self.sums
+        return self.field_statistics
 
     @property
     def num_values(self) -> float:
-        return self.sums.num_values + self._further_values
+        return self.field_statistics.num_values + self._num_symbol_values
 
     @property
     def weights_of(self) -> Mapping[GroupKey, Weights]:
-        return {key: own.weights for key, own in self.sums.groups.items()}
+        return {key: own.weights for key, own in self.field_statistics.groups.items()}
 
-    def __add__(self, new: HeldData) -> "HeldSums":
-        sums = self.sums + new.statistics(self.sums.phi)
-        return HeldSums(sums, self.domain, self.survey + new.survey, self.further + new.further)
+    def __add__(self, new: Dataset) -> "StatisticsOnly":
+        sums = self.field_statistics + new.statistics(self.field_statistics.phi)
+        return StatisticsOnly(
+            sums, self.domain, self.survey + new.survey, self.symbol_data + new.symbol_data
+        )
 
-    def to(self, device: torch.device) -> "HeldSums":
-        return replace(super().to(device), sums=self.sums.to(device))
+    def to(self, device: torch.device) -> "StatisticsOnly":
+        return replace(super().to(device), field_statistics=self.field_statistics.to(device))
 
     def require(self, box: Box) -> None:
         if self.domain is not None and not contains(self.domain, box):
@@ -301,8 +310,8 @@ class HeldSums(Data):
                 "on all data, or give the region of interest beforehand, as Auto(domain=...)"
             )
 
-    def admitted(self, grid: Grid) -> Grid:
-        lattice = self.sums.phi
+    def restrict(self, grid: Grid) -> Grid:
+        lattice = self.field_statistics.phi
         return replace(
             grid,
             spacing=tuple(lattice.spacing.tolist()),
@@ -312,9 +321,9 @@ class HeldSums(Data):
         )
 
     def describe(self) -> str:
-        many = f"{self.sums.num_values:g} numbers{_described(self.further)}"
+        many = f"{self.field_statistics.num_values:g} numbers{_described(self.symbol_data)}"
         return f"{many}; held: their statistics, no data"
 
 
-def _described(further: Sequence[SymbolObservations]) -> str:
-    return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in further)
+def _described(symbol_data: Sequence[SymbolObservations]) -> str:
+    return "".join(f", {own.num_values} of {type(own.symbol).__name__}" for own in symbol_data)

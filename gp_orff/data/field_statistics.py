@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from gp_orff.data.observations import Readings
+from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics
 from gp_orff.features.columns import Columns
@@ -40,10 +40,10 @@ class FieldStatistics:
 
     phi: Columns
     groups: Mapping[GroupKey, Statistics]
-    bound: float = 0.0  # what weights that were learned add to the log density
+    elbo_correction: float = 0.0  # what weights that were learned add to the log density
 
     @classmethod
-    def of(cls, parts: Iterable[Readings], phi: Columns) -> "FieldStatistics":
+    def of(cls, parts: Iterable[Observations], phi: Columns) -> "FieldStatistics":
         """One pass over readings."""
         groups: dict[GroupKey, Statistics] = {}
         for part in parts:
@@ -62,7 +62,7 @@ class FieldStatistics:
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
         """The statistics of some columns."""
         groups = {key: own.select(columns) for key, own in self.groups.items()}
-        return FieldStatistics(self.phi.select(columns), groups, self.bound)
+        return FieldStatistics(self.phi.select(columns), groups, self.elbo_correction)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
         """On some of the frequencies of the lattice these are on."""
@@ -74,7 +74,7 @@ class FieldStatistics:
                 moments.append(Moments(gram, phi.column_sum(gram), part.mass))
             cross = self.phi.pick(own.cross, phi)
             groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross)
-        return FieldStatistics(phi, groups, self.bound)
+        return FieldStatistics(phi, groups, self.elbo_correction)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":
         if isinstance(other, int) and other == 0:  # of sum()
@@ -83,7 +83,7 @@ class FieldStatistics:
         groups = dict(self.groups)
         for key, own in other.groups.items():
             groups[key] = groups[key] + own if key in groups else own
-        return FieldStatistics(self.phi, groups, self.bound + other.bound)
+        return FieldStatistics(self.phi, groups, self.elbo_correction + other.elbo_correction)
 
     __radd__ = __add__
 
@@ -99,13 +99,13 @@ class FieldStatistics:
                 )
             groups[key] = groups[key] - own
         left = {key: own for key, own in groups.items() if own.count}
-        return FieldStatistics(self.phi, left, self.bound - other.bound)
+        return FieldStatistics(self.phi, left, self.elbo_correction - other.elbo_correction)
 
     def __mul__(self, factor: float) -> "FieldStatistics":
         if not 0 < factor < float("inf"):
             raise ValueError(f"expected a positive factor, got {factor}")
         groups = {key: factor * own for key, own in self.groups.items()}
-        return FieldStatistics(self.phi, groups, factor * self.bound)
+        return FieldStatistics(self.phi, groups, factor * self.elbo_correction)
 
     __rmul__ = __mul__
 
@@ -122,7 +122,7 @@ class FieldStatistics:
         """On another device."""
         phi = self.phi.to(device)
         groups = {key: own.to(device, phi) for key, own in self.groups.items()}
-        return FieldStatistics(phi, groups, self.bound)
+        return FieldStatistics(phi, groups, self.elbo_correction)
 
     @property
     def tensors(self) -> dict[tuple, Tensor]:
@@ -145,10 +145,10 @@ class FieldStatistics:
             )
             cross = tensors[key, "cross", 0]
             groups[key] = replace(own, phi=phi, moments=moments, cross=cross)
-        return FieldStatistics(phi, groups, self.bound)
+        return FieldStatistics(phi, groups, self.elbo_correction)
 
 
-Visit = Callable[[], Iterator[Readings]]
+Visit = Callable[[], Iterator[Observations]]
 
 
 def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:

@@ -24,7 +24,7 @@ Missing = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
 
 
 @dataclass(frozen=True)
-class Readings:
+class Observations:
     """Readings of one group: y_n = H_n f(x_n) + ε_n, ε_n ~ N(0, Σ / w_n)."""
 
     key: GroupKey
@@ -47,24 +47,24 @@ class Readings:
         weights = self.pattern.weights(self.direction, self.y)
         return (weights if self.weight is None else weights * self.weight.unsqueeze(-1)).sum(0)
 
-    def take(self, index: Int[Tensor, "m"] | slice) -> "Readings":
+    def take(self, index: Int[Tensor, "m"] | slice) -> "Observations":
         """Some of the readings."""
         return self._each(lambda tensor: tensor[index])
 
-    def weighted(self, factor: Float[Tensor, "n"]) -> "Readings":
+    def weighted(self, factor: Float[Tensor, "n"]) -> "Observations":
         """The same with weights multiplied."""
         own = factor if self.weight is None else self.weight * factor
         return replace(self, weight=own)
 
-    def minus(self, trend: Float[Tensor, "n p"]) -> "Readings":
+    def minus(self, trend: Float[Tensor, "n p"]) -> "Observations":
         """The residuals of a trend of whole vectors."""
-        return replace(self, y=self.y - self.see(trend))
+        return replace(self, y=self.y - self.apply(trend))
 
-    def see(self, vectors: Float[Tensor, "n p"]) -> Float[Tensor, "n v"]:
+    def apply(self, vectors: Float[Tensor, "n p"]) -> Float[Tensor, "n v"]:
         """H_n of vectors."""
         return self.pattern.rows(vectors.unsqueeze(-1), self.direction).squeeze(-1)
 
-    def see_covariance(self, blocks: Float[Tensor, "n p p"]) -> Float[Tensor, "n v v"]:
+    def apply_to_covariance(self, blocks: Float[Tensor, "n p p"]) -> Float[Tensor, "n v v"]:
         """H_n C_n H_nᵀ of covariances of vectors."""
         half = self.pattern.rows(blocks, self.direction)
         return self.pattern.rows(half.mT, self.direction)
@@ -73,36 +73,36 @@ class Readings:
         """The covariance of the noise of every reading: Σ/w_n + H_n δ H_nᵀ."""
         noise = own.weighted.expand(len(self), -1, -1)
         noise = noise if self.weight is None else noise / self.weight[:, None, None]
-        if own.white is None:
+        if own.delta is None:
             return noise
-        return noise + self.see_covariance(own.white.expand(len(self), -1, -1))
+        return noise + self.apply_to_covariance(own.delta.expand(len(self), -1, -1))
 
-    def to(self, device: torch.device) -> "Readings":
+    def to(self, device: torch.device) -> "Observations":
         return self._each(lambda tensor: tensor.to(device))
 
-    def copied(self) -> "Readings":
+    def copied(self) -> "Observations":
         return replace(self, place=None)._each(lambda tensor: tensor.clone())
 
-    def moved(self, places: int) -> "Readings":
+    def moved(self, places: int) -> "Observations":
         """The same, with so many points before what was given with them."""
         return replace(self, place=self.place + places)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Readings":
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Observations":
         tensors = {name: getattr(self, name) for name in ("x", "y", "weight", "direction", "place")}
         return replace(
             self, **{name: None if t is None else change(t) for name, t in tensors.items()}
         )
 
 
-def join(parts: Iterable[Readings]) -> list[Readings]:
+def join(parts: Iterable[Observations]) -> list[Observations]:
     """Readings of the same group in one piece, groups in the order of their first reading."""
-    groups: dict[GroupKey, list[Readings]] = {}
+    groups: dict[GroupKey, list[Observations]] = {}
     for part in parts:
         groups.setdefault(part.key, []).append(part)
     return [own[0] if len(own) == 1 else _joined(own) for own in groups.values()]
 
 
-def _joined(parts: list[Readings]) -> Readings:
+def _joined(parts: list[Observations]) -> Observations:
     if any(part.weight is not None for part in parts):
         parts = [part.weighted(torch.ones_like(part.y[:, 0])) for part in parts]
 
@@ -110,7 +110,7 @@ def _joined(parts: list[Readings]) -> Readings:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else torch.cat(tensors)
 
-    return Readings(parts[0].key, cat("x"), cat("y"), cat("weight"), cat("direction"))
+    return Observations(parts[0].key, cat("x"), cat("y"), cat("weight"), cat("direction"))
 
 
 Image = Callable[[Symbol, Sequence[int], Float[Tensor, "n d"]], Float[Tensor, "n*q k"]]
@@ -146,7 +146,7 @@ class LinearObservations(ABC):
         """y."""
 
     @abstractmethod
-    def see(self, image: Image) -> Float[Tensor, "M k"]:
+    def apply(self, image: Image) -> Float[Tensor, "M k"]:
         """H of anything linear in the field: of features, of covariances with it, of paths."""
 
     @abstractmethod
@@ -160,39 +160,41 @@ class LinearObservations(ABC):
         def ones(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
             return of_constant(symbol, len(space), num_outputs).to(x).repeat(len(x), 1)
 
-        return torch.cat([self.values.unsqueeze(-1), self.see(ones)], dim=-1)
+        return torch.cat([self.values.unsqueeze(-1), self.apply(ones)], dim=-1)
 
 
 @dataclass(frozen=True)
 class PointObservations(LinearObservations):
     """Readings of the field at N points."""
 
-    readings: list[Readings]
+    observations: list[Observations]
 
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
-        return torch.cat([own.x for own in self.readings])
+        return torch.cat([own.x for own in self.observations])
 
     @property
     def values(self) -> Tensor:
-        return torch.cat([own.y.flatten() for own in self.readings])
+        return torch.cat([own.y.flatten() for own in self.observations])
 
-    def see(self, image: Image) -> Tensor:
+    def apply(self, image: Image) -> Tensor:
         values = image(Identity(), (), self.x)
-        if len(self.readings) == 1 and self.readings[0].pattern.complete:
+        if len(self.observations) == 1 and self.observations[0].pattern.complete:
             return values
-        parts = values.unflatten(0, (len(self.x), -1)).split([len(own) for own in self.readings])
+        parts = values.unflatten(0, (len(self.x), -1)).split(
+            [len(own) for own in self.observations]
+        )
         seen = [
             own.pattern.rows(part, own.direction).flatten(0, 1)
-            for own, part in zip(self.readings, parts, strict=True)
+            for own, part in zip(self.observations, parts, strict=True)
         ]
         return torch.cat(seen)
 
     def noise_covariance(self, noises: Noises, missing: Missing = None) -> Tensor:
-        white = None if missing is None else missing[0]
+        delta = None if missing is None else missing[0]
         blocks = [
-            _one_by_one(own.noise(GroupNoise(group_noise(own.key, noises), white)))
-            for own in self.readings
+            _one_by_one(own.noise(GroupNoise(group_noise(own.key, noises), delta)))
+            for own in self.observations
         ]
         return block_diagonal(blocks)
 
@@ -258,15 +260,15 @@ class SymbolObservations(LinearObservations):
     def values(self) -> Tensor:
         return self.y.flatten()
 
-    def see(self, image: Image) -> Tensor:
+    def apply(self, image: Image) -> Tensor:
         return image(self.symbol, self.space, self.x)
 
     def noise_covariance(self, noises: Noises, missing: Missing = None) -> Tensor:
         count = len(self.x)
         if missing is None:
             return independent(self.noise, count)
-        white, common = missing
-        return independent(self.noise + white, count) + common.repeat(count, count)
+        delta, common = missing
+        return independent(self.noise + delta, count) + common.repeat(count, count)
 
     @property
     def box(self) -> tuple[tuple[float, float], ...]:
@@ -294,7 +296,7 @@ def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:
 _WORD = 2**64 - 1
 
 
-def fingerprints(part: Readings) -> Int[np.ndarray, "n"]:
+def fingerprints(part: Observations) -> Int[np.ndarray, "n"]:
     """A number for each reading, the same for the same reading; others share it by a chance of
     2⁻⁶⁴. y in single precision: a trend taken from it may differ in its last digits."""
     columns = torch.cat([part.x, part.y.float().double()], dim=-1) + 0.0  # −0 is 0

@@ -67,7 +67,7 @@ class Components:
         """The covariance of a reading's noise from that of a vector's."""
         return self.select(self.select(covariance).mT)
 
-    def white(
+    def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b v v"]:
         """The same for a variance that has no weights, given Σ_n w_n a_n and N: exact where all
@@ -134,7 +134,7 @@ class LineOfSight:
             )
         return variance
 
-    def white(
+    def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b 1 1"]:
         """The mean of uᵀ Σ u."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.data.observations import Readings
+from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.validation import as_matrix, as_points, is_single
@@ -48,7 +48,7 @@ class Options:
         )
 
 
-def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readings]:
+def read(x: object, y: object, num_outputs: int, options: Options) -> list[Observations]:
     """Validated readings, split into groups.
 
     Raises:
@@ -73,7 +73,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Readi
             pattern = LineOfSight(num_outputs) if along else Components(columns, num_outputs)
             own = weight[:, columns[0]] if apart else weight
             key, values = GroupKey(label, pattern), y if along else pattern.select(y)
-            whole = Readings(key, x, values, own, direction, place)
+            whole = Observations(key, x, values, own, direction, place)
             found.append(whole if rows is None else whole.take(rows))
     return found
 

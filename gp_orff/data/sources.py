@@ -9,7 +9,7 @@ from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import Readings
+from gp_orff.data.observations import Observations
 from gp_orff.data.reading import Options, chunks, read, unpack
 from gp_orff.data.validation import is_single
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
@@ -24,7 +24,7 @@ class Reader:
     mean: Mean
     num_outputs: int
 
-    def read(self, x: object, y: object, options: Options) -> Iterator[Readings]:
+    def read(self, x: object, y: object, options: Options) -> Iterator[Observations]:
         device = next(self.kernel.parameters()).device
         for part in read(x, y, self.num_outputs, options):
             self._check_columns(part.x.shape[-1])
@@ -50,7 +50,7 @@ class Arrays:
     y: object
     options: Options
 
-    def __call__(self) -> Iterator[Readings]:
+    def __call__(self) -> Iterator[Observations]:
         before = 0
         for x, y, options in chunks(self.x, self.y, self.options):
             yield from (part.moved(before) for part in self.reader.read(x, y, options))
@@ -87,7 +87,7 @@ class Chunks:
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y beside x, got x alone: fit(x, y)")
 
-    def __call__(self) -> Iterator[Readings]:
+    def __call__(self) -> Iterator[Observations]:
         for chunk in self.chunks:
             x, y, options = unpack(chunk, self.options)
             for part in chunks(x, y, options):
@@ -95,12 +95,12 @@ class Chunks:
 
 
 @dataclass(frozen=True)
-class Kept:
+class InMemory:
     """Readings in memory."""
 
-    parts: Sequence[Readings]
+    parts: Sequence[Observations]
 
-    def __call__(self) -> Iterator[Readings]:
+    def __call__(self) -> Iterator[Observations]:
         return iter(self.parts)
 
 

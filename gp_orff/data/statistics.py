@@ -41,11 +41,11 @@ class Weights:
     def mean(self) -> float:
         return self.total / self.count
 
-    def nearby(self, readings: float) -> float:
+    def nearby(self, observations: float) -> float:
         """The mean weight of so many readings, one of which is chosen with probability w_n/Σw_n:
         of those that determine the field where it is known best."""
         chosen = max(self.squares / self.total, self.mean)
-        return self.mean + (chosen - self.mean) / max(readings, 1.0)
+        return self.mean + (chosen - self.mean) / max(observations, 1.0)
 
     def __add__(self, other: "Weights") -> "Weights":
         return Weights(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))

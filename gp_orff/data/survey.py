@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import Readings, join
+from gp_orff.data.observations import Observations, join
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Weights
 from gp_orff.features.domain import Box, union
@@ -116,11 +116,11 @@ class Survey:
     num_points: int
     num_values: int
     weights: Mapping[GroupKey, Weights]
-    sample: list[Readings]  # up to 20 000, at random
+    sample: list[Observations]  # up to 20 000, at random
     ranks: list[Float[Tensor, "n"]]  # the random numbers they were chosen by
 
     @classmethod
-    def of(cls, parts: Iterable[Readings], seed: int = 0) -> "Survey":
+    def of(cls, parts: Iterable[Observations], seed: int = 0) -> "Survey":
         """Of at least one reading."""
         rng, whole = np.random.default_rng(seed), None
         for part in parts:
@@ -175,8 +175,8 @@ class Survey:
 
 
 def joined(
-    parts: Sequence[Readings], beside: Sequence[Float[Tensor, "n"]]
-) -> tuple[list[Readings], list[Float[Tensor, "n"]]]:
+    parts: Sequence[Observations], beside: Sequence[Float[Tensor, "n"]]
+) -> tuple[list[Observations], list[Float[Tensor, "n"]]]:
     """Many readings of the same group in one piece, and so what stands beside them."""
     if len(parts) <= MOST_PIECES:
         return list(parts), list(beside)

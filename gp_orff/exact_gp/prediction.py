@@ -101,9 +101,9 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         test_test_covar: LinearOperator,
         test_train_covar: LinearOperator,
     ) -> tuple[Tensor, LinearOperator]:
-        latent, white = test_test_covar, None
+        latent, delta = test_test_covar, None
         if isinstance(latent, NoisyFeatureCovariance):  # with the variance that a grid truncates
-            latent, white = latent.latent, latent.noise
+            latent, delta = latent.latent, latent.noise
         if not (self._structured and isinstance(latent, FeatureCovariance)):
             return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
         x, posterior = latent.x1, self.weight_posterior
@@ -111,7 +111,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         if settings.skip_posterior_variances.on():
             return mean, ZeroLinearOperator(*test_test_covar.shape)
         if posterior.requires_grad:  # plain autograd reaches everything through a dense matrix
-            covariance = plus_white(posterior, white).covariance(x)
+            covariance = plus_white(posterior, delta).covariance(x)
             return mean, to_linear_operator(covariance.to(test_mean.dtype))
-        white = None if white is None else white.detach()
-        return mean, posterior_covariance(x, plus_white(posterior, white))
+        delta = None if delta is None else delta.detach()
+        return mean, posterior_covariance(x, plus_white(posterior, delta))

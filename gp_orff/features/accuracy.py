@@ -11,9 +11,9 @@ from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import kept, periodised
 from gp_orff.kernels.closed_form import field_block
 from gp_orff.kernels.factors import Factor
+from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import aliased, aliased_curvature, nonzero_sum
-from gp_orff.kernels.spectra.law import Spectrum
 from gp_orff.kernels.tree import Term, spectra_of, terms
 
 _SHELLS = 20  # of images, whose aliasing is added up
@@ -61,36 +61,42 @@ def _aliasing(term: Term, own: LatticeDraw, found: Sequence[Spectrum]) -> float:
     """The sum over the leaves; a product errs by no more."""
     factors = [term.factor if term.factor.degree else None, *[None] * len(found[1:])]
     return sum(
-        (_added if isinstance(law, GammaMixture) else _images)(law, factor, own.lattice, dims)
-        for law, factor, dims in zip(found, factors, own.dims, strict=True)
+        (_added if isinstance(spectrum, GammaMixture) else _images)(
+            spectrum, factor, own.lattice, dims
+        )
+        for spectrum, factor, dims in zip(found, factors, own.dims, strict=True)
     )
 
 
 def _added(
-    law: GammaMixture, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+    spectrum: GammaMixture, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
 ) -> float:
     """The largest error of a block at lags up to the longest from a datum, relative to K(0)."""
     spacing, lag = lattice.spacing[list(dims)], lattice.lag[list(dims)]
     shares = torch.linspace(0, 1, _LAGS).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
-        more = (nonzero_sum(law, spacing) - 1).clamp_min(0)  # than k(0), where weights end at 0
-        return max((aliased(law, spacing, own) + more).abs().max().item() for own in lags)
-    whole = field_block(factor, torch.diag_embed(law.second_moments(len(dims))))
+        more = (nonzero_sum(spectrum, spacing) - 1).clamp_min(
+            0
+        )  # than k(0), where weights end at 0
+        return max((aliased(spectrum, spacing, own) + more).abs().max().item() for own in lags)
+    whole = field_block(factor, torch.diag_embed(spectrum.second_moments(len(dims))))
     size = whole.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
-    added = [field_block(factor, aliased_curvature(law, spacing, own)) / size for own in lags]
+    added = [field_block(factor, aliased_curvature(spectrum, spacing, own)) / size for own in lags]
     return max(own.abs().max().item() for own in added)
 
 
-def _images(law: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]) -> float:
+def _images(
+    spectrum: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+) -> float:
     """The image at P − L along every axis, and shells of images at jP."""
     period, lag = lattice.period.tolist(), lattice.lag.tolist()
-    tilt, d = 0 if factor is None else factor.degree, len(dims)
+    order, d = 0 if factor is None else factor.degree, len(dims)
 
     def correlation(j: int, share: float) -> float:
         """The largest over the axes at j P − share · L."""
         lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
-        return max(float(law.correlation(r, axis, tilt)) for axis, r in enumerate(lags))
+        return max(float(spectrum.correlation(r, axis, order)) for axis, r in enumerate(lags))
 
     shells = range(1, _SHELLS + 1)
     far = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0) for j in shells)

@@ -14,35 +14,35 @@ from gp_orff.features.expansion import (
     KroneckerExpansion,
     merge,
 )
-from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
+from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.factors import Mixing, embedded
-from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Term, leaf_dims, spectra_of, terms
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
     """Frequencies for every term of a kernel tree, in order."""
-    return rule.draw(laws(kernel, num_dims))
+    return rule.draw(term_spectra(kernel, num_dims))
 
 
-def laws(kernel: Kernel, num_dims: int | None = None) -> list[TermLaw]:
+def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectrum]:
     """What every term of a kernel tree asks of a rule, at its present hyperparameters."""
     found = terms(kernel)
     return [_law(term, found, num_dims) for term in found]
 
 
-def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermLaw:
+def _law(term: Term, every: Sequence[Term], num_dims: int | None) -> TermSpectrum:
     share = len(_sharing(term, every)) or 1
     leaves = [
-        LeafLaw(
+        LeafSpectrum(
             spectrum(leaf.kernel),
             leaf.columns(leaf_dims(term, leaf, num_dims)),
             term.factor.degree if index == 0 else 0,
         )
         for index, leaf in enumerate(term.leaves)
     ]
-    return TermLaw(tuple(leaves), term.factor.rank, share)
+    return TermSpectrum(tuple(leaves), term.factor.rank, share)
 
 
 def _sharing(term: Term, every: Sequence[Term]) -> list[int]:
@@ -146,10 +146,15 @@ def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Fea
     Stratified sampling of the mixture of the spectral densities S_q, D_q frequencies from each:
     w_qk = S_q(ω_k) / Σ_q′ D_q′ S_q′(ω_k), the balance heuristic.
     """
-    laws = [spectrum(term.leaves[0].kernel) for term, _ in members]
-    own = [drawn.nodes([law])[0][0] for law, (_, drawn) in zip(laws, members, strict=True)]
+    term_spectra = [spectrum(term.leaves[0].kernel) for term, _ in members]
+    own = [
+        drawn.nodes([density])[0][0]
+        for density, (_, drawn) in zip(term_spectra, members, strict=True)
+    ]
     omega = stacked(own)  # (*b, D, d)
-    log_density = torch.stack([law.log_density(omega) for law in laws])  # (q, *b, D)
+    log_density = torch.stack(
+        [density.log_density(omega) for density in term_spectra]
+    )  # (q, *b, D)
     counts = omega.new_tensor([drawn.num_frequencies for _, drawn in members])
     mixture = torch.logsumexp(
         log_density + counts.log().reshape(-1, *[1] * (log_density.dim() - 1)), dim=0

@@ -17,9 +17,9 @@ from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.kernels.closed_form import at_zero, derivatives, field_block
 from gp_orff.kernels.factors import embedded
+from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments
-from gp_orff.kernels.spectra.law import Spectrum
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -52,10 +52,10 @@ def left_out(
     if not all(own.correct for own in draws):
         return None
     if isinstance(symbol, Identity):
-        white = _of_the_field(pairs, expansion)
-        return white, torch.zeros_like(white)
-    white, common = zip(*(_left_out(symbol, *pair, space) for pair in pairs), strict=True)
-    return sum(white), sum(common)
+        delta = _of_the_field(pairs, expansion)
+        return delta, torch.zeros_like(delta)
+    delta, common = zip(*(_left_out(symbol, *pair, space) for pair in pairs), strict=True)
+    return sum(delta), sum(common)
 
 
 def _of_the_field(
@@ -114,11 +114,13 @@ def periodised(term: Term, own: LatticeDraw) -> Float[Tensor, "*b p p"]:
     return scale * matrix
 
 
-def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
+def _curvature(
+    leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"]
+) -> Float[Tensor, "*b d d"]:
     """Minus the Hessian of Σ_j k(τ + jP) at zero."""
-    if isinstance(law, GammaMixture):
-        return second_moments(law, spacing)
-    zero = torch.diag_embed(law.second_moments(len(spacing)))
+    if isinstance(spectrum, GammaMixture):
+        return second_moments(spectrum, spacing)
+    zero = torch.diag_embed(spectrum.second_moments(len(spacing)))
     try:
         images = derivatives(leaf.kernel, _nearest(spacing).unsqueeze(-2), 2).squeeze(-3)
     except NotImplementedError:  # no closed form
@@ -126,10 +128,12 @@ def _curvature(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[
     return zero - images.sum(-3)
 
 
-def _sum_over_images(leaf: Leaf, law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+def _sum_over_images(
+    leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"]
+) -> Float[Tensor, "*b"]:
     """Σ_j k(jP) / k(0)."""
-    if isinstance(law, GammaMixture):
-        return nonzero_sum(law, spacing).clamp_min(1)  # with the weight of zero
+    if isinstance(spectrum, GammaMixture):
+        return nonzero_sum(spectrum, spacing).clamp_min(1)  # with the weight of zero
     lags = _nearest(spacing)
     zero, kernel = torch.zeros_like(lags), leaf.kernel
     try:
@@ -161,13 +165,13 @@ def _left_out(
     if not term.leaves:  # a constant
         q = symbol.num_outputs(term.num_outputs)
         return (term.outputscale.new_zeros(q, q).double(),) * 2
-    white = _second_moment(symbol, term, own, *remainder(own, spectra_of(term)), space)
+    delta = _second_moment(symbol, term, own, *remainder(own, spectra_of(term)), space)
     if symbol.reference is not None:
-        return white, white
+        return delta, delta
     fades = term.factor.degree + symbol.order > 0  # Q A Q* is zero at ω = 0
     if fades or not (symbol.homogeneous and len(term.leaves) == 1 and varies_in_space(term, space)):
-        return white, torch.zeros_like(white)
-    return white, _constant(symbol, term, own, space, white)
+        return delta, torch.zeros_like(delta)
+    return delta, _constant(symbol, term, own, space, delta)
 
 
 def _constant(
@@ -175,20 +179,20 @@ def _constant(
     term: Term,
     own: LatticeDraw,
     space: Sequence[int],
-    white: Float[Tensor, "q q"],
+    delta: Float[Tensor, "q q"],
 ) -> Float[Tensor, "q q"]:
     """What the frequencies of a grid, and those beyond, leave of a variance that is known.
 
     It completes their sum at lag zero, as S(0) h^d does where the density is smooth, and is finite
     where that diverges; the integral of S over the cell around zero is less by O(h²) of itself.
     """
-    law, spacing = spectra_of(term)[0], own.lattice.spacing[list(own.dims[0])]
-    if law.isotropic_lengthscale is not None:
-        whole = _over_directions(symbol, term, own, space, law.isotropic_lengthscale.double())
-        kept = _second_moment(symbol, term, own, *own.nodes([law]), space)
-        return lifted(whole - kept - white, whole)
+    spectrum, spacing = spectra_of(term)[0], own.lattice.spacing[list(own.dims[0])]
+    if spectrum.isotropic_lengthscale is not None:
+        whole = _over_directions(symbol, term, own, space, spectrum.isotropic_lengthscale.double())
+        kept = _second_moment(symbol, term, own, *own.nodes([spectrum]), space)
+        return lifted(whole - kept - delta, whole)
     origin = torch.zeros_like(spacing).unsqueeze(0)
-    cell = law.log_density(origin).exp() * spacing.prod()
+    cell = spectrum.log_density(origin).exp() * spacing.prod()
     kept = _second_moment(symbol, term, own, [origin], torch.ones_like(cell), space)
     around = _over_directions(symbol, term, own, space, torch.ones_like(origin))
     return cell * (around - kept)

@@ -11,7 +11,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, HeldData
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import Noise, Noises, noises_of
 from gp_orff.data.noise.groups import GroupNoise, group_noise
@@ -78,7 +78,7 @@ class Inference(ABC):
     def prepare(self) -> None:
         """Visit the data where that is done once: what fails, fails here."""
 
-    def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+    def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         """Whether predictions at x are right; raises where they cannot be made so."""
         return True
 
@@ -106,8 +106,8 @@ class Inference(ABC):
         image = distribution.split()[0].apply(symbol, space)
         if missing is None:
             return image
-        white, common = missing
-        return PlusWhite(PlusConstant(image, common) if common.any() else image, white)
+        delta, common = missing
+        return PlusWhite(PlusConstant(image, common) if common.any() else image, delta)
 
     def of_terms(
         self, kernel: Kernel, chosen: Sequence[int]
@@ -129,11 +129,11 @@ class Inference(ABC):
 class ExactInference(Inference):
     """By the exact kernel: one Cholesky factorisation of all numbers square."""
 
-    data: HeldData
+    data: Dataset
 
     @cached_property
     def observed(self) -> Sequence[LinearObservations]:
-        return (PointObservations(self.data.readings), *self.data.further)
+        return (PointObservations(self.data.observations), *self.data.symbol_data)
 
     def of(self, data):
         return ExactInference(data)
@@ -151,7 +151,7 @@ class ExactInference(Inference):
     def posterior(self, kernel, noises, mean):
         factor, alpha, evidence = dense_posterior(*self._model(kernel, noises), mean)
         distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
-        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.data.readings}
+        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.data.observations}
         return Posterior(distribution, evidence, own)
 
     def _model(
@@ -173,13 +173,13 @@ class FeatureInference(Inference):
     known: FieldStatistics | None = None  # of the shared columns, where they have been computed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        expansion, white = self._model(kernel)
+        expansion, delta = self._model(kernel)
         statistics = self._summed(expansion)
-        return self._equations(kernel, noises, expansion, white, statistics).evidence()
+        return self._equations(kernel, noises, expansion, delta, statistics).evidence()
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        expansion, white = self._model(kernel)
+        expansion, delta = self._model(kernel)
         statistics = self._summed(expansion)
 
         def conditioned(
@@ -188,13 +188,13 @@ class FeatureInference(Inference):
             """Of the expansion, or of a part of it with some of its columns."""
             all_of_them = statistics is None or columns is None
             own = statistics if all_of_them else statistics.select(columns)
-            return self._equations(kernel, noises, part, white, own).posterior(mean)
+            return self._equations(kernel, noises, part, delta, own).posterior(mean)
 
         whole, evidence = conditioned(expansion)
         points = torch.cat([own.x for own in self.data.survey.sample])
         check(whole, expansion, lambda *part: conditioned(*part)[0], points)
-        own = self._group_noises(noises, white, statistics)
-        return Posterior(plus_white(whole, white), evidence, own)
+        own = self._group_noises(noises, delta, statistics)
+        return Posterior(plus_white(whole, delta), evidence, own)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
@@ -206,7 +206,7 @@ class FeatureInference(Inference):
         achieved = "; ".join(map(str, accuracy(kernel, self.draws)))
         return f"F = {features} features" + (f" on a grid: {achieved}" if achieved else "")
 
-    def covers(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+    def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         if self._constant:
             return not self.draws[0].lattice.outside(x).any()
         check_domain(kernel, self.draws, self._corners, x)
@@ -281,43 +281,43 @@ class FeatureInference(Inference):
 
     @cached_property
     def _points(self) -> PointObservations:
-        return PointObservations(self.data.readings)
+        return PointObservations(self.data.observations)
 
     def _equations(
         self,
         kernel: Kernel,
         noises: Noises,
         expansion: Expansion,
-        white: Float[Tensor, "p p"] | None,
+        delta: Float[Tensor, "p p"] | None,
         statistics: FieldStatistics | None,
     ) -> NormalEquations:
         """With the truncated variance in the noise of each observation."""
-        further = [
+        symbol_data = [
             DenseRows.of(own, expansion, noises, self.left_out(own.symbol, kernel, own.space))
-            for own in self.data.further
+            for own in self.data.symbol_data
         ]
         if statistics is None:
-            missing = None if white is None else (white, torch.zeros_like(white))
+            missing = None if delta is None else (delta, torch.zeros_like(delta))
             points = DenseRows.of(self._points, expansion, noises, missing)
-            return Dual(expansion, DenseRows.joined([points, *further]))
-        noise = self._group_noises(noises, white, statistics)
+            return Dual(expansion, DenseRows.joined([points, *symbol_data]))
+        noise = self._group_noises(noises, delta, statistics)
         groups = [
             Group(own, Noise.of(noise[key].weighted)) for key, own in statistics.groups.items()
         ]
-        return normal_equations(expansion, groups, further)
+        return normal_equations(expansion, groups, symbol_data)
 
     def _group_noises(
         self,
         noises: Noises,
-        white: Float[Tensor, "p p"] | None,
+        delta: Float[Tensor, "p p"] | None,
         statistics: FieldStatistics | None,
     ) -> dict[GroupKey, GroupNoise]:
         """In statistics the truncated variance has weights, as Σ has."""
         if statistics is None:
-            keys = [part.key for part in self.data.readings]
-            return {key: GroupNoise(group_noise(key, noises), white) for key in keys}
+            keys = [part.key for part in self.data.observations]
+            return {key: GroupNoise(group_noise(key, noises), delta) for key in keys}
         return {
-            key: GroupNoise(group_noise(key, noises, white, own.masses, own.count))
+            key: GroupNoise(group_noise(key, noises, delta, own.masses, own.count))
             for key, own in statistics.groups.items()
         }
 
@@ -337,11 +337,11 @@ class FeatureInference(Inference):
 
 
 def log_marginal_likelihood(
-    observations: Inference,
+    inference: Inference,
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
 ) -> Float[Tensor, ""]:
     """log p(y), total; the constant mean of largest evidence where none is given."""
-    evidence = observations.evidence(kernel, noises_of(kernel, likelihoods))
-    return evidence.log_density(mean, observations.num_values) + observations.data.bound
+    evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
+    return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction

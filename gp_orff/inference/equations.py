@@ -81,7 +81,7 @@ class DenseRows:
             return less_reference(image.features, x, symbol, space)
 
         noise = own.noise_covariance(noises, missing)
-        return cls(own.see(features), own.design(expansion.num_outputs), noise)
+        return cls(own.apply(features), own.design(expansion.num_outputs), noise)
 
     @classmethod
     def joined(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
@@ -124,14 +124,14 @@ class NormalEquations(ABC):
 
 
 def normal_equations(
-    expansion: Expansion, groups: Sequence[Group], further: Sequence[DenseRows] = ()
+    expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[DenseRows] = ()
 ) -> NormalEquations:
     """From the statistics of groups, and from observations that are written out. Kronecker products
     need whole vectors with one noise."""
-    whole = len(groups) == 1 and groups[0].statistics.pattern.complete and not further
+    whole = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
     if whole and isinstance(expansion, KroneckerExpansion):
         return Kronecker(expansion, groups[0])
-    return Primal(expansion.general(), groups, further)
+    return Primal(expansion.general(), groups, dense_rows)
 
 
 def equations_of_vectors(

@@ -74,7 +74,7 @@ class ExactPosterior(InChunks):
         def image(other: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
             return prior_covariance(self.kernel, self.symbol, x, other, z, self.space or space).mT
 
-        seen = [own.see(image) for own in self.observed]
+        seen = [own.apply(image) for own in self.observed]
         return seen[0] if len(seen) == 1 else torch.cat(seen)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -141,9 +141,9 @@ def observed_covariance(
     """Cov[H f]; what two kinds of observations have in common is found once."""
 
     def block(a: LinearObservations, b: LinearObservations) -> Float[Tensor, "K L"]:
-        return a.see(
+        return a.apply(
             lambda left, space, x: (
-                b.see(
+                b.apply(
                     lambda right, own, z: prior_covariance(kernel, right, z, left, x, own or space)
                 ).mT
             )

@@ -12,10 +12,10 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.dataset import Data, HeldSums
+from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.patterns import GroupKey
-from gp_orff.features.assemble import draw, expand, laws
+from gp_orff.features.assemble import draw, expand, term_spectra
 from gp_orff.features.domain import Box, box_of, contains, union
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
@@ -25,7 +25,7 @@ from gp_orff.inference.conditioning import ExactInference, FeatureInference, Inf
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import terms
 
-COARSE_REACH, FINE_REACH = 1.4, 1.2  # the ranges of lengthscales that searches on grids have
+COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # the ranges of lengthscales that searches on grids have
 _COARSE_TOLERANCE, _COARSE_FEATURES = 1e-2, 2000
 _FEW_FEATURES = 1000  # that cost next to nothing
 _SIGNAL_TO_NOISE = 1e3  # of variances: where a tolerance is used as it is
@@ -60,7 +60,7 @@ class Representation:
 
     kernel: Kernel
     likelihoods: Mapping[str, Likelihood]
-    asked: Rule
+    requested: Rule
     data: Data
     rule: Rule | None  # None for the exact kernel itself
     reason: str = ""  # of a choice, in words
@@ -68,15 +68,15 @@ class Representation:
 
     @classmethod
     def of(
-        cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], asked: Rule, data: Data
+        cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule, data: Data
     ) -> "Representation":
         """The rule that is asked for, or the one that `Auto` finds for the data."""
-        found = cls(kernel, likelihoods, asked, data, asked)
-        return found._chosen(asked) if isinstance(asked, Auto) else found
+        found = cls(kernel, likelihoods, requested, data, requested)
+        return found._chosen(requested) if isinstance(requested, Auto) else found
 
     def _chosen(self, auto: Auto) -> "Representation":
         data = self.data
-        if isinstance(data, HeldSums):
+        if isinstance(data, StatisticsOnly):
             budget = auto.max_features
             rule = Grid(domain=data.domain, tolerance=auto.tolerance, max_features=budget)
             return replace(self, rule=rule)
@@ -85,7 +85,7 @@ class Representation:
         if exact and data.num_values <= auto.exact_values:
             return replace(self, rule=None)
         rule, reason = auto.for_data(corners(data.box, self.kernel)).choose(
-            laws(self.kernel, data.num_inputs)
+            term_spectra(self.kernel, data.num_inputs)
         )
         found = replace(self, rule=rule, reason=reason)
         if exact and data.num_values <= auto.max_features and not found._suffices:
@@ -108,7 +108,7 @@ class Representation:
         """Whether it is a grid that follows the hyperparameters, not one by hand."""
         return isinstance(self.rule, Grid) and self.rule.spacing is None
 
-    def observations(self, rule: Rule | None) -> Inference:
+    def inference(self, rule: Rule | None) -> Inference:
         """The data on the frequencies of a rule; None for the exact kernel."""
         if rule is None:
             return ExactInference(self.data)
@@ -123,24 +123,24 @@ class Representation:
         given = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if given else box)
         steps = math.floor(math.log(self._tolerance(rule), _STEP))
-        return self.data.admitted(_serving(rule, domain, box, _STEP**steps))
+        return self.data.restrict(_serving(rule, domain, box, _STEP**steps))
 
     def now(self) -> Inference:
         """For evidence and predictions."""
-        return self.observations(self.conditioning_rule())
+        return self.inference(self.conditioning_rule())
 
     def coarse(self) -> Grid:
         """For a search that has far to go."""
         budget = min(self.rule.max_features or _COARSE_FEATURES, _COARSE_FEATURES)
-        return replace(self.fine(COARSE_REACH), tolerance=_COARSE_TOLERANCE, max_features=budget)
+        return replace(self.fine(COARSE_FACTOR), tolerance=_COARSE_TOLERANCE, max_features=budget)
 
-    def fine(self, reach: float = FINE_REACH, returned: bool = False) -> Grid:
+    def fine(self, trust_factor: float = FINE_FACTOR, returned: bool = False) -> Grid:
         """For the data's own box. What is cut, the noise takes up: sought with the truncated
         variance in the noise, lengthscales would grow for its sake."""
         own, box = self.rule, self.data.box
-        grid = _serving(own, box, box, self._tolerance(own), (1 / reach, reach))
+        grid = _serving(own, box, box, self._tolerance(own), (1 / trust_factor, trust_factor))
         returned = returned and own.diagonal_correction
-        return self.data.admitted(replace(grid, diagonal_correction=returned))
+        return self.data.restrict(replace(grid, diagonal_correction=returned))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """The data, on frequencies that serve these points too.
@@ -148,36 +148,36 @@ class Representation:
         Raises:
             ValueError: no grid that is of use serves both.
         """
-        box, asked = self.data.box, box_of(points)
-        both = union(box, asked)
+        box, requested = self.data.box, box_of(points)
+        both = union(box, requested)
         around = tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in both)
         try:
-            found = self.observations(self.conditioning_rule(around))
+            found = self.inference(self.conditioning_rule(around))
         except ValueError as error:  # no grid of this size within the budget
-            raise ValueError(_far(box, asked)) from error
+            raise ValueError(_far(box, requested)) from error
         if found.missing > _NOTHING_LEFT and found.missing > self.now().missing:
-            raise ValueError(_far(box, asked))
+            raise ValueError(_far(box, requested))
         return found
 
-    def sums(self) -> HeldSums:
+    def statistics_only(self) -> StatisticsOnly:
         """Statistics that serve other lengthscales and a larger domain; one pass."""
         data, rule = self.data, self.rule
-        if isinstance(data, HeldSums):
+        if isinstance(data, StatisticsOnly):
             return data
         if rule is None:  # exact: as if it were not
-            auto = self.asked.for_data(corners(data.box, self.kernel))
-            rule, _ = auto.choose(laws(self.kernel, data.num_inputs))
+            auto = self.requested.for_data(corners(data.box, self.kernel))
+            rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))
         if not isinstance(rule, Grid):
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
             phi = phi.detached()
-            return HeldSums(data.statistics(phi), None, data.survey, data.further)
+            return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
             domain = rule.domain or self._widened_box  # new readings may come anywhere in it
             rule = _serving(rule, domain, domain, self._tolerance(rule), _SERVED)
             rule = replace(rule, max_features=_WIDER * rule.max_features)
         lattice = self._draw(rule)[0].lattice
         sums = data.statistics(lattice.columns().boxed())
-        return HeldSums(sums, rule.domain, data.survey, data.further)
+        return StatisticsOnly(sums, rule.domain, data.survey, data.symbol_data)
 
     @torch.no_grad()
     def cuts(self) -> dict[GroupKey, float]:
@@ -186,11 +186,11 @@ class Representation:
         variance = 0.0 if cut is None else cut.diagonal().mean().item()
         return {key: variance / noise for key, noise in self._noises().items()}
 
-    def _noises(self, readings: float = math.inf) -> dict[GroupKey, float]:
+    def _noises(self, observations: float = math.inf) -> dict[GroupKey, float]:
         """The noise variance of a reading, for every group: of the mean weight of so many."""
         found = noises_of(self.kernel, self.likelihoods)
         return {
-            key: found[key.label].diagonal().mean().item() / own.nearby(readings)
+            key: found[key.label].diagonal().mean().item() / own.nearby(observations)
             for key, own in self.data.weights_of.items()
         }
 
@@ -223,7 +223,7 @@ class Representation:
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:
-        return lengthscales(laws(self.kernel, self.data.num_inputs), self.data.num_inputs)
+        return lengthscales(term_spectra(self.kernel, self.data.num_inputs), self.data.num_inputs)
 
     @property
     def _rounded_box(self) -> Box:
@@ -279,14 +279,14 @@ def num_features(kernel: Kernel, draws: list[Draw]) -> int:
     return sum(2 * own.num_frequencies * term.factor.rank for own, term in found)
 
 
-def _far(data: Box, asked: Box) -> str:
+def _far(data: Box, requested: Box) -> str:
     """In which column the points asked for are farthest from the data."""
     extent, both = (
-        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, asked])
+        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, requested])
     )
     least = 1e-9 * both.max() + np.finfo(float).tiny
     column = np.argmax(both / np.maximum(extent, least))
-    (low, high), (first, last) = data[column], asked[column]
+    (low, high), (first, last) = data[column], requested[column]
     return (
         f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
         f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
-from gp_orff.data.observations import Readings
+from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.inference.conditioning import Posterior
 
@@ -21,7 +21,7 @@ _FARTHEST = 2.0  # that a logarithm of a weight moves then
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentTNoise:
     """q(w_n) = Gamma((ν+v)/2, (ν+d_n)/2) for v numbers in a reading with distance d_n."""
 
     deg_free: float
@@ -34,7 +34,7 @@ class StudentT:
         """d_n, of which the weights follow."""
         return (self.deg_free + values) / weights - self.deg_free
 
-    def bound(self, distance: Float[Tensor, "n"], values: int) -> float:
+    def elbo_correction(self, distance: Float[Tensor, "n"], values: int) -> float:
         """Σ_n ½v (E[log w] − log E[w]) − KL(q(w_n) ‖ Gamma(ν/2, ν/2)): with the evidence under
         weights E[w], a lower bound of the log density of the data."""
         half = torch.tensor(0.5 * self.deg_free, dtype=distance.dtype, device=distance.device)
@@ -57,7 +57,7 @@ class StudentT:
 
 
 def residuals(
-    part: Readings,
+    part: Observations,
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
@@ -65,15 +65,15 @@ def residuals(
     """y − H E[f], H Cov[f] Hᵀ and the noise of readings."""
     smooth, delta = posterior.distribution.split()  # δ is in the noise of each reading
     vectors = smooth.mean(part.x) + mean
-    seen = part.see_covariance(smooth.blocks(part.x))
+    seen = part.apply_to_covariance(smooth.blocks(part.x))
     noise = posterior.noises.get(part.key)
     if noise is None:  # of a group that is new
         noise = GroupNoise(group_noise(part.key, noises), delta)
-    return part.y - part.see(vectors), seen, noise
+    return part.y - part.apply(vectors), seen, noise
 
 
 def distances(
-    part: Readings, posterior: Posterior, noises: Noises, mean: Float[Tensor, "p"]
+    part: Observations, posterior: Posterior, noises: Noises, mean: Float[Tensor, "p"]
 ) -> Float[Tensor, "n"]:
     """E[rᵀ N⁻¹ r] of the residuals r = y − H f under the noise N of each."""
     residual, covariance, noise = residuals(part, posterior, noises, mean)
@@ -81,9 +81,9 @@ def distances(
     return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
 
 
-def reweigh(
-    parts: Iterator[Readings],
-    models: dict[str, StudentT],
+def expected_weights(
+    parts: Iterator[Observations],
+    models: dict[str, StudentTNoise],
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
@@ -91,7 +91,7 @@ def reweigh(
 ) -> tuple[list[Float[Tensor, "n"]], float]:
     """E-step: the weights of all readings, and what they add to the log density; those that are
     `known`, not NaN, stay."""
-    weights, bound = [], 0.0
+    weights, elbo_correction = [], 0.0
     stored = repeat(torch.tensor(math.nan)) if known is None else known
     for part, own in zip(parts, stored, strict=False):
         model, values = models.get(part.key.label), part.pattern.num_values
@@ -103,21 +103,21 @@ def reweigh(
             new = distances(part, posterior, noises, mean)
             distance = torch.where(distance.isnan(), new, distance)
         weights.append(model.weights(distance, values))
-        bound += model.bound(distance, values)
-    return weights, bound
+        elbo_correction += model.elbo_correction(distance, values)
+    return weights, elbo_correction
 
 
-def bound_of(
+def total_elbo_correction(
     keys: Iterable[GroupKey],
     weights: Iterable[Float[Tensor, "n"]],
-    models: Mapping[str, StudentT],
+    models: Mapping[str, StudentTNoise],
 ) -> float:
     """What weights add to the log density, part by part."""
     total = 0.0
     for key, own in zip(keys, weights, strict=True):
         if key.label in models:
             model, values = models[key.label], key.pattern.num_values
-            total += model.bound(model.distance(own, values), values)
+            total += model.elbo_correction(model.distance(own, values), values)
     return total
 
 
@@ -186,9 +186,9 @@ class LeaveOneOut:
 
 @torch.no_grad()
 def leave_one_out(
-    pairs: Iterable[tuple[Readings, Readings]],
+    pairs: Iterable[tuple[Observations, Observations]],
     count: int,
-    models: Mapping[str, StudentT],
+    models: Mapping[str, StudentTNoise],
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.scalar import require_covariance_of
-from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Term, leaf_dims
 
 
@@ -181,8 +181,8 @@ def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
     scale, factor = term.outputscale[..., None, None], term.factor
     if not factor.degree:
         return scale * factor.matrix @ factor.matrix.mT
-    dims, law = leaf_dims(term, term.leaves[0], None), spectrum(term.leaves[0].kernel)
-    return scale * field_block(factor, torch.diag_embed(law.second_moments(dims)))
+    dims, density = leaf_dims(term, term.leaves[0], None), spectrum(term.leaves[0].kernel)
+    return scale * field_block(factor, torch.diag_embed(density.second_moments(dims)))
 
 
 def field_block(factor: Factor, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b p p"]:

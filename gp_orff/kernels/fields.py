@@ -19,7 +19,7 @@ from torch import Tensor
 from gp_orff.kernels.base import WrapperKernel, check_inputs
 from gp_orff.kernels.closed_form import derivatives, radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
-from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
 
 

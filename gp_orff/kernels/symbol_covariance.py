@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import at_lags, derivatives, polynomial
 from gp_orff.kernels.factors import embedded
-from gp_orff.kernels.spectra.law import spectrum
+from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
 from gp_orff.symbols.base import Identity, Symbol
@@ -169,10 +169,10 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
     for term in found:
         if not varies_in_space(term, space):
             continue
-        tilt = term.factor.degree + symbol.order
+        order = term.factor.degree + symbol.order
         name = type(symbol).__name__
         own = type(term.leaves[0].kernel).__name__
-        if tilt < 0 and symbol.reference is None:
+        if order < 0 and symbol.reference is None:
             raise ValueError(
                 f"{name} of a field that is no derivative itself ({own} without a curl-free or "
                 "divergence-free kernel) is known up to its value somewhere only: expected a "
@@ -190,12 +190,12 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
                 "reference, got none; pass reference=x0"
             )
         if symbol.order > 0 and any(
-            torch.as_tensor(law.moment(tilt, len(space))).isinf().any()
-            for law in spectra_of(term)[:1]
+            torch.as_tensor(density.moment(order, len(space))).isinf().any()
+            for density in spectra_of(term)[:1]
         ):
             nu = getattr(term.leaves[0].kernel, "nu", None)
             raise ValueError(
                 f"{name} does not exist for a field with this {own} potential"
                 f"{'' if nu is None else f', nu={nu}'}: its variance is infinite; expected "
-                f"a kernel with {tilt} derivatives (Matérn nu > {tilt}, or RBF)"
+                f"a kernel with {order} derivatives (Matérn nu > {order}, or RBF)"
             )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.factors import Factor, Mixing
-from gp_orff.kernels.spectra.law import Spectrum, spectrum
+from gp_orff.kernels.spectra.base import Spectrum, spectrum
 
 
 @dataclass(frozen=True)

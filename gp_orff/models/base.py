@@ -11,9 +11,9 @@ from gpytorch.means import ConstantMean, Mean, MultitaskMean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, HeldData
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noise_of
-from gp_orff.data.noise.likelihoods import Instruments
+from gp_orff.data.noise.likelihoods import NamedLikelihoods
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
@@ -25,7 +25,7 @@ from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport
-from gp_orff.models.state import ModelState, Represented, small_copied, with_groups
+from gp_orff.models.state import ModelState, Represented, copied_if_small, with_groups
 from gp_orff.models.storage import files
 from gp_orff.models.storage.pack import pack_state, unpack_state
 from gp_orff.models.storage.recipes import build, build_rule, describe, describe_rule
@@ -67,7 +67,7 @@ class FieldModel(torch.nn.Module):
         self.likelihood = default_likelihood(self.num_outputs) if likelihood is None else likelihood
         self.mean = default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
-        self.likelihoods = Instruments()  # that have a name
+        self.likelihoods = NamedLikelihoods()  # that have a name
         self._assigned: ModelState | None = None
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
@@ -172,18 +172,18 @@ class FieldModel(torch.nn.Module):
                 own.initialize(constant=value)
         return found
 
-    def _read(self, x: object, y: object, how: Options) -> HeldData:
+    def _read(self, x: object, y: object, how: Options) -> Dataset:
         """Data that have been looked at once."""
         self.double()
         reader = Reader(self.kernel, self.mean, self.num_outputs)
         source = Chunks(reader, x, how) if y is None else Arrays(reader, x, y, how)
         seen = 0 if self._assigned is None else self._assigned.data.survey.num_points
-        return HeldData.of(source, seed=seen)
+        return Dataset.of(source, seed=seen)
 
-    def copied(self, x: object, y: object, how: Options) -> HeldData:
+    def copied(self, x: object, y: object, how: Options) -> Dataset:
         """The same, with a copy of arrays that are small."""
         data = self._read(x, y, how)
-        return data if y is None else small_copied(data)
+        return data if y is None else copied_if_small(data)
 
     def _represented(self, data: Data) -> Representation:
         """Chosen for data, at the hyperparameters as they are."""

@@ -9,7 +9,7 @@ from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import HeldData
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
@@ -199,9 +199,9 @@ def compare_with_exact(
     options = Options(**how)
     few = _some(model, x, y, options, order[:subset])
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
-    noises, observations = state.e_step.noises, state.observations
+    noises, inference = state.e_step.noises, state.inference
     results = []
-    for own in (ExactInference(few), observations.of(few)):
+    for own in (ExactInference(few), inference.of(few)):
         found = own.posterior(model.kernel, noises, state.mean)
         mean = found.evidence.best_mean() if state.mean is None else state.mean
         nats = found.evidence.log_density(mean, few.num_values) / few.num_values
@@ -209,26 +209,26 @@ def compare_with_exact(
         results.append((field.mean(points) + mean, field.variance(points).sqrt(), nats.item()))
     (mean, sd, nats), (other_mean, other_sd, other_nats) = results
     features, on_grid = 0, False
-    if isinstance(observations, FeatureInference):
-        features = observations.num_features(model.kernel)
-        on_grid = observations.draws[0].shared_columns() is not None
+    if isinstance(inference, FeatureInference):
+        features = inference.num_features(model.kernel)
+        on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(
         _rms((other_mean - mean) / sd),
         ((other_sd - sd) / sd).abs().max().item(),
         other_nats - nats,
         features,
-        len(few.readings[0]),
+        len(few.observations[0]),
         on_grid,
     )
 
 
-def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Tensor) -> HeldData:
+def _some(model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Tensor) -> Dataset:
     chosen = {
         name: value if value is None or isinstance(value, str | int) else value[rows]
         for name, value in vars(options).items()
     }
     few = model.copied(x[rows], y[rows], Options(**chosen))
-    return model.state.weighed(few, model.state.data)
+    return model.state.weighted(few, model.state.data)
 
 
 def _rms(values: Float[Tensor, "n p"]) -> float:

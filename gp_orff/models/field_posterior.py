@@ -268,14 +268,14 @@ class FieldPosterior:
         """The points, one where there are none, and the distribution there."""
         points = as_places(x, self._snapshot.num_inputs).to(self._snapshot.device)
         points = points if len(points) else self._snapshot.somewhere
-        looked = points
+        support = points
         if symbol is not None:
-            self._snapshot.admit(symbol)
-            looked = symbol.all_points(points, self._snapshot.space)
-        covers, field = self._snapshot.covers, self._own
-        if not covers(field, looked):
-            if self._wide is None or not covers(self._wide, looked):
-                self._wide = self._snapshot.located(looked)
+            self._snapshot.check_symbol(symbol)
+            support = symbol.all_points(points, self._snapshot.space)
+        in_domain, field = self._snapshot.in_domain, self._own
+        if not in_domain(field, support):
+            if self._wide is None or not in_domain(self._wide, support):
+                self._wide = self._snapshot.located(support)
             field = self._wide
         if symbol is None:
             return points, field.distribution
@@ -284,9 +284,9 @@ class FieldPosterior:
             last is None
             or last[0] is not field
             or last[1] is not symbol
-            or not covers(last[2], looked)
+            or not in_domain(last[2], support)
         ):
-            image = self._snapshot.apply(symbol, field, looked)
+            image = self._snapshot.apply(symbol, field, support)
             last = self._derived = (field, symbol, image)
         return points, last[2].distribution
 

@@ -14,7 +14,7 @@ from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import HeldData
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises, noise_of, noises_of
 from gp_orff.data.observations import of_constant
 from gp_orff.data.patterns import DEFAULT
@@ -39,7 +39,7 @@ from gp_orff.symbols.patches import TooFine
 class Located(NamedTuple):
     """A distribution, and the observations on whose frequencies it is: they know where it holds."""
 
-    observations: Inference
+    inference: Inference
     distribution: FieldDistribution
 
 
@@ -47,7 +47,7 @@ class Snapshot(ABC):
     """What a `FieldPosterior` is made from."""
 
     kernel: Kernel
-    observations: Inference
+    inference: Inference
     noises: Noises
     prior_mean: Mean
     given: Float[Tensor, "p"] | None  # a fixed constant mean; None for the best one
@@ -69,12 +69,12 @@ class Snapshot(ABC):
     @property
     def somewhere(self) -> Float[Tensor, "1 d"]:
         """A point of the data."""
-        return self.observations.data.survey.sample[0].x[:1]
+        return self.inference.data.survey.sample[0].x[:1]
 
     @cached_property
     def own(self) -> Posterior:
         """On the data's own frequencies."""
-        return self.observations.posterior(self.kernel, self.noises, self.given)
+        return self.inference.posterior(self.kernel, self.noises, self.given)
 
     @cached_property
     def constant(self) -> Float[Tensor, "p"]:
@@ -84,23 +84,23 @@ class Snapshot(ABC):
     def located(self, points: Float[Tensor, "n d"] | None = None) -> Located:
         """On the data's own domain, or one that holds these points too."""
         if points is None:
-            return Located(self.observations, self.own.distribution)
+            return Located(self.inference, self.own.distribution)
         return self._on(self.elsewhere(points))
 
-    def _on(self, observations: Inference) -> Located:
-        found = observations.posterior(self.kernel, self.noises, self.constant)
-        return Located(observations, found.distribution)
+    def _on(self, inference: Inference) -> Located:
+        found = inference.posterior(self.kernel, self.noises, self.constant)
+        return Located(inference, found.distribution)
 
-    def covers(self, located: Located, points: Float[Tensor, "n d"]) -> bool:
+    def in_domain(self, located: Located, points: Float[Tensor, "n d"]) -> bool:
         """Whether a distribution is right at these points."""
-        return located.observations.covers(self.kernel, points)
+        return located.inference.in_domain(self.kernel, points)
 
     def require(self, points: Float[Tensor, "n d"]) -> None:
         """Raise ValueError for points that the data's own frequencies do not serve."""
-        if not self.observations.covers(self.kernel, points):
-            self.observations.draws[0].lattice.check(points)
+        if not self.inference.in_domain(self.kernel, points):
+            self.inference.draws[0].lattice.check(points)
 
-    def admit(self, symbol: Symbol) -> None:
+    def check_symbol(self, symbol: Symbol) -> None:
         """Raise ValueError for a symbol that does not exist for the field."""
         require(symbol, self.kernel, self.space)
 
@@ -111,18 +111,18 @@ class Snapshot(ABC):
     @torch.no_grad()
     def apply(self, symbol: Symbol, located: Located, points: Float[Tensor, "n d"]) -> Located:
         """Of a symbol of the field, which looks at these points."""
-        observations, distribution = located
+        inference, distribution = located
         try:
-            image = observations.apply(symbol, distribution, self.kernel, self.space)
+            image = inference.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
-            exact = not isinstance(observations, FeatureInference)
+            exact = not isinstance(inference, FeatureInference)
             features = self.by_features(points) if exact else None
             if features is None:
                 raise
             if isinstance(error, TooFine):
                 _warn_of_features(error)
             return self.apply(symbol, self._on(features), points)
-        return Located(observations, image)
+        return Located(inference, image)
 
     def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
         """The prior mean of the field, or of a symbol of it."""
@@ -151,7 +151,7 @@ class ExactGPSnapshot(Snapshot):
     """Of a trained `ExactGP`."""
 
     kernel: Kernel
-    observations: Inference
+    inference: Inference
     noises: Noises
     prior_mean: Mean
     given: Float[Tensor, "p"] | None
@@ -185,16 +185,16 @@ class ExactGPSnapshot(Snapshot):
         x, y = model.train_inputs[0].double(), model.train_targets.double().reshape(-1, p)
         trend = mean(x).reshape(-1, p)
         given = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
-        readings = read(x, y + given - trend, p, Options())
-        data = HeldData.in_memory([part.to(x.device) for part in readings])
+        observations = read(x, y + given - trend, p, Options())
+        data = Dataset.in_memory([part.to(x.device) for part in observations])
         draws = [own.double() for own in covariance.frequencies] if wrapped else None
-        observations = FeatureInference(data, draws) if wrapped else ExactInference(data)
+        inference = FeatureInference(data, draws) if wrapped else ExactInference(data)
         noise = noise_of(model.likelihood, p).double()
-        return cls(kernel, observations, {DEFAULT: noise}, mean, given, x.shape[-1])
+        return cls(kernel, inference, {DEFAULT: noise}, mean, given, x.shape[-1])
 
     def elsewhere(self, points):
-        self.observations.draws[0].lattice.check(points)
-        return self.observations
+        self.inference.draws[0].lattice.check(points)
+        return self.inference
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class PartSnapshot(Snapshot):
         return cls(whole, part, tuple(range(start, start + len(terms(part)))))
 
     @property
-    def observations(self) -> Inference:
-        return self.whole.observations
+    def inference(self) -> Inference:
+        return self.whole.inference
 
     @property
     def num_inputs(self) -> int:
@@ -244,8 +244,8 @@ class PartSnapshot(Snapshot):
         return self.whole.space
 
     def located(self, points=None):
-        observations, distribution = self.whole.located(points)
-        own, expansion = observations.of_terms(self.whole.kernel, self.chosen)
+        inference, distribution = self.whole.located(points)
+        own, expansion = inference.of_terms(self.whole.kernel, self.chosen)
         part = distribution.split()[0].of_part(expansion, self.kernel)
         missing = own.left_out(Identity(), self.kernel, self.space)
         return Located(own, part if missing is None else PlusWhite(part, missing[0]))
@@ -256,7 +256,7 @@ class ModelSnapshot(Snapshot):
     """Of a `VectorFieldGP`."""
 
     representation: Representation
-    observations: Inference
+    inference: Inference
     noises: Noises
     prior_mean: Mean
     given: Float[Tensor, "p"] | None
@@ -265,7 +265,7 @@ class ModelSnapshot(Snapshot):
     def of(
         cls,
         representation: Representation,
-        observations: Inference,
+        inference: Inference,
         prior_mean: Mean,
         given: Float[Tensor, "p"] | None,
     ) -> "ModelSnapshot":
@@ -274,7 +274,7 @@ class ModelSnapshot(Snapshot):
         for module in (kernel, mean, *likelihoods.values()):
             module.requires_grad_(False)
         own = replace(representation, kernel=kernel, likelihoods=likelihoods)
-        return cls(own, observations, noises_of(kernel, likelihoods), mean, given)
+        return cls(own, inference, noises_of(kernel, likelihoods), mean, given)
 
     @property
     def kernel(self) -> Kernel:
@@ -286,15 +286,18 @@ class ModelSnapshot(Snapshot):
 
     @property
     def log_marginal_likelihood(self) -> float:
-        values, bound = self.observations.num_values, self.representation.data.bound
-        return (self.own.evidence.log_density(self.constant, values) + bound).item()
+        values, elbo_correction = (
+            self.inference.num_values,
+            self.representation.data.elbo_correction,
+        )
+        return (self.own.evidence.log_density(self.constant, values) + elbo_correction).item()
 
     def by_features(self, points):
         rule = Grid(data=self.representation.data.box, max_features=MOST_FEATURES)
         return replace(self.representation, rule=rule).wider(points)
 
     def elsewhere(self, points):
-        observations = self.representation.wider(points)
-        if not observations.covers(self.kernel, points):  # a grid by hand, or statistics alone
-            observations.draws[0].lattice.check(points)
-        return observations
+        inference = self.representation.wider(points)
+        if not inference.in_domain(self.kernel, points):  # a grid by hand, or statistics alone
+            inference.draws[0].lattice.check(points)
+        return inference

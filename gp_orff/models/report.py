@@ -39,7 +39,7 @@ class FitReport:
             state.story,
             state.data.describe(),
             state.notes,
-            state.observations.describe(state.kernel),
+            state.inference.describe(state.kernel),
             state.snapshot(prior_mean).log_marginal_likelihood,
             tuple(_hyperparameters(state, prior_mean)),
         )

@@ -85,48 +85,56 @@ class PathwisePaths(Paths):
     the features' chance, and up to 20 % of a variance where there is next to no noise.
     """
 
-    law: ExactPosterior
+    distribution: ExactPosterior
     prior: WeightPaths
     alpha: Float[Tensor, "M S"]
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            cross = self.law.cross(x.flatten(0, 1)).mT.unflatten(0, (len(x), -1))  # (S, n·p, M)
+            cross = self.distribution.cross(x.flatten(0, 1)).mT.unflatten(
+                0, (len(x), -1)
+            )  # (S, n·p, M)
             moved = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
             return self.prior(x) + moved.unflatten(1, (x.shape[1], -1))
-        moved = (self.law.cross(x).mT @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
+        moved = (self.distribution.cross(x).mT @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
         return self.prior(x) + moved.movedim(-1, 0)
 
     def __len__(self) -> int:
         return len(self.prior)
 
 
-def sample_paths(law: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
+def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
     """Draws from a law, by the generator of a seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    if isinstance(law, WeightPosterior):
-        own = law.weight_root(normal(law.expansion.num_features, count).to(law.weights.device))
-        drawn = law.expansion.column_weights(own).unflatten(-1, (-1, count)).movedim(-1, 0)
-        return WeightPaths(law.expansion, law.weights + drawn)
-    if not isinstance(law, ExactPosterior):
-        raise NotImplementedError(f"no sample paths are known for {type(law).__name__}")
+    if isinstance(distribution, WeightPosterior):
+        own = distribution.weight_root(
+            normal(distribution.expansion.num_features, count).to(distribution.weights.device)
+        )
+        drawn = distribution.expansion.column_weights(own).unflatten(-1, (-1, count)).movedim(-1, 0)
+        return WeightPaths(distribution.expansion, distribution.weights + drawn)
+    if not isinstance(distribution, ExactPosterior):
+        raise NotImplementedError(f"no sample paths are known for {type(distribution).__name__}")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
-    draws = [own.to(law.alpha) for own in draw(law.kernel, rule, num_inputs)]
-    expansion = expand(law.kernel, draws, num_inputs).double()
-    theta = normal(expansion.num_features, count).to(law.alpha.device)
+    draws = [own.to(distribution.alpha) for own in draw(distribution.kernel, rule, num_inputs)]
+    expansion = expand(distribution.kernel, draws, num_inputs).double()
+    theta = normal(expansion.num_features, count).to(distribution.alpha.device)
     weights = expansion.column_weights(theta).unflatten(-1, (-1, count)).movedim(-1, 0)
     prior = WeightPaths(expansion, weights)
 
     def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
         return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
 
-    noise = law.noise_root @ normal(len(law.alpha), count).to(law.alpha.device)
-    seen = torch.cat([own.see(image) for own in law.observed]) + noise
-    return PathwisePaths(law, prior, law.alpha - torch.cholesky_solve(seen, law.factor))
+    noise = distribution.noise_root @ normal(len(distribution.alpha), count).to(
+        distribution.alpha.device
+    )
+    seen = torch.cat([own.apply(image) for own in distribution.observed]) + noise
+    return PathwisePaths(
+        distribution, prior, distribution.alpha - torch.cholesky_solve(seen, distribution.factor)
+    )
 
 
 class SamplePaths:
@@ -165,12 +173,12 @@ class SamplePaths:
         shape = points.shape[:2] if own else points.shape[:1]
         flat = as_points(points.flatten(0, 1) if own else points, snapshot.num_inputs)
         flat = flat.to(snapshot.device)
-        paths, looked = self._paths, flat
+        paths, support = self._paths, flat
         if symbol is not None:
-            snapshot.admit(symbol)
+            snapshot.check_symbol(symbol)
             paths = paths.apply(symbol, snapshot.space)
-            looked = symbol.all_points(flat, snapshot.space)
-        snapshot.require(looked.detach())
+            support = symbol.all_points(flat, snapshot.space)
+        snapshot.require(support.detach())
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
 

@@ -12,7 +12,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import MOST_KEPT, Data, HeldData, HeldSums
+from gp_orff.data.dataset import MOST_KEPT, Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
@@ -36,45 +36,45 @@ class Represented:
 
     representation: Representation
     rule: Rule | None
-    observations: Inference
+    inference: Inference
 
     @classmethod
     def of(cls, representation: Representation) -> "Represented":
         """At the hyperparameters as they are."""
         rule = representation.conditioning_rule()
-        return cls(representation, rule, representation.observations(rule))
+        return cls(representation, rule, representation.inference(rule))
 
     @classmethod
     def resumed(
         cls, representation: Representation, rule: Rule | None, known: FieldStatistics | None
     ) -> "Represented":
         """As they were saved, with what is known of their frequencies."""
-        observations = representation.observations(rule)
-        if isinstance(observations, FeatureInference):
-            phi = observations.draws[0].shared_columns()
+        inference = representation.inference(rule)
+        if isinstance(inference, FeatureInference):
+            phi = inference.draws[0].shared_columns()
             if phi is not None and not phi.same(known.phi):  # another machine's rounding
                 return cls.of(representation)
-            observations = replace(observations, known=None if phi is None else known)
-        return cls(representation, rule, observations)
+            inference = replace(inference, known=None if phi is None else known)
+        return cls(representation, rule, inference)
 
     def current(self, likelihoods: Mapping[str, Likelihood]) -> "Represented":
         """On other frequencies where a lengthscale has left the range of these."""
-        own, observations = replace(self.representation, likelihoods=likelihoods), self.observations
-        if isinstance(observations, FeatureInference) and observations.stale(own.kernel):
+        own, inference = replace(self.representation, likelihoods=likelihoods), self.inference
+        if isinstance(inference, FeatureInference) and inference.stale(own.kernel):
             return Represented.of(own)
         return replace(self, representation=own)
 
-    def grown(self, representation: Representation, new: HeldData) -> "Represented":
+    def extended(self, representation: Representation, new: Dataset) -> "Represented":
         """After `new` has been added to the data."""
-        own, before = representation, self.observations
+        own, before = representation, self.inference
         if not isinstance(before, FeatureInference):
             return Represented.of(
-                Representation.of(own.kernel, own.likelihoods, own.asked, own.data)
+                Representation.of(own.kernel, own.likelihoods, own.requested, own.data)
             )
         phi = before.draws[0].shared_columns()
         if phi is None:
             return Represented(own, self.rule, before.of(own.data))
-        held = isinstance(own.data, HeldData)
+        held = isinstance(own.data, Dataset)
         if before.draws[0].lattice.outside(corners(new.box, own.kernel)).any() or (
             held and own.conditioning_rule() != self.rule
         ):
@@ -107,7 +107,7 @@ class ModelState:
         noises = noises_of(own.kernel, own.likelihoods)
         for key in own.data.keys:
             group_noise(key, noises)  # raises
-        represented.observations.prepare()
+        represented.inference.prepare()
         said = [*notes, own.reason] if own.reason else notes
         return cls(represented, mean, tuple(dict.fromkeys(said)), story)
 
@@ -116,8 +116,8 @@ class ModelState:
         return self.represented.representation
 
     @property
-    def observations(self) -> Inference:
-        return self.represented.observations
+    def inference(self) -> Inference:
+        return self.represented.inference
 
     @property
     def data(self) -> Data:
@@ -139,11 +139,11 @@ class ModelState:
     def current(self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "ModelState":
         if kernel is not self.kernel:  # another one was assigned to the model
             own = self.representation
-            own = Representation.of(kernel, likelihoods, own.asked, own.data)
+            own = Representation.of(kernel, likelihoods, own.requested, own.data)
             return ModelState.of(Represented.of(own), self.mean, self.notes, self.story)
         return replace(self, represented=self.represented.current(likelihoods))
 
-    def meeting(self, keys: Iterable[GroupKey]) -> "ModelState":
+    def with_new_groups(self, keys: Iterable[GroupKey]) -> "ModelState":
         """With a likelihood for every group that is new."""
         likelihoods = with_groups(self.likelihoods, keys, self.kernel)
         own = replace(self.representation, likelihoods=likelihoods)
@@ -154,37 +154,37 @@ class ModelState:
         own = replace(self.representation, data=data)
         return ModelState.of(Represented.of(own), self.mean, self.notes, self.story)
 
-    def updated(self, new: HeldData) -> "ModelState":
+    def updated(self, new: Dataset) -> "ModelState":
         """With new readings too, beside what there is."""
-        state = self.meeting(new.keys)
-        new = state.weighed(new)
-        if isinstance(self.data, HeldSums):
+        state = self.with_new_groups(new.keys)
+        new = state.weighted(new)
+        if isinstance(self.data, StatisticsOnly):
             self.data.require(new.box)
             data = self.data + new
         else:
-            data = self.data + new.counted()
-            if data.held > MOST_KEPT:
-                data = replace(state.representation, data=data).sums()
-        grown = self.represented.grown(replace(state.representation, data=data), new)
-        return ModelState.of(grown, self.mean, self.notes, self.story)
+            data = self.data + new.counting_memory()
+            if data.numbers_in_memory > MOST_KEPT:
+                data = replace(state.representation, data=data).statistics_only()
+        extended = self.represented.extended(replace(state.representation, data=data), new)
+        return ModelState.of(extended, self.mean, self.notes, self.story)
 
-    def weighed(self, data: HeldData, held: Data | None = None) -> HeldData:
+    def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
         """Data, under noise of heavy tails with the weights they have among those held; others with
         weights from the field as it is."""
-        e_step = self.meeting(data.keys).e_step
-        if not e_step.tails:
+        e_step = self.with_new_groups(data.keys).e_step
+        if not e_step.heavy_tailed:
             return data
         known = None if held is None else held.stored_weights(data)
-        return e_step.weighed(data, self.observations, known)
+        return e_step.weighted(data, self.inference, known)
 
     @chosen_threads()
-    def sums(self) -> HeldSums:
+    def statistics_only(self) -> StatisticsOnly:
         """Statistics in the place of the data."""
-        return self.statistics.get(self.representation.sums, self._modules)
+        return self.statistics.get(self.representation.statistics_only, self._modules)
 
-    def taken(self, statistics: FieldStatistics) -> FieldStatistics:
+    def checked(self, statistics: FieldStatistics) -> FieldStatistics:
         """Statistics, if this model can take them."""
-        if not self.sums().sums.phi.same(statistics.phi):
+        if not self.statistics_only().field_statistics.phi.same(statistics.phi):
             raise ValueError(
                 "expected statistics of this model's frequencies, got those of others; make them "
                 "with statistics_of(x, y) of this model, or of a copy of it"
@@ -200,13 +200,13 @@ class ModelState:
         return ModelState.of(Represented.of(own), mean, self.notes, self.story)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        return log_marginal_likelihood(self.observations, self.kernel, self.likelihoods, self.mean)
+        return log_marginal_likelihood(self.inference, self.kernel, self.likelihoods, self.mean)
 
     def snapshot(self, prior_mean: Mean) -> ModelSnapshot:
         """For predictions, whatever becomes of the model."""
 
         def make() -> ModelSnapshot:
-            own = self.representation, self.observations
+            own = self.representation, self.inference
             found = ModelSnapshot.of(*own, prior_mean, self.mean)
             _ = found.constant  # what fails, fails here
             return found
@@ -218,9 +218,9 @@ class ModelState:
         return [self.kernel, *self.likelihoods.values()]
 
 
-def small_copied(data: HeldData) -> HeldData:
+def copied_if_small(data: Dataset) -> Dataset:
     """Small data, as a copy that no one else can change."""
-    return data.kept() if data.size <= MOST_KEPT else data
+    return data.copied() if data.size <= MOST_KEPT else data
 
 
 def with_groups(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from gp_orff.data.dataset import HeldSums
+from gp_orff.data.dataset import StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options
@@ -105,7 +105,7 @@ class VectorFieldGP(FieldModel):
         """
         if x is None:
             data = self._held.data
-            warm_start, read = warm_start or isinstance(data, HeldSums), lambda: data
+            warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
         else:
             read = partial(self.copied, x, y, Options(variances, directions, group, missing))
         began, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
@@ -147,8 +147,10 @@ class VectorFieldGP(FieldModel):
         nothing else: symbols that were observed are no longer known.
         """
         if isinstance(x, FieldStatistics):
-            sums = self.state.sums()
-            own = self._represented(replace(sums, sums=self.state.taken(x), further=()))
+            sums = self.state.statistics_only()
+            own = self._represented(
+                replace(sums, field_statistics=self.state.checked(x), symbol_data=())
+            )
             return self._assign_whole(self._conditioned(own))
         data, notes = without_far_points(self.copied(x, y, Options(**how)), self.frequencies)
         own = self._represented(data)
@@ -178,8 +180,10 @@ class VectorFieldGP(FieldModel):
         """
         state = self.state
         if isinstance(x, FieldStatistics):
-            sums = state.sums()
-            own = self._represented(replace(sums, sums=sums.sums + state.taken(x)))
+            sums = state.statistics_only()
+            own = self._represented(
+                replace(sums, field_statistics=sums.field_statistics + state.checked(x))
+            )
             return self._assign(replace(self._conditioned(own), mean=state.mean, story=state.story))
         return self._assign(state.updated(self.copied(x, y, Options(**how))))
 
@@ -227,10 +231,10 @@ class VectorFieldGP(FieldModel):
                 "observations of symbols expect a constant mean, got "
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
-        further = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
-        held.observations.left_out(symbol, self.kernel, further.space)  # refuses, on a grid
+        symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
+        held.inference.left_out(symbol, self.kernel, symbol_data.space)  # refuses, on a grid
         state = held.current(self.kernel, self._every_likelihood).holding(
-            held.data.observing(further)
+            held.data.observing(symbol_data)
         )
         return self._assign_whole(state)
 
@@ -239,7 +243,7 @@ class VectorFieldGP(FieldModel):
     def statistics(self) -> FieldStatistics:
         """The sufficient statistics of the data, on a lattice that serves lengthscales from 0.7 to
         1.4 times the present ones and a domain a quarter wider than the data on each side."""
-        return self.state.sums().sums
+        return self.state.statistics_only().field_statistics
 
     @chosen_threads()
     def statistics_of(
@@ -256,10 +260,10 @@ class VectorFieldGP(FieldModel):
         only statistics are held, are weighed by the field as it is.
         """
         options, state = Options(**how), self.state
-        sums = state.sums()
-        new = state.weighed(self.copied(x, y, options), state.data)
+        sums = state.statistics_only()
+        new = state.weighted(self.copied(x, y, options), state.data)
         sums.require(new.box)
-        return new.statistics(sums.sums.phi)
+        return new.statistics(sums.field_statistics.phi)
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -269,8 +273,8 @@ class VectorFieldGP(FieldModel):
         random features are held.
         """
         state = self.state
-        moving = isinstance(state.data, HeldSums) and not isinstance(
-            state.data.sums.phi, LatticeColumns
+        moving = isinstance(state.data, StatisticsOnly) and not isinstance(
+            state.data.field_statistics.phi, LatticeColumns
         )
         with torch.set_grad_enabled(torch.is_grad_enabled() and not moving):
             return state.log_marginal_likelihood()
@@ -308,9 +312,9 @@ class VectorFieldGP(FieldModel):
         """
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**how))
-        pairs = zip(data.visit(), state.weighed(data, state.data).visit(), strict=True)
+        pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         known = (snapshot.own, snapshot.noises, snapshot.constant)
-        return leave_one_out(pairs, len(x), state.e_step.tails, *known)
+        return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *known)
 
 
 def _warn_of_constant(count: int) -> None:

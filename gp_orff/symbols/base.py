@@ -88,8 +88,8 @@ class Symbol(ABC):
     def all_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
         """The same, from the reference too."""
         referred = self.referred(x, space)
-        looked = x if referred is None else torch.cat([x, referred])
-        return self.points(looked, space)
+        support = x if referred is None else torch.cat([x, referred])
+        return self.points(support, space)
 
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
         """The pieces, boxes and points it sums the field over, for exact kernels; None where it

@@ -14,13 +14,13 @@ class GroupNoise:
     """Of the readings of a group: Σ/w_n + H_n δ H_nᵀ."""
 
     weighted: Float[Tensor, "v v"]  # Σ, of a reading of weight one
-    white: Float[Tensor, "p p"] | None = None  # δ, whatever the weight
+    delta: Float[Tensor, "p p"] | None = None  # δ, whatever the weight
 
 
 def group_noise(
     key: GroupKey,
     noises: Noises,
-    white: Float[Tensor, "p p"] | None = None,
+    delta: Float[Tensor, "p p"] | None = None,
     masses: Float[Tensor, "k"] | None = None,
     count: float = 1,
 ) -> Float[Tensor, "v v"]:
@@ -30,4 +30,8 @@ def group_noise(
         known = sorted(noises)
         raise ValueError(f"expected readings of a known group, one of {known}, got {key.label!r}")
     covariance = key.pattern.noise(noises[key.label])
-    return covariance if white is None else covariance + key.pattern.white(white, masses, count)
+    return (
+        covariance
+        if delta is None
+        else covariance + key.pattern.unweighted_noise(delta, masses, count)
+    )

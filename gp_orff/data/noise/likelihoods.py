@@ -52,7 +52,7 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
         return scale * torch.tensor(self.deg_free / (self.deg_free - 2)).to(scale.device)
 
 
-class Instruments(nn.Module, MutableMapping):
+class NamedLikelihoods(nn.Module, MutableMapping):
     """Likelihoods by name; any string is one, unlike in `torch.nn.ModuleDict`."""
 
     def __init__(self):

@@ -13,7 +13,7 @@ from gp_orff.features.frequencies.random import (
     Trace,
 )
 from gp_orff.features.frequencies.remainder import remainder
-from gp_orff.features.frequencies.rule import Draw, LeafLaw, Rule, TermLaw
+from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
 
 __all__ = [
     "Auto",
@@ -24,13 +24,13 @@ __all__ = [
     "GridWarning",
     "Lattice",
     "LatticeDraw",
-    "LeafLaw",
+    "LeafSpectrum",
     "Measure",
     "MonteCarlo",
     "Orthogonal",
     "QuasiMonteCarlo",
     "Rule",
-    "TermLaw",
+    "TermSpectrum",
     "Trace",
     "remainder",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from gp_orff.features.domain import Box, box_of
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
-from gp_orff.features.frequencies.rule import Draw, Rule, TermLaw
+from gp_orff.features.frequencies.rule import Draw, Rule, TermSpectrum
 
 _GRID_INPUTS = 4  # three of space, and time
 _BUDGET, _BLIND = 4096, 512  # features; without data, where no other budget is given
@@ -62,14 +62,14 @@ class Auto:
         """The same, for inputs x."""
         return replace(self, data=box_of(x))
 
-    def choose(self, laws: Sequence[TermLaw]) -> tuple[Rule, str]:
+    def choose(self, terms: Sequence[TermSpectrum]) -> tuple[Rule, str]:
         """The rule for these laws, and why."""
         box = self.domain or self.data
         if box is None:
-            known = replace(self, max_features=_BLIND) if self._blind(laws) else self
-            return known._random(laws, "no data to choose a domain from, see Auto.for_data(x)")
+            known = replace(self, max_features=_BLIND) if self._blind(terms) else self
+            return known._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
         if len(box) > _GRID_INPUTS:
-            return self._random(laws, f"{len(box)} inputs are more than {_GRID_INPUTS}")
+            return self._random(terms, f"{len(box)} inputs are more than {_GRID_INPUTS}")
         grid = Grid(
             domain=self.domain,
             data=self.data,
@@ -78,36 +78,36 @@ class Auto:
             max_features=self.max_features,
         )
         try:
-            tolerance = grid.draw(laws)[0].lattice.tolerance.item()
+            tolerance = grid.draw(terms)[0].lattice.tolerance.item()
         except (ValueError, NotImplementedError) as refused:
-            return self._random(laws, f"no grid: {refused}")
+            return self._random(terms, f"no grid: {refused}")
         achieved = f"tolerance {tolerance:.0e} within {self.max_features} features"
         if tolerance > 1.01 * self.tolerance:
             achieved += f", which do not suffice for {self.tolerance:.0e}"
         return grid, f"grid: {len(box)} inputs, {achieved}"
 
-    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
-        rule, reason = self.choose(laws)
-        if self._blind(laws):
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        rule, reason = self.choose(terms)
+        if self._blind(terms):
             warnings.warn(
                 f"Auto() without data takes {_BLIND} random features, whose error bars are too "
                 "small: give it the inputs, Auto().for_data(x), for a grid, or a budget, "
                 "Auto(max_features=...)",
                 stacklevel=2,
             )
-        draws = rule.draw(laws)
+        draws = rule.draw(terms)
         for own in draws:
             own.reason = reason
         return draws
 
-    def _blind(self, laws: Sequence[TermLaw]) -> bool:
+    def _blind(self, terms: Sequence[TermSpectrum]) -> bool:
         """Whether a grid would do, and neither data nor a budget are given."""
-        dims = [dim for law in laws for leaf in law.leaves for dim in leaf.dims]
+        dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
         told = self.domain or self.data or self.max_features != _BUDGET
         return not told and max(dims, default=0) < _GRID_INPUTS
 
-    def _random(self, laws: Sequence[TermLaw], why: str) -> tuple[QuasiMonteCarlo, str]:
-        ranks = sum(law.rank for law in laws if law.leaves) or 1
+    def _random(self, terms: Sequence[TermSpectrum], why: str) -> tuple[QuasiMonteCarlo, str]:
+        ranks = sum(term.rank for term in terms if term.leaves) or 1
         number = max(1, self.max_features // (2 * ranks))
         number = 2 ** (number.bit_length() - 1)
         return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {why}"

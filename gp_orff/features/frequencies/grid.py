@@ -15,10 +15,10 @@ from gp_orff.features.frequencies.grid_design import (
     first_nonzero,
     lengthscales,
     require_separate_inputs,
-    tail_reach,
+    tail_radius,
 )
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
-from gp_orff.features.frequencies.rule import Draw, LeafLaw, TermLaw
+from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
 
 MOST_FEATURES = 40_000  # A alone would need 13 GB
 
@@ -145,25 +145,25 @@ class Grid:
             diagonal_correction=diagonal_correction,
         )
 
-    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
-        for law in laws:
-            require_separate_inputs(law)
-        num_inputs = self._num_inputs(laws)
-        domain = self._domain(laws, num_inputs)
-        tolerance, design = self._affordable(laws, num_inputs, domain)
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        for term in terms:
+            require_separate_inputs(term)
+        num_inputs = self._num_inputs(terms)
+        domain = self._domain(terms, num_inputs)
+        tolerance, design = self._affordable(terms, num_inputs, domain)
         spacing, members = design
         every = np.concatenate(members)
         indices, position = np.unique(every, axis=0, return_inverse=True)
         lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance)
         owns = np.split(position.reshape(-1), np.cumsum([len(m) for m in members])[:-1])
         return [
-            LatticeDraw(lattice, own, law, self.lengthscale_range, self.diagonal_correction)
-            for own, law in zip(owns, laws, strict=True)
+            LatticeDraw(lattice, own, term, self.lengthscale_range, self.diagonal_correction)
+            for own, term in zip(owns, terms, strict=True)
         ]
 
-    def _num_inputs(self, laws: Sequence[TermLaw]) -> int:
+    def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
         least = 1 + max(
-            (dim for law in laws for leaf in law.leaves for dim in leaf.dims), default=0
+            (dim for term in terms for leaf in term.leaves for dim in leaf.dims), default=0
         )
         box = self.domain or self.data
         known = len(box) if box is not None else np.size(self.spacing)
@@ -176,22 +176,22 @@ class Grid:
             )
         return known
 
-    def _domain(self, laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, "2 d"]:
+    def _domain(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
         if self.domain is not None:
             return np.array(self.domain).T
         if self.data is None:
             return np.array([[-np.inf], [np.inf]]).repeat(num_inputs, axis=1)
         low, high = np.array(self.data).T
-        margin = np.maximum(lengthscales(laws, num_inputs), 0.25 * (high - low))
+        margin = np.maximum(lengthscales(terms, num_inputs), 0.25 * (high - low))
         return np.stack([low - margin, high + margin])
 
-    def _affordable(self, laws, num_inputs, domain):
+    def _affordable(self, terms, num_inputs, domain):
         """The smallest tolerance from `tolerance` on whose grid stays within the budget."""
         budget = self.max_features or MOST_FEATURES
 
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
-            spacing = self._spacing(laws, num_inputs, domain, tolerance, aliasing, most_lags)
-            return self._design(laws, spacing, tolerance, budget)
+            spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, most_lags)
+            return self._design(terms, spacing, tolerance, budget)
 
         found = attempt(self.tolerance, self.tolerance, None)
         if found is not None:
@@ -211,7 +211,7 @@ class Grid:
             raise GridBudgetError(
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
                 f"got one of which {self.max_features} features hold next to nothing "
-                f"(lengthscales {_numbers(lengthscales(laws, num_inputs))}, longest lags "
+                f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
                 f"{_numbers(self._lag(domain))}); give a smaller domain or more max_features"
             )
         return tolerance, best
@@ -230,35 +230,35 @@ class Grid:
                 high, best = middle, found
         return math.exp(high), best
 
-    def _design(self, laws, spacing, tolerance, budget):
+    def _design(self, terms, spacing, tolerance, budget):
         """Spacing and the lattice points of each term; None if there are too many."""
         members, features = [], 0
-        for law in laws:
-            own = self._members(law, spacing, tolerance, (budget - features) / law.rank)
+        for term in terms:
+            own = self._members(term, spacing, tolerance, (budget - features) / term.rank)
             if own is None:
                 return None
             members.append(own)
-            features += law.rank * (2 * len(own) - (not own.any(-1).all()))
+            features += term.rank * (2 * len(own) - (not own.any(-1).all()))
         return (spacing, members) if features <= budget else None
 
     def _spacing(
-        self, laws, num_inputs, domain, tolerance, aliasing, most_lags
+        self, terms, num_inputs, domain, tolerance, aliasing, most_lags
     ) -> Float[np.ndarray, "d"]:
         if self.spacing is not None:
             return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
         lag = self._lag(domain)
-        reach, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
+        radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
-        for leaf, axis, dim in axes_of(laws):
+        for leaf, axis, dim in axes_of(terms):
             own = longest * correlation_lag(leaf, axis, aliasing, lag)
             if lag[dim] < own:  # all pairs of points are at the longest lags
                 strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
                 own = min(strict, _FARTHER * own)
-            reach[dim], shortest[dim] = max(reach[dim], own), min(shortest[dim], own)
+            radius[dim], shortest[dim] = max(radius[dim], own), min(shortest[dim], own)
         # a term that hardly varies over the domain does not spoil the others
         if most_lags is not None:
-            reach = np.minimum(reach, np.maximum(most_lags * lag, shortest))
-        return 2 * np.pi / np.where(lag + reach > 0, lag + reach, 1.0)
+            radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
+        return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
 
     def _lag(self, domain) -> Float[np.ndarray, "d"]:
         """The longest lag between a datum and another, or a point of the domain."""
@@ -266,12 +266,14 @@ class Grid:
         high, low = np.maximum(domain[1], data[1]), np.minimum(domain[0], data[0])
         return np.maximum(high - data[0], data[1] - low)
 
-    def _members(self, law: TermLaw, spacing, tolerance, most) -> Int[np.ndarray, "D d"] | None:
+    def _members(
+        self, term: TermSpectrum, spacing, tolerance, most
+    ) -> Int[np.ndarray, "D d"] | None:
         """The half-space of lattice points that a term needs; None if they are more than `most`."""
-        edges = [self._edge(leaf, tolerance, spacing) for leaf in law.leaves]
+        edges = [self._edge(leaf, tolerance, spacing) for leaf in term.leaves]
         counts = np.zeros(len(spacing), dtype=int)
-        for leaf, edge in zip(law.leaves, edges, strict=True):
-            steps = edge.level / edge.reach(_steps(leaf, spacing))
+        for leaf, edge in zip(term.leaves, edges, strict=True):
+            steps = edge.level / edge.radius(_steps(leaf, spacing))
             counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
         if self.largest_index is not None:
             counts = np.minimum(counts, self.largest_index)
@@ -281,19 +283,21 @@ class Grid:
         ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
         points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
         kept = first_nonzero(points) >= 0
-        for leaf, edge in zip(law.leaves, edges, strict=True):
+        for leaf, edge in zip(term.leaves, edges, strict=True):
             own = points[:, leaf.dims]
-            kept &= edge.reach(own * spacing[list(leaf.dims)]) <= edge.level
+            kept &= edge.radius(own * spacing[list(leaf.dims)]) <= edge.level
             if leaf.degree:  # B(0) = 0
                 kept &= own.any(-1)
         return points[kept]
 
-    def _edge(self, leaf: LeafLaw, tolerance: float, spacing) -> "_Edge":
+    def _edge(self, leaf: LeafSpectrum, tolerance: float, spacing) -> "_Edge":
         if self.cutoff is not None:
             return _Edge(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
-        level = tail_reach(leaf, tolerance) / self.lengthscale_range[0]
-        least = leaf.spectrum.reach(_steps(leaf, spacing)).max()  # one frequency along each axis
-        return _Edge(leaf.spectrum.reach, max(level, 1.000001 * least))
+        level = tail_radius(leaf, tolerance) / self.lengthscale_range[0]
+        least = leaf.spectrum.scaled_radius(
+            _steps(leaf, spacing)
+        ).max()  # one frequency along each axis
+        return _Edge(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
 
 
 # under a budget every pair of points suffers from truncation, but few from aliasing, those at the
@@ -308,11 +312,11 @@ _FARTHER = 4.0  # correlations that fall like a power leave no budget for more
 class _Edge:
     """The region {reach(ω) ≤ level}."""
 
-    reach: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
+    radius: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
     level: float
 
 
-def _steps(leaf: LeafLaw, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
+def _steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
     """The first frequency of the lattice along each axis that a kernel sees."""
     return np.diag(spacing[list(leaf.dims)])
 

@@ -7,12 +7,12 @@ import numpy as np
 import scipy.optimize
 from jaxtyping import Float, Int
 
-from gp_orff.features.frequencies.lattice_nodes import unit_reaches
-from gp_orff.features.frequencies.rule import LeafLaw, TermLaw
+from gp_orff.features.frequencies.lattice_nodes import unit_radii
+from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 
 
-def tail_reach(leaf: LeafLaw, share: float) -> float:
+def tail_radius(leaf: LeafSpectrum, share: float) -> float:
     """W beyond which that share of the variance lies."""
     return _last_crossing(
         lambda w: leaf.spectrum.tail(w, leaf.degree, leaf.num_dims), share, start=1e-2
@@ -20,7 +20,7 @@ def tail_reach(leaf: LeafLaw, share: float) -> float:
 
 
 def correlation_lag(
-    leaf: LeafLaw, axis: int, share: float, extent: Float[np.ndarray, "d"] | None = None
+    leaf: LeafSpectrum, axis: int, share: float, extent: Float[np.ndarray, "d"] | None = None
 ) -> float:
     """The lag along an axis from which on the correlation stays below that share.
 
@@ -29,7 +29,7 @@ def correlation_lag(
     extent in lengthscales.
     """
     spectrum = leaf.spectrum
-    scales = unit_reaches(spectrum, leaf.num_dims)
+    scales = unit_radii(spectrum, leaf.num_dims)
     scale = scales[axis]
 
     def correlation(r: float) -> float:
@@ -57,18 +57,18 @@ def _last_crossing(decreasing: Callable[[float], float], level: float, start: fl
     return scipy.optimize.brentq(lambda p: decreasing(p) - level, low, 2 * low, rtol=1e-6)
 
 
-def axes_of(laws: Sequence[TermLaw]):
-    for law in laws:
-        for leaf in law.leaves:
+def axes_of(terms: Sequence[TermSpectrum]):
+    for term in terms:
+        for leaf in term.leaves:
             for axis, dim in enumerate(leaf.dims):
                 yield leaf, axis, dim
 
 
-def lengthscales(laws: Sequence[TermLaw], num_inputs: int) -> Float[np.ndarray, "d"]:
+def lengthscales(terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "d"]:
     """The largest along each input column."""
     found = np.zeros(num_inputs)
-    for leaf, axis, dim in axes_of(laws):
-        found[dim] = max(found[dim], unit_reaches(leaf.spectrum, leaf.num_dims)[axis])
+    for leaf, axis, dim in axes_of(terms):
+        found[dim] = max(found[dim], unit_radii(leaf.spectrum, leaf.num_dims)[axis])
     return found
 
 
@@ -80,8 +80,8 @@ def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
     return sign
 
 
-def require_separate_inputs(law: TermLaw) -> None:
-    seen = [dim for leaf in law.leaves for dim in leaf.dims]
+def require_separate_inputs(term: TermSpectrum) -> None:
+    seen = [dim for leaf in term.leaves for dim in leaf.dims]
     if len(set(seen)) != len(seen):
         raise NotImplementedError(
             "Grid expects the kernels of a product to see different inputs, got columns "

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.frequencies.rule import Draw, TermLaw
+from gp_orff.features.frequencies.rule import Draw, TermSpectrum
 from gp_orff.kernels.spectra.elliptical import Gaussian
 
 _ERROR = 1e-3  # of the kernel, relative to its variance, at the edge of the domain
@@ -49,8 +49,8 @@ class GaussHermite:
                 f"GaussHermite expects 2 to 200 nodes_per_dim, got {self.nodes_per_dim}"
             )
 
-    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
-        return [HermiteDraw(self.nodes_per_dim, law) for law in laws]
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        return [HermiteDraw(self.nodes_per_dim, spectrum) for spectrum in terms]
 
 
 class HermiteDraw(Draw):
@@ -58,28 +58,28 @@ class HermiteDraw(Draw):
 
     sampled = False
 
-    def __init__(self, nodes_per_dim: int, law: TermLaw):
-        for leaf in law.leaves:
+    def __init__(self, nodes_per_dim: int, spectrum: TermSpectrum):
+        for leaf in spectrum.leaves:
             if not isinstance(leaf.spectrum, Gaussian):
                 raise NotImplementedError(
                     "GaussHermite expects RBF kernels, got the spectrum "
                     f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x)"
                 )
-        sizes = [leaf.num_dims for leaf in law.leaves]
+        sizes = [leaf.num_dims for leaf in spectrum.leaves]
         if nodes_per_dim ** sum(sizes) > 2**22:
             raise ValueError(
                 f"GaussHermite({nodes_per_dim}) on {sum(sizes)} inputs has more than 4 million "
                 "nodes; use fewer, or gp_orff.QuasiMonteCarlo"
             )
         nodes, weights = _half_space(nodes_per_dim, sum(sizes))
-        if law.leaves and law.leaves[0].degree:  # B(0) = 0
+        if spectrum.leaves and spectrum.leaves[0].degree:  # B(0) = 0
             kept = nodes[:, : sizes[0]].any(-1)
             nodes, weights = nodes[kept], weights[kept]
         parts = np.split(nodes, np.cumsum(sizes)[:-1], axis=-1) if sizes else []
         super().__init__([torch.from_numpy(part) for part in parts], [0] * len(parts))
         self.nodes_per_dim = nodes_per_dim
-        self.dims = tuple(leaf.dims for leaf in law.leaves)
-        self.degrees = tuple(leaf.degree for leaf in law.leaves)
+        self.dims = tuple(leaf.dims for leaf in spectrum.leaves)
+        self.degrees = tuple(leaf.degree for leaf in spectrum.leaves)
         self.register_buffer("weights", torch.from_numpy(weights))
 
     @property
@@ -87,7 +87,10 @@ class HermiteDraw(Draw):
         return len(self.weights)
 
     def nodes(self, spectra):
-        omegas = [law.frequencies(base, 0) for law, base in zip(spectra, self.bases, strict=True)]
+        omegas = [
+            spectrum.frequencies(base, 0)
+            for spectrum, base in zip(spectra, self.bases, strict=True)
+        ]
         return omegas, self.weights
 
     def check_domain(self, spectra, *points: Float[Tensor, "*b n d"]) -> None:
@@ -95,8 +98,8 @@ class HermiteDraw(Draw):
         low = torch.stack([x.amin(0) for x in flat]).amin(0)
         high = torch.stack([x.amax(0) for x in flat]).amax(0)
         extent = (high - low).double().cpu().numpy()
-        for law, dims, degree in zip(spectra, self.dims, self.degrees, strict=True):
-            lags = extent[list(dims)] / law.reach(np.eye(len(dims)))
+        for spectrum, dims, degree in zip(spectra, self.dims, self.degrees, strict=True):
+            lags = extent[list(dims)] / spectrum.scaled_radius(np.eye(len(dims)))
             longest = _longest_lag(self.nodes_per_dim, degree)
             if (lags > longest).any():
                 axis = int(lags.argmax())

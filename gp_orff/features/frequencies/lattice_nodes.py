@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gp_orff.features.frequencies.rule import Draw, TermLaw
+from gp_orff.features.frequencies.rule import Draw, TermSpectrum
 from gp_orff.features.lattice import GramCache, LatticeColumns
+from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum
 from gp_orff.kernels.spectra.lattice_sums import weight_at_zero
-from gp_orff.kernels.spectra.law import GridSpectrum, Spectrum
 
 
 class GridWarning(UserWarning):
@@ -92,14 +92,14 @@ class LatticeDraw(_Fixed, Draw):
 
     sampled = False
 
-    def __init__(self, lattice: Lattice, position, law: TermLaw, served, correct: bool):
+    def __init__(self, lattice: Lattice, position, spectrum: TermSpectrum, served, correct: bool):
         super().__init__([], [])
         self.lattice = lattice
-        self.dims = tuple(leaf.dims for leaf in law.leaves)
+        self.dims = tuple(leaf.dims for leaf in spectrum.leaves)
         self.served, self.correct = served, correct
         self.warned = False
         self.register_buffer("position", torch.from_numpy(position))
-        built = _lengths([leaf.spectrum for leaf in law.leaves], self.dims)
+        built = _lengths([leaf.spectrum for leaf in spectrum.leaves], self.dims)
         self.register_buffer("built", torch.from_numpy(np.concatenate(built)))
 
     @property
@@ -119,8 +119,8 @@ class LatticeDraw(_Fixed, Draw):
         indices, spacing = self.lattice.indices[self.position], self.lattice.spacing
         omegas = [(indices * spacing)[:, list(dims)] for dims in self.dims]
         weights = 1.0 + self.nonzero.to(spacing)  # −k is the same feature
-        for law, own, dims in zip(spectra, omegas, self.dims, strict=True):
-            weights = weights * _weights(law, own, spacing[list(dims)])
+        for spectrum, own, dims in zip(spectra, omegas, self.dims, strict=True):
+            weights = weights * _weights(spectrum, own, spacing[list(dims)])
         return omegas, weights
 
     def check_domain(self, spectra, *points):
@@ -154,28 +154,28 @@ def _lengths(
     spectra: Sequence[Spectrum], dims: Sequence[Sequence[int]]
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "m"]]:
     """The lengthscales, and other lengths, that a grid is built for."""
-    first = [unit_reaches(law, len(own)) for law, own in zip(spectra, dims, strict=True)]
-    others = [law.other_lengths(len(own)) for law, own in zip(spectra, dims, strict=True)]
+    first = [unit_radii(spectrum, len(own)) for spectrum, own in zip(spectra, dims, strict=True)]
+    others = [spectrum.other_lengths(len(own)) for spectrum, own in zip(spectra, dims, strict=True)]
     return np.concatenate([[], *first]), np.concatenate([[], *others])
 
 
 def _weights(
-    law: Spectrum, omega: Float[Tensor, "D d"], spacing: Float[Tensor, "d"]
+    spectrum: Spectrum, omega: Float[Tensor, "D d"], spacing: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b D"]:
     """Of the points of a lattice: S(ω) ∏h, but for ω = 0, whose S need not be finite."""
     away = omega.any(-1)
     if away.all():
-        return spacing.prod() * law.log_density(omega).exp()
+        return spacing.prod() * spectrum.log_density(omega).exp()
     elsewhere = torch.where(away.unsqueeze(-1), omega, spacing)
-    weights = spacing.prod() * law.log_density(elsewhere).exp()
-    return torch.where(away, weights, weight_at_zero(law, spacing).unsqueeze(-1))
+    weights = spacing.prod() * spectrum.log_density(elsewhere).exp()
+    return torch.where(away, weights, weight_at_zero(spectrum, spacing).unsqueeze(-1))
 
 
-def unit_reaches(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
+def unit_radii(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
     """The reach of a unit frequency along each axis: the lengthscales."""
     if not isinstance(spectrum, GridSpectrum):
         raise NotImplementedError(
             f"{type(spectrum).__name__} tells no reach, tail and correlation, which a frequency "
             "grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a random rule"
         )
-    return spectrum.reach(np.eye(num_dims))
+    return spectrum.scaled_radius(np.eye(num_dims))

@@ -9,14 +9,14 @@ import scipy.special
 import scipy.stats
 import torch
 
-from gp_orff.features.frequencies.rule import Draw, LeafLaw, TermLaw
+from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
 
 
 class Measure(ABC):
     """Frequencies from ‖z‖^{2t} p(z), p the spectral law, with weights E‖z‖^{2t}/(D‖z‖^{2t})."""
 
     @abstractmethod
-    def tilt(self, leaf: LeafLaw) -> int:
+    def order(self, leaf: LeafSpectrum) -> int:
         """t."""
 
 
@@ -24,7 +24,7 @@ class Measure(ABC):
 class Trace(Measure):
     """The law of tr A(ω), A = B Bᵀ: features are bounded (Minh 2016, Section 4)."""
 
-    def tilt(self, leaf: LeafLaw) -> int:
+    def order(self, leaf: LeafSpectrum) -> int:
         return leaf.degree
 
 
@@ -32,7 +32,7 @@ class Trace(Measure):
 class Base(Measure):
     """p itself: the unbounded map of Brault et al. 2016 (Algorithm 1)."""
 
-    def tilt(self, leaf: LeafLaw) -> int:
+    def order(self, leaf: LeafSpectrum) -> int:
         return 0
 
 
@@ -63,26 +63,26 @@ class _RandomRule(ABC):
         object.__setattr__(self, "measure", _NAMES.get(measure, measure))
         object.__setattr__(self, "seed", seed)
 
-    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
-        streams = np.random.default_rng(self.seed).spawn(len(laws))
-        return [self._draw(law, rng) for law, rng in zip(laws, streams, strict=True)]
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        streams = np.random.default_rng(self.seed).spawn(len(terms))
+        return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
 
-    def _draw(self, law: TermLaw, rng: np.random.Generator) -> Draw:
-        if not law.leaves:  # a constant: one frequency, zero
+    def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
+        if not term.leaves:  # a constant: one frequency, zero
             return Draw([], [])
-        number = -(-self.num_frequencies // law.share)
+        number = -(-self.num_frequencies // term.share)
         measure = _MEASURES.get(self.measure, self.measure)
-        tilts = [measure.tilt(leaf) for leaf in law.leaves]
-        points = self._directions_and_coordinates(number, law.leaves, rng)
+        orders = [measure.order(leaf) for leaf in term.leaves]
+        points = self._directions_and_coordinates(number, term.leaves, rng)
         bases = [
-            leaf.spectrum.base(directions, u, tilt)
-            for leaf, tilt, (directions, u) in zip(law.leaves, tilts, points, strict=True)
+            leaf.spectrum.base(directions, u, order)
+            for leaf, order, (directions, u) in zip(term.leaves, orders, points, strict=True)
         ]
-        return Draw([torch.from_numpy(base) for base in bases], tilts)
+        return Draw([torch.from_numpy(base) for base in bases], orders)
 
     @abstractmethod
     def _directions_and_coordinates(
-        self, number: int, leaves: Sequence[LeafLaw], rng: np.random.Generator
+        self, number: int, leaves: Sequence[LeafSpectrum], rng: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each leaf, unit vectors (number, d) and coordinates in (0, 1) (number, c)."""
 
@@ -173,7 +173,7 @@ class QuasiMonteCarlo(_RandomRule):
         ]
 
 
-def _uniform(number: int, leaf: LeafLaw, rng: np.random.Generator) -> np.ndarray:
+def _uniform(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
     u = rng.random((number, leaf.spectrum.num_coordinates(leaf.num_dims)))
     return np.clip(u, 2.0**-54, 1 - 2.0**-53)
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
-from gp_orff.kernels.spectra.law import Spectrum
+from gp_orff.kernels.spectra.base import Spectrum
 
 _LONGER = 1.5  # how far the lattice goes on, as it is
 _FAR = {1: 32, 2: 16, 3: 8}  # nodes along an axis from there on, by the number of axes; else 6
@@ -22,8 +22,8 @@ def remainder(
     The cell around zero is not part of it.
     """
     omegas, weights = _cells(own)
-    for law, omega in zip(spectra, omegas, strict=True):
-        weights = weights * law.log_density(omega).exp()
+    for spectrum, omega in zip(spectra, omegas, strict=True):
+        weights = weights * spectrum.log_density(omega).exp()
     return omegas, weights
 
 

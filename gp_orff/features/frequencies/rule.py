@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns
-from gp_orff.kernels.spectra.law import Spectrum
+from gp_orff.kernels.spectra.base import Spectrum
 
 
 @dataclass(frozen=True)
-class LeafLaw:
+class LeafSpectrum:
     """One scalar kernel of a term: its frequencies enter B(ω) with this degree."""
 
     spectrum: Spectrum
@@ -26,10 +26,10 @@ class LeafLaw:
 
 
 @dataclass(frozen=True)
-class TermLaw:
+class TermSpectrum:
     """What one term of a kernel tree asks of a rule: independent frequencies for each leaf."""
 
-    leaves: tuple[LeafLaw, ...]
+    leaves: tuple[LeafSpectrum, ...]
     rank: int = 1  # features of a trigonometric column
     share: int = 1  # of how many terms that will share their frequencies this is one
 
@@ -39,29 +39,29 @@ class Draw(nn.Module):
 
     sampled = True  # a random sample, which halves of it can check
 
-    def __init__(self, bases: Sequence[Float[Tensor, "D c"]], tilts: Sequence[int]):
+    def __init__(self, bases: Sequence[Float[Tensor, "D c"]], orders: Sequence[int]):
         super().__init__()
-        self.tilts = tuple(tilts)
+        self.orders = tuple(orders)
         for index, base in enumerate(bases):
             self.register_buffer(f"base_{index}", base)
 
     @property
     def bases(self) -> list[Float[Tensor, "D c"]]:
-        return [getattr(self, f"base_{index}") for index in range(len(self.tilts))]
+        return [getattr(self, f"base_{index}") for index in range(len(self.orders))]
 
     @property
     def num_frequencies(self) -> int:
-        return self.bases[0].shape[0] if self.tilts else 1
+        return self.bases[0].shape[0] if self.orders else 1
 
     def nodes(
         self, spectra: Sequence[Spectrum]
     ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
         """ω of each leaf and the weights w with E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …)."""
-        parts = list(zip(spectra, self.bases, self.tilts, strict=True))
+        parts = list(zip(spectra, self.bases, self.orders, strict=True))
         weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
-        for law, base, tilt in parts:
-            weights = weights * law.importance(base, tilt)
-        return [law.frequencies(base, tilt) for law, base, tilt in parts], weights
+        for spectrum, base, order in parts:
+            weights = weights * spectrum.importance(base, order)
+        return [spectrum.frequencies(base, order) for spectrum, base, order in parts], weights
 
     def shared_columns(self) -> Columns | None:
         """The columns of every term of the tree, where frequencies are shared."""
@@ -81,5 +81,5 @@ class Draw(nn.Module):
 class Rule(Protocol):
     """A frequency rule; it holds no tensors and never changes."""
 
-    def draw(self, laws: Sequence[TermLaw]) -> list[Draw]:
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
         """Frequencies for every term of a kernel tree, in order."""

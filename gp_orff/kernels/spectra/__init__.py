@@ -1,8 +1,8 @@
 """Spectral densities of gpytorch's stationary kernels."""
 
+from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import Gaussian, StudentT
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
-from gp_orff.kernels.spectra.law import GridSpectrum, Spectrum, spectrum
 from gp_orff.kernels.spectra.spectral_mixture import SpectralMixture
 
 __all__ = [

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.kernels.scalar import GeneralMaternKernel, require_covariance_of
-from gp_orff.kernels.spectra.law import GridSpectrum, Spectrum, spectrum
+from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum, spectrum
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Elliptical(GridSpectrum):
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
         return self.lengthscale
 
-    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+    def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """‖ℓω‖."""
         return np.linalg.norm(omega * self._lengthscales(np.min, omega.shape[-1]), axis=-1)
 
-    def correlation(self, lag: float, axis: int, tilt: int) -> float:
-        return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], tilt)
+    def correlation(self, lag: float, axis: int, order: int) -> float:
+        return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], order)
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         variance = self.moment(1, num_dims) / num_dims / self.lengthscale.square()
@@ -45,14 +45,14 @@ class Elliptical(GridSpectrum):
     def num_coordinates(self, num_dims: int) -> int:
         return 1
 
-    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
-        return directions * np.sqrt(self._squared_radius(u[:, :1], directions.shape[-1], tilt))
+    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
+        return directions * np.sqrt(self._squared_radius(u[:, :1], directions.shape[-1], order))
 
-    def frequencies(self, base: Float[Tensor, "D d"], tilt: int) -> Float[Tensor, "*b D d"]:
+    def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
         return base / self.lengthscale
 
-    def importance(self, base: Float[Tensor, "D d"], tilt: int) -> Float[Tensor, "D"]:
-        return self.moment(tilt, base.shape[-1]) / base.square().sum(-1) ** tilt
+    def importance(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "D"]:
+        return self.moment(order, base.shape[-1]) / base.square().sum(-1) ** order
 
     def _scaled(self, omega: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
         """‖ℓω‖² and log det ℓ of the change of variables."""
@@ -72,17 +72,17 @@ class Gaussian(Elliptical):
         radius2, log_det = self._scaled(omega)
         return log_det - 0.5 * (radius2 + omega.shape[-1] * math.log(2 * math.pi))
 
-    def moment(self, tilt: int, num_dims: int) -> float:
-        return chi2_moment(tilt, num_dims)
+    def moment(self, order: int, num_dims: int) -> float:
+        return chi2_moment(order, num_dims)
 
-    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
-        return chi2_tail(reach**2, num_dims + 2 * tilt)
+    def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
+        return chi2_tail(scaled_radius**2, num_dims + 2 * order)
 
-    def _radial_correlation(self, r: float, tilt: int) -> float:
-        return max(1.0, r * r) ** tilt * math.exp(-0.5 * r * r)
+    def _radial_correlation(self, r: float, order: int) -> float:
+        return max(1.0, r * r) ** order * math.exp(-0.5 * r * r)
 
-    def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
-        return chi2_quantile(u, num_dims + 2 * tilt)
+    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        return chi2_quantile(u, num_dims + 2 * order)
 
 
 @dataclass(frozen=True)
@@ -102,30 +102,30 @@ class StudentT(Elliptical):
         )
         return log_det + normaliser - (nu + d / 2) * torch.log1p(radius2 / (2 * nu))
 
-    def moment(self, tilt: int, num_dims: int) -> float:
-        if self.nu <= tilt:
+    def moment(self, order: int, num_dims: int) -> float:
+        if self.nu <= order:
             return math.inf
         # E‖z‖^{2t} = ν^t · E[χ²_d^t] · Γ(ν − t)/Γ(ν)
-        ratio = math.gamma(self.nu - tilt) / math.gamma(self.nu)
-        return self.nu**tilt * chi2_moment(tilt, num_dims) * ratio
+        ratio = math.gamma(self.nu - order) / math.gamma(self.nu)
+        return self.nu**order * chi2_moment(order, num_dims) * ratio
 
-    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
-        x = reach**2 / (2 * self.nu)
+    def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
+        x = scaled_radius**2 / (2 * self.nu)
         # a beta variable is above x/(1 + x) where its complement is below 1/(1 + x)
-        return float(scipy.special.betainc(self.nu - tilt, num_dims / 2 + tilt, 1 / (1 + x)))
+        return float(scipy.special.betainc(self.nu - order, num_dims / 2 + order, 1 / (1 + x)))
 
-    def _radial_correlation(self, r: float, tilt: int) -> float:
+    def _radial_correlation(self, r: float, order: int) -> float:
         """M_{ν−t}(z) and, for t = 1, its radial part z M_{ν−1}′(z), at z = √(2ν) r."""
-        nu, z = self.nu - tilt, math.sqrt(2 * self.nu) * r
+        nu, z = self.nu - order, math.sqrt(2 * self.nu) * r
         if z < 1e-3:
             return 1.0
         scale = 2 ** (1 - nu) / scipy.special.gamma(nu) * z**nu
         across = scale * scipy.special.kv(nu, z)
-        along = tilt * scale * z * scipy.special.kv(nu - 1, z) - across
+        along = order * scale * z * scipy.special.kv(nu - 1, z) - across
         return float(max(abs(across), abs(along)))
 
-    def _squared_radius(self, u: np.ndarray, num_dims: int, tilt: int) -> np.ndarray:
-        a, b = num_dims / 2 + tilt, self.nu - tilt
+    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        a, b = num_dims / 2 + order, self.nu - order
         # quantile x/(1 − x) of a beta variable x; 1 − x from its own quantile keeps the tail exact
         x, rest = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
         return 2 * self.nu * x / rest

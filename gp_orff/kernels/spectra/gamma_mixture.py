@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.kernels.scalar import require_covariance_of
+from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import Elliptical, chi2_moment, chi2_quantile, chi2_tail
-from gp_orff.kernels.spectra.law import Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.scale_mixture import (
     gamma_nodes,
     gamma_range,
@@ -45,43 +45,43 @@ class GammaMixture(Elliptical):
     def num_coordinates(self, num_dims: int) -> int:
         return 2
 
-    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
-        radius2 = chi2_quantile(u[:, :1], directions.shape[-1] + 2 * tilt)
+    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
+        radius2 = chi2_quantile(u[:, :1], directions.shape[-1] + 2 * order)
         return np.concatenate([directions * np.sqrt(radius2), u[:, 1:2]], axis=-1)
 
-    def _mixing(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D"]:
-        s = GammaQuantile.apply(self.alpha + tilt, base[:, -1]) / self.alpha
+    def _mixing(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
+        s = GammaQuantile.apply(self.alpha + order, base[:, -1]) / self.alpha
         return s.clamp_min(torch.finfo(s.dtype).tiny)  # whose root has a derivative
 
-    def frequencies(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D d"]:
-        return self._mixing(base, tilt).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
+    def frequencies(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D d"]:
+        return self._mixing(base, order).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
 
-    def importance(self, base: Float[Tensor, "D d+1"], tilt: int) -> Float[Tensor, "*b D"]:
-        radius2 = self._mixing(base, tilt) * base[:, :-1].square().sum(-1)
-        return self.moment(tilt, base.shape[-1] - 1) / radius2**tilt
+    def importance(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
+        radius2 = self._mixing(base, order) * base[:, :-1].square().sum(-1)
+        return self.moment(order, base.shape[-1] - 1) / radius2**order
 
-    def moment(self, tilt: int, num_dims: int) -> float | Tensor:
-        if tilt <= 1:  # E s = 1
-            return chi2_moment(tilt, num_dims)
-        rising = math.prod((self.alpha + i) / self.alpha for i in range(tilt))  # E s^t
-        return rising * chi2_moment(tilt, num_dims)
+    def moment(self, order: int, num_dims: int) -> float | Tensor:
+        if order <= 1:  # E s = 1
+            return chi2_moment(order, num_dims)
+        rising = math.prod((self.alpha + i) / self.alpha for i in range(order))  # E s^t
+        return rising * chi2_moment(order, num_dims)
 
-    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+    def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         """E[P(s χ²_{d+2t} > W²)] over s ~ Gamma(α + t, rate α)."""
         alpha = self._alphas().min()
-        square = reach**2 * alpha / (alpha + tilt)  # s = (α + t)/α times one of mean 1
-        return _gamma_mixture_tail(square, alpha + tilt, num_dims + 2 * tilt)
+        square = scaled_radius**2 * alpha / (alpha + order)  # s = (α + t)/α times one of mean 1
+        return _gamma_mixture_tail(square, alpha + order, num_dims + 2 * order)
 
-    def _radial_correlation(self, r: float, tilt: int) -> float:
+    def _radial_correlation(self, r: float, order: int) -> float:
         alpha = self._alphas().min()
         base = r * r / (2 * alpha)
         along = (alpha + 1) / alpha * r * r / (1 + base) - 1
-        return max(1.0, along) ** tilt * math.exp(-(alpha + tilt) * math.log1p(base))
+        return max(1.0, along) ** order * math.exp(-(alpha + order) * math.log1p(base))
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
         """Of the shortest correlations: ℓ √(α / (α + 1))."""
         alpha = self._alphas().min()
-        return self.reach(np.eye(num_dims)) * math.sqrt(alpha / (alpha + 1))
+        return self.scaled_radius(np.eye(num_dims)) * math.sqrt(alpha / (alpha + 1))
 
     def frequency_parameters(self, shortest, longest):
         """α too: frequencies reach as far as √((α + 1)/α) / ℓ."""

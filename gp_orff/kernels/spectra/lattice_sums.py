@@ -17,23 +17,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
-from gp_orff.kernels.spectra.law import Spectrum
 
 _TERMS = 5  # of a theta function, to either side
 _LEAST = 1e-12  # of (hℓ)²: a scale below which a Gaussian is in its central cell
 
 
 @singledispatch
-def weight_at_zero(law: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+def weight_at_zero(spectrum: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """The weight of ω = 0 on a lattice: S(0) ∏h, with which the sum over all points is the
     periodised kernel Σ_j k(τ + jP)."""
-    density = law.log_density(spacing.new_zeros(1, len(spacing))).exp()
+    density = spectrum.log_density(spacing.new_zeros(1, len(spacing))).exp()
     return spacing.prod() * density.squeeze(-1)
 
 
 @weight_at_zero.register
-def _(law: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+def _(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """k(0) less the weights of all other points,
 
         1 − Σ_{k≠0} S(ω_k) ∏h = S(0) ∏h − Σ_{j≠0} k(jP) = E_s[1 − Πθ_i(0) + Πc_i] .
@@ -43,26 +43,26 @@ def _(law: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     difference does not: the grid's kernel is right at lag zero, and at others it is off by
     Σ_{j≠0} [k(τ + jP) − k(jP)], which converges for every α.
     """
-    return (1 - nonzero_sum(law, spacing)).clamp_min(0)
+    return (1 - nonzero_sum(spectrum, spacing)).clamp_min(0)
 
 
-def nonzero_sum(law: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+def nonzero_sum(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """Σ_{k≠0} S(ω_k) ∏h over the whole lattice: E_s[Πθ_i(0) − Πc_i]."""
-    scales = _Scales(law, spacing)
+    scales = _Scales(spectrum, spacing)
     return scales.mean(scales.varying(torch.zeros_like(spacing)))
 
 
-def second_moments(law: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
+def second_moments(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
     """Σ_k S(ω_k) ω_k ω_kᵀ ∏h over the whole lattice."""
-    scales = _Scales(law, spacing)
+    scales = _Scales(spectrum, spacing)
     return scales.mean(scales.curvature(torch.zeros_like(spacing)))
 
 
 def aliased(
-    law: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
+    spectrum: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b"]:
     """What a lattice adds to k(τ): Σ_{j≠0} [k(τ + jP) − k(jP)]."""
-    scales = _Scales(law, spacing)
+    scales = _Scales(spectrum, spacing)
     origin = torch.zeros_like(spacing)
     return scales.mean(
         scales.varying(lag) - scales.varying(origin) - torch.expm1(-scales.exponent(lag))
@@ -70,21 +70,21 @@ def aliased(
 
 
 def aliased_curvature(
-    law: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
+    spectrum: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
     """What a lattice adds to minus the Hessian of k at τ."""
-    scales = _Scales(law, spacing)
+    scales = _Scales(spectrum, spacing)
     return scales.mean(scales.curvature(lag) - scales.own_curvature(lag))
 
 
 class _Scales:
     """Functions of a lag for each scale s of a law; theta functions over the axes."""
 
-    def __init__(self, law: GammaMixture, spacing: Float[Tensor, "d"]):
+    def __init__(self, spectrum: GammaMixture, spacing: Float[Tensor, "d"]):
         self.spacing = spacing
-        self.lengthscale = law.lengthscale.to(spacing)
+        self.lengthscale = spectrum.lengthscale.to(spacing)
         self.width = self.lengthscale * spacing
-        s, self.weights = law.scales(_LEAST * self.width.detach().min().item() ** 2)
+        s, self.weights = spectrum.scales(_LEAST * self.width.detach().min().item() ** 2)
         self.s = s.unsqueeze(-1)  # (*b, n, 1)
         self.at_zero = self.width / (2 * math.pi * self.s).sqrt()  # c, (*b, n, d)
 

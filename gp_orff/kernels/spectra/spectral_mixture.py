@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.kernels.scalar import require_covariance_of
+from gp_orff.kernels.spectra.base import GridSpectrum, Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import chi2_quantile
-from gp_orff.kernels.spectra.law import GridSpectrum, Range, Spectrum, spectrum
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class SpectralMixture(GridSpectrum):
     def num_coordinates(self, num_dims: int) -> int:
         return 1 + 2 * num_dims
 
-    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
-        if tilt:
+    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
+        if order:
             raise NotImplementedError(
                 'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
             )
@@ -46,14 +46,14 @@ class SpectralMixture(GridSpectrum):
         signs, component = np.sign(u[:, 1 : d + 1] - 0.5), np.floor(components * u[:, d + 1 :])
         return np.concatenate([z, signs, component], axis=-1)
 
-    def frequencies(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D d"]:
+    def frequencies(self, base: Float[Tensor, "D 3*d"], order: int) -> Float[Tensor, "*b D d"]:
         z, signs, component = base.chunk(3, dim=-1)
         index = component.long().unsqueeze(-2).expand(*self.means.shape[:-3], -1, 1, -1)
         means = self.means.squeeze(-2).gather(-2, index.squeeze(-2))
         scales = self.scales.squeeze(-2).gather(-2, index.squeeze(-2))
         return 2 * math.pi * (signs * means + scales * z)
 
-    def importance(self, base: Float[Tensor, "D 3*d"], tilt: int) -> Float[Tensor, "*b D"]:
+    def importance(self, base: Float[Tensor, "D 3*d"], order: int) -> Float[Tensor, "*b D"]:
         ratio = self.weights.shape[-1] * self._share
         return ratio[..., base.chunk(3, dim=-1)[2].long()].prod(-1)
 
@@ -65,7 +65,7 @@ class SpectralMixture(GridSpectrum):
         density = torch.logaddexp(*sides) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
         return torch.logsumexp(density + self._share[..., None, None].log(), dim=-3).sum(-1)
 
-    def moment(self, tilt: int, num_dims: int) -> float:
+    def moment(self, order: int, num_dims: int) -> float:
         """Finite for every tilt; its value in base units is only defined for tilt 0."""
         return 1.0
 
@@ -73,21 +73,21 @@ class SpectralMixture(GridSpectrum):
         squares = (2 * math.pi) ** 2 * (self.means.square() + self.scales.square()).squeeze(-2)
         return (self._share.unsqueeze(-1) * squares).sum(-2)
 
-    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+    def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """max_i |ω_i| / (largest mean + standard deviation along axis i): a box."""
         _, means, scales = self._components()
         return np.max(np.abs(omega) / (means + scales).max(axis=(0, 1)), axis=-1)
 
-    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+    def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         """One minus the share inside the box; for tilt 1, of E‖ω‖², coordinates independent."""
         share, means, scales = self._components()
-        edge = reach * (means + scales).max(axis=(0, 1))  # (d,)
+        edge = scaled_radius * (means + scales).max(axis=(0, 1))  # (d,)
         low, high = (-edge - means) / scales, (edge - means) / scales
         normal = scipy.stats.norm
         mass = normal.cdf(high) - normal.cdf(low)
         outside = normal.sf(high) + normal.cdf(low)
         lost = (share[..., None] * outside).sum(-2)  # (batch, d)
-        if not tilt:
+        if not order:
             return float((1 - np.prod(1 - lost, axis=-1)).max())
         # E[ω²; |ω| ≤ edge] of one Gaussian by its truncated moments
         second = (means**2 + scales**2) * mass - scales * (
@@ -98,12 +98,12 @@ class SpectralMixture(GridSpectrum):
         rest = np.prod(1 - lost, axis=-1, keepdims=True) / (1 - lost)
         return float((1 - (second * rest).sum(-1) / whole).max())
 
-    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+    def correlation(self, lag: float, axis: int, order: int) -> float:
         """Without the cosine: the envelope of the component that decays most slowly."""
         share, means, scales = self._components()
         mean, sd = means[..., axis], scales[..., axis]  # (batch, Q)
         envelope = np.exp(-0.5 * (sd * lag) ** 2)
-        if not tilt:
+        if not order:
             return float((share * envelope).sum(-1).max())
         polynomial = sd**2 * np.maximum(1, (sd * lag) ** 2) + 2 * mean * sd**2 * lag + mean**2
         whole = (share * (mean**2 + sd**2)).sum(-1)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.data.survey import Distances
-from gp_orff.kernels.spectra.law import Range, Spectrum, spectrum
+from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
 _LONGEST = 3.0  # extents of the data: the longest lengthscale that is sought
@@ -33,10 +33,10 @@ def parameter_ranges(
 
 def _ranges(term: Term, leaf: Leaf, distances: Distances | None) -> list[Range]:
     """Those of its law; of what is no `Spectrum` none are known."""
-    law = spectrum(leaf.kernel)
-    if not isinstance(law, Spectrum):
+    density = spectrum(leaf.kernel)
+    if not isinstance(density, Spectrum):
         return []
-    return law.frequency_parameters(*_scales(term, leaf, distances))
+    return density.frequency_parameters(*_scales(term, leaf, distances))
 
 
 def _behind(value: Tensor, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

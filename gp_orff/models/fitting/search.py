@@ -34,19 +34,21 @@ class Search:
         objective: Callable[[], Float[Tensor, ""]],
         num_values: int,
         *,
-        reach: float | None = None,
+        trust_factor: float | None = None,
         nats: float = _NATS,
         iterations: int = 60,
         report: Report = lambda value: None,
     ) -> "Search":
         """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
 
-        With `reach`, a coordinate that moves frequencies stays within a factor of it, where it
+        With `trust_factor`, a coordinate that moves frequencies stays within a factor of it, where it
         moves them as fast as it moves itself. The search ends when one comes to the edge. A
         coordinate that comes to a bound is held there, while the others go on and until the
         evidence rises inwards.
         """
-        climb = _Climb(self, _Path.of(self.coordinates, reach), objective, num_values, report)
+        climb = _Climb(
+            self, _Path.of(self.coordinates, trust_factor), objective, num_values, report
+        )
         t = np.zeros_like(climb.u)
         free = np.ones(len(t), dtype=bool)
         if not len(t):
@@ -75,10 +77,10 @@ class _Path:
     width: Float[np.ndarray, "k"]  # w
 
     @classmethod
-    def of(cls, coordinates: Coordinates, reach: float | None) -> "_Path":
+    def of(cls, coordinates: Coordinates, trust_factor: float | None) -> "_Path":
         stretch = coordinates.stretch
-        bounded = (stretch > 0) & (reach is not None)
-        width = np.where(bounded, stretch * np.log(reach or np.e), 1.0)
+        bounded = (stretch > 0) & (trust_factor is not None)
+        width = np.where(bounded, stretch * np.log(trust_factor or np.e), 1.0)
         return cls(coordinates, coordinates.get(), bounded, width)
 
     def place(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:

@@ -24,7 +24,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussi
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.data.observations import Readings
+from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import Leaf, Term, terms
@@ -77,12 +77,12 @@ def _varying(kernel: Kernel) -> list[Kernel]:
 def start(
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
-    readings: Sequence[Readings],
+    observations: Sequence[Observations],
     distances: Distances,
     where: Start,
 ) -> None:
     """Set lengthscales to a share of the data's extent, variances to that of the data."""
-    variance, level = _sizes_of(readings)
+    variance, level = _sizes_of(observations)
     bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
     for term in terms(kernel):
         for leaf in term.leaves:
@@ -99,15 +99,15 @@ def start(
         factor = wanted.get(part, level) / max(_variance(terms(part)), _TINY)
         rescale(part, factor)
     for label, likelihood in likelihoods.items():
-        own = [part for part in readings if part.key.label == label]
+        own = [part for part in observations if part.key.label == label]
         start_noise(likelihood, _NOISE * variance * _typical_weight(own))
 
 
-def _sizes_of(readings: Sequence[Readings]) -> tuple[float, float]:
+def _sizes_of(observations: Sequence[Observations]) -> tuple[float, float]:
     """Variance and mean square of the numbers read."""
-    counts = torch.tensor([own.y.numel() for own in readings], dtype=torch.float64)
-    variances = torch.stack([own.y.var(dim=0, correction=0).mean() for own in readings])
-    squares = torch.stack([own.y.mean(dim=0).square().mean() for own in readings])
+    counts = torch.tensor([own.y.numel() for own in observations], dtype=torch.float64)
+    variances = torch.stack([own.y.var(dim=0, correction=0).mean() for own in observations])
+    squares = torch.stack([own.y.mean(dim=0).square().mean() for own in observations])
     shares = (counts / counts.sum()).to(variances)
     variance = (shares * variances).sum().item()
     level = (shares * squares).sum().item() + variance
@@ -116,10 +116,10 @@ def _sizes_of(readings: Sequence[Readings]) -> tuple[float, float]:
     return variance, level
 
 
-def _typical_weight(readings: Sequence[Readings]) -> float:
+def _typical_weight(observations: Sequence[Observations]) -> float:
     """The geometric mean, which known variances that spread over decades do not pull away."""
-    total = sum(own.weight.log().sum().item() for own in readings if own.weight is not None)
-    return math.exp(total / (sum(map(len, readings)) or 1))
+    total = sum(own.weight.log().sum().item() for own in observations if own.weight is not None)
+    return math.exp(total / (sum(map(len, observations)) or 1))
 
 
 def _sizes(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:

@@ -13,15 +13,15 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, HeldData
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.representation import (
-    COARSE_REACH,
-    FINE_REACH,
+    COARSE_FACTOR,
+    FINE_FACTOR,
     Representation,
     num_features,
 )
@@ -41,7 +41,7 @@ _FINALISTS = 3  # survivors of starts
 _SOME_VALUES, _MANY = 1200, 1.3  # numbers of a search before that with many times as many
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features; bounds
 _FEW_ITERATIONS = 6  # on a grid of many features
-_LAST_REACH, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
+_LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that a last grid has to gain
 _LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
 
@@ -59,20 +59,20 @@ def fit(
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
-    asked: Rule,
+    requested: Rule,
     data: Data,
     warm_start: bool,
     progress: Callable[..., None],
 ) -> Fitted:
     """Set the hyperparameters to those of largest evidence."""
-    data, notes = without_far_points(data, asked)
+    data, notes = without_far_points(data, requested)
     trainer = Trainer(kernel, likelihoods, mean, data.survey, progress, notes)
     robust, begin = RobustEM(trainer), Trainer.begin if warm_start else begin_anew
-    weighs = isinstance(data, HeldData) and bool(robust.e_step.tails)
+    weighs = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if weighs:
         data, begin = robust.start(data, warm_start), Trainer.begin
     search = begin(trainer)
-    representation = Representation.of(kernel, likelihoods, asked, data)
+    representation = Representation.of(kernel, likelihoods, requested, data)
     trainer.note(representation.reason)
     rule = representation.rule
     if rule is None:
@@ -81,7 +81,7 @@ def fit(
         Grids(trainer, representation).run(search)
     else:
         name = "grid by hand" if isinstance(rule, Grid) else repr(rule)
-        trainer.search(search, representation.observations(rule), name)
+        trainer.search(search, representation.inference(rule), name)
     for text in search.coordinates.reached():
         trainer.note(text)
     if weighs:
@@ -96,7 +96,7 @@ def begin_anew(trainer: Trainer) -> Search:
     warn_of_far_points(distances)
     few = trainer.represented(trainer.some(SCREENED_VALUES))
     for where in starts(trainer.kernel, distances):
-        start(trainer.kernel, trainer.likelihoods, few.data.readings, distances, where)
+        start(trainer.kernel, trainer.likelihoods, few.data.observations, distances, where)
         found.append(trainer.begun(trainer.begin(), few, f"start {where}"))
     some = trainer.represented(trainer.some(SUBSET_VALUES))
     name = f"start, {some.data.survey.num_points} points"
@@ -115,7 +115,7 @@ class ExactKernel:
     """Searches under the exact kernel."""
 
     trainer: Trainer
-    data: HeldData
+    data: Dataset
 
     def run(self, search: Search, begin: Callable[[Trainer], Search]) -> Trainer:
         """Few data get a constant mean only if they pay for it (Schwarz 1978)."""
@@ -157,9 +157,9 @@ class Grids:
     def run(self, search: Search) -> None:
         """Coarse ones first."""
         seen, own = [search.coordinates.get()], self.representation
-        self._follow(search, "coarse", COARSE_REACH, own.coarse)
+        self._follow(search, "coarse", COARSE_FACTOR, own.coarse)
         seen.append(search.coordinates.get())
-        self._follow(search, "fine", FINE_REACH, own.fine)
+        self._follow(search, "fine", FINE_FACTOR, own.fine)
         seen.append(search.coordinates.get())
         cuts = own.cuts()
         for label, likelihood in self.trainer.likelihoods.items():
@@ -174,7 +174,7 @@ class Grids:
         self,
         search: Search,
         name: str,
-        reach: float,
+        trust_factor: float,
         level: Callable[[], Grid],
         rounds: int = 8,
         iterations: int = 60,
@@ -182,15 +182,15 @@ class Grids:
         """Search on one grid after another, until no lengthscale comes to the edge of its range."""
         for _ in range(rounds):
             try:
-                observations = self.representation.observations(level())
+                inference = self.representation.inference(level())
             except GridBudgetError as error:
                 self.trainer.note(f"no {name} grid: {error}")
                 return
-            features = num_features(self.trainer.kernel, observations.draws)
+            features = num_features(self.trainer.kernel, inference.draws)
             name_and_size = f"{name} grid, F = {features}"
             affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
-            options = {"reach": reach, "iterations": min(iterations, affordable)}
-            self.trainer.search(search, observations, name_and_size, **options)
+            options = {"trust_factor": trust_factor, "iterations": min(iterations, affordable)}
+            self.trainer.search(search, inference, name_and_size, **options)
             if search.settled:
                 return
 
@@ -201,12 +201,12 @@ class Grids:
         long as that gains; the best is kept."""
         score = partial(self._evidence_at, coordinates)
         value, place = max(((score(own), own) for own in seen), key=lambda pair: pair[0])
-        level = partial(self.representation.fine, _LAST_REACH, returned=True)
+        level = partial(self.representation.fine, _LAST_FACTOR, returned=True)
         options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
         for _ in range(_LAST_ROUNDS):
             coordinates.set(place)
             last = Search(coordinates)
-            self._follow(last, "last", _LAST_REACH, level, **options)
+            self._follow(last, "last", _LAST_FACTOR, level, **options)
             beyond = coordinates.get()
             reached = score(beyond)
             if not reached > value + _NATS:

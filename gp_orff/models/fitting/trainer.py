@@ -11,7 +11,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, HeldData
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.observations import join
 from gp_orff.data.survey import DataWarning, Distances, Survey
 from gp_orff.features.assemble import draw
@@ -64,20 +64,20 @@ class Trainer:
         ranges = parameter_ranges(self.kernel, self.distances)
         return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
 
-    def evidence(self, observations: Inference) -> Float[Tensor, ""]:
-        return log_marginal_likelihood(observations, self.kernel, self.likelihoods, self.mean)
+    def evidence(self, inference: Inference) -> Float[Tensor, ""]:
+        return log_marginal_likelihood(inference, self.kernel, self.likelihoods, self.mean)
 
     def search(
-        self, search: Search, observations: Inference, name: str, note: bool = True, **options
+        self, search: Search, inference: Inference, name: str, note: bool = True, **options
     ) -> Search:
         def objective() -> Float[Tensor, ""]:
             again()  # the machine may have become busy
-            return self.evidence(observations) + search.coordinates.log_prior()
+            return self.evidence(inference) + search.coordinates.log_prior()
 
         before, failed = search.evaluations, len(search.failures)
         search.run(
             objective,
-            observations.num_values,
+            inference.num_values,
             report=lambda value: self.progress(stage=name, nats=value),
             **options,
         )
@@ -90,13 +90,13 @@ class Trainer:
         return search
 
     def begun(
-        self, search: Search, observations: Inference, name: str, iterations: int = _SHORT
+        self, search: Search, inference: Inference, name: str, iterations: int = _SHORT
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """A short search, and where it came to."""
-        self.search(search, observations, name, note=False, iterations=iterations)
+        self.search(search, inference, name, note=False, iterations=iterations)
         return search, search.coordinates.get()
 
-    def some(self, numbers: int) -> HeldData:
+    def some(self, numbers: int) -> Dataset:
         """Few readings, that show every scale."""
         parts = join(self.survey.sample)
         chosen = subset(torch.cat([own.x for own in parts]), max(2, numbers // self.num_outputs))
@@ -106,20 +106,20 @@ class Trainer:
             rows = chosen[(chosen >= low) & (chosen < high)] - low
             if len(rows):
                 few.append(own.take(rows))
-        return HeldData.in_memory(few)
+        return Dataset.in_memory(few)
 
-    def represented(self, few: HeldData) -> Inference:
+    def represented(self, few: Dataset) -> Inference:
         """Few readings, by the exact kernel if there is one."""
         if has_covariance(self.kernel, few):
             return ExactInference(few)
         return FeatureInference(few, draw(self.kernel, QuasiMonteCarlo(1024), few.num_inputs))
 
 
-def without_far_points(data: Data, asked: Rule) -> tuple[Data, list[str]]:
+def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     """Set aside a few points far from all others, which would take up all the frequencies of a
     grid; and what was done, in words."""
     near = data.survey.distances.near
-    if near is None or not isinstance(data, HeldData) or not _spans(asked, data):
+    if near is None or not isinstance(data, Dataset) or not _spans(requested, data):
         return data, []
     inside = data.within(near)
     text = (
@@ -130,8 +130,8 @@ def without_far_points(data: Data, asked: Rule) -> tuple[Data, list[str]]:
     return inside, [text]
 
 
-def _spans(asked: Rule, data: Data) -> bool:
+def _spans(requested: Rule, data: Data) -> bool:
     """Whether there will be a grid whose domain follows from the data."""
-    if isinstance(asked, Auto):
-        return asked.domain is None and data.num_values > asked.max_features
-    return isinstance(asked, Grid) and asked.domain is None and asked.spacing is None
+    if isinstance(requested, Auto):
+        return requested.domain is None and data.num_values > requested.max_features
+    return isinstance(requested, Grid) and requested.domain is None and requested.spacing is None

@@ -8,9 +8,9 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 
-from gp_orff.data.dataset import Data, HeldData, HeldSums
+from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.observations import Readings, SymbolObservations
+from gp_orff.data.observations import Observations, SymbolObservations
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
@@ -32,10 +32,10 @@ _SAMPLE = 500  # points a file keeps of data whose statistics it holds
 
 def pack_state(state: ModelState) -> dict:
     """Few data as they are, others as their statistics, and what is known of their frequencies."""
-    observations = state.observations
-    exact = not isinstance(observations, FeatureInference)
-    few = exact or observations.written_out(state.kernel)
-    known = None if exact else pack_statistics(observations.statistics_of(state.kernel))
+    inference = state.inference
+    exact = not isinstance(inference, FeatureInference)
+    few = exact or inference.written_out(state.kernel)
+    known = None if exact else pack_statistics(inference.statistics_of(state.kernel))
     return {
         "story": [state.story],
         "notes": list(state.notes),
@@ -44,20 +44,20 @@ def pack_state(state: ModelState) -> dict:
         "exact": exact,
         "conditioned_by": describe_rule(state.represented.rule),
         "known": known,
-        "data": pack_data(state.data if few else state.sums()),
+        "data": pack_data(state.data if few else state.statistics_only()),
     }
 
 
 def unpack_state(
-    found: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], asked: Rule
+    found: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule
 ) -> ModelState:
     """The state again."""
     data, (known, exact) = unpack_data(found["data"]), (found["known"], found["exact"])
     choice, by = (
-        None if exact else build_rule(rule, None if rule else asked)
+        None if exact else build_rule(rule, None if rule else requested)
         for rule in (found["choice"], found["conditioned_by"])
     )
-    own = Representation(kernel, likelihoods, asked, data, choice)
+    own = Representation(kernel, likelihoods, requested, data, choice)
     known = None if known is None else unpack_statistics(known)
     represented = Represented.resumed(own, by, known)
     return ModelState.of(represented, found["mean"], found["notes"], found["story"][0])
@@ -65,8 +65,11 @@ def unpack_state(
 
 def pack_data(data: Data) -> dict:
     """Few data as they are, others as their statistics."""
-    found = {"bound": data.bound, "further": [_pack_further(own) for own in data.further]}
-    if isinstance(data, HeldData):
+    found = {
+        "bound": data.elbo_correction,
+        "further": [_pack_symbol_data(own) for own in data.symbol_data],
+    }
+    if isinstance(data, Dataset):
         found["readings"] = [_readings(part) for part in data.unweighted().visit()]
         if data.weights is not None:
             found["weights"] = [w.cpu() for w in data.weights]
@@ -75,7 +78,7 @@ def pack_data(data: Data) -> dict:
     sample = [part.take(slice(0, _SAMPLE)) for part in survey.sample[:4]]
     return {
         **found,
-        "sums": pack_statistics(data.sums),
+        "sums": pack_statistics(data.field_statistics),
         "domain": data.domain,
         "box": survey.box,
         "num_points": survey.num_points,
@@ -87,8 +90,8 @@ def pack_data(data: Data) -> dict:
 def unpack_data(found: Mapping) -> Data:
     """The data again."""
     if "readings" in found:
-        data = HeldData.in_memory([_unpack_readings(own) for own in found["readings"]]).kept()
-        weights, data = found.get("weights"), replace(data, further=_further(found))
+        data = Dataset.in_memory([_unpack_readings(own) for own in found["readings"]]).copied()
+        weights, data = found.get("weights"), replace(data, symbol_data=_further(found))
         return data if weights is None else data.weighted(weights, found["bound"])
     sample = [_unpack_readings(own) for own in found["sample"]]
     sums = unpack_statistics(found["sums"])
@@ -98,10 +101,10 @@ def unpack_data(found: Mapping) -> Data:
     survey = Survey(box, found["num_points"], found["num_values"], weights, sample, ranks)
     domain = found["domain"]
     domain = None if domain is None else tuple(map(tuple, domain))
-    return HeldSums(sums, domain, survey, _further(found))
+    return StatisticsOnly(sums, domain, survey, _further(found))
 
 
-def _pack_further(own: SymbolObservations) -> dict:
+def _pack_symbol_data(own: SymbolObservations) -> dict:
     tensors = {name: getattr(own, name).cpu().clone() for name in ("x", "y", "noise")}
     return {"symbol": describe_symbol(own.symbol), "space": list(own.space), **tensors}
 
@@ -120,7 +123,7 @@ def pack_statistics(statistics: FieldStatistics) -> dict:
     return {
         "columns": statistics.phi.plain(),
         "groups": [_group(key, own) for key, own in statistics.groups.items()],
-        "bound": statistics.bound,
+        "bound": statistics.elbo_correction,
     }
 
 
@@ -168,14 +171,14 @@ def _group(key: GroupKey, own: Statistics) -> dict:
     }
 
 
-def _readings(part: Readings) -> dict:
+def _readings(part: Observations) -> dict:
     tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
     copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
     return {**_named(part.key), **copies}
 
 
-def _unpack_readings(found: Mapping) -> Readings:
-    return Readings(_key(found), found["x"], found["y"], found["weight"], found["direction"])
+def _unpack_readings(found: Mapping) -> Observations:
+    return Observations(_key(found), found["x"], found["y"], found["weight"], found["direction"])
 
 
 def _named(key: GroupKey) -> dict:

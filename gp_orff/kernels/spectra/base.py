@@ -44,15 +44,15 @@ class Spectrum(ABC):
         """How many uniform coordinates `base` needs beside a direction."""
 
     @abstractmethod
-    def base(self, directions: np.ndarray, u: np.ndarray, tilt: int) -> np.ndarray:
+    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
         """Base variables (D, c) of the tilted law from unit vectors (D, d) and u in (0, 1)."""
 
     @abstractmethod
-    def frequencies(self, base: Float[Tensor, "D c"], tilt: int) -> Float[Tensor, "*b D d"]:
+    def frequencies(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D d"]:
         """ω at the kernel's present hyperparameters, differentiable in all of them."""
 
     @abstractmethod
-    def importance(self, base: Float[Tensor, "D c"], tilt: int) -> Float[Tensor, "*b D"]:
+    def importance(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
         """The density of the law over that of the tilted one: E‖z‖^{2t} / ‖z‖^{2t}."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Spectrum(ABC):
         """log S(ω) with ∫ S(ω) dω = k(0) = 1."""
 
     @abstractmethod
-    def moment(self, tilt: int, num_dims: int) -> float:
+    def moment(self, order: int, num_dims: int) -> float:
         """E ‖z‖^{2·tilt}; infinite where the kernel is not smooth enough."""
 
     @property
@@ -85,18 +85,18 @@ class GridSpectrum(Spectrum):
     """What a frequency grid asks of a law besides: where it ends, and where its kernel ends."""
 
     @abstractmethod
-    def reach(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
+    def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         """A norm of ω, even in every coordinate; grids end at one of its level sets.
 
         Over a batch of kernels, the smallest.
         """
 
     @abstractmethod
-    def tail(self, reach: float, tilt: int, num_dims: int) -> float:
+    def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         """The share of the tilted law beyond a reach."""
 
     @abstractmethod
-    def correlation(self, lag: float, axis: int, tilt: int) -> float:
+    def correlation(self, lag: float, axis: int, order: int) -> float:
         """A bound of |K(r)| / |K(0)| for the kernel of the tilted law, r ≥ lag along one axis."""
 
     @abstractmethod
@@ -122,7 +122,7 @@ def spectrum(kernel: Kernel) -> Spectrum:
     Example:
         >>> import gpytorch, gp_orff
         >>> law = gp_orff.spectrum(gpytorch.kernels.MaternKernel(nu=2.5))
-        >>> round(law.moment(tilt=1, num_dims=2), 6)          # E‖z‖² = d ν/(ν − 1)
+        >>> round(law.moment(order=1, num_dims=2), 6)          # E‖z‖² = d ν/(ν − 1)
         3.333333
 
         A kernel of your own, here a Matérn 5/2 kernel by another name:
