@@ -24,7 +24,7 @@ from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import apply_symbol
 from gp_orff.features.frequencies.remainder import remainder
-from gp_orff.features.truncation import truncated_variance
+from gp_orff.features.truncation import periodised_variance, truncated_variance
 from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.kernels.tree import space_of, spectra_of, terms
 from gp_orff.symbols.base import Identity
@@ -316,7 +316,7 @@ def test_parts_of_a_separable_kernel_have_their_variance_over_directions():
 
     symbol, x = gp_orff.CurlFreePart(), torch.zeros(1, 2).double()
     draws = draw(kernel, gp_orff.Grid(spacing=0.4, cutoff=8.0), 2)
-    white, common = left_out(symbol, kernel, draws, (0, 1))
+    white, common = truncated_variance(symbol, kernel, draws, (0, 1))
     features = apply_symbol(symbol, expand(kernel, draws, 2).double(), (0, 1)).features(x)
     torch.testing.assert_close(features @ features.mT + white + common, expected)
     assert common.diagonal().min() > 1e-3 * expected.diagonal().max()
@@ -326,7 +326,7 @@ def test_potentials_on_a_line_have_the_variance_of_their_kernel():
     base = RBFKernel().double()
     kernel = gp_orff.CurlFreeKernel(base, num_dims=1)
     draws, x = draw(kernel, gp_orff.Grid(spacing=0.5, cutoff=8.0), 1), torch.zeros(1, 1).double()
-    white, common = left_out(gp_orff.Potential(), kernel, draws, (0,))
+    white, common = truncated_variance(gp_orff.Potential(), kernel, draws, (0,))
     seen = apply_symbol(gp_orff.Potential(), expand(kernel, draws, 1).double(), (0,))
     features = seen.features(x)
     total = features @ features.mT + white + common
@@ -338,4 +338,4 @@ def test_one_term_without_a_potential_is_enough_to_refuse_it():
     kernel = field + MultitaskKernel(RBFKernel(), num_tasks=2).double()
     draws = draw(kernel, gp_orff.Grid(spacing=0.8, cutoff=5.0), 2)
     with pytest.raises(NotImplementedError, match="frequencies near zero"):
-        left_out(gp_orff.Potential(), kernel, draws, (0, 1))
+        truncated_variance(gp_orff.Potential(), kernel, draws, (0, 1))
