@@ -64,13 +64,15 @@ each = pytest.mark.parametrize("label", SUBJECTS)
 
 
 def arguments(function):
-    """The parameters that a docstring has to explain, with their annotations."""
+    """The parameters that a docstring has to explain, with their annotations; a dataclass may
+    explain them under Attributes."""
     if not written_here(function):
         return {}
     parameters = list(inspect.signature(function).parameters.values())
     bound = parameters and parameters[0].name in ("self", "cls")
     named = parameters[bound:]
-    return {p.name: p.annotation for p in named if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    public = [p for p in named if not p.name.startswith("_")]  # a dataclass has private fields too
+    return {p.name: p.annotation for p in public if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
 
 @each
@@ -86,7 +88,7 @@ def test_it_begins_with_a_sentence(label):
 def test_every_argument_is_named(label):
     function, text = SUBJECTS[label]
     for name in arguments(function):
-        entry = rf"^\s+(\w+, )*{name}(, \w+)*:"  # under Args
+        entry = rf"^\s+(\w+, )*{name}(, \w+)*:"  # under Args or Attributes
         assert re.search(rf"{entry}|`[^`]*\b{name}\b[^`]*`", text, flags=re.M), name
 
 
