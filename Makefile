@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint format tutorials bench clean help
+.PHONY: demo test lint format tutorials bench readme clean help
 
 help:
 	@echo "make demo       learn a real velocity field; figure, map and table in demo/"
 	@echo "make test       the whole test suite"
 	@echo "make lint       ruff"
 	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
-	@echo "make bench      every benchmark (minutes; DATA=folder: those on public data too)"
+	@echo "make bench      every benchmark (an hour; SMOKE=1: minutes; DATA=folder: public data too)"
+	@echo "make readme     the numbers of the last benchmarks into README.md"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gp_orff needs Python >= 3.10, this is " + sys.version)'
@@ -37,10 +38,15 @@ tutorials: $(VENV)/.installed
 		$(BIN)/python $$file --output tutorials/output $(if $(SMOKE),--smoke); done
 
 bench: $(VENV)/.installed
-	set -e; for file in benchmarks/*.py; do case $$file in \
-		*/magnetometer.py|*/drifters.py) test -z "$(DATA)" || $(BIN)/python $$file $(DATA);; \
-		*/small_fields.py|*/derived_fields.py) $(BIN)/python $$file $(DATA);; \
-		*) $(BIN)/python $$file;; esac; done
+	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py)); do echo "$$file"; \
+		case $$file in \
+		*/magnetometer.py|*/drifters.py) test -z "$(DATA)" || \
+			$(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
+		*/small_fields.py|*/derived_fields.py) $(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
+		*) $(BIN)/python $$file $(if $(SMOKE),--smoke);; esac; done
+
+readme: $(VENV)/.installed
+	$(BIN)/python benchmarks/readme.py
 
 clean:
 	rm -rf $(VENV) demo tutorials/output

@@ -1,17 +1,22 @@
 """Known variances in any units: `fit(x, y, variances=v)` where y and v are multiplied by powers.
 
+    python benchmarks/known_variances.py [--smoke]
+
 A curl-free RBF field in two dimensions with noise of a tenth of its standard deviation, in every
 unit of y and of the variances: hyperparameters in scaled units, means and standard deviations
 against those of the first unit, RMSE and coverage of 95 % intervals of the field against a fit
-without variances. Run `python benchmarks/known_variances.py [N ...]`.
+without variances (`variances` 0).
 """
 
 import math
-import sys
 import time
-import warnings
+from collections.abc import Sequence
 
 import torch
+from helpers.command import Sizes
+from helpers.fields import scores
+from helpers.results import save
+from helpers.rows import Rows
 
 import gp_orff
 
@@ -55,36 +60,44 @@ def numbers(model, xs, unit, variance):
     )
 
 
-def judged(mean, sd, field) -> str:
-    error = mean - field
-    inside = (error.abs() < 1.96 * sd).double().mean().item()
-    return f"RMSE {error.square().mean().sqrt():.4f}, coverage {inside:.3f}"
+def compared(count: int, spread: float, rows: Rows) -> None:
+    x, y, v, xs, field = problem(count, spread)
+    own = {"points": count, "spread": spread}
+
+    def add(unit: float, variance: float, seconds: float, found, first) -> None:
+        rows.add(
+            **own,
+            unit=unit,
+            variances=variance,
+            **scores(found[2], found[3].square(), field),
+            nats=found[1].item(),
+            hyperparameters=(found[0] / first[0] - 1).abs().max().item(),
+            mean=((found[2] - first[2]) / first[3]).abs().max().item(),
+            deviation=(found[3] / first[3] - 1).abs().max().item(),
+            seconds=seconds,
+        )
+
+    start = time.perf_counter()
+    plain = numbers(fitted(x, y), xs, 1.0, 1.0)
+    add(1.0, 0.0, time.perf_counter() - start, plain, plain)
+    first = None
+    for unit in UNITS:
+        for variance in VARIANCES:
+            start = time.perf_counter()
+            found = numbers(fitted(x, unit * y, variance * v), xs, unit, variance)
+            first = found if first is None else first
+            add(unit, variance, time.perf_counter() - start, found, first)
 
 
-def report(count: int) -> None:
-    for spread in SPREADS:
-        x, y, v, xs, field = problem(count, spread)
-        plain = numbers(fitted(x, y), xs, 1.0, 1.0)
-        print(f"N {count}, sd of log v {spread}: without variances {judged(*plain[2:], field)}")
-        first = None
-        for unit in UNITS:
-            for variance in VARIANCES:
-                began = time.perf_counter()
-                found = numbers(fitted(x, unit * y, variance * v), xs, unit, variance)
-                seconds = time.perf_counter() - began
-                first = found if first is None else first
-                hyper = (found[0] / first[0] - 1).abs().max().item()
-                mean = ((found[2] - first[2]) / first[3]).abs().max().item()
-                sd = (found[3] / first[3] - 1).abs().max().item()
-                print(
-                    f"  y x {unit:.0e}, variances x {variance:.0e}: {judged(*found[2:], field)}, "
-                    f"noise {found[0][2].sqrt():.4f}, {found[1]:.2f} nats, against the first: "
-                    f"hyperparameters {hyper:.0e}, mean {mean:.0e}, sd {sd:.0e}; {seconds:.0f} s",
-                    flush=True,
-                )
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = Sizes(__file__, __doc__, most=(5000, 120), spreads=(3, 1)).parse_args(words)
+    rows = Rows()
+    for count in (120, 700, 5000):
+        if count <= arguments.most:
+            for spread in SPREADS[-arguments.spreads :]:
+                compared(count, spread, rows)
+    save(arguments, {"rows": rows})
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("error")
-    for count in map(int, sys.argv[1:] or ("120", "700", "5000")):
-        report(count)
+    main()

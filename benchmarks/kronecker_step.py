@@ -1,19 +1,24 @@
 """One training step of a separable kernel: 20 outputs against one.
 
-    python benchmarks/kronecker_step.py [--points 20000] [--frequencies 200] [--rounds 9]
+    python benchmarks/kronecker_step.py [--points 20000] [--frequencies 200] [--rounds 9] [--smoke]
 
 Evidence and gradient by ORFFKernel(MultitaskKernel(RBF)) in ExactGP, float64, interleaved in one
 process; beside the same features without the Kronecker algebra (every direction written out, F =
-2D·p, one step, as its cost is F³). The ratios are medians over rounds.
+2D·p, a single round, as its cost is F³). Each has one step before it is timed; the ratio is the
+median over rounds.
 """
 
-import argparse
 import statistics
-import time
+from collections.abc import Callable, Sequence
 
-import gpytorch
 import torch
 from gpytorch.kernels import MultitaskKernel, RBFKernel
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from helpers.command import Sizes
+from helpers.measure import interleaved, median_ratio
+from helpers.models import VectorGP
+from helpers.results import save
+from helpers.rows import Rows
 
 import gp_orff
 
@@ -25,57 +30,37 @@ class Written(gp_orff.ORFFKernel):
         return super()._expansion(num_inputs).general()
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, kernel):
-        super().__init__(x, y, likelihood)
-        self.covar_module = kernel
-        self.double()
-
-    def forward(self, x):
-        mean = torch.zeros(*self.train_targets.shape, dtype=x.dtype)
-        return gpytorch.distributions.MultitaskMultivariateNormal(mean, self.covar_module(x))
-
-
-def step_of(outputs, points, frequencies, kind=gp_orff.ORFFKernel):
+def step_of(
+    outputs: int, points: int, frequencies: int, kind: type = gp_orff.ORFFKernel
+) -> Callable[[], float]:
     generator = torch.Generator().manual_seed(0)
     x = 10 * torch.rand(points, 2, generator=generator, dtype=torch.float64)
     y = torch.randn(points, outputs, generator=generator, dtype=torch.float64)
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # gpytorch starts task covariances at random
     kernel = MultitaskKernel(RBFKernel(), num_tasks=outputs, rank=1)
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(outputs)
     rule = gp_orff.MonteCarlo(frequencies)
-    model = Model(x, y, likelihood, kind(kernel, rule, num_dims=2))
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-
-    def step():
-        model.zero_grad()
-        start = time.perf_counter()
-        (-mll(model(x), y)).backward()
-        return time.perf_counter() - start
-
-    return step
+    kernel = kind(kernel, rule, num_dims=2)
+    return VectorGP(x, y, kernel, MultitaskGaussianLikelihood(outputs)).train().step
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--points", type=int, default=20_000)
-    parser.add_argument("--frequencies", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
+def main(words: Sequence[str] | None = None) -> None:
+    sizes = {"points": (20_000, 300), "frequencies": (200, 10), "rounds": (9, 2)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     size = (arguments.points, arguments.frequencies)
-    steps = {p: step_of(p, *size) for p in (1, 20)}
-    for step in steps.values():
-        step()
-    times = {p: [] for p in steps}
-    for _ in range(arguments.rounds):
-        for p, step in steps.items():
-            times[p].append(step())
-    ratio = statistics.median(b / a for a, b in zip(times[1], times[20], strict=True))
-    written = step_of(20, *size, kind=Written)()
-    print(f"N = {size[0]}, {2 * size[1]} trig columns, {arguments.rounds} interleaved rounds")
-    print(f"p = 1    {statistics.median(times[1]):8.3f} s")
-    print(f"p = 20   {statistics.median(times[20]):8.3f} s, {ratio:.2f} times p = 1")
-    print(f"p = 20 without the Kronecker algebra {written:8.3f} s")
+    steps = [step_of(p, *size) for p in (1, 20)]
+    one, twenty = interleaved(steps, arguments.rounds)
+    plain = step_of(20, *size, kind=Written)
+    evidence, same = steps[1](), plain()
+    assert abs(evidence - same) < 1e-9 * abs(same), (evidence, same)
+    (written,) = interleaved([plain], 1)
+    rows = Rows()
+    rows.add(outputs=1, algebra="Kronecker", seconds=statistics.median(one))
+    rows.add(outputs=20, algebra="Kronecker", seconds=statistics.median(twenty))
+    rows.add(outputs=20, algebra="written out", seconds=written[0])
+    found = {"points": arguments.points, "columns": 2 * arguments.frequencies, "rows": rows}
+    found["ratio of 20 outputs to one"] = median_ratio(twenty, one)
+    print(f"ratio of 20 outputs to one: {found['ratio of 20 outputs to one']:.2f}")
+    save(arguments, found)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,27 @@
 """Grids of rational quadratic kernels against the exact kernel, from nearly no range to RBF.
 
-    python benchmarks/rational_quadratic.py
+    python benchmarks/rational_quadratic.py [--points 400] [--features 20000] [--smoke]
 
-400 points in a box of five lengthscales, the signal ten times the noise; a grid of
-tolerance 1e-6 within 20 000 features. For each kernel and α: the number of features, what
+Points in a box of five lengthscales, the signal ten times the noise; a grid of tolerance 1e-6
+within `--features` features. For each kernel and α: the number of features, what
 `accuracy()` foretells and the largest error of a block of the kernel at lags within the box, both
 relative to the variance, the error of the evidence in nats a number, and the largest relative
 error of a standard deviation of the field at 100 points.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from gpytorch.kernels import MultitaskKernel, RQKernel
+from helpers.command import Sizes
+from helpers.results import save
+from helpers.rows import Rows
 
 import gp_orff
 
 ALPHAS = (0.05, 0.5, 1.0, 2.0, 8.3, 30.0, 1e3, 1e6)
-POINTS, EXTENT, SNR = 400, 5.0, 10.0
-TOLERANCE, FEATURES = 1e-6, 20_000
+EXTENT, SNR, TOLERANCE = 5.0, 10.0, 1e-6
 
 
 def separable(scalar, num_dims):
@@ -45,17 +48,23 @@ def kernel_of(name, alpha, num_dims):
 
 def points(number, num_dims, seed):
     generator = torch.Generator().manual_seed(seed)
-    return EXTENT * torch.rand(number, num_dims, generator=generator).double()
+    return EXTENT * torch.rand(number, num_dims, generator=generator, dtype=torch.float64)
 
 
 def dense(kernel, *x):
     return kernel(*x).to_dense()
 
 
+def cholesky(covariance, noise):
+    return torch.linalg.cholesky(covariance + noise * torch.eye(len(covariance)).double())
+
+
 def asked(kernel, x, y, xs, noise):
     """Evidence and standard deviations, by Cholesky."""
     covariance = dense(kernel, x)
-    root = torch.linalg.cholesky(covariance + noise * torch.eye(len(covariance)))
+    root = torch.linalg.cholesky(
+        covariance + noise * torch.eye(len(covariance), dtype=torch.float64)
+    )
     white = torch.linalg.solve_triangular(root, y.unsqueeze(-1), upper=False)
     evidence = -0.5 * white.square().sum() - root.diagonal().log().sum()
     seen = torch.linalg.solve_triangular(root, dense(kernel, x, xs), upper=False)
@@ -65,13 +74,13 @@ def asked(kernel, x, y, xs, noise):
 
 def lags(num_dims):
     """From next to zero to corner to corner."""
-    axis = torch.cat([torch.logspace(-6, -1, 6), torch.linspace(0.2, EXTENT, 25)]).double()
-    axis = torch.cat([torch.zeros(1).double(), axis])
+    near = torch.logspace(-6, -1, 6, dtype=torch.float64)
+    axis = torch.cat([torch.zeros(1), near, torch.linspace(0.2, EXTENT, 25, dtype=torch.float64)])
     return torch.cartesian_prod(*[axis] * num_dims).reshape(-1, num_dims)[1:]
 
 
 @torch.no_grad()
-def compared(name, alpha, num_dims, features=FEATURES):
+def compared(name, alpha, num_dims, count, features):
     """Features, foretold and true error of the kernel, of the evidence, of the sd."""
     exact = kernel_of(name, alpha, num_dims)
     grid = gp_orff.Grid(
@@ -85,30 +94,34 @@ def compared(name, alpha, num_dims, features=FEATURES):
     origin = torch.zeros(1, num_dims).double()
     size = dense(exact, origin).diagonal().max()
     error = dense(kernel, lags(num_dims), origin) - dense(exact, lags(num_dims), origin)
-    x, xs = points(POINTS, num_dims, 0), points(100, num_dims, 1)
+    x, xs = points(count, num_dims, 0), points(100, num_dims, 1)
     covariance, noise = dense(exact, x), size.item() / SNR**2
-    root = torch.linalg.cholesky(covariance + noise * torch.eye(len(covariance)))
-    y = root @ torch.randn(len(root), generator=torch.Generator().manual_seed(2)).double()
+    root = torch.linalg.cholesky(
+        covariance + noise * torch.eye(len(covariance), dtype=torch.float64)
+    )
+    generator = torch.Generator().manual_seed(2)
+    y = root @ torch.randn(len(root), generator=generator, dtype=torch.float64)
     evidence, sd = asked(kernel, x, y, xs, noise)
     exact_evidence, exact_sd = asked(exact, x, y, xs, noise)
-    return (
-        kernel.num_features,
-        foretold,
-        (error.abs().max() / size).item(),
-        abs(evidence - exact_evidence) / len(y),
-        ((sd - exact_sd).abs() / exact_sd).max().item(),
-    )
+    return {
+        "F": kernel.num_features,
+        "foretold": foretold,
+        "kernel": (error.abs().max() / size).item(),
+        "nats a number": abs(evidence - exact_evidence) / len(y),
+        "sd": ((sd - exact_sd).abs() / exact_sd).max().item(),
+    }
 
 
-def main():
-    torch.set_default_dtype(torch.float64)
-    print(f"{'kernel':16}{'d':>2}{'alpha':>8}{'F':>7}   foretold     kernel nats/number       sd")
+def main(words: Sequence[str] | None = None) -> None:
+    sizes = {"points": (400, 30), "features": (20_000, 200)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
+    rows = Rows()
     for num_dims in (1, 2):
         for name in list(KERNELS)[: 1 + num_dims]:
             for alpha in ALPHAS:
-                features, *errors = compared(name, alpha, num_dims)
-                numbers = "".join(f"{error:>11.1e}" for error in errors)
-                print(f"{name:16}{num_dims:>2}{alpha:>8g}{features:>7}{numbers}", flush=True)
+                found = compared(name, alpha, num_dims, arguments.points, arguments.features)
+                rows.add(field=name, d=num_dims, alpha=alpha, **found)
+    save(arguments, {"points": arguments.points, "tolerance": TOLERANCE, "rows": rows})
 
 
 if __name__ == "__main__":

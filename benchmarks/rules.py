@@ -1,6 +1,6 @@
 """The posterior of every frequency rule against the exact one, at equal numbers of features.
 
-    python benchmarks/rules.py [--points 300] [--seeds 3] [--output benchmarks/output]
+    python benchmarks/rules.py [--points 300] [--seeds 3] [--smoke] [--output FOLDER]
 
 A curl-free field drawn from the prior, RBF and Matern 5/2, over a box of 20, 8 and 3 lengthscales
 in d = 1, 2 and 3, noise 3 % of its standard deviation, float64. The hyperparameters are those of
@@ -11,10 +11,10 @@ of the standard deviation, median ratio of the two standard deviations, differen
 evidence in nats per training point, and the negative log density of the true field per component
 (NLPD); means over seeds for random rules. `Orthogonal` is `MonteCarlo` in d = 1. `GaussHermite`
 takes the most nodes that do not exceed the features; no row where it refuses the spectrum or the
-extent. Writes rules.png, errors of the standard deviation, and rules_nlpd.png.
+extent. Draws rules.png, errors of the standard deviation, and rules_nlpd.png beside the results.
 """
 
-import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -24,6 +24,10 @@ import gpytorch
 import matplotlib
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
+from helpers.command import Sizes
+from helpers.models import VectorGP, by_cholesky, one_noise
+from helpers.results import save
+from helpers.rows import Rows
 
 import gp_orff
 
@@ -79,36 +83,16 @@ class Problem:
 
     def posterior(self, kernel):
         """Mean and standard deviation at xs, and the log evidence in nats per point."""
-        model = Model(self.x, self.y, self.noise, kernel)
-        mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-        with (
-            torch.no_grad(),
-            gpytorch.settings.max_cholesky_size(10**6),
-            gp_orff.settings.check_features(False),  # it would warn, rightly
-        ):
-            evidence = mll(model.train()(self.x), self.y) * self.y.shape[-1]
+        likelihood = one_noise(self.y.shape[-1], self.noise, least=1e-8)
+        model = VectorGP(self.x, self.y, kernel, likelihood)
+        check = gp_orff.settings.check_features(False)  # it would warn, rightly
+        with torch.no_grad(), by_cholesky(), check:
+            evidence = model.train().evidence() * self.y.shape[-1]
             prediction = model.eval()(self.xs)
             return prediction.mean, prediction.stddev, evidence
 
     def nlpd(self, mean, sd):
         return -torch.distributions.Normal(mean, sd).log_prob(self.truth).mean().item()
-
-
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, noise, kernel):
-        constraint = gpytorch.constraints.GreaterThan(1e-8)
-        likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
-            y.shape[-1], has_task_noise=False, noise_constraint=constraint
-        )
-        super().__init__(x, y, likelihood)
-        self.covar_module = kernel
-        self.double()
-        likelihood.noise = noise
-
-    def forward(self, x):
-        return gpytorch.distributions.MultitaskMultivariateNormal(
-            torch.zeros_like(x), self.covar_module(x)
-        )
 
 
 def rules(problem, features, seeds):
@@ -189,36 +173,8 @@ def picture(results, value, label):
     return figure
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--points", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--features", type=int, nargs="+", default=FEATURES)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/output"))
-    arguments = parser.parse_args()
-    results = {}
-    for (kernel_name, potential), (num_dims, extent) in product(
-        POTENTIALS.items(), EXTENTS.items()
-    ):
-        problem = Problem.drawn(potential(), num_dims, arguments.points)
-        exact = problem.posterior(problem.kernel)
-        density = problem.nlpd(*exact[:2])
-        head = f"{kernel_name}, d = {num_dims}, {extent:g} lengthscales"
-        print(f"\n{head:36}" + "".join(f"{name:>10}" for name in COLUMNS))
-        print(f"{'  exact':86}{density:10.2f}")
-        rows, reasons = [{"exact": {"NLPD": density}}], {}
-        for features in arguments.features:
-            found, refusals = compare(problem, exact, features, arguments.seeds)
-            rows.append(found)
-            reasons |= dict.fromkeys(refusals)
-            for name, row in found.items():
-                print(
-                    f"{'  ' + name:36}{row['F']:10.0f}{row['mean']:10.1e}{row['sd']:10.1e}", end=""
-                )
-                print(f"{row['sd/exact']:10.3f}{row['evidence']:10.1e}{row['NLPD']:10.2f}")
-        print(*(f"  {reason}" for reason in reasons), sep="\n", flush=True)
-        results[kernel_name, num_dims] = rows
-    arguments.output.mkdir(parents=True, exist_ok=True)
+def pictures(results, folder: Path) -> None:
+    """`results`: rows by potential and d."""
     figures = {
         "rules.png": (
             lambda row, rows: max(LEAST_ERROR, row["sd"]),
@@ -229,9 +185,41 @@ def main():
             f"NLPD − exact NLPD (nats), ≥ {LEAST_NATS:g}",
         ),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     for name, (value, label) in figures.items():
-        picture(results, value, label).savefig(arguments.output / name, dpi=150)
-        print(f"figure: {arguments.output / name}")
+        figure = picture(results, value, label)
+        figure.savefig(folder / name, dpi=150)
+        plt.close(figure)
+        print(f"figure: {folder / name}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    sizes = {"points": (300, 40), "seeds": (3, 1), "most": (2000, 125)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
+    rows, refused, results = Rows(), [], {}
+    for (potential, make), num_dims in product(POTENTIALS.items(), EXTENTS):
+        problem = Problem.drawn(make(), num_dims, arguments.points)
+        exact = problem.posterior(problem.kernel)
+        density = problem.nlpd(*exact[:2])
+        name = {"potential": potential, "d": num_dims}
+        rows.add(
+            **name, rule="exact", most=None, **dict.fromkeys(COLUMNS, None) | {"NLPD": density}
+        )
+        own = results[potential, num_dims] = [{"exact": {"NLPD": density}}]
+        for features in FEATURES:
+            if features > arguments.most:
+                break
+            found, refusals = compare(problem, exact, features, arguments.seeds)
+            own.append(found)
+            refused += [{**name, "most": features, "why": why} for why in refusals]
+            for rule, columns in found.items():
+                rows.add(**name, rule=rule, most=features, **columns)
+    for refusal in refused:
+        print(*refusal.values(), sep=", ")
+    if arguments.output is not None:
+        pictures(results, arguments.output)
+    sizes = {"points": arguments.points, "seeds": arguments.seeds, "lengthscales": EXTENTS}
+    save(arguments, {**sizes, "noise": NOISE, "rows": rows, "refused": refused})
 
 
 if __name__ == "__main__":

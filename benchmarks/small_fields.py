@@ -1,8 +1,8 @@
 """Fields of vortices and sources from 10 to 30 vectors: default settings against an exact GP.
 
-    python benchmarks/small_fields.py [DIR] [--fields 20]
+    python benchmarks/small_fields.py [DIR] [--fields 20] [--starts 10] [--smoke]
 
-Twenty generated fields, each one vortex (a Gaussian stream function) and one source (a Gaussian
+Generated fields, each one vortex (a Gaussian stream function) and one source (a Gaussian
 potential) of random place, size and strength over 4 × 4, seen at 10 to 30 random points without
 noise; the vector RMSE is over a 17 × 17 grid, relative to the root mean square of the field.
 
@@ -11,22 +11,26 @@ exact    gpytorch's `ExactGP` with the exact Helmholtz kernel, constant means an
          from 10 random starts, the one of largest evidence
 
 With DIR, the public simulations of Berlinghieri et al. 2023 too: `vortex` and `divmild`, files
-XY_train_*.csv and so on; their published vector RMSE are 0.244 and 0.168.
+XY_train_*.csv and so on, in the units of the data, beside their published vector RMSE.
 """
 
-import argparse
 import math
-from pathlib import Path
+from collections.abc import Sequence
 
-import gpytorch
 import numpy as np
 import torch
-from tqdm import trange
+from helpers.command import Sizes, with_folder
+from helpers.fields import quantiles
+from helpers.models import VectorGP, one_noise
+from helpers.results import rounded, save
+from helpers.rows import Rows
 
 import gp_orff
 
+PUBLISHED = {"vortex": 0.244, "divmild": 0.168}
 
-def generated(seed):
+
+def generated(seed: int):
     rng = np.random.default_rng(seed)
     centres, sizes = rng.uniform(-1.5, 1.5, (2, 2)), rng.uniform(0.6, 1.5, 2)
     strengths = rng.uniform(0.5, 1.5, 2) * rng.choice([-1, 1], 2)
@@ -52,82 +56,69 @@ def ours(x, y, xs):
     return model.fit(x, y, progress=False).posterior().mean(xs)
 
 
-class Model(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood):
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), num_tasks=2)
-        self.covar_module = gp_orff.HelmholtzKernel(num_dims=2)
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
-
-
-def trained(x, y, start):
+def trained(x, y, start: int) -> tuple[VectorGP, float]:
     """An exact GP, and its log marginal likelihood per number."""
     rng = np.random.default_rng(start)
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
-        2, has_task_noise=False, noise_constraint=gpytorch.constraints.GreaterThan(1e-6)
-    )
-    model = Model(x, y, likelihood).double()
-    variance = y.var().item()
-    for part in (model.covar_module.curl_free, model.covar_module.divergence_free):
+    kernel, variance = gp_orff.HelmholtzKernel(num_dims=2).double(), y.var().item()
+    for part in (kernel.curl_free, kernel.divergence_free):
         lengthscale = float(np.exp(rng.uniform(math.log(0.3), math.log(3.0))))
         part.base_kernel.base_kernel.lengthscale = lengthscale
         part.outputscale = variance * lengthscale**2 * float(rng.uniform(0.1, 1.0))
-    likelihood.noise = variance * float(np.exp(rng.uniform(math.log(1e-4), math.log(0.1))))
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = -mll(model(x), y)
-        loss.backward()
-        return loss
-
+    noise = variance * float(np.exp(rng.uniform(math.log(1e-4), math.log(0.1))))
+    model = VectorGP.with_constants(x, y, kernel, one_noise(2, noise, least=1e-6))
     try:
-        optimizer.step(closure)
-        evidence = -closure().item()
+        model.learn(max_iter=200)
+        with torch.no_grad():
+            evidence = model.evidence().item()
     except Exception:  # a search that left what can be factorised
         return model, -math.inf
     return model, evidence if math.isfinite(evidence) else -math.inf
 
 
-def exact(x, y, xs):
-    model, _ = max((trained(x, y, start) for start in range(10)), key=lambda own: own[1])
-    model.eval()
+def exact(x, y, xs, starts: int):
+    model, _ = max((trained(x, y, start) for start in range(starts)), key=lambda own: own[1])
     with torch.no_grad():
-        return model(xs).mean
+        return model.eval()(xs).mean
 
 
-def vector_rmse(mean, truth):
+def vector_rmse(mean, truth) -> float:
     return (mean - truth).square().sum(-1).mean().sqrt().item()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--fields", type=int, default=20)
-    arguments = parser.parse_args()
-    found = []
-    for seed in trange(arguments.fields, unit=" fields"):
-        x, y, xs, truth = generated(seed)
+def compared(x, y, xs, truth, starts: int) -> dict[str, float]:
+    return {
+        "ours": vector_rmse(ours(x, y, xs), truth),
+        "exact": vector_rmse(exact(x, y, xs, starts), truth),
+    }
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = Sizes(__file__, __doc__, fields=(20, 2), starts=(10, 2))
+    arguments = with_folder(parser, "of the public simulations", nargs="?").parse_args(words)
+    rows = Rows()
+    for seed in range(arguments.fields):
+        *data, truth = generated(seed)
         size = truth.square().sum(-1).mean().sqrt().item()
-        found.append([vector_rmse(own(x, y, xs), truth) / size for own in (ours, exact)])
-    errors = np.array(found)
-    print(f"{'':22}{'ours':>8}{'exact':>8}")
-    for name, quantile in {"median": 0.5, "10 %": 0.1, "90 %": 0.9}.items():
-        print(f"{name:22}" + "".join(f"{v:8.3f}" for v in np.quantile(errors, quantile, axis=0)))
-    print(f"ours is better in {(errors[:, 0] < errors[:, 1]).sum()} of {len(errors)}")
-    if arguments.folder is None:
-        return
-    for name, published in {"vortex": 0.244, "divmild": 0.168}.items():
-        x, y, xs, truth = (
-            torch.from_numpy(np.loadtxt(arguments.folder / f"{kind}_{name}.csv", delimiter=","))
-            for kind in ("XY_train", "UV_train", "XY_test", "UV_test")
-        )
-        own, reference = (vector_rmse(model(x, y, xs), truth) for model in (ours, exact))
-        print(f"{name:22}{own:8.3f}{reference:8.3f}   (published: {published})")
+        found = compared(*data, truth, arguments.starts)
+        rows.add(field=seed, points=len(data[0]), **{k: v / size for k, v in found.items()})
+    errors = {name: [row[name] for row in rows] for name in ("ours", "exact")}
+    found = {
+        "fields": len(rows),
+        "starts": arguments.starts,
+        "relative error": {name: quantiles(own) for name, own in errors.items()},
+        "ours is better in": sum(row["ours"] < row["exact"] for row in rows),
+    }
+    print(rounded(found))
+    if arguments.folder is not None:
+        found["simulations"] = Rows()
+        for name, published in PUBLISHED.items():
+            data = (
+                torch.from_numpy(np.loadtxt(arguments.folder / f"{kind}_{name}.csv", delimiter=","))
+                for kind in ("XY_train", "UV_train", "XY_test", "UV_test")
+            )
+            own = compared(*data, arguments.starts)
+            found["simulations"].add(simulation=name, **own, published=published)
+    save(arguments, found)
 
 
 if __name__ == "__main__":

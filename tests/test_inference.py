@@ -161,7 +161,7 @@ def test_rows_beside_statistics_are_all_rows(name):
     ]
     groups = [Group(Statistics.of(x, y, expansion.phi), noise)]
     summed = normal_equations(expansion, groups, further)
-    written_out = Dual(expansion, DenseRows.joined([rows, *further]))
+    written_out = Dual(expansion, DenseRows.concatenate([rows, *further]))
     torch.testing.assert_close(summed.evidence(), written_out.evidence())
     one, other = (own.posterior(None) for own in (summed, written_out))
     torch.testing.assert_close(one[1], other[1])
@@ -254,13 +254,13 @@ def test_detaching_cuts_every_tensor():
     assert not detached.mean(draw(3, 2)).requires_grad
 
 
-def test_what_is_gathered_is_kept_for_the_same_numbers_only():
+def test_grams_of_features_are_cached_for_the_same_numbers_only():
     expansion, x, y = feature_expansion(), draw(20, 2, seed=3), draw(20, 2, seed=4)
     statistics = Statistics.of(x, y, expansion.phi)
-    kept = statistics.gathered(expansion)
-    assert statistics.gathered(expansion) is kept
+    kept = statistics.feature_grams(expansion)
+    assert statistics.feature_grams(expansion) is kept
     for other, factor in ((2 * statistics, 2.0), (statistics + statistics - 3 * statistics, -1.0)):
-        torch.testing.assert_close(other.gathered(expansion)[0], factor * kept[0])
+        torch.testing.assert_close(other.feature_grams(expansion)[0], factor * kept[0])
 
 
 def test_complex_directions_are_real_parts_of_waves():

@@ -340,7 +340,7 @@ BAD = {
     "directions": ({"directions": np.ones((30, 2)), "y": lambda y: y[:, 0]}, "unit vectors"),
     "directions_y": ({"directions": directions(30)}, "one number for each point"),
     "directions_shape": ({"directions": np.ones((30, 3)), "y": lambda y: y[:, 0]}, "of shape"),
-    "group": ({"group": ["a", "b"]}, "one group for all readings"),
+    "group": ({"group": ["a", "b"]}, "one group for all observations"),
 }
 
 

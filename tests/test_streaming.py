@@ -11,7 +11,7 @@ import torch
 
 import gp_orff
 from gp_orff.data import dataset as held
-from gp_orff.data.observations import places
+from gp_orff.data.observations import lookup
 from tests.fields import conditioned, curl_free, flow
 
 pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
@@ -159,7 +159,7 @@ def test_statistics_add_up_in_any_order():
             statistics_of(_sorted(found)), statistics_of(_sorted(whole)), strict=True
         ):
             assert (mine - theirs).abs().max() <= 1e-10 * theirs.abs().max()
-    with pytest.raises(ValueError, match="no more readings than there are"):
+    with pytest.raises(ValueError, match="no more observations than there are"):
         extra - whole
     with pytest.raises(ValueError, match="positive factor"):
         -1.0 * whole
@@ -204,7 +204,7 @@ def test_readings_are_found_again():
     for sizes in ((50, 30), (1, 5), (20, 200)):
         there, asked = (rng.integers(0, 25, size) for size in sizes)
         left = list(there)
-        for own, place in zip(asked, places(asked, there), strict=True):
+        for own, place in zip(asked, lookup(asked, there), strict=True):
             expected = left.index(own) if own in left else -1
             assert place == expected
             if place >= 0:
@@ -484,7 +484,7 @@ def test_merged_statistics_keep_a_mean_that_is_fixed():
     compare(model.update(part), expected, atol=2e-3)
 
 
-def test_statistics_carry_the_bound_of_their_weights():
+def test_statistics_carry_the_elbo_correction_of_their_weights():
     """Of readings under Student-t noise: what is added can be taken away again."""
     x, y, _ = flow(700)
     model = gp_orff.VectorFieldGP(

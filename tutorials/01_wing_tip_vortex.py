@@ -207,19 +207,26 @@ def score(model, rows):
     return rmse.item(), nlpd.mean().item(), inside.double().mean().item()
 
 
-parts = {
-    f"random fifth, {fifth.sum()}": fifth,
-    f"disc, {disc.sum()}": disc,
-    f"disc, the {(disc & valid).sum()} valid": disc & valid,
-}
-print(f"{'held out:':36}" + "".join(f"{name:^24}" for name in parts))
+parts = {"random fifth": fifth, "disc": disc, "disc, valid": disc & valid}
+titles = [f"{name} ({rows.sum()})" for name, rows in parts.items()]
+print(f"{'held out:':36}" + "".join(f"{title:^24}" for title in titles))
 print(
     f"{'model (training vectors)':28}{'nats':>8}" + f"{'RMSE':>8}{'NLPD':>8}{'95 %':>8}" * 3, end=""
 )
 print(f"{'seconds':>9}")
-for name, (model, nats, seconds) in models.items():
-    numbers = [value for rows in parts.values() for value in score(model, rows)]
-    print(f"{name:28}{nats:8.3f}" + "".join(f"{v:8.3f}" for v in numbers) + f"{seconds:9.1f}")
+
+arguments.output.mkdir(parents=True, exist_ok=True)
+with open(arguments.output / "wing_tip_vortex_scores.csv", "w", newline="") as file:
+    writer = csv.writer(file)
+    columns = ["nats_per_vector", "rmse_px", "nlpd", "inside_95", "seconds"]
+    writer.writerow(["model", "training", "held_out", "test", *columns])
+    for name, (model, nats, seconds) in models.items():
+        scores = {part: score(model, rows) for part, rows in parts.items()}
+        for part, own in scores.items():
+            counts = len(model.train_targets), parts[part].sum().item()
+            writer.writerow([name, counts[0], part, counts[1], nats, *own, seconds])
+        numbers = [value for own in scores.values() for value in own]
+        print(f"{name:28}{nats:8.3f}" + "".join(f"{v:8.3f}" for v in numbers) + f"{seconds:9.1f}")
 
 # %% [markdown]
 # `nats` is the evidence per training vector. The table shows:
@@ -243,7 +250,6 @@ with torch.no_grad(), chosen_threads():
     posterior = model(x)
     mean, sd = posterior.mean * unit, posterior.stddev * unit
 
-arguments.output.mkdir(parents=True, exist_ok=True)
 with open(arguments.output / "wing_tip_vortex_map.csv", "w", newline="") as file:
     writer = csv.writer(file)
     writer.writerow(["x_px", "y_px", "u_px", "v_px", "u_sd_px", "v_sd_px"])
@@ -274,4 +280,4 @@ for ax in axes:
     ax.set(xlabel="x (pixel)", xlim=(0, 1280), ylim=(0, 1024), aspect="equal")
 axes[0].set_ylabel("y (pixel)")
 figure.savefig(arguments.output / "wing_tip_vortex.png", dpi=150)
-print(f"\nmap and figure: {arguments.output}/wing_tip_vortex_map.csv, wing_tip_vortex.png")
+print(f"\n{arguments.output}: wing_tip_vortex.png, wing_tip_vortex_{{map,scores}}.csv")

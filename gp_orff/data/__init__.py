@@ -1,1 +1,1 @@
-"""What was observed: y = H f + noise, and its sufficient statistics."""
+"""Observations y = H f + noise, and their sufficient statistics."""

@@ -1,4 +1,4 @@
-"""The sufficient statistics of a vector field's readings, group by group."""
+"""The sufficient statistics of observations of a vector field, group by group."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,15 +16,23 @@ from gp_orff.features.lattice import LatticeColumns
 
 @dataclass(frozen=True)
 class FieldStatistics:
-    """All that a posterior needs of the data, on frequencies that do not move: `VectorFieldGP.
-    statistics`.
+    """The sufficient statistics of all observations, on frequencies that do not move.
 
-    They add up and can be taken away again, so that chunks, streams, workers and machines merge
-    exactly: `a + b`, `sum(parts)`, `a - b`, and `0.9 * a` to forget. Sizes depend on the number of
-    frequencies, not on that of the data.
+    A posterior needs nothing else of the data. `VectorFieldGP.statistics` and
+    `VectorFieldGP.statistics_of` make them. Statistics of parts of the data merge exactly:
+    `a + b` and `sum(parts)` merge, `a - b` takes observations away, and `0.9 * a` forgets. Their
+    size depends on the number of frequencies, not on the number of observations.
+
+    Args:
+        phi: the columns φ(x), M of them.
+        groups: the statistics of each group of observations: Σφφᵀ (M, M), Σφyᵀ (M, q), Σφ (M,),
+            Σyyᵀ (q, q), Σy (q,) and N, y in the unit of the data.
+        elbo_correction: the term of the ELBO that comes from learned weights, in nats.
 
     Raises:
-        ValueError: adding statistics of other frequencies, or taking away more than there is.
+        TypeError: adding or subtracting anything but statistics.
+        ValueError: statistics of other frequencies, subtracting more observations than there are,
+            or a factor that is not positive.
 
     Example:
         >>> import gp_orff, torch
@@ -40,49 +48,49 @@ class FieldStatistics:
 
     phi: Columns
     groups: Mapping[GroupKey, Statistics]
-    elbo_correction: float = 0.0  # what weights that were learned add to the log density
+    elbo_correction: float = 0.0  # the term of the ELBO that comes from learned weights
 
     @classmethod
     def of(cls, parts: Iterable[Observations], phi: Columns) -> "FieldStatistics":
-        """One pass over readings."""
+        """The statistics of observations (`parts`) under the columns `phi`; one pass over them."""
         groups: dict[GroupKey, Statistics] = {}
         for part in parts:
-            found = Statistics.of_readings(
+            statistics = Statistics.of_observations(
                 part.x, part.y, phi, part.pattern, part.weight, part.direction
             )
-            known = groups.get(part.key)
-            groups[part.key] = found if known is None else known + found
+            total = groups.get(part.key)
+            groups[part.key] = statistics if total is None else total + statistics
         return cls(phi, groups)
 
     @property
     def num_values(self) -> float:
-        """Numbers that were read."""
-        return sum(own.num_values for own in self.groups.values())
+        """The number of observed values."""
+        return sum(group.num_values for group in self.groups.values())
 
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
-        """The statistics of some columns."""
-        groups = {key: own.select(columns) for key, own in self.groups.items()}
+        """The statistics of the columns with indices `columns` (k,)."""
+        groups = {key: group.select(columns) for key, group in self.groups.items()}
         return FieldStatistics(self.phi.select(columns), groups, self.elbo_correction)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
-        """On some of the frequencies of the lattice these are on."""
+        """The statistics on `phi`, whose frequencies are some of this lattice."""
         groups = {}
-        for key, own in self.groups.items():
+        for key, group in self.groups.items():
             moments = []
-            for part in own.moments:
+            for part in group.moments:
                 gram = self.phi.crop(part.gram, phi)
                 moments.append(Moments(gram, phi.column_sum(gram), part.mass))
-            cross = self.phi.pick(own.cross, phi)
-            groups[key] = replace(own, phi=phi, moments=tuple(moments), cross=cross)
+            cross = self.phi.pick(group.cross, phi)
+            groups[key] = replace(group, phi=phi, moments=tuple(moments), cross=cross)
         return FieldStatistics(phi, groups, self.elbo_correction)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":
-        if isinstance(other, int) and other == 0:  # of sum()
+        if isinstance(other, int) and other == 0:  # the start value of sum()
             return self
         self._require_same(other)
         groups = dict(self.groups)
-        for key, own in other.groups.items():
-            groups[key] = groups[key] + own if key in groups else own
+        for key, statistics in other.groups.items():
+            groups[key] = groups[key] + statistics if key in groups else statistics
         return FieldStatistics(self.phi, groups, self.elbo_correction + other.elbo_correction)
 
     __radd__ = __add__
@@ -90,21 +98,21 @@ class FieldStatistics:
     def __sub__(self, other: "FieldStatistics") -> "FieldStatistics":
         self._require_same(other)
         groups = dict(self.groups)
-        for key, own in other.groups.items():
-            if key not in groups or groups[key].count < own.count:
+        for key, statistics in other.groups.items():
+            if key not in groups or groups[key].count < statistics.count:
                 raise ValueError(
-                    f"expected to take away no more readings than there are, got {own.count} of "
-                    f"group {key.label!r} ({key.pattern}) from "
+                    "expected to take away no more observations than there are, got "
+                    f"{statistics.count} of group {key.label!r} ({key.pattern}) from "
                     f"{groups[key].count if key in groups else 0}"
                 )
-            groups[key] = groups[key] - own
-        left = {key: own for key, own in groups.items() if own.count}
-        return FieldStatistics(self.phi, left, self.elbo_correction - other.elbo_correction)
+            groups[key] = groups[key] - statistics
+        remaining = {key: statistics for key, statistics in groups.items() if statistics.count}
+        return FieldStatistics(self.phi, remaining, self.elbo_correction - other.elbo_correction)
 
     def __mul__(self, factor: float) -> "FieldStatistics":
         if not 0 < factor < float("inf"):
             raise ValueError(f"expected a positive factor, got {factor}")
-        groups = {key: factor * own for key, own in self.groups.items()}
+        groups = {key: factor * group for key, group in self.groups.items()}
         return FieldStatistics(self.phi, groups, factor * self.elbo_correction)
 
     __rmul__ = __mul__
@@ -115,36 +123,37 @@ class FieldStatistics:
         if not self.phi.same(other.phi):
             raise ValueError(
                 "expected statistics of the same frequencies, got those of others; make them with "
-                "statistics_of(x, y) of one model, or of copies of it"
+                "statistics_of(x, y) of one model or of its copies"
             )
 
     def to(self, device: torch.device) -> "FieldStatistics":
-        """On another device."""
+        """The same statistics on another `device`."""
         phi = self.phi.to(device)
-        groups = {key: own.to(device, phi) for key, own in self.groups.items()}
+        groups = {key: group.to(device, phi) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, self.elbo_correction)
 
     @property
     def tensors(self) -> dict[tuple, Tensor]:
-        """What depends on the frequencies, by name."""
-        found = {}
-        for key, own in self.groups.items():
-            found[key, "cross", 0] = own.cross
-            for index, part in enumerate(own.moments):
-                found[key, "gram", index] = part.gram
-                found[key, "column_sum", index] = part.column_sum
-        return found
+        """The tensors (M, M), (M,), (M, q) that depend on the frequencies, by group, name and
+        index."""
+        tensors = {}
+        for key, group in self.groups.items():
+            tensors[key, "cross", 0] = group.cross
+            for index, part in enumerate(group.moments):
+                tensors[key, "gram", index] = part.gram
+                tensors[key, "column_sum", index] = part.column_sum
+        return tensors
 
     def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":
-        """The same numbers in other tensors."""
+        """The same statistics of columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
         groups = {}
-        for key, own in self.groups.items():
+        for key, group in self.groups.items():
             moments = tuple(
                 Moments(tensors[key, "gram", i], tensors[key, "column_sum", i], part.mass)
-                for i, part in enumerate(own.moments)
+                for i, part in enumerate(group.moments)
             )
             cross = tensors[key, "cross", 0]
-            groups[key] = replace(own, phi=phi, moments=moments, cross=cross)
+            groups[key] = replace(group, phi=phi, moments=moments, cross=cross)
         return FieldStatistics(phi, groups, self.elbo_correction)
 
 
@@ -152,13 +161,13 @@ Visit = Callable[[], Iterator[Observations]]
 
 
 def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
-    """Statistics whose derivative in ω is a second visit: no chunk is kept in between."""
+    """Statistics whose derivative in ω comes from a second visit; no chunk stays in memory."""
     fixed = FieldStatistics.of(visit(), phi.detached())
-    tensors = _Visited.apply(phi, visit, fixed.tensors, *phi.tensors)
+    tensors = _StatisticsByVisit.apply(phi, visit, fixed.tensors, *phi.tensors)
     return fixed.with_tensors(dict(zip(fixed.tensors, tensors, strict=True)), phi)
 
 
-class _Visited(torch.autograd.Function):
+class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, phi, visit, tensors, *parameters):
         ctx.phi, ctx.visit, ctx.names = phi, visit, list(tensors)
@@ -168,13 +177,13 @@ class _Visited(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        given = dict(zip(ctx.names, gradients, strict=True))
-        totals = [torch.zeros_like(own) for own in ctx.saved_tensors]
+        by_name = dict(zip(ctx.names, gradients, strict=True))
+        totals = [torch.zeros_like(parameter) for parameter in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():
-                own = [parameter.detach().requires_grad_() for parameter in ctx.saved_tensors]
-                found = FieldStatistics.of([part], ctx.phi.with_tensors(*own)).tensors
-            outputs = list(found.values())
-            parts = torch.autograd.grad(outputs, own, [given[name] for name in found])
-            totals = [total.add_(more) for total, more in zip(totals, parts, strict=True)]
+                inputs = [parameter.detach().requires_grad_() for parameter in ctx.saved_tensors]
+                tensors = FieldStatistics.of([part], ctx.phi.with_tensors(*inputs)).tensors
+            outputs = list(tensors.values())
+            terms = torch.autograd.grad(outputs, inputs, [by_name[name] for name in tensors])
+            totals = [total.add_(term) for total, term in zip(totals, terms, strict=True)]
         return None, None, None, *totals

@@ -1,8 +1,8 @@
-"""What a reading sees of the vector at its point: some components, or one along a direction.
+"""Patterns H_n: which components of the vector f(x_n) an observation has, or along which direction.
 
-A pattern turns the algebra of whole vectors into that of its readings. With H_n the p columns a
-reading sees, weights a_nk and matrices E_k such that H_nᵀH_n = Σ_k a_nk E_k, the posterior needs
-the moments Σ_n a_nk φφᵀ of every k and Σ_n φ (H_nᵀy_n)ᵀ, whatever the noise is.
+An observation is y_n = H_n f(x_n) + ε_n. Let q be the number of components that H_n involves, and
+write H_nᵀH_n = Σ_k a_nk E_k with weights a_nk and fixed matrices E_k (q, q). Whatever the noise is,
+the posterior then needs only the moments Σ_n a_nk φφᵀ for every k and Σ_n φ (H_nᵀy_n)ᵀ.
 """
 
 from collections.abc import Sequence
@@ -16,28 +16,29 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Components:
-    """Some components, the same ones at every point; noise Σ restricted to them."""
+    """Some components of the vector, the same at every point; the noise is Σ restricted to them."""
 
     columns: tuple[int, ...]
     num_outputs: int  # p
 
     @classmethod
     def every(cls, num_outputs: int) -> "Components":
+        """All p components."""
         return cls(tuple(range(num_outputs)), num_outputs)
 
     @property
     def complete(self) -> bool:
-        """Whether whole vectors are seen."""
+        """Whether all components are observed."""
         return len(self.columns) == self.num_outputs
 
     @property
     def num_values(self) -> int:
-        """Numbers in a reading."""
+        """v, the number of values of an observation."""
         return len(self.columns)
 
     @property
     def num_columns(self) -> int:
-        """Columns of the y it is read from."""
+        """The number of columns of the y that the user gave."""
         return self.num_outputs
 
     def weights(self, direction: None, like: Float[Tensor, "n _"]) -> Float[Tensor, "n 1"]:
@@ -45,34 +46,37 @@ class Components:
         return torch.ones_like(like[:, :1])
 
     def vectors(self, y: Float[Tensor, "n v"], direction: None) -> Float[Tensor, "n v"]:
-        """H_nᵀ y_n, in the components seen."""
+        """H_nᵀ y_n, restricted to the q components."""
         return y
 
     def basis(self, like: Tensor) -> Sequence[Float[Tensor, "q q"]]:
-        """The E_k."""
+        """The matrices E_k, with the dtype and device of `like`."""
         return [torch.eye(self.num_values, dtype=like.dtype, device=like.device)]
 
     def select(self, m: Float[Tensor, "*b F p"]) -> Float[Tensor, "*b F q"]:
-        """The components of directions that are seen."""
+        """The q components of directions m."""
         return m if self.complete else m[..., list(self.columns)]
 
     def embed(self, values: Float[Tensor, "*b F q"]) -> Float[Tensor, "*b F p"]:
-        """The adjoint of `select`."""
+        """The adjoint of `select`: zero in all other components."""
         if self.complete:
             return values
         out = values.new_zeros(*values.shape[:-1], self.num_outputs)
         return out.index_copy(-1, torch.tensor(self.columns, device=values.device), values)
 
     def noise(self, covariance: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b v v"]:
-        """The covariance of a reading's noise from that of a vector's."""
+        """H Σ Hᵀ: the noise covariance of an observation from that of a vector."""
         return self.select(self.select(covariance).mT)
 
     def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b v v"]:
-        """The same for a variance that has no weights, given Σ_n w_n a_n and N: exact where all
-        weights are one, else multiplied with their mean, so that all noise grows by one factor;
-        `VectorFieldGP` takes grids for which that is below 1.01, if tolerance and budget allow."""
+        """H δ Hᵀ Σ_n w_n a_n / N: a variance δ without weights, in the place of one with weights.
+
+        Exact where all weights are one. Otherwise δ is multiplied by the mean weight, so that the
+        noise of all observations grows by one factor; `VectorFieldGP` takes grids for which this
+        factor is below 1.01, if tolerance and budget allow.
+        """
         return self.noise(covariance) * (masses[0] / count)
 
     def precision(self, inverse: Float[Tensor, "*b v v"]) -> Float[Tensor, "*b q q"]:
@@ -80,15 +84,15 @@ class Components:
         return inverse
 
     def rows(self, values: Float[Tensor, "n p k"], direction: None) -> Float[Tensor, "n v k"]:
-        """H_n of vectors."""
+        """H_n of k vectors."""
         return values if self.complete else values[:, list(self.columns)]
 
 
 @dataclass(frozen=True)
 class LineOfSight:
-    """The component along a unit vector u_n of its own at every point, as radars see it.
+    """The component along a unit vector u_n, one for each point, as radars observe it.
 
-    H_n = u_nᵀ, with noise of one variance: that of a vector, which must not depend on direction.
+    H_n = u_nᵀ. The noise has one variance, which must be the same in all directions.
     """
 
     num_outputs: int
@@ -107,29 +111,34 @@ class LineOfSight:
         return torch.stack(columns, dim=-1)
 
     def vectors(self, y: Float[Tensor, "n 1"], direction: Float[Tensor, "n p"]) -> Tensor:
+        """H_nᵀ y_n = u_n y_n."""
         return direction * y
 
     def basis(self, like: Tensor) -> Sequence[Float[Tensor, "p p"]]:
-        found = []
+        """E_ij: ones at (i, j) and (j, i)."""
+        matrices = []
         for i, j in self._pairs:
             e = torch.zeros(self.num_outputs, self.num_outputs, dtype=like.dtype)
             e[i, j] = e[j, i] = 1.0
-            found.append(e.to(like.device))
-        return found
+            matrices.append(e.to(like.device))
+        return matrices
 
     def select(self, m: Float[Tensor, "*b F p"]) -> Float[Tensor, "*b F p"]:
+        """All components of directions m."""
         return m
 
     def embed(self, values: Float[Tensor, "*b F p"]) -> Float[Tensor, "*b F p"]:
+        """The adjoint of `select`."""
         return values
 
     def noise(self, covariance: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b 1 1"]:
+        """The variance σ² of an observation, where Σ = σ² I."""
         variance = covariance[..., :1, :1]
         eye = torch.eye(self.num_outputs, dtype=covariance.dtype, device=covariance.device)
         if not torch.allclose(covariance, variance * eye, rtol=1e-6, atol=0):
             raise ValueError(
-                "expected a noise that does not depend on direction for readings along directions, "
-                f"got {covariance.detach().tolist()}; give them a group of their own (group=), or "
+                "expected noise that does not depend on direction for line-of-sight observations, "
+                f"got {covariance.detach().tolist()}; give them a group of their own (group=) or "
                 "use MultitaskGaussianLikelihood(..., has_task_noise=False)"
             )
         return variance
@@ -137,26 +146,28 @@ class LineOfSight:
     def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b 1 1"]:
-        """The mean of uᵀ Σ u."""
-        parts = zip(masses, self.basis(covariance), strict=True)
-        second = sum(mass * e for mass, e in parts)
+        """Σ_n w_n u_nᵀ δ u_n / N."""
+        pairs = zip(masses, self.basis(covariance), strict=True)
+        second = sum(mass * e for mass, e in pairs)
         return ((covariance * second).sum((-1, -2)) / count)[..., None, None]
 
     def precision(self, inverse: Float[Tensor, "*b 1 1"]) -> Float[Tensor, "*b p p"]:
+        """P with H_nᵀ Σ⁻¹ H_n = Σ_k a_nk P E_k."""
         return inverse * torch.eye(self.num_outputs, dtype=inverse.dtype, device=inverse.device)
 
     def rows(self, values: Float[Tensor, "n p k"], direction: Float[Tensor, "n p"]) -> Tensor:
+        """H_n of k vectors."""
         return (values * direction.unsqueeze(-1)).sum(1, keepdim=True)
 
 
 Pattern = Components | LineOfSight
 
 
-DEFAULT = ""  # the instrument of readings that name none
+DEFAULT = ""  # the label of observations without a group
 
 
 class GroupKey(NamedTuple):
-    """Readings whose statistics add up."""
+    """What the observations of a group share; their statistics add up."""
 
-    label: str  # of the instrument, which has a noise of its own
+    label: str  # the name of the group's likelihood
     pattern: Pattern

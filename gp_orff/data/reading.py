@@ -1,4 +1,4 @@
-"""What a user gives as data, as readings that share an instrument and a pattern."""
+"""From the arguments of `VectorFieldGP.fit` to observations, by label and pattern."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,13 @@ from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.validation import as_matrix, as_points, is_single
 
-_CHUNK = 2**20  # points that are looked at together
-_COARSE = 1e-3  # of the extent of the positions, a rounding that is told
+_CHUNK = 2**20  # points of one chunk
+_COARSE = 1e-3  # the rounding of positions that gives a warning, over their extent
 
 
 @dataclass(frozen=True)
 class Options:
-    """How readings are to be understood: arguments of `VectorFieldGP.fit`."""
+    """The arguments of `VectorFieldGP.fit` that say what the observations are."""
 
     variances: object = None
     directions: object = None
@@ -35,7 +35,7 @@ class Options:
             )
 
     def rows(self, rows: slice) -> "Options":
-        """For some of the points."""
+        """The options of some rows."""
 
         def cut(values: object) -> object:
             return values if is_single(values) else values[rows]
@@ -49,11 +49,11 @@ class Options:
 
 
 def read(x: object, y: object, num_outputs: int, options: Options) -> list[Observations]:
-    """Validated readings, split into groups.
+    """Validated observations, split into groups.
 
     Raises:
         TypeError: values that are not real numbers.
-        ValueError: shapes that do not fit each other, NaN or infinite values, no readings at all.
+        ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
     """
     _check_precision(x)
     x = as_points(x).detach()
@@ -66,20 +66,20 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
         raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
     direction = _directions(options.directions, len(x), num_outputs) if along else None
     weight = _weights(options.variances, len(x), y.shape[-1])
-    apart = weight is not None and weight.dim() == 2  # components of their own precision
-    seen, found, place = _seen(y, options.missing), [], torch.arange(len(x))
-    for label, mine in _labels(options.group, len(x)):
-        for columns, rows in _patterns(seen, expected, mine, apart):
+    separate = weight is not None and weight.dim() == 2  # a weight for each component
+    observed, parts, index = _observed(y, options.missing), [], torch.arange(len(x))
+    for label, members in _labels(options.group, len(x)):
+        for columns, rows in _patterns(observed, expected, members, separate):
             pattern = LineOfSight(num_outputs) if along else Components(columns, num_outputs)
-            own = weight[:, columns[0]] if apart else weight
+            weights = weight[:, columns[0]] if separate else weight
             key, values = GroupKey(label, pattern), y if along else pattern.select(y)
-            whole = Observations(key, x, values, own, direction, place)
-            found.append(whole if rows is None else whole.take(rows))
-    return found
+            part = Observations(key, x, values, weights, direction, index)
+            parts.append(part if rows is None else part.take(rows))
+    return parts
 
 
 def _check_precision(x: object) -> None:
-    """Warn of single precision that does not tell neighbours from each other."""
+    """Warn of positions in single precision whose rounding is not small against their extent."""
     matrix = as_matrix(x, "points x (N, d)")
     dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
     name = str(dtype).removeprefix("torch.")
@@ -94,45 +94,48 @@ def _check_precision(x: object) -> None:
         j = coarse[0]
         warnings.warn(
             f"positions are given in {name}, whose numbers near {high[j]:.3g} are {step[j]:.2g} "
-            f"apart: not small against the {extent[j]:.3g} that column {j} extends, so that points "
-            "have moved or fallen together; give them in float64, or subtract an offset before",
+            f"apart. That is not small against the extent {extent[j]:.3g} of column {j}: points "
+            "have moved or coincide. Give positions in float64, or subtract an offset before",
             DataWarning,
             stacklevel=2,
         )
 
 
 def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, object, Options]]:
-    """Tensors and arrays, memory maps included, slice by slice."""
-    length, other = _length(x, "points x (N, d)"), _length(y, "observations y (N, p)")
-    if length != other:
-        raise ValueError(f"expected x and y of equal length, got {length} and {other} rows")
-    for start in range(0, max(length, 1), _CHUNK):
+    """Slices of tensors and arrays, memory maps included, with their options."""
+    num_points = _length(x, "points x (N, d)")
+    num_observations = _length(y, "observations y (N, p)")
+    if num_points != num_observations:
+        raise ValueError(
+            f"expected x and y of equal length, got {num_points} and {num_observations} rows"
+        )
+    for start in range(0, max(num_points, 1), _CHUNK):
         rows = slice(start, start + _CHUNK)
         yield x[rows], y[rows], options.rows(rows)
 
 
 def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
-    """One element of an iterable of chunks: (x, y), or a mapping that names them and options."""
+    """x, y and options of a chunk, which is a pair (x, y) or a mapping."""
     if isinstance(chunk, Mapping):
-        known = {"x", "y", "variances", "directions", "group"}
-        if not {"x", "y"} <= set(chunk) <= known:
+        names = {"x", "y", "variances", "directions", "group"}
+        if not {"x", "y"} <= set(chunk) <= names:
             raise ValueError(
-                f"expected a chunk with x, y and perhaps variances, directions, group; got "
-                f"{sorted(map(str, chunk))}"
+                "expected a chunk with keys x, y and, if needed, variances, directions and group; "
+                f"got {sorted(map(str, chunk))}"
             )
-        given = {name: chunk[name] for name in chunk if name not in ("x", "y")}
-        return chunk["x"], chunk["y"], replace(options, **given)
+        values = {name: chunk[name] for name in chunk if name not in ("x", "y")}
+        return chunk["x"], chunk["y"], replace(options, **values)
     if not isinstance(chunk, tuple | list) or len(chunk) != 2:
-        found = f"{len(chunk)} parts" if isinstance(chunk, tuple | list) else type(chunk).__name__
+        got = f"{len(chunk)} parts" if isinstance(chunk, tuple | list) else type(chunk).__name__
         raise TypeError(
-            f"expected chunks (x, y), or mappings with keys x and y, got {found}; arrays are given "
+            f"expected chunks (x, y), or mappings with keys x and y, got {got}; pass arrays "
             "as fit(x, y)"
         )
     return chunk[0], chunk[1], options
 
 
 def _length(values: object, name: str) -> int:
-    """How many points an array has."""
+    """The number of rows of an array."""
     if not (isinstance(values, Tensor | list | tuple) or hasattr(values, "__array__")):
         raise TypeError(f"expected {name} as a tensor or array, got {type(values).__name__}")
     if is_single(values):
@@ -140,20 +143,22 @@ def _length(values: object, name: str) -> int:
     return len(values)
 
 
-def _wrong_columns(found: int, num_outputs: int, along: bool) -> str:
+def _wrong_columns(got: int, num_outputs: int, along: bool) -> str:
+    """The message for y with a wrong number of columns."""
     if along:
         return (
             "expected one number for each point, the component along its direction, got "
-            f"{found} columns in y"
+            f"{got} columns in y"
         )
     return (
         f"expected observations y with {num_outputs} columns, one for each output of the "
-        f"kernel, got {found}; kernels of vectors are gp_orff.CurlFreeKernel, "
+        f"kernel, got {got}; kernels of vectors are gp_orff.CurlFreeKernel, "
         "DivergenceFreeKernel, HelmholtzKernel and gpytorch.kernels.MultitaskKernel"
     )
 
 
 def _directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "n p"]:
+    """Unit vectors u_n, one for each point."""
     direction = as_matrix(values, "directions (N, p)").detach()
     if direction.shape != (count, num_outputs):
         raise ValueError(
@@ -170,7 +175,7 @@ def _directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "
 
 
 def _weights(values: object, count: int, columns: int) -> Tensor | None:
-    """1/variance: (N,) for whole vectors, (N, p) for components."""
+    """1/variance: (N,) for vectors, (N, p) for components."""
     if values is None:
         return None
     variances = as_matrix(values, "variances (N,) or (N, p)").detach()
@@ -183,13 +188,13 @@ def _weights(values: object, count: int, columns: int) -> Tensor | None:
     if wrong:
         raise ValueError(
             f"expected positive, finite variances, got {wrong} others among {variances.numel()}; "
-            "drop readings of no weight"
+            "drop observations with infinite variance"
         )
     return variances.squeeze(-1).reciprocal() if variances.shape[-1] == 1 else 1 / variances
 
 
-def _seen(y: Float[Tensor, "n v"], missing: str) -> Bool[Tensor, "n v"] | None:
-    """Which numbers were read; None if all of them."""
+def _observed(y: Float[Tensor, "n v"], missing: str) -> Bool[Tensor, "n v"] | None:
+    """Whether each value was observed; None if all were."""
     if torch.isfinite(y.sum()):
         return None
     nan, finite = torch.isnan(y), torch.isfinite(y)
@@ -206,7 +211,7 @@ def _seen(y: Float[Tensor, "n v"], missing: str) -> Bool[Tensor, "n v"] | None:
 
 
 def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | None]]:
-    """Each instrument with its rows; None for all rows."""
+    """Each label with its rows; None stands for all rows."""
     if group is None:
         return [(DEFAULT, None)]
     if is_single(group):
@@ -214,29 +219,34 @@ def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | Non
     labels = np.asarray(group)
     if labels.shape != (count,):
         raise ValueError(
-            f"expected one group for all readings or {count} of them, got shape {labels.shape}"
+            f"expected one group for all observations or {count} of them, got shape {labels.shape}"
         )
     named = np.array([DEFAULT if label is None else str(label) for label in labels.tolist()])
     names, which = np.unique(named, return_inverse=True)
-    return [(str(n), torch.from_numpy(np.flatnonzero(which == i))) for i, n in enumerate(names)]
+    return [
+        (str(name), torch.from_numpy(np.flatnonzero(which == i))) for i, name in enumerate(names)
+    ]
 
 
 def _patterns(
-    seen: Bool[Tensor, "n v"] | None, values: int, mine: Int[Tensor, "m"] | None, apart: bool
+    observed: Bool[Tensor, "n v"] | None,
+    num_values: int,
+    members: Int[Tensor, "m"] | None,
+    separate: bool,
 ) -> Iterator[tuple[tuple[int, ...], Int[Tensor, "m"] | None]]:
-    """The components seen together, with their rows; `apart`: every component by itself."""
-    every = tuple(range(values))
-    wanted = [(j,) for j in every] if apart else [every]
-    if seen is None:
-        yield from ((columns, mine) for columns in wanted)
+    """The components observed together, with their rows; `separate`: each component by itself."""
+    every = tuple(range(num_values))
+    subsets = [(j,) for j in every] if separate else [every]
+    if observed is None:
+        yield from ((columns, members) for columns in subsets)
         return
-    rows = torch.arange(len(seen)) if mine is None else mine
-    flags = seen[rows]
-    if not apart:
-        wanted = [tuple(np.flatnonzero(p)) for p in np.unique(flags.numpy(), axis=0) if p.any()]
-    for columns in wanted:
-        kept = flags[:, list(columns)].all(-1)
-        if not apart:
-            kept &= flags.sum(-1) == len(columns)
-        if kept.any():
-            yield tuple(int(j) for j in columns), rows[kept]
+    rows = torch.arange(len(observed)) if members is None else members
+    flags = observed[rows]
+    if not separate:
+        subsets = [tuple(np.flatnonzero(p)) for p in np.unique(flags.numpy(), axis=0) if p.any()]
+    for columns in subsets:
+        selected = flags[:, list(columns)].all(-1)
+        if not separate:
+            selected &= flags.sum(-1) == len(columns)
+        if selected.any():
+            yield tuple(int(j) for j in columns), rows[selected]

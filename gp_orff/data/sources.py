@@ -1,4 +1,4 @@
-"""Where readings come from: arrays, chunks that can be gone through again, or memory."""
+"""Sources of observations: arrays, chunks that can be visited again, or memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 
 @dataclass(frozen=True)
 class Reader:
-    """What a model makes of data: valid readings where its kernel is, less the fixed part of its
-    mean."""
+    """Reads data for a model: validated observations on its device, less a varying mean."""
 
     kernel: Kernel
     mean: Mean
     num_outputs: int
 
     def read(self, x: object, y: object, options: Options) -> Iterator[Observations]:
+        """The observations of x and y, group by group."""
         device = next(self.kernel.parameters()).device
         for part in read(x, y, self.num_outputs, options):
             self._check_columns(part.x.shape[-1])
@@ -33,17 +33,17 @@ class Reader:
                 part = part.minus(varying_mean(self.mean, part.x, self.num_outputs))
             yield part
 
-    def _check_columns(self, found: int) -> None:
-        parts = terms(self.kernel)
-        known = infer_num_dims(parts, None)
-        expected, all_of_them = input_columns(parts, found if known is None else known)
-        if found < expected or (all_of_them and found != expected):
-            raise ValueError(f"the kernel expects points with {expected} columns, got {found}")
+    def _check_columns(self, got: int) -> None:
+        summands = terms(self.kernel)
+        num_dims = infer_num_dims(summands, None)
+        expected, exactly = input_columns(summands, got if num_dims is None else num_dims)
+        if got < expected or (exactly and got != expected):
+            raise ValueError(f"the kernel expects points with {expected} columns, got {got}")
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Tensors, arrays or memory maps, by reference."""
+    """Tensors, arrays or memory maps, held by reference."""
 
     reader: Reader
     x: object
@@ -51,15 +51,15 @@ class Arrays:
     options: Options
 
     def __call__(self) -> Iterator[Observations]:
-        before = 0
+        offset = 0
         for x, y, options in chunks(self.x, self.y, self.options):
-            yield from (part.moved(before) for part in self.reader.read(x, y, options))
-            before += len(x)
+            yield from (part.shift_index(offset) for part in self.reader.read(x, y, options))
+            offset += len(x)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """An iterable of chunks, by reference."""
+    """An iterable of chunks, held by reference."""
 
     reader: Reader
     chunks: Iterable
@@ -69,20 +69,21 @@ class Chunks:
         try:
             once = iter(self.chunks) is self.chunks
         except TypeError as error:
-            found = type(self.chunks).__name__
+            got = type(self.chunks).__name__
             raise TypeError(
-                f"expected x and y, or an iterable of chunks (x, y), got {found} alone"
+                f"expected x and y, or an iterable of chunks (x, y), got {got} alone"
             ) from error
         if once:
             raise TypeError(
-                "expected chunks that can be gone through again and again, got an iterator that is "
-                "used up after once; give a list, or an object whose __iter__ starts anew"
+                "expected chunks that can be visited again and again, got an iterator, which "
+                "ends after one visit; give a list, or an object whose __iter__ starts anew"
             )
-        given = (self.options.variances, self.options.directions, self.options.group)
-        if not all(map(is_single, given)):
+        per_observation = (self.options.variances, self.options.directions, self.options.group)
+        if not all(map(is_single, per_observation)):
             raise ValueError(
-                "expected variances, directions and groups of single readings inside the chunks, "
-                "got them beside: give chunks as mappings with keys x, y, variances, ..."
+                "expected variances, directions and groups of single observations inside the "
+                "chunks, got them as arguments; give chunks as mappings with keys x, y, variances, "
+                "..."
             )
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y beside x, got x alone: fit(x, y)")
@@ -96,7 +97,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class InMemory:
-    """Readings in memory."""
+    """Observations in memory."""
 
     parts: Sequence[Observations]
 
@@ -105,17 +106,18 @@ class InMemory:
 
 
 def is_constant(mean: Mean) -> bool:
-    """Whether a mean is one number for each output."""
-    return all(isinstance(own, ConstantMean | ZeroMean) for own in base_means(mean))
+    """Whether a mean is a constant for each output."""
+    return all(isinstance(base_mean, ConstantMean | ZeroMean) for base_mean in base_means(mean))
 
 
 def base_means(mean: Mean) -> list[Mean]:
+    """The means of the single outputs, or the mean itself."""
     return list(mean.base_means) if isinstance(mean, MultitaskMean) else [mean]
 
 
 @torch.no_grad()
 def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float[Tensor, "n p"]:
-    """A mean that is taken as it is; zero where it is a constant."""
+    """The values of a mean that is not learned here; zero where it is constant."""
     if is_constant(mean):
         return x.new_zeros(len(x), num_outputs)
     values = mean(x).detach()

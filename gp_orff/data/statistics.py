@@ -1,4 +1,4 @@
-"""Additive sufficient statistics of vector observations under the columns of features."""
+"""Sufficient statistics of vector observations under the columns φ; they add up over points."""
 
 from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple
@@ -13,16 +13,16 @@ from gp_orff.features.expansion import FeatureExpansion
 
 
 class Moments(NamedTuple):
-    """Of the columns under the weights a_n of the points."""
+    """Moments of the columns φ under the weights a_n of the points."""
 
-    gram: Tensor  # Σ a φφᵀ, in the form its columns keep: see `Columns.gram`
+    gram: Tensor  # Σ a φφᵀ in the form of its columns: see `Columns.gram`
     column_sum: Float[Tensor, "*b M"]  # Σ a φ
     mass: Tensor | float  # Σ a
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Sums over the relative precisions w_n of readings; they add."""
+    """Sums over the relative precisions w_n of observations; they add up."""
 
     count: float  # N
     total: float  # Σ w_n
@@ -31,21 +31,25 @@ class Weights:
 
     @classmethod
     def of(cls, weight: Float[Tensor, "n"] | None, count: int) -> "Weights":
-        """Of all readings; ones where none are given."""
+        """The sums over all observations; w_n = 1 where no weights are given."""
         if weight is None:
             return cls(count, count, count)
         sums = weight.sum(), weight.square().sum(), weight.log().sum()
-        return cls(count, *(own.item() for own in sums))
+        return cls(count, *(value.item() for value in sums))
 
     @property
     def mean(self) -> float:
+        """Σ w_n / N."""
         return self.total / self.count
 
-    def nearby(self, observations: float) -> float:
-        """The mean weight of so many readings, one of which is chosen with probability w_n/Σw_n:
-        of those that determine the field where it is known best."""
-        chosen = max(self.squares / self.total, self.mean)
-        return self.mean + (chosen - self.mean) / max(observations, 1.0)
+    def local_mean(self, num_observations: float) -> float:
+        """The mean weight of `num_observations` near one of large weight.
+
+        One of them is drawn with probability w_n/Σw_n, the others uniformly. They determine the
+        field where its posterior variance is smallest.
+        """
+        weighted_mean = max(self.squares / self.total, self.mean)
+        return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)
 
     def __add__(self, other: "Weights") -> "Weights":
         return Weights(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -54,16 +58,17 @@ class Weights:
         return Weights(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def __rmul__(self, factor: float) -> "Weights":
-        return Weights(*(factor * own for own in astuple(self)))
+        return Weights(*(factor * value for value in astuple(self)))
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N: all that a posterior and its evidence
-    need of the data. They add over points, so that chunks, streams and machines merge exactly.
+    """The sufficient statistics C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N.
 
-    With a relative precision w_n of every point, every sum but N is over w_n times that. Readings
-    that see a part of the vector have moments and y as `patterns` has them.
+    Posterior and evidence need nothing else of the data. They add up over points, so that chunks,
+    streams and machines merge exactly. If each point has a relative precision w_n, every sum but N
+    is weighted by w_n. Observations of a part of the vector have the moments and the y of
+    `patterns`.
 
     Example:
         >>> import torch
@@ -71,25 +76,25 @@ class Statistics:
         >>> from gp_orff.data.statistics import Statistics
         >>> phi, x, y = TrigColumns.of(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
         >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(x[4:], y[4:], phi)
-        >>> whole = Statistics.of(x, y, phi)
-        >>> parts.count, torch.allclose(parts.gram, whole.gram)
+        >>> total = Statistics.of(x, y, phi)
+        >>> parts.count, torch.allclose(parts.gram, total.gram)
         (10, True)
     """
 
     phi: Columns
     pattern: Pattern
-    moments: tuple[Moments, ...]  # of every weight of the pattern
+    moments: tuple[Moments, ...]  # one for each weight a_k of the pattern
     cross: Float[Tensor, "*b M q"]  # Z
     second_moment: Float[Tensor, "*b q q"]  # Y₂
     total: Float[Tensor, "*b q"]  # y₁
     weights: Weights
-    _gathered: list = field(default_factory=list, init=False, repr=False, compare=False)
+    _grams: list = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
         cls, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], phi: Columns
     ) -> "Statistics":
-        """One pass over whole vectors, differentiable in x, y and ω; float64 whatever comes in."""
+        """Statistics of whole vectors in one pass, in float64, differentiable in x, y and ω."""
         y = y.double()
         gram, cross, column_sum = phi.moments(x, y)
         moments = (Moments(gram, column_sum, float(x.shape[-2])),)
@@ -98,7 +103,7 @@ class Statistics:
         return cls(phi, pattern, moments, cross, y.mT @ y, y.sum(-2), weights)
 
     @classmethod
-    def of_readings(
+    def of_observations(
         cls,
         x: Float[Tensor, "n d"],
         y: Float[Tensor, "n v"],
@@ -107,87 +112,92 @@ class Statistics:
         weight: Float[Tensor, "n"] | None = None,
         direction: Float[Tensor, "n p"] | None = None,
     ) -> "Statistics":
-        """One pass over readings of one pattern; differentiable in ω."""
-        seen = pattern.vectors(y, direction)
+        """Statistics of observations of one pattern in one pass, differentiable in ω."""
+        vectors = pattern.vectors(y, direction)
         weights = pattern.weights(direction, y)
-        weighted = seen
+        weighted_vectors = vectors
         if weight is not None:
-            weights, weighted = weights * weight.unsqueeze(-1), seen * weight.unsqueeze(-1)
-        grams, cross, sums = phi.sums(x, weighted, weights)
+            weights, weighted_vectors = (
+                weights * weight.unsqueeze(-1),
+                vectors * weight.unsqueeze(-1),
+            )
+        grams, cross, sums = phi.sums(x, weighted_vectors, weights)
         masses = weights.sum(0)
         return cls(
             phi,
             pattern,
-            tuple(Moments(*parts) for parts in zip(grams, sums, masses, strict=True)),
+            tuple(Moments(*moments) for moments in zip(grams, sums, masses, strict=True)),
             cross,
-            seen.mT @ weighted,
-            weighted.sum(0),
+            vectors.mT @ weighted_vectors,
+            weighted_vectors.sum(0),
             Weights.of(weight, len(x)),
         )
 
     @property
     def gram(self) -> Float[Tensor, "*b M M"]:
-        """C of readings that have one weight."""
+        """C, for a pattern with one weight."""
         (moments,) = self.moments
         return self.phi.gram(moments.gram)
 
     @property
     def column_sum(self) -> Float[Tensor, "*b M"]:
-        """s of readings that have one weight."""
+        """s, for a pattern with one weight."""
         (moments,) = self.moments
         return moments.column_sum
 
     @property
     def num_values(self) -> float:
-        """Numbers that were read."""
+        """The number of observed values."""
         return self.count * self.pattern.num_values
 
     @property
     def masses(self) -> Float[Tensor, "k"]:
-        """Σ a of every weight."""
-        return torch.as_tensor([float(own.mass) for own in self.moments], dtype=torch.float64)
+        """Σ_n w_n a_nk for every weight a_k."""
+        return torch.as_tensor(
+            [float(moments.mass) for moments in self.moments], dtype=torch.float64
+        )
 
     @property
     def count(self) -> float:
         """N."""
         return self.weights.count
 
-    def gathered(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
-        """C[c,c] of every weight; kept for the next evaluation where C is constant.
+    def feature_grams(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
+        """C[c,c] of every weight a_k, for the columns c of `expansion`; cached where C is constant.
 
-        `replace` makes a value that keeps nothing yet: what is kept is of these numbers.
+        The cache belongs to these numbers: a value made by `replace` starts with an empty one.
         """
-        for columns, grams in self._gathered:
+        for columns, grams in self._grams:
             if torch.equal(columns, expansion.columns):
                 return grams
         grams = []
-        for own in self.moments:
-            gram = self.phi.gram(own.gram)
+        for moments in self.moments:
+            gram = self.phi.gram(moments.gram)
             if not expansion.one_to_one:
                 gram = expansion.gather(expansion.gather(gram).mT)  # symmetric
             grams.append(gram)
         if not any(gram.requires_grad for gram in grams):
-            self._gathered[:] = [(expansion.columns, grams)]
+            self._grams[:] = [(expansion.columns, grams)]
         return grams
 
     def select(self, columns: Int[Tensor, "k"]) -> "Statistics":
         """The statistics of some columns."""
         moments = tuple(
             Moments(
-                self.phi.gram(own.gram)[..., columns, :][..., columns],
-                own.column_sum[..., columns],
-                own.mass,
+                self.phi.gram(part.gram)[..., columns, :][..., columns],
+                part.column_sum[..., columns],
+                part.mass,
             )
-            for own in self.moments
+            for part in self.moments
         )
         phi, cross = self.phi.select(columns), self.cross[..., columns, :]
         return replace(self, phi=phi, moments=moments, cross=cross)
 
     def to(self, device: torch.device, phi: Columns) -> "Statistics":
-        """On another device, where phi is."""
+        """The same statistics on another device, where `phi` is."""
         moments = tuple(
-            Moments(own.gram.to(device), own.column_sum.to(device), own.mass)
-            for own in self.moments
+            Moments(part.gram.to(device), part.column_sum.to(device), part.mass)
+            for part in self.moments
         )
         return replace(
             self,
@@ -199,14 +209,14 @@ class Statistics:
         )
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        return self._combined(other, 1.0)
+        return self._combine(other, 1.0)
 
     def __sub__(self, other: "Statistics") -> "Statistics":
-        return self._combined(other, -1.0)
+        return self._combine(other, -1.0)
 
     def __mul__(self, factor: float) -> "Statistics":
-        """As if every reading counted `factor` times."""
-        moments = tuple(Moments(*(factor * part for part in own)) for own in self.moments)
+        """The statistics of data in which every observation occurs `factor` times."""
+        moments = tuple(Moments(*(factor * value for value in part)) for part in self.moments)
         return replace(
             self,
             moments=moments,
@@ -218,10 +228,10 @@ class Statistics:
 
     __rmul__ = __mul__
 
-    def _combined(self, other: "Statistics", sign: float) -> "Statistics":
+    def _combine(self, other: "Statistics", sign: float) -> "Statistics":
         moments = tuple(
-            Moments(*(a + sign * b for a, b in zip(mine, theirs, strict=True)))
-            for mine, theirs in zip(self.moments, other.moments, strict=True)
+            Moments(*(a + sign * b for a, b in zip(left, right, strict=True)))
+            for left, right in zip(self.moments, other.moments, strict=True)
         )
         return replace(
             self,

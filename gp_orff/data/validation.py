@@ -1,4 +1,4 @@
-"""Arrays of any kind, as checked tensors."""
+"""Arrays of any kind as validated float64 tensors."""
 
 import numpy as np
 import torch
@@ -7,27 +7,29 @@ from torch import Tensor
 
 
 def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
-    """Points as a float64 matrix.
+    """Points x (N, d) as a float64 matrix.
 
     Raises:
         TypeError: values that are not real numbers.
-        ValueError: no matrix, no points, another number of columns, NaN or infinite coordinates.
+        ValueError: not a matrix, no points, a number of columns other than `num_inputs`, NaN or
+            infinite coordinates.
     """
-    return _checked(as_matrix(x, "points x (N, d)"), num_inputs)
+    return _check_points(as_matrix(x, "points x (N, d)"), num_inputs)
 
 
 def as_places(x: object, num_inputs: int) -> Float[Tensor, "n d"]:
-    """Points to ask at, perhaps none; else as `as_points`."""
+    """Points to predict at, perhaps none; otherwise as `as_points`."""
     points = _matrix(x, "points x (N, d)")
-    if points.shape == (0, 1):  # of an empty list
+    if points.shape == (0, 1):  # from an empty list
         points = points.new_zeros(0, num_inputs)
-    return _checked(points, num_inputs)
+    return _check_points(points, num_inputs)
 
 
-def _checked(points: Float[Tensor, "n d"], num_inputs: int | None) -> Float[Tensor, "n d"]:
+def _check_points(points: Float[Tensor, "n d"], num_inputs: int | None) -> Float[Tensor, "n d"]:
+    """The points, if they are finite and have the expected number of columns."""
     if num_inputs is not None and points.shape[-1] != num_inputs:
         raise ValueError(f"expected points with {num_inputs} columns, got {points.shape[-1]}")
-    if not torch.isfinite(points.sum()):  # of a sum: no array of flags where all is well
+    if not torch.isfinite(points.sum()):  # the sum: needs no array of flags if all are finite
         invalid = int((~torch.isfinite(points)).any(-1).sum())
         if invalid:
             raise ValueError(
@@ -38,7 +40,7 @@ def _checked(points: Float[Tensor, "n d"], num_inputs: int | None) -> Float[Tens
 
 
 def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
-    """Tensors and arrays as float64, (N,) as a column; at least one row."""
+    """A tensor or array as a float64 matrix with at least one row; (N,) becomes a column."""
     matrix = _matrix(values, name)
     if len(matrix) == 0:
         raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
@@ -46,6 +48,7 @@ def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 
 
 def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
+    """A tensor or array as a float64 matrix, perhaps without rows."""
     matrix = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
     if matrix.dtype == torch.bool or matrix.is_complex():
         raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
@@ -57,7 +60,7 @@ def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 
 
 def _array(values: object, name: str) -> np.ndarray:
-    """Anything that is an array, as one that torch can take; what is masked in it, as NaN."""
+    """An array-like as an array that torch accepts; masked values become NaN."""
     if isinstance(values, np.ma.MaskedArray):
         values = values.astype(np.float64).filled(np.nan)
     try:
@@ -74,7 +77,7 @@ def _array(values: object, name: str) -> np.ndarray:
 
 
 def is_single(values: object) -> bool:
-    """Whether it is one value for all readings."""
+    """Whether `values` is one value for all observations."""
     return (
         not hasattr(values, "__len__") or isinstance(values, str) or getattr(values, "ndim", 1) == 0
     )

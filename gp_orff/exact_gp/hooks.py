@@ -1,7 +1,8 @@
-"""How our kernels predict, and the two places where gpytorch has no hook for them and gets one.
+"""Prediction strategies of our kernels, and two methods of gpytorch that are replaced.
 
-Models without a kernel of this package are not affected: each hook first asks whether one is
-there, and otherwise does what gpytorch does.
+gpytorch has no hook for sums and products of our kernels. Models without a kernel of this package
+are not affected: each replacement first looks for such a kernel, and otherwise does what gpytorch
+does.
 """
 
 import warnings
@@ -18,6 +19,7 @@ from gp_orff.kernels.products import FieldProductKernel
 
 
 def _is_features(kernel: Kernel) -> bool:
+    """Whether a kernel consists of `ORFFKernel`s, up to sums and scales."""
     if isinstance(kernel, AdditiveKernel):
         return all(_is_features(term) for term in kernel.kernels)
     if isinstance(kernel, ScaleKernel):
@@ -26,6 +28,7 @@ def _is_features(kernel: Kernel) -> bool:
 
 
 def _is_field(kernel: object) -> bool:
+    """Whether a kernel contains a field kernel."""
     fields = (PotentialKernel, FieldProductKernel)
     return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
 
@@ -33,7 +36,7 @@ def _is_field(kernel: object) -> bool:
 def _prediction_strategy(
     self: Kernel, train_inputs, train_prior_dist, train_labels, likelihood
 ) -> DefaultPredictionStrategy:
-    """Of our kernels, and of sums, which ask nobody; ScaleKernel asks its base kernel."""
+    """The strategy of our kernels and of sums of kernels; ScaleKernel asks its base kernel."""
     if _is_features(self):
         strategy = ORFFPredictionStrategy
     elif _is_field(self):
@@ -47,13 +50,13 @@ _gpytorch_product = Kernel.__mul__
 
 
 def _product(self: Kernel, other: Kernel) -> Kernel:
-    """A field times a scalar kernel, in either order."""
+    """The product of a field kernel and a scalar kernel, in either order."""
     if not (_is_field(self) or _is_field(other)):
         return _gpytorch_product(self, other)
     if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
         warnings.warn(
-            "a product with ORFFKernel has no features: its matrices are written out, at a cost "
-            "cubic in the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
+            "a product with ORFFKernel has no features: its matrices are dense, at a cost cubic in "
+            "the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
             PerformanceWarning,
             stacklevel=2,
         )

@@ -1,4 +1,4 @@
-"""What the covariances of this package share as LinearOperators."""
+"""Base classes of the covariances of this package, as LinearOperators."""
 
 import torch
 from jaxtyping import Float
@@ -17,32 +17,32 @@ from gp_orff.data.noise.covariances import independent, same_point
 
 
 class PointwiseOperator(LinearOperator):
-    """A covariance between the p outputs of points; slices of whole points keep the structure."""
+    """A covariance between the p outputs of points; slices of whole points keep its structure."""
 
     num_outputs: int
 
     def _points(self, rows: slice, cols: slice) -> LinearOperator:
-        """The covariance between some of the points and some others."""
+        """The covariance between the points `rows` and the points `cols`."""
         raise NotImplementedError
 
     def _getitem(self, row_index, col_index, *batch_indices):
         simple = all(isinstance(i, slice) and i.step in (None, 1) for i in (row_index, col_index))
         if not simple or any(i != slice(None) for i in batch_indices):
-            return self._elsewhere(row_index, col_index, *batch_indices)
+            return self._general_getitem(row_index, col_index, *batch_indices)
         sizes, p = self.shape[-2:], self.num_outputs
         rows, cols = (i.indices(n)[:2] for i, n in zip((row_index, col_index), sizes, strict=True))
         points = [slice(start // p, -(-stop // p)) for start, stop in (rows, cols)]
         covariance = self._points(*points)
-        inner = [
-            slice(start - whole.start * p, stop - whole.start * p)
-            for (start, stop), whole in zip((rows, cols), points, strict=True)
+        offsets = [
+            slice(start - block.start * p, stop - block.start * p)
+            for (start, stop), block in zip((rows, cols), points, strict=True)
         ]
-        if all(i == slice(0, n) for i, n in zip(inner, covariance.shape[-2:], strict=True)):
+        if all(i == slice(0, n) for i, n in zip(offsets, covariance.shape[-2:], strict=True)):
             return covariance
-        return to_linear_operator(covariance.to_dense()[..., inner[0], inner[1]])
+        return to_linear_operator(covariance.to_dense()[..., offsets[0], offsets[1]])
 
-    def _elsewhere(self, row_index, col_index, *batch_indices) -> LinearOperator:
-        """What is neither a slice of rows and columns nor of whole batches: gpytorch's way."""
+    def _general_getitem(self, row_index, col_index, *batch_indices) -> LinearOperator:
+        """Indexing by anything but slices of rows and columns: gpytorch's own."""
         return super()._getitem(row_index, col_index, *batch_indices)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
@@ -53,13 +53,14 @@ class PointwiseOperator(LinearOperator):
 
 
 class RootedOperator(PointwiseOperator):
-    """A covariance R Rᵀ, sampled through R: no factorisation of an n·p square matrix."""
+    """A covariance R Rᵀ, sampled through R: no n·p square matrix is factorised."""
 
     def _root(self) -> Float[Tensor, "*b n*p q"]:
+        """R."""
         raise NotImplementedError
 
     def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
-        """A root of as many columns as rows, as `rsample(base_samples=...)` requires."""
+        """A root with as many columns as rows, as `rsample(base_samples=...)` requires."""
         root = self._root().to(self.dtype)
         rows, columns = root.shape[-2:]
         if columns > rows:
@@ -77,12 +78,12 @@ class RootedOperator(PointwiseOperator):
 
 
 class DenseOutsidePoints(PointwiseOperator):
-    """An operator written out for everything but whole points: scaling, batches, odd indices."""
+    """An operator that becomes dense for scaling, batches and all indices but whole points."""
 
     def _dense(self) -> LinearOperator:
         return to_linear_operator(self.to_dense())
 
-    def _elsewhere(self, row_index, col_index, *batch_indices) -> LinearOperator:
+    def _general_getitem(self, row_index, col_index, *batch_indices) -> LinearOperator:
         return self._dense()._getitem(row_index, col_index, *batch_indices)
 
     def _expand_batch(self, batch_shape: torch.Size) -> LinearOperator:
@@ -96,7 +97,7 @@ class DenseOutsidePoints(PointwiseOperator):
 
 
 class WithWhiteNoise(PointwiseOperator):
-    """A covariance of that kind plus I⊗Σ, sampled as a sum of independent parts."""
+    """A covariance R Rᵀ + I⊗Σ, sampled as a sum of independent parts."""
 
     latent: RootedOperator
     noise: Float[Tensor, "*b p p"]
@@ -135,7 +136,7 @@ class WithWhiteNoise(PointwiseOperator):
         return self.of(self.latent * other, self.noise * other[..., None, None])
 
     def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
-        """By Cholesky at any size: gpytorch's rank-limited root would narrow the samples."""
+        """The Cholesky factor at any size: a root of limited rank would narrow the samples."""
         return RootLinearOperator(psd_safe_cholesky(self.to_dense()))
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
@@ -145,7 +146,7 @@ class WithWhiteNoise(PointwiseOperator):
 
 
 def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | None:
-    """Σ where `other` is I⊗Σ, as gpytorch's likelihoods and jitter write it; None elsewhere.
+    """Σ if `other` is I⊗Σ as gpytorch's likelihoods and jitter write it, otherwise None.
 
     Raises:
         ValueError: noise for another number of points or outputs.
@@ -162,16 +163,15 @@ def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | N
         return None
     if noise.shape[-1] != p or other.shape[-1] != covariance.shape[-1]:
         raise ValueError(
-            f"the kernel has {p} outputs and {covariance.shape[-1]} values to add noise to, the "
-            f"likelihood's noise is for {other.shape[-1]} values; expected num_tasks={p} in "
-            "MultitaskGaussianLikelihood"
+            f"the kernel has {p} outputs and {covariance.shape[-1]} values, got noise for "
+            f"{other.shape[-1]} values; expected num_tasks={p} in MultitaskGaussianLikelihood"
         )
     batch = torch.broadcast_shapes(covariance.batch_shape, noise.shape[:-2])
     return noise.expand(*batch, p, p)
 
 
 class PaddedRoot(LinearOperator):
-    """[R 0]: a tall root R with columns of zeros that make it square, never written out."""
+    """[R 0]: a tall root R, made square by columns of zeros that are not stored."""
 
     def __init__(self, root: Float[Tensor, "*b n q"]):
         super().__init__(root)

@@ -1,4 +1,4 @@
-"""The covariance that conditioning leaves."""
+"""The posterior covariance of an `ExactGP` with our kernels."""
 
 import linear_operator.settings
 import torch
@@ -16,7 +16,7 @@ from gp_orff.inference.distributions import FieldDistribution
 
 
 class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
-    """Cov[f(x) | y]; evaluated only as far as it is asked for."""
+    """Cov[f(x) | y], evaluated where it is needed."""
 
     def __init__(self, x: Float[Tensor, "*b n d"], posterior: FieldDistribution):
         super().__init__(x, posterior=posterior)
@@ -55,12 +55,12 @@ class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
         return self.to_dense() @ rhs
 
     def matmul(self, other: Tensor) -> Tensor:
-        """Plain autograd: gradients reach x and, where they are kept, the hyperparameters."""
+        """Cov[f(x) | y] `other`, by plain autograd: differentiable in x and the hyperparameters."""
         return self._matmul(other)
 
 
 class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
-    """Cov[y | data] of new observations; by Cholesky where a density is asked for."""
+    """Cov[f(x) + ε | y] of new observations; densities by Cholesky."""
 
     def __init__(self, latent: PosteriorCovariance, noise: Float[Tensor, "*b p p"]):
         super().__init__(latent, noise)
@@ -87,7 +87,7 @@ class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
 def posterior_covariance(
     x: Float[Tensor, "*b n d"], distribution: FieldDistribution
 ) -> PosteriorCovariance | NoisyPosteriorCovariance:
-    """Cov[f(x) | y], with the white noise of the distribution apart."""
+    """Cov[f(x) | y], with the white noise of the distribution kept apart."""
     smooth, delta = distribution.split()
     latent = PosteriorCovariance(x, smooth)
     return latent if delta is None else NoisyPosteriorCovariance.of(latent, delta.to(x.dtype))

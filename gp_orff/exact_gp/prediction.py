@@ -1,4 +1,4 @@
-"""Predictions of an `ExactGP` by our kernels: exact, or from the posterior of feature weights."""
+"""Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights."""
 
 from gpytorch import settings
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
@@ -19,8 +19,8 @@ from gp_orff.inference.weight_posterior import WeightPosterior
 class ExactFieldPredictionStrategy(DefaultPredictionStrategy):
     """gpytorch's exact prediction for kernels with several outputs.
 
-    Its own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for every
-    multitask model; here the model with more data is conditioned anew.
+    gpytorch's own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for
+    every multitask model. Here the model is conditioned anew on all data.
     """
 
     def get_fantasy_strategy(
@@ -33,7 +33,7 @@ class ExactFieldPredictionStrategy(DefaultPredictionStrategy):
 class ORFFPredictionStrategy(DefaultPredictionStrategy):
     """Predictions from the posterior of the feature weights, computed once and cached.
 
-    Where the training covariance is not features plus I⊗Σ, gpytorch's default takes over.
+    gpytorch's default strategy predicts if the training covariance is not features plus I⊗Σ.
     """
 
     @property
@@ -43,6 +43,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
 
     @property
     def _structured(self) -> bool:
+        """Whether the training covariance is features plus I⊗Σ, without gaps in the data."""
         return (
             isinstance(self._noisy_covariance, NoisyFeatureCovariance)
             and settings.observation_nan_policy.value() == "ignore"
@@ -55,7 +56,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
     @property
     @cached(name="statistics")
     def statistics(self) -> Statistics:
-        """C, Z, Y₂ and N of the training residuals."""
+        """The sufficient statistics of the training residuals."""
         return self._noisy_covariance.statistics(self._residuals)
 
     @property
@@ -69,7 +70,7 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
         return posterior.detached() if settings.detach_test_caches.on() else posterior
 
     def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
-        """The posterior of the features or, given their columns, of some of them."""
+        """The posterior of the features, or of a part of them with these columns."""
         covariance = self._noisy_covariance
         if covariance.prefers_dual:
             return covariance.posterior(self._residuals, expansion.double())
@@ -79,20 +80,20 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
     def get_fantasy_strategy(
         self, inputs, targets, full_inputs, full_targets, full_output, **kwargs
     ) -> "ORFFPredictionStrategy":
-        """The strategy with more data: statistics add, so that only the new points are visited."""
+        """The strategy with more data; statistics add up, and only the new points are visited."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         new = type(self)(full_inputs, full_output, full_targets, likelihood)
         if self._structured and new._structured and not self._noisy_covariance.prefers_dual:
-            added = targets.flatten(-2) if full_output.event_shape[1:] else targets
-            residuals = added - full_output.loc[..., self.num_train :]
+            new_targets = targets.flatten(-2) if full_output.event_shape[1:] else targets
+            residuals = new_targets - full_output.loc[..., self.num_train :]
             latent = new._noisy_covariance.latent
             points = latent.x1[..., latent.x1.shape[-2] - inputs[0].shape[-2] :, :]
-            more = Statistics.of(
+            new_statistics = Statistics.of(
                 points,
                 residuals.unflatten(-1, (-1, latent.num_outputs)),
                 self._noisy_covariance.latent.expansion.phi,
             )
-            add_to_cache(new, "statistics", self.statistics + more)
+            add_to_cache(new, "statistics", self.statistics + new_statistics)
         return new
 
     def exact_prediction(

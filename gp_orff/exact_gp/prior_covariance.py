@@ -1,4 +1,4 @@
-"""Prior covariances of features, without and with noise."""
+"""Prior covariances of features, with and without noise."""
 
 import warnings
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from gp_orff.inference.weight_posterior import WeightPosterior
 
 
 class FeatureCovariance(RootedOperator):
-    """K(x₁, x₂) = Φ(x₁) Φ(x₂)ᵀ of one expansion; build it with `FeatureCovariance.of`."""
+    """K(x₁, x₂) = Φ(x₁) Φ(x₂)ᵀ of one expansion; made by `FeatureCovariance.of`."""
 
     def __init__(self, x1: Tensor, x2: Tensor, *tensors: Tensor, rebuild: Callable[..., Expansion]):
         super().__init__(x1, x2, *tensors, rebuild=rebuild)
@@ -110,7 +110,7 @@ class FeatureCovariance(RootedOperator):
 
 
 class NoisyFeatureCovariance(WithWhiteNoise):
-    """K(x, x) + I⊗Σ, with the algebra of `inference`: no N·p × N·p matrix unless it is small."""
+    """K(x, x) + I⊗Σ with the algebra of `inference`; no N·p square matrix unless it is small."""
 
     def __init__(
         self,
@@ -153,9 +153,9 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     def posterior(
         self, y: Float[Tensor, "*b N*p"], expansion: Expansion | None = None
     ) -> WeightPosterior:
-        """The posterior of the feature weights, or those of another expansion, given y."""
+        """The posterior of the weights given y, of these features or of another expansion."""
         expansion = self.latent.expansion if expansion is None else expansion
-        return self._equations(y, expansion).posterior(self._no_mean)[0]
+        return self._equations(y, expansion).posterior(self._zero_mean)[0]
 
     def statistics(self, y: Float[Tensor, "*b N*p"]) -> Statistics:
         """The sufficient statistics of the residuals y."""
@@ -163,12 +163,12 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         return Statistics.of(self.latent.x1, self._per_point(y), expansion.phi)
 
     def posterior_from(self, statistics: Statistics, expansion: Expansion) -> WeightPosterior:
-        """The posterior of an expansion's feature weights from the statistics of its columns."""
+        """The posterior of an expansion's weights from the statistics of its columns."""
         groups = [Group(statistics, Noise.of(self.noise))]
-        return normal_equations(expansion, groups).posterior(self._no_mean)[0]
+        return normal_equations(expansion, groups).posterior(self._zero_mean)[0]
 
     @property
-    def _no_mean(self) -> Float[Tensor, "p"]:
+    def _zero_mean(self) -> Float[Tensor, "p"]:
         return torch.zeros(self.num_outputs, dtype=torch.float64, device=self.device)
 
     def _equations(self, y: Float[Tensor, "*b N*p"], expansion: Expansion) -> NormalEquations:
@@ -176,6 +176,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         return equations_of_vectors(expansion, self.latent.x1, self._per_point(y), noise)
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
+        """y with one row for each point; raises ValueError if it is not finite."""
         invalid = int((~torch.isfinite(y)).sum())
         if invalid:
             raise ValueError(
@@ -201,7 +202,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         if inv_quad_rhs is None:
             return zero.new_empty(0), self.logdet() if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-        if rhs.shape[-1] == 1 and logdet:  # the evidence: both from one pass
+        if rhs.shape[-1] == 1 and logdet:  # the evidence gives both in one pass
             evidence = self._evidence(rhs.squeeze(-1))
             quad, log_determinant = evidence.inv_quad, evidence.logdet
             quad = quad if reduce_inv_quad else quad.unsqueeze(-1)
@@ -246,7 +247,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal, and where gradients are wanted the same numbers in memory: gpytorch slices apart."""
+    """Whether tensors are equal; differentiable ones must share memory (gpytorch slices them)."""
     if a is b:
         return True
     if a.shape != b.shape or a.requires_grad != b.requires_grad:
@@ -259,6 +260,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _unstructured_sum(
     covariance: LinearOperator, other: object, add: Callable[[object], LinearOperator]
 ) -> LinearOperator:
+    """gpytorch's sum, with a warning that the structure is lost."""
     result = add(other)
     if result is not covariance and covariance.is_square:
         _warn_lost_structure(f"{type(covariance).__name__} + {type(other).__name__}")

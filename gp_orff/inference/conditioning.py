@@ -1,4 +1,4 @@
-"""Data under a kernel: evidence and posterior at any hyperparameters, by one of two algebras."""
+"""Evidence and posterior of data under a kernel, by the exact kernel or by features."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -47,49 +47,49 @@ from gp_orff.symbols.base import Identity, Symbol
 
 @dataclass(frozen=True)
 class Posterior:
-    """What conditioning leaves."""
+    """The posterior of a field, with its evidence."""
 
     distribution: FieldDistribution  # of the field without its mean
     evidence: Evidence
-    noises: Mapping[GroupKey, GroupNoise]  # as conditioned on
+    noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
 
 
 class Inference(ABC):
-    """Readings of a field; its mean is a constant that the caller chooses."""
+    """Data of a field; its mean is a constant that the caller chooses."""
 
     data: Data
 
     @abstractmethod
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        """Differentiable in the hyperparameters."""
+        """The evidence, differentiable in the hyperparameters."""
 
     @abstractmethod
     def posterior(
         self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
     ) -> Posterior:
-        """Under a constant mean; that of largest evidence where none is given."""
+        """The posterior under a constant mean; if None, under that of largest evidence."""
 
     @abstractmethod
     def of(self, data: Data) -> "Inference":
-        """Other data, represented in the same way."""
+        """The same inference with other data."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Visit the data where that is done once: what fails, fails here."""
+        """Visit the data if one visit serves all hyperparameters; invalid data raise here."""
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
-        """Whether predictions at x are right; raises where they cannot be made so."""
+        """Whether predictions at x are accurate; raises where the rule cannot make them so."""
         return True
 
     @property
-    def missing(self) -> float:
-        """The share of the variance that the representation was allowed to leave out."""
+    def truncated_share(self) -> float:
+        """The share of the variance that the representation may truncate."""
         return 0.0
 
     def left_out(
         self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-        """Variance of a symbol that its image lacks: white, and common to all points."""
+        """The truncated variance of a symbol: white, and common to all points; None if none."""
         return None
 
     def apply(
@@ -99,20 +99,20 @@ class Inference(ABC):
         kernel: Kernel,
         space: Sequence[int],
     ) -> FieldDistribution:
-        """The distribution of a symbol of the field: what is white in the field is not in its
-        image, which has a truncated variance of its own."""
-        missing = self.left_out(symbol, kernel, space)
+        """The distribution of a symbol of the field. White noise has no image under a symbol, which
+        has a truncated variance of its own."""
+        truncated = self.left_out(symbol, kernel, space)
         image = distribution.split()[0].apply(symbol, space)
-        if missing is None:
+        if truncated is None:
             return image
-        delta, common = missing
+        delta, common = truncated
         return PlusWhite(PlusConstant(image, common) if common.any() else image, delta)
 
     def of_terms(
         self, kernel: Kernel, chosen: Sequence[int]
     ) -> tuple["Inference", Expansion | None]:
-        """The frequencies of some terms of a sum; and the features of the whole kernel with the
-        directions of the other terms zero."""
+        """Inference on the frequencies of the `chosen` terms of a sum of kernels, and the features
+        of the sum, in which the directions of all other terms are zero; None without features."""
         return self, None
 
     @property
@@ -122,7 +122,7 @@ class Inference(ABC):
 
 @dataclass(frozen=True)
 class ExactInference(Inference):
-    """By the exact kernel: one Cholesky factorisation of all numbers square."""
+    """Inference by the exact kernel: one Cholesky factorisation of an M×M matrix."""
 
     data: Dataset
 
@@ -137,137 +137,140 @@ class ExactInference(Inference):
         _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        return dense_evidence(*self._model(kernel, noises))
+        return dense_evidence(*self._covariance_and_design(kernel, noises))
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        factor, alpha, evidence = dense_posterior(*self._model(kernel, noises), mean)
+        covariance, design = self._covariance_and_design(kernel, noises)
+        factor, alpha, evidence = dense_posterior(covariance, design, mean)
         distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
-        own = {p.key: GroupNoise(group_noise(p.key, noises)) for p in self.data.observations}
-        return Posterior(distribution, evidence, own)
+        keys = [part.key for part in self.data.observations]
+        group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
+        return Posterior(distribution, evidence, group_noises)
 
-    def _model(
+    def _covariance_and_design(
         self, kernel: Kernel, noises: Noises
     ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
-        """Cov[H f] with the noise, and V."""
+        """Cov[H f] plus the covariance of the noise, and V."""
         observed, num_outputs = self.observed, next(iter(noises.values())).shape[-1]
-        noise = block_diagonal([own.noise_covariance(noises) for own in observed])
-        design = torch.cat([own.design(num_outputs) for own in observed])
+        noise = block_diagonal([part.noise_covariance(noises) for part in observed])
+        design = torch.cat([part.design(num_outputs) for part in observed])
         return observed_covariance(kernel, observed) + noise, design
 
 
 @dataclass(frozen=True)
 class FeatureInference(Inference):
-    """By features: statistics of the columns, computed once where frequencies do not move."""
+    """Inference by features; statistics of columns that do not move are computed once."""
 
     data: Data
     draws: Sequence[Draw]
-    known: FieldStatistics | None = None  # of the shared columns, where they have been computed
+    known: FieldStatistics | None = None  # of the shared columns, if computed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        expansion, delta = self._model(kernel)
-        statistics = self._summed(expansion)
+        expansion, delta = self._expansion_and_delta(kernel)
+        statistics = self._statistics_unless_dual(expansion)
         return self._equations(kernel, noises, expansion, delta, statistics).evidence()
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        expansion, delta = self._model(kernel)
-        statistics = self._summed(expansion)
+        expansion, delta = self._expansion_and_delta(kernel)
+        statistics = self._statistics_unless_dual(expansion)
 
-        def conditioned(
-            part: Expansion, columns: Tensor | None = None
+        def solve(
+            features: Expansion, columns: Tensor | None = None
         ) -> tuple[WeightPosterior, Evidence]:
-            """Of the expansion, or of a part of it with some of its columns."""
-            all_of_them = statistics is None or columns is None
-            own = statistics if all_of_them else statistics.select(columns)
-            return self._equations(kernel, noises, part, delta, own).posterior(mean)
+            """The posterior of the expansion, or of a part of it that has some of its columns."""
+            every = statistics is None or columns is None
+            sums = statistics if every else statistics.select(columns)
+            return self._equations(kernel, noises, features, delta, sums).posterior(mean)
 
-        whole, evidence = conditioned(expansion)
-        points = torch.cat([own.x for own in self.data.survey.sample])
-        check(whole, expansion, lambda *part: conditioned(*part)[0], points)
-        own = self._group_noises(noises, delta, statistics)
-        return Posterior(plus_white(whole, delta), evidence, own)
+        weights, evidence = solve(expansion)
+        points = torch.cat([part.x for part in self.data.survey.sample])
+        check(weights, expansion, lambda *half: solve(*half)[0], points)
+        group_noises = self._group_noises(noises, delta, statistics)
+        return Posterior(plus_white(weights, delta), evidence, group_noises)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
-        """F."""
+        """F at the present hyperparameters."""
         return expand(kernel, self.draws, self.data.num_inputs).num_features
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
-        if self._constant:
+        if self._has_shared_columns:
             return not self.draws[0].lattice.outside(x).any()
         check_domain(kernel, self.draws, self._corners, x)
         return True
 
     @torch.no_grad()
     def written_out(self, kernel: Kernel) -> bool:
-        """Whether the readings are few: each has a truncated variance of its own."""
+        """Whether the dual algebra is used: every observation has its own truncated variance."""
         return self._prefers_dual(expand(kernel, self.draws, self.data.num_inputs))
 
     @property
-    def missing(self) -> float:
-        return self.draws[0].lattice.tolerance.item() if self._constant else 0.0
+    def truncated_share(self) -> float:
+        return self.draws[0].lattice.tolerance.item() if self._has_shared_columns else 0.0
 
     def stale(self, kernel: Kernel) -> bool:
-        """Whether a lengthscale has left the range of the frequencies."""
+        """Whether a lengthscale has left the range that the frequencies serve."""
         return any(
-            own.ratio_outside_range(spectra_of(term))
-            for own, term in zip(self.draws, terms(kernel), strict=True)
+            draw.ratio_outside_range(spectra_of(term))
+            for draw, term in zip(self.draws, terms(kernel), strict=True)
         )
 
     def of(self, data):
         return FeatureInference(data, self.draws)
 
     def prepare(self) -> None:
-        if self._constant:
+        if self._has_shared_columns:
             _ = self.statistics
 
     @cached_property
     def statistics(self) -> FieldStatistics:
-        """C, Z, … of the shared columns."""
+        """The statistics of the shared columns."""
         if self.known is not None:
             return self.known
         return self.data.statistics(self.draws[0].shared_columns())
 
     @torch.no_grad()
     def statistics_of(self, kernel: Kernel) -> FieldStatistics:
-        """At the hyperparameters as they are."""
-        return self._statistics_of(self._model(kernel)[0])
+        """The statistics at the present hyperparameters."""
+        return self._statistics_of(self._expansion_and_delta(kernel)[0])
 
     def _statistics_of(self, expansion: Expansion) -> FieldStatistics:
-        return self.statistics if self._constant else self.data.statistics(expansion.phi)
+        return self.statistics if self._has_shared_columns else self.data.statistics(expansion.phi)
 
     def truncated(
         self, kernel: Kernel, expansion: Expansion | None = None
     ) -> Float[Tensor, "p p"] | None:
-        """The variance of every point that a grid does not hold."""
-        missing = truncated_variance(Identity(), kernel, self.draws, (), expansion)
-        return None if missing is None else missing[0]
+        """δ: the variance that a grid truncates at every point; None if none."""
+        variances = truncated_variance(Identity(), kernel, self.draws, (), expansion)
+        return None if variances is None else variances[0]
 
     def left_out(self, symbol, kernel, space):
         return truncated_variance(symbol, kernel, self.draws, space)
 
     def of_terms(self, kernel, chosen):
-        found = [
+        summands = [
             term if i in chosen else term.scaled(torch.zeros_like(term.outputscale))
             for i, term in enumerate(terms(kernel))
         ]
-        whole = expand_terms(found, self.draws, self.data.num_inputs).double().general()
-        return replace(self, draws=[self.draws[i] for i in chosen]), whole
+        expansion = expand_terms(summands, self.draws, self.data.num_inputs).double().general()
+        return replace(self, draws=[self.draws[i] for i in chosen]), expansion
 
     def _prefers_dual(self, expansion: Expansion) -> bool:
-        """Constant statistics need no features of the data, which the dual writes out."""
+        """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
+        anew."""
         if not self.data.revisitable:
             return False
         points = self.num_values / expansion.num_outputs
-        return prefers_dual(expansion, (2 if self._constant else 1) * points)
+        return prefers_dual(expansion, (2 if self._has_shared_columns else 1) * points)
 
-    def _summed(self, expansion: Expansion) -> FieldStatistics | None:
-        """The statistics; None where the readings are better written out."""
+    def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
+        """The statistics; None where the dual algebra is cheaper."""
         return None if self._prefers_dual(expansion) else self._statistics_of(expansion)
 
     @cached_property
-    def _points(self) -> PointObservations:
+    def _point_observations(self) -> PointObservations:
         return PointObservations(self.data.observations)
 
     def _equations(
@@ -278,18 +281,18 @@ class FeatureInference(Inference):
         delta: Float[Tensor, "p p"] | None,
         statistics: FieldStatistics | None,
     ) -> NormalEquations:
-        """With the truncated variance in the noise of each observation."""
+        """The normal equations, with the truncated variance in the noise of each observation."""
         symbol_data = [
-            DenseRows.of(own, expansion, noises, self.left_out(own.symbol, kernel, own.space))
-            for own in self.data.symbol_data
+            DenseRows.of(part, expansion, noises, self.left_out(part.symbol, kernel, part.space))
+            for part in self.data.symbol_data
         ]
         if statistics is None:
-            missing = None if delta is None else (delta, torch.zeros_like(delta))
-            points = DenseRows.of(self._points, expansion, noises, missing)
-            return Dual(expansion, DenseRows.joined([points, *symbol_data]))
+            truncated = None if delta is None else (delta, torch.zeros_like(delta))
+            points = DenseRows.of(self._point_observations, expansion, noises, truncated)
+            return Dual(expansion, DenseRows.concatenate([points, *symbol_data]))
         noise = self._group_noises(noises, delta, statistics)
         groups = [
-            Group(own, Noise.of(noise[key].weighted)) for key, own in statistics.groups.items()
+            Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
         ]
         return normal_equations(expansion, groups, symbol_data)
 
@@ -299,13 +302,13 @@ class FeatureInference(Inference):
         delta: Float[Tensor, "p p"] | None,
         statistics: FieldStatistics | None,
     ) -> dict[GroupKey, GroupNoise]:
-        """In statistics the truncated variance has weights, as Σ has."""
+        """The noise of every group; in statistics, δ has weights as Σ has."""
         if statistics is None:
             keys = [part.key for part in self.data.observations]
             return {key: GroupNoise(group_noise(key, noises), delta) for key in keys}
         return {
-            key: GroupNoise(group_noise(key, noises, delta, own.masses, own.count))
-            for key, own in statistics.groups.items()
+            key: GroupNoise(group_noise(key, noises, delta, group.masses, group.count))
+            for key, group in statistics.groups.items()
         }
 
     @property
@@ -313,11 +316,11 @@ class FeatureInference(Inference):
         return torch.tensor(self.data.box, dtype=torch.float64).mT
 
     @property
-    def _constant(self) -> bool:
+    def _has_shared_columns(self) -> bool:
         return self.draws[0].shared_columns() is not None
 
-    def _model(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
-        if not self._constant:
+    def _expansion_and_delta(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
+        if not self._has_shared_columns:
             check_domain(kernel, self.draws, self._corners)
         expansion = expand(kernel, self.draws, self.data.num_inputs).double()
         return expansion, self.truncated(kernel, expansion)
@@ -329,6 +332,6 @@ def log_marginal_likelihood(
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
 ) -> Float[Tensor, ""]:
-    """log p(y), total; the constant mean of largest evidence where none is given."""
+    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence."""
     evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
     return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction

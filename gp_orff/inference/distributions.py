@@ -1,4 +1,4 @@
-"""Gaussian distributions of a field, evaluated anywhere."""
+"""Gaussian distributions of a field, evaluated at any points."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from gp_orff.symbols.base import Symbol
 
 
 class FieldDistribution(ABC):
-    """The Gaussian distribution of a field f, evaluated anywhere."""
+    """The Gaussian distribution of a field f, evaluated at any points."""
 
     num_outputs: int
     batch_shape = torch.Size()
@@ -27,11 +27,11 @@ class FieldDistribution(ABC):
 
     @abstractmethod
     def variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
-        """Var[f_j(x)]; nothing n×n."""
+        """Var[f_j(x)], without an n×n matrix."""
 
     @abstractmethod
     def blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
-        """Cov[f(x_n)] at every point by itself."""
+        """Cov[f(x_n)] of every point alone."""
 
     @abstractmethod
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
@@ -42,21 +42,23 @@ class FieldDistribution(ABC):
         """R with R Rᵀ = Cov[f(x)]."""
 
     def split(self) -> tuple["FieldDistribution", Float[Tensor, "*b p p"] | None]:
-        """What is continuous, and the variance δ of the white noise beside it, if there is any."""
+        """The distribution without its white noise, and the variance δ of that noise, if any."""
         return self, None
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "FieldDistribution":
-        """The distribution of a symbol of the field, whose directions are these columns of x."""
+        """The distribution of a symbol of the field; `space` names its directions in x."""
         raise NotImplementedError
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "FieldDistribution":
-        """The distribution of one term of a sum: features with directions of their own for the
-        same θ, where there are features, and its kernel."""
+        """The distribution of one term of a sum of kernels: that of the given `kernel`.
+
+        With features, `expansion` has the directions of this term for the same weights θ.
+        """
         raise NotImplementedError
 
 
 class InChunks(FieldDistribution):
-    """One whose variances are found for some points at a time."""
+    """A distribution whose variances are computed for chunks of points."""
 
     def variance(self, x: Tensor) -> Tensor:
         return by_chunks(self._variance, x.double(), self._width).clamp_min(0)
@@ -68,20 +70,20 @@ class InChunks(FieldDistribution):
     @property
     @abstractmethod
     def _width(self) -> int:
-        """How many numbers the variance at one point takes."""
+        """How many numbers the variance at one point needs in memory."""
 
     @abstractmethod
     def _variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
-        """The variance at few points."""
+        """The variance at the points of a chunk."""
 
     @abstractmethod
     def _blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
-        """The blocks at few points."""
+        """The blocks at the points of a chunk."""
 
 
 @dataclass(frozen=True)
 class Plus(FieldDistribution):
-    """A distribution with something independent added, of the same variance at every point."""
+    """A distribution plus an independent Gaussian, whose covariance at every point is `added`."""
 
     distribution: FieldDistribution
     added: Float[Tensor, "*b q q"]
@@ -104,46 +106,46 @@ class Plus(FieldDistribution):
         return self.distribution.blocks(x) + self.added
 
     def covariance(self, x: Tensor) -> Tensor:
-        return self.distribution.covariance(x) + self._between(x, self.added)
+        return self.distribution.covariance(x) + self._added_covariance(x, self.added)
 
     def root(self, x: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(self.added)
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        return torch.cat([self.distribution.root(x), self._root_between(x, root)], dim=-1)
+        return torch.cat([self.distribution.root(x), self._added_root(x, root)], dim=-1)
 
     @abstractmethod
-    def _between(self, x: Tensor, added: Tensor) -> Float[Tensor, "*b n*q n*q"]:
-        """What is added to the covariance of the points."""
+    def _added_covariance(self, x: Tensor, added: Tensor) -> Float[Tensor, "*b n*q n*q"]:
+        """The covariance of the independent Gaussian between all points."""
 
     @abstractmethod
-    def _root_between(self, x: Tensor, root: Tensor) -> Float[Tensor, "*b n*q k"]:
-        """A root of that, from one of what is added."""
+    def _added_root(self, x: Tensor, root: Tensor) -> Float[Tensor, "*b n*q k"]:
+        """A root of that covariance, from a root of `added`."""
 
 
 class PlusConstant(Plus):
-    """With a random constant, the same at all points."""
+    """A distribution plus a random constant, the same at all points."""
 
-    def _between(self, x: Tensor, added: Tensor) -> Tensor:
+    def _added_covariance(self, x: Tensor, added: Tensor) -> Tensor:
         return added.repeat(x.shape[-2], x.shape[-2])
 
-    def _root_between(self, x: Tensor, root: Tensor) -> Tensor:
+    def _added_root(self, x: Tensor, root: Tensor) -> Tensor:
         return root.repeat(x.shape[-2], 1)
 
 
 class PlusWhite(Plus):
-    """With white noise of variance δ, independent from point to point."""
+    """A distribution plus white noise of variance δ, independent from point to point."""
 
     def split(self) -> tuple[FieldDistribution, Tensor]:
         return self.distribution, self.added
 
-    def _between(self, x: Tensor, added: Tensor) -> Tensor:
+    def _added_covariance(self, x: Tensor, added: Tensor) -> Tensor:
         return independent(added, x.shape[-2])
 
-    _root_between = _between
+    _added_root = _added_covariance
 
 
 def plus_white(
     distribution: FieldDistribution, delta: Float[Tensor, "*b p p"] | None
 ) -> FieldDistribution:
-    """With white noise, where there is any."""
+    """The distribution plus white noise of variance δ, if there is any."""
     return distribution if delta is None else PlusWhite(distribution, delta)

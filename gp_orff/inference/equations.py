@@ -3,16 +3,16 @@
 With noise covariance Σ (p×p, shared by all points), columns c and directions M of the features,
 
     A = I_F + C[c,c] ∘ (M Σ⁻¹ Mᵀ) ,   b = Σ_j (Z[c] Σ⁻¹ ∘ M)[:, j] ,
-    yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| ,
+    yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| .
 
-and the same with a column of ones for each output in the place of y, so that the evidence is known
-for every constant mean.
+The same holds for V = [y, 1⊗I_p] in the place of y, with B in the place of b. This gives the
+evidence for every constant mean.
 
-Groups of readings with statistics, patterns and noise of their own add their terms to A, b and the
-rest: for each, C of every weight a_k of its pattern, with M restricted to what it sees.
+Groups of observations have statistics, patterns and noise of their own. Each adds its terms to A, B
+and the rest: for every weight a_k of its pattern a C, with M restricted to the observed components.
 
-For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: r factorisations of size 2D after one of size r.
-Where there are fewer numbers than features, the dual: K + I⊗Σ itself.
+For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: one eigendecomposition of size r, then r Cholesky
+factorisations of size 2D. With fewer values than features, the dual algebra factorises K + I⊗Σ.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,12 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noise, Noises, independent
-from gp_orff.data.observations import LinearObservations, Missing, block_diagonal, less_reference
+from gp_orff.data.observations import (
+    LinearObservations,
+    TruncatedVariance,
+    block_diagonal,
+    less_reference,
+)
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import (
     Expansion,
@@ -40,10 +45,10 @@ from gp_orff.inference.quadratic import (
     InvQuadLogdet,
     KroneckerInvQuadLogdet,
     MaskedInvQuadLogdet,
-    diagonalised,
+    diagonalise,
     log_determinant,
-    masked,
-    unrotated,
+    masked_sum,
+    rotate_back,
 )
 from gp_orff.inference.weight_posterior import (
     DualPosterior,
@@ -62,7 +67,7 @@ def prefers_dual(expansion: Expansion, num_points: float) -> bool:
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Observations that are written out: H Φ, V and the covariance of their noise."""
+    """Observations with a matrix row for each value: H Φ, V and the noise covariance."""
 
     features: Float[Tensor, "*b M F"]
     design: Float[Tensor, "*b M 1+p"]
@@ -70,9 +75,13 @@ class DenseRows:
 
     @classmethod
     def of(
-        cls, own: LinearObservations, expansion: Expansion, noises: Noises, missing: Missing
+        cls,
+        observations: LinearObservations,
+        expansion: Expansion,
+        noises: Noises,
+        truncated: TruncatedVariance,
     ) -> "DenseRows":
-        """Differentiable in the expansion, which leaves a variance of what is observed out."""
+        """The matrices, differentiable in the expansion, which lacks the variance `truncated`."""
 
         def features(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
             if isinstance(symbol, Identity):
@@ -80,18 +89,18 @@ class DenseRows:
             image = apply_symbol(symbol, expansion, space)
             return less_reference(image.features, x, symbol, space)
 
-        noise = own.noise_covariance(noises, missing)
-        return cls(own.apply(features), own.design(expansion.num_outputs), noise)
+        noise = observations.noise_covariance(noises, truncated)
+        return cls(observations.apply(features), observations.design(expansion.num_outputs), noise)
 
     @classmethod
-    def joined(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
-        """All of them."""
+    def concatenate(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
+        """The rows of all parts."""
         if len(parts) == 1:
             return parts[0]
         return cls(
-            torch.cat([own.features for own in parts]),
-            torch.cat([own.design for own in parts]),
-            block_diagonal([own.noise for own in parts]),
+            torch.cat([part.features for part in parts]),
+            torch.cat([part.design for part in parts]),
+            block_diagonal([part.noise for part in parts]),
         )
 
     def whitened(self) -> tuple[Float[Tensor, "M F"], Float[Tensor, "M 1+p"], Float[Tensor, ""]]:
@@ -104,32 +113,36 @@ class DenseRows:
 
 
 class Group(NamedTuple):
-    """Readings that share a pattern and a noise."""
+    """The statistics of observations that share a pattern and a noise."""
 
     statistics: Statistics
-    noise: Noise  # of a reading
+    noise: Noise  # of one observation
 
 
 class NormalEquations(ABC):
-    """A and B of the feature weights, E[θ] = A⁻¹B [1; −c], in the form that suits them."""
+    """A and B of the feature weights: E[θ] = A⁻¹B [1; −c] under a constant mean c."""
 
     @abstractmethod
     def evidence(self) -> Evidence:
-        """One factorisation, and one inverse for its gradient."""
+        """The evidence: one factorisation, and one inverse for its gradient."""
 
     @abstractmethod
     def posterior(self, mean: Float[Tensor, "*b p"] | None) -> tuple[WeightPosterior, Evidence]:
-        """Of the weights, and the evidence from the same factorisation; with the constant mean of
-        largest evidence where none is given."""
+        """The posterior of the weights and the evidence, from one factorisation.
+
+        Without a `mean`, both are under the constant mean of largest evidence.
+        """
 
 
 def normal_equations(
     expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[DenseRows] = ()
 ) -> NormalEquations:
-    """From the statistics of groups, and from observations that are written out. Kronecker products
-    need whole vectors with one noise."""
-    whole = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
-    if whole and isinstance(expansion, KroneckerExpansion):
+    """The normal equations of groups and dense rows.
+
+    The Kronecker form applies to whole vectors with one noise and without dense rows.
+    """
+    one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
+    if one_noise and isinstance(expansion, KroneckerExpansion):
         return Kronecker(expansion, groups[0])
     return Primal(expansion.general(), groups, dense_rows)
 
@@ -137,7 +150,7 @@ def normal_equations(
 def equations_of_vectors(
     expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
 ) -> NormalEquations:
-    """Of vectors y at x, in the cheaper of the two algebras."""
+    """The normal equations of vectors y at x, in the cheaper of the two algebras."""
     expansion, y = expansion.double(), y.double()
     if not prefers_dual(expansion, x.shape[-2]):
         return normal_equations(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
@@ -155,7 +168,7 @@ def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
 def dense_evidence(
     covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
 ) -> Evidence:
-    """Evidence of V under a covariance that is written out, noise included."""
+    """The evidence of V under a dense covariance, noise included."""
     size = size_of(covariance)
     quad, logdet = InvQuadLogdet.apply(covariance / size, design)
     return Evidence(quad / size, logdet + covariance.shape[-1] * size.log()[..., 0, 0])
@@ -166,12 +179,12 @@ def dense_posterior(
     design: Float[Tensor, "*b M 1+p"],
     mean: Float[Tensor, "*b p"] | None,
 ) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1"], Evidence]:
-    """L with L Lᵀ that covariance, α = (L Lᵀ)⁻¹(y − c), and the evidence of V."""
+    """The Cholesky factor L of the covariance, α = (L Lᵀ)⁻¹(y − c), and the evidence of V."""
     factor = cholesky(covariance)
-    return factor, *_solved(factor, design, mean, Evidence)
+    return factor, *_solve(factor, design, mean, Evidence)
 
 
-def _solved(
+def _solve(
     factor: Float[Tensor, "*b n n"],
     b: Float[Tensor, "*b n 1+p"],
     mean: Float[Tensor, "*b p"] | None,
@@ -186,7 +199,7 @@ def _solved(
 
 @dataclass(frozen=True)
 class Dual(NormalEquations):
-    """Fewer numbers than features: their covariance itself."""
+    """The dual algebra, for fewer values than features: it factorises their covariance."""
 
     expansion: Expansion
     rows: DenseRows
@@ -207,7 +220,7 @@ class Dual(NormalEquations):
 
 @dataclass(frozen=True)
 class Primal(NormalEquations):
-    """Features one by one: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the latter of rows."""
+    """The primal algebra: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows."""
 
     expansion: FeatureExpansion
     groups: Sequence[Group]
@@ -215,7 +228,7 @@ class Primal(NormalEquations):
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        return [own.whitened() for own in self.rows]
+        return [rows.whitened() for rows in self.rows]
 
     def evidence(self) -> Evidence:
         if self.rows:
@@ -226,24 +239,26 @@ class Primal(NormalEquations):
     def posterior(self, mean):
         a, b = self._a_and_b()
         factor = psd_safe_cholesky(a)
-        theta, evidence = _solved(factor, b, mean, self._evidence)
+        theta, evidence = _solve(factor, b, mean, self._evidence)
         return PrimalPosterior(self.expansion, theta, factor), evidence
 
     def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
         b, parts = masked_equations(self.expansion, self.groups)
-        a = masked(parts)
+        a = masked_sum(parts)
         for features, design, _ in self._whitened:
             a, b = a + features.mT @ features, b + features.mT @ design
         return a, b
 
     def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
-        rows = [(design.mT @ design, own) for _, design, own in self._whitened]
-        return evidence_of([*map(_white, self.groups), *rows], explained, logdet)
+        row_terms = [
+            (design.mT @ design, noise_logdet) for _, design, noise_logdet in self._whitened
+        ]
+        return evidence_of([*map(_noise_terms, self.groups), *row_terms], explained, logdet)
 
 
 @dataclass(frozen=True)
 class Kronecker(NormalEquations):
-    """Separable kernels: A = I + SCS ⊗ G, G = LᵀΣ⁻¹L."""
+    """The algebra of separable kernels: A = I + SCS ⊗ G, G = LᵀΣ⁻¹L."""
 
     expansion: KroneckerExpansion
     group: Group
@@ -253,69 +268,73 @@ class Kronecker(NormalEquations):
         return kronecker_equations(self.expansion, *self.group)
 
     def evidence(self) -> Evidence:
-        return evidence_of([_white(self.group)], *KroneckerInvQuadLogdet.apply(*self._equations))
+        return evidence_of(
+            [_noise_terms(self.group)], *KroneckerInvQuadLogdet.apply(*self._equations)
+        )
 
     def posterior(self, mean):
         if self._equations[1].requires_grad:  # eigenvectors of equal eigenvalues: no derivative
             return Primal(self.expansion.general(), [self.group]).posterior(mean)
-        _, u, factor, rotated = diagonalised(*self._equations)
+        _, u, factor, rotated = diagonalise(*self._equations)
         solved = torch.cholesky_solve(rotated, factor)  # (*b, r, 2D, 1+p)
         explained, logdet = (rotated.mT @ solved).sum(-3), log_determinant(factor).sum(-1)
-        evidence = evidence_of([_white(self.group)], explained, logdet)
-        theta = unrotated(solved @ evidence.contrast(mean).unsqueeze(-3), u).flatten(-2)
+        evidence = evidence_of([_noise_terms(self.group)], explained, logdet)
+        theta = rotate_back(solved @ evidence.contrast(mean).unsqueeze(-3), u).flatten(-2)
         return KroneckerPosterior(self.expansion, theta.mT, u, factor), evidence
 
 
 def evidence_of(
-    white: Sequence[tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]],
+    noise_terms: Sequence[tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]],
     explained: Float[Tensor, "*b 1+p 1+p"],
     logdet: Float[Tensor, "*b"],
 ) -> Evidence:
-    """From BᵀA⁻¹B and log|A|, and VᵀN⁻¹V and log|N| of all noise N."""
-    squares, logdets = zip(*white, strict=True)
+    """The evidence from BᵀA⁻¹B, log|A| and the terms VᵀN⁻¹V and log|N| of all noise N."""
+    squares, logdets = zip(*noise_terms, strict=True)
     return Evidence(sum(squares) - explained, logdet + sum(logdets))
 
 
-def _white(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:
-    """Vᵀ N⁻¹ V and log|N| of the noise N of all readings."""
+def _noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:
+    """VᵀN⁻¹V and log|N| of the noise N of a group."""
     statistics, noise = group
     pattern = statistics.pattern
     precision = pattern.precision(noise.precision)
     square = (precision * statistics.second_moment).sum((-1, -2))[..., None, None]
     total = pattern.embed((precision @ statistics.total.unsqueeze(-1)).mT).mT
     ones = 0
-    for own, e in zip(statistics.moments, pattern.basis(precision), strict=True):
-        ones = ones + own.mass * pattern.embed(pattern.embed(precision @ e).mT)
+    for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
+        ones = ones + moments.mass * pattern.embed(pattern.embed(precision @ e).mT)
     ones = ones.expand(*total.shape[:-2], -1, -1)
-    white = torch.cat(
+    quad = torch.cat(
         [torch.cat([square, total.mT], dim=-1), torch.cat([total, ones], dim=-1)], dim=-2
     )
     logdet = statistics.count * noise.logdet - pattern.num_values * statistics.weights.log
-    return white, logdet
+    return quad, logdet
 
 
 def masked_equations(
     expansion: FeatureExpansion, groups: Sequence[Group]
 ) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
-    """B, and C[c,c], M, P of every part of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
     b, ones, parts = 0, 0, []
     for statistics, noise in groups:
         pattern = statistics.pattern
         m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
         b = b + (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
-        grams = statistics.gathered(expansion)
-        for gram, own, e in zip(grams, statistics.moments, pattern.basis(precision), strict=True):
-            seen = precision @ e
-            sums = expansion.gather(own.column_sum.unsqueeze(-1))
-            ones = ones + sums * pattern.embed(m @ seen)
-            parts += [gram, m, seen]
+        grams = statistics.feature_grams(expansion)
+        for gram, moments, e in zip(
+            grams, statistics.moments, pattern.basis(precision), strict=True
+        ):
+            weighted_basis = precision @ e
+            sums = expansion.gather(moments.column_sum.unsqueeze(-1))
+            ones = ones + sums * pattern.embed(m @ weighted_basis)
+            parts += [gram, m, weighted_basis]
     return torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1), parts
 
 
 def kronecker_equations(
     expansion: KroneckerExpansion, statistics: Statistics, noise: Noise
 ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b r r"], Float[Tensor, "*b 1+p 2*D r"]]:
-    """S C S, G = LᵀΣ⁻¹L and the B_i, with A = I + SCS ⊗ G and the columns of B being vec B_i."""
+    """S C S, G = LᵀΣ⁻¹L and B_i, where A = I + SCS ⊗ G and the columns of B are vec B_i."""
     scales, mixing = expansion.scales, expansion.mixing
     whitened = noise.precision @ mixing  # Σ⁻¹L
     gram = scales * statistics.gram * scales.mT

@@ -1,4 +1,4 @@
-"""The posterior by the exact kernel, of the field and of its symbols."""
+"""The posterior of a field and of its symbols by the exact kernel."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +19,16 @@ from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity, Symbol
 
-_INTERMEDIATE = 9  # times as many numbers, on the way to covariances of symbols
+_INTERMEDIATE = 9  # covariances of symbols need that many times more memory on the way
 
 
 @dataclass(frozen=True)
 class ExactPosterior(InChunks):
-    """Of Q f given y = H f + ε: Cov[Q f(x), H f] α and Cov[Q f(x)] − VᵀV, V = L⁻¹ Cov[H f, Q f(x)];
-    less the value at a reference, if there is one."""
+    """The posterior of Q f given y = H f + ε.
+
+    Mean Cov[Q f(x), H f] α; covariance Cov[Q f(x)] − VᵀV with V = L⁻¹ Cov[H f, Q f(x)]. If the
+    symbol Q has a reference, the value there is subtracted.
+    """
 
     kernel: Kernel
     observed: Sequence[LinearObservations]
@@ -37,8 +40,8 @@ class ExactPosterior(InChunks):
 
     @property
     def noise_root(self) -> Float[Tensor, "M M"]:
-        """Of the covariance of the noise."""
-        noise = [own.noise_covariance(self.noises) for own in self.observed]
+        """A root of the noise covariance."""
+        noise = [observations.noise_covariance(self.noises) for observations in self.observed]
         return cholesky(block_diagonal(noise))
 
     @property
@@ -58,10 +61,10 @@ class ExactPosterior(InChunks):
         """The posterior of the symbol of Q f.
 
         Raises:
-            NotImplementedError: no closed form.
+            NotImplementedError: the symbol has no closed form under this kernel.
         """
-        whole = symbol if self._is_field else symbol @ self.symbol
-        image = replace(self, symbol=whole, space=tuple(space))
+        composed = symbol if self._is_field else symbol @ self.symbol
+        image = replace(self, symbol=composed, space=tuple(space))
         image._blocks(self.observed[0].x[:1])  # raises
         return image
 
@@ -74,14 +77,14 @@ class ExactPosterior(InChunks):
         def image(other: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
             return prior_covariance(self.kernel, self.symbol, x, other, z, self.space or space).mT
 
-        seen = [own.apply(image) for own in self.observed]
-        return seen[0] if len(seen) == 1 else torch.cat(seen)
+        rows = [observations.apply(image) for observations in self.observed]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def mean(self, x: Tensor) -> Tensor:
-        def part(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+        def mean_of(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
             return (self.cross(points).mT @ self.alpha).reshape(len(points), -1)
 
-        return by_chunks(part, x.double(), self._width)
+        return by_chunks(mean_of, x.double(), self._width)
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
@@ -124,10 +127,10 @@ def prior_covariance(
     z: Float[Tensor, "m d"],
     space: Sequence[int],
 ) -> Float[Tensor, "n*q m*r"]:
-    """Cov[Q f(x), R f(z)], each less its value at a reference, if there is one.
+    """Cov[Q f(x), R f(z)], each less its value at the symbol's reference, if it has one.
 
     Raises:
-        NotImplementedError: no closed form.
+        NotImplementedError: a symbol has no closed form under this kernel.
     """
     if isinstance(left, Identity) and isinstance(right, Identity):
         return to_dense(kernel(x, z))
@@ -138,13 +141,15 @@ def prior_covariance(
 def observed_covariance(
     kernel: Kernel, observed: Sequence[LinearObservations]
 ) -> Float[Tensor, "M M"]:
-    """Cov[H f]; what two kinds of observations have in common is found once."""
+    """Cov[H f]; the blocks between two kinds of observations are computed once."""
 
     def block(a: LinearObservations, b: LinearObservations) -> Float[Tensor, "K L"]:
         return a.apply(
             lambda left, space, x: (
                 b.apply(
-                    lambda right, own, z: prior_covariance(kernel, right, z, left, x, own or space)
+                    lambda right, other, z: prior_covariance(
+                        kernel, right, z, left, x, other or space
+                    )
                 ).mT
             )
         )
@@ -153,8 +158,8 @@ def observed_covariance(
         return block(*observed, *observed)
     lower = [[block(a, b) for b in observed[: i + 1]] for i, a in enumerate(observed)]
     rows = [
-        torch.cat([*own, *(other[i].mT for other in lower[i + 1 :])], dim=-1)
-        for i, own in enumerate(lower)
+        torch.cat([*blocks, *(below[i].mT for below in lower[i + 1 :])], dim=-1)
+        for i, blocks in enumerate(lower)
     ]
     return torch.cat(rows)
 
@@ -166,6 +171,6 @@ def _closed_form(symbol: Symbol) -> Iterator[None]:
     except NotImplementedError as error:
         raise type(error)(
             f"{type(symbol).__name__} has no closed form under this exact kernel ({error}); "
-            "features have one: expected, for instance, "
+            "it has one under features: use, for instance, "
             "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
         ) from error

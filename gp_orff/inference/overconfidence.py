@@ -1,8 +1,9 @@
-"""Whether random features know enough: two halves of them, asked apart.
+"""A check whether random features are overconfident, by two halves of their frequencies.
 
-If the posterior mean has a feature error e(x), the means of two disjoint halves of the frequencies,
-each a Monte Carlo estimate of its own with error √2 e, differ by about 2e. Where e is not small
-against the posterior standard deviation, the error bars do not cover what the features get wrong.
+Let e(x) be the error of the posterior mean that comes from the features. Two disjoint halves of the
+frequencies give independent Monte Carlo estimates with error √2 e each, so that their means differ
+by about 2e. Where e is not small against the posterior standard deviation, the error bars do not
+cover the error of the features.
 """
 
 import warnings
@@ -18,16 +19,33 @@ from gp_orff.settings import check_features
 
 
 class FeatureWarning(UserWarning):
-    """Random features whose error bars are too small."""
+    """The error of random features exceeds the error bars of their posterior.
+
+    Example:
+        Few features and many accurate observations:
+
+        >>> import gp_orff, torch, warnings
+        >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> y = torch.sin(6 * x)  # a gradient
+        >>> rule = gp_orff.MonteCarlo(20, seed=0)
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
+        >>> model.likelihood.noise = 1e-4
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", gp_orff.FeatureWarning)
+        ...     _ = model.condition(x, y)
+        >>> caught[0].category.__name__
+        'FeatureWarning'
+    """
 
 
 def halves(expansion: Expansion) -> list[tuple[Expansion, Int[Tensor, "k"]]]:
-    """Two expansions, each of half the frequencies at twice the variance, and their columns."""
+    """Two expansions, each with half the frequencies at twice the variance, and their columns."""
     return [(expansion.select(*half), half[0]) for half in expansion.phi.halves()]
 
 
 def disagreement(
-    whole: WeightPosterior,
+    posterior: WeightPosterior,
     parts: tuple[WeightPosterior, WeightPosterior],
     x: Float[Tensor, "*b n d"],
 ) -> float:
@@ -40,25 +58,25 @@ def disagreement(
     """
     first, second = (part.mean(x) for part in parts)
     error = (first - second).square().mean() / 4
-    return (error / whole.variance(x).mean()).sqrt().item()
+    return (error / posterior.variance(x).mean()).sqrt().item()
 
 
 @torch.no_grad()
 def check(
-    whole: WeightPosterior,
+    posterior: WeightPosterior,
     expansion: Expansion,
     posterior_of: Callable[[Expansion, Int[Tensor, "k"]], WeightPosterior],
     x: Float[Tensor, "*b n d"],
 ) -> None:
-    """Warn where a posterior of random features is overconfident at the first of these points."""
+    """Warn if a posterior of random features is overconfident at the first 200 points."""
     if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
         parts = [posterior_of(*half) for half in halves(expansion)]
-        ratio = disagreement(whole, parts, x[..., :200, :])
+        ratio = disagreement(posterior, parts, x[..., :200, :])
         warn_if_overconfident(ratio, expansion.num_features)
 
 
 def warn_if_overconfident(ratio: float, num_features: int) -> None:
-    """Say so where the features' error is larger than the error bars they give.
+    """Warn if the error of the features is larger than their error bars.
 
     The message names a round number, so that Python shows it once and not for every posterior.
     """

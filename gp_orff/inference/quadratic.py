@@ -1,12 +1,11 @@
-"""The evidence, of VᵀK⁻¹V and log|K|; BᵀA⁻¹B and log|A| with closed-form derivatives, for the forms
-A takes in this package.
+"""The evidence from VᵀK⁻¹V and log|K|, and BᵀA⁻¹B and log|A| with closed-form derivatives.
 
 With U = A⁻¹B,
 
-    ∂ log|A| = tr(A⁻¹ ∂A) ,    ∂ BᵀA⁻¹B = ∂Bᵀ U + Uᵀ ∂B − Uᵀ ∂A U :
+    ∂ log|A| = tr(A⁻¹ ∂A) ,    ∂ BᵀA⁻¹B = ∂Bᵀ U + Uᵀ ∂B − Uᵀ ∂A U .
 
-one Cholesky factorisation and one inverse, instead of differentiating through the factorisation.
-Where a second derivative is asked for, plain differentiable operations take over.
+A gradient costs one Cholesky factorisation and one inverse, instead of a derivative of the
+factorisation. Second derivatives are those of plain differentiable operations.
 """
 
 import math
@@ -19,13 +18,14 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
 
-_UNSEEN = 1e-10  # of the information on a mean, below which there is none
+_UNDETERMINED = 1e-10  # relative information on a mean below which the data do not determine it
 
 
 class Evidence(NamedTuple):
     """The terms of the Gaussian log density of y, for every constant mean c of the outputs.
 
-    With V = [y, 1⊗I_p]: −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π), noise being in K.
+    With V = [y, 1⊗I_p] and noise included in K, the log density is
+    −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π).
     """
 
     quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
@@ -37,24 +37,26 @@ class Evidence(NamedTuple):
         return self.quad[..., 0, 0]
 
     def best_mean(self) -> Float[Tensor, "*b p"]:
-        """The constant mean of largest evidence (generalised least squares); the shortest one where
-        the data do not tell it."""
+        """The constant mean of largest evidence (generalised least squares).
+
+        Where the data do not determine it, the one of smallest norm.
+        """
         ones, y = self.quad[..., 1:, 1:], self.quad[..., 1:, :1]
-        seen = ones.detach().diagonal(dim1=-1, dim2=-2).amax(-1)
-        spread = torch.linalg.eigvalsh(ones.detach())[..., 0]
-        if (spread > _UNSEEN * seen).all():
+        largest = ones.detach().diagonal(dim1=-1, dim2=-2).amax(-1)
+        smallest = torch.linalg.eigvalsh(ones.detach())[..., 0]
+        if (smallest > _UNDETERMINED * largest).all():
             return torch.linalg.solve(ones, y).squeeze(-1)
-        return (torch.linalg.pinv(ones, rtol=_UNSEEN, hermitian=True) @ y).squeeze(-1)
+        return (torch.linalg.pinv(ones, rtol=_UNDETERMINED, hermitian=True) @ y).squeeze(-1)
 
     def contrast(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
-        """[1; −c], with which V becomes y − c; c of largest evidence where none is given."""
+        """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
         mean = self.best_mean() if mean is None else mean
         return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
 
     def log_density(
         self, mean: Float[Tensor, "*b p"] | None, num_values: float
     ) -> Float[Tensor, "*b"]:
-        """log p(y), total, under a constant mean; that of largest evidence where none is given."""
+        """log p(y) under a constant mean; without one, under that of largest evidence."""
         v = self.contrast(mean)
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
@@ -65,7 +67,7 @@ def log_determinant(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:
     return 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
 
 
-def _solved(
+def _solve(
     factor: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]
 ) -> tuple[Float[Tensor, "*b F k"], Float[Tensor, "*b F k"]]:
     """L⁻¹B and A⁻¹B."""
@@ -79,7 +81,7 @@ class InvQuadLogdet(Function):
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]):
         factor = psd_safe_cholesky(a)
-        half, u = _solved(factor, b)
+        half, u = _solve(factor, b)
         ctx.save_for_backward(a, b, factor, u)
         return half.mT @ half, log_determinant(factor)
 
@@ -95,15 +97,15 @@ class InvQuadLogdet(Function):
 
 
 class MaskedInvQuadLogdet(Function):
-    """The same for A = I + Σ_g C_g ∘ (M_g P_g M_gᵀ), C and P symmetric: few passes over F×F.
+    """BᵀA⁻¹B and log|A|, A = I + Σ_g C_g ∘ (M_g P_g M_gᵀ), in few passes over F×F.
 
-    Arguments: B (F, k), then C_g (F, F), M_g (F, q) and P_g (q, q) for every g.
+    Arguments: B (F, k), then symmetric C_g (F, F), M_g (F, q) and symmetric P_g (q, q) for every g.
     """
 
     @staticmethod
     def forward(ctx, b: Float[Tensor, "*b F k"], *parts: Tensor):
-        factor = psd_safe_cholesky(_masked(parts))
-        half, u = _solved(factor, b)
+        factor = psd_safe_cholesky(_masked_sum_in_place(parts))
+        half, u = _solve(factor, b)
         ctx.save_for_backward(b, factor, u, *parts)
         return half.mT @ half, log_determinant(factor)
 
@@ -111,17 +113,17 @@ class MaskedInvQuadLogdet(Function):
     def backward(ctx, grad_quad, grad_logdet):
         b, factor, u, *parts = ctx.saved_tensors
         if torch.is_grad_enabled():
-            values = InvQuadLogdet.apply(masked(parts), b)
+            values = InvQuadLogdet.apply(masked_sum(parts), b)
             inputs = (b, *parts)
-            wanted = [t for t in inputs if t.requires_grad]
-            found = iter(
-                torch.autograd.grad(values, wanted, (grad_quad, grad_logdet), create_graph=True)
+            variables = [t for t in inputs if t.requires_grad]
+            gradients = iter(
+                torch.autograd.grad(values, variables, (grad_quad, grad_logdet), create_graph=True)
             )
-            return tuple(next(found) if t.requires_grad else None for t in inputs)
-        both = 0.5 * (grad_quad + grad_quad.mT)
+            return tuple(next(gradients) if t.requires_grad else None for t in inputs)
+        symmetric = 0.5 * (grad_quad + grad_quad.mT)
         inverse = torch.cholesky_inverse(factor)
         scale = grad_logdet[..., None, None]
-        weights = u @ both
+        weights = u @ symmetric
         gradients = []
         for index, (c, m, precision) in enumerate(_triples(parts)):
             grad_c = None
@@ -142,16 +144,16 @@ def _triples(parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]
     return zip(parts[::3], parts[1::3], parts[2::3], strict=True)
 
 
-def masked(parts: Sequence[Tensor]) -> Float[Tensor, "*b F F"]:
+def masked_sum(parts: Sequence[Tensor]) -> Float[Tensor, "*b F F"]:
     """I + Σ C ∘ (M P Mᵀ) over triples C, M, P; differentiable."""
     if not any(t.requires_grad for t in parts):
-        return _masked(parts)
+        return _masked_sum_in_place(parts)
     a = sum(c * (m @ precision @ m.mT) for c, m, precision in _triples(parts))
     return a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
-def _masked(parts: Sequence[Tensor]) -> Tensor:
-    """The same in place."""
+def _masked_sum_in_place(parts: Sequence[Tensor]) -> Tensor:
+    """The same sum in place, without derivatives."""
     total = None
     for c, m, precision in _triples(parts):
         a = (m @ precision) @ m.mT
@@ -162,9 +164,10 @@ def _masked(parts: Sequence[Tensor]) -> Tensor:
 
 
 class KroneckerInvQuadLogdet(Function):
-    """The same for A = I + C⊗G and columns vec B_i (rows c, columns j), by the eigenvectors of G.
+    """BᵀA⁻¹B and log|A|, A = I + C⊗G, for columns vec B_i, by the eigenvectors of G.
 
-    The eigenvectors themselves are never differentiated: equal eigenvalues do no harm.
+    Rows of B_i belong to C, columns to G. The eigenvectors are never differentiated, so that equal
+    eigenvalues do no harm.
     """
 
     @staticmethod
@@ -174,10 +177,10 @@ class KroneckerInvQuadLogdet(Function):
         g: Float[Tensor, "*b r r"],
         b: Float[Tensor, "*b k n r"],
     ):
-        eigenvalues, u, factor, rotated = diagonalised(c, g, b)
+        eigenvalues, u, factor, rotated = diagonalise(c, g, b)
         # T_i = A⁻¹ vec B_i: in the eigenvectors' basis, column j solves (I + λ_j C) t_j
         solution = torch.cholesky_solve(rotated, factor)  # (*b, r, n, k)
-        t = unrotated(solution, u)
+        t = rotate_back(solution, u)
         ctx.save_for_backward(c, g, b, eigenvalues, u, factor, t)
         logdet = log_determinant(factor).sum(-1)
         return b.flatten(-2) @ t.flatten(-2).mT, logdet
@@ -186,14 +189,14 @@ class KroneckerInvQuadLogdet(Function):
     def backward(ctx, grad_quad, grad_logdet):
         c, g, b, eigenvalues, u, factor, t = ctx.saved_tensors
         if torch.is_grad_enabled():
-            values = InvQuadLogdet.apply(*written_out(c, g, b))
+            values = InvQuadLogdet.apply(*kronecker_dense(c, g, b))
             return torch.autograd.grad(
                 values, (c, g, b), (grad_quad, grad_logdet), create_graph=True
             )
-        both = 0.5 * (grad_quad + grad_quad.mT)
+        symmetric = 0.5 * (grad_quad + grad_quad.mT)
         grad_logdet = grad_logdet[..., None, None]
         inverses = torch.cholesky_inverse(factor)  # P_j = (I + λ_j C)⁻¹
-        mixed = torch.einsum("...ik,...knr->...inr", both, t)
+        mixed = torch.einsum("...ik,...knr->...inr", symmetric, t)
         traces = (inverses * c.unsqueeze(-3)).sum((-1, -2))  # tr(P_j C)
         grad_c = grad_logdet * (eigenvalues[..., None, None] * inverses).sum(-3)
         grad_c = grad_c - (mixed @ g.unsqueeze(-3) @ t.mT).sum(-3)
@@ -202,26 +205,26 @@ class KroneckerInvQuadLogdet(Function):
         return grad_c, grad_g, 2 * mixed
 
 
-def unrotated(
+def rotate_back(
     solution: Float[Tensor, "*b r n k"], u: Float[Tensor, "*b r r"]
 ) -> Float[Tensor, "*b k n r"]:
-    """From columns in the basis of the eigenvectors to the matrices T_i."""
+    """The matrices T_i from `solution`, their columns in the basis of the eigenvectors."""
     return torch.einsum("...jnk,...rj->...knr", solution, u)
 
 
-def written_out(
+def kronecker_dense(
     c: Float[Tensor, "*b n n"], g: Float[Tensor, "*b r r"], b: Float[Tensor, "*b k n r"]
 ) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F k"]]:
-    """I + C⊗G and the columns vec B_i."""
+    """I + C⊗G and the columns vec B_i, as dense matrices."""
     a = torch.einsum("...cd,...ij->...cidj", c, g).flatten(-4, -3).flatten(-2)
     a = a + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     return a, b.flatten(-2).mT
 
 
-def diagonalised(
+def diagonalise(
     c: Float[Tensor, "*b n n"], g: Float[Tensor, "*b r r"], b: Float[Tensor, "*b k n r"]
 ) -> tuple[Tensor, Tensor, Float[Tensor, "*b r n n"], Float[Tensor, "*b r n k"]]:
-    """G = U diag(λ) Uᵀ, the Cholesky factors of I + λ_j C, and the columns of the B_i U."""
+    """λ and U with G = U diag(λ) Uᵀ, Cholesky factors of I + λ_j C, and the columns of B_i U."""
     eigenvalues, u = torch.linalg.eigh(g)
     eigenvalues = eigenvalues.clamp_min(0)
     identity = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)

@@ -1,4 +1,4 @@
-"""Weights of readings under noise of heavy tails, and how each reading fits the others."""
+"""Student-t noise: weights of observations (E-step), and leave-one-out residuals."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,27 +16,29 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.inference.conditioning import Posterior
 
-_LONGEST = 64.0  # steps that are extrapolated at once
-_FARTHEST = 2.0  # that a logarithm of a weight moves then
+_LONGEST = 64.0  # the longest extrapolation, in steps
+_FARTHEST = 2.0  # the largest change of a log weight in one extrapolation
 
 
 @dataclass(frozen=True)
 class StudentTNoise:
-    """q(w_n) = Gamma((ν+v)/2, (ν+d_n)/2) for v numbers in a reading with distance d_n."""
+    """Student-t noise by q(w_n) = Gamma((ν+v)/2, (ν+d_n)/2), v values at distance d_n."""
 
     deg_free: float
 
     def weights(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
-        """E[w]."""
+        """E[w_n] = (ν + v) / (ν + d_n)."""
         return (self.deg_free + values) / (self.deg_free + distance)
 
     def distance(self, weights: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
-        """d_n, of which the weights follow."""
+        """d_n, from the weights E[w_n]."""
         return (self.deg_free + values) / weights - self.deg_free
 
     def elbo_correction(self, distance: Float[Tensor, "n"], values: int) -> float:
-        """Σ_n ½v (E[log w] − log E[w]) − KL(q(w_n) ‖ Gamma(ν/2, ν/2)): with the evidence under
-        weights E[w], a lower bound of the log density of the data."""
+        """Σ_n ½v (E[log w_n] − log E[w_n]) − KL(q(w_n) ‖ Gamma(ν/2, ν/2)).
+
+        Added to the evidence under the weights E[w_n], it gives the ELBO.
+        """
         half = torch.tensor(0.5 * self.deg_free, dtype=distance.dtype, device=distance.device)
         shape, rate = half + 0.5 * values, half + 0.5 * distance
         log_mean = shape.log() - rate.log()
@@ -62,20 +64,20 @@ def residuals(
     noises: Noises,
     mean: Float[Tensor, "p"],
 ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], GroupNoise]:
-    """y − H E[f], H Cov[f] Hᵀ and the noise of readings."""
-    smooth, delta = posterior.distribution.split()  # δ is in the noise of each reading
+    """The residuals y − H E[f], H Cov[f] Hᵀ, and the noise of the observations."""
+    smooth, delta = posterior.distribution.split()  # δ is in the noise of each observation
     vectors = smooth.mean(part.x) + mean
-    seen = part.apply_to_covariance(smooth.blocks(part.x))
+    latent = part.apply_to_covariance(smooth.blocks(part.x))
     noise = posterior.noises.get(part.key)
-    if noise is None:  # of a group that is new
+    if noise is None:  # a new group
         noise = GroupNoise(group_noise(part.key, noises), delta)
-    return part.y - part.apply(vectors), seen, noise
+    return part.y - part.apply(vectors), latent, noise
 
 
 def distances(
     part: Observations, posterior: Posterior, noises: Noises, mean: Float[Tensor, "p"]
 ) -> Float[Tensor, "n"]:
-    """E[rᵀ N⁻¹ r] of the residuals r = y − H f under the noise N of each."""
+    """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation."""
     residual, covariance, noise = residuals(part, posterior, noises, mean)
     second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance  # E[r rᵀ]
     return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
@@ -87,18 +89,20 @@ def expected_weights(
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
-    known: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
+    stored: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
 ) -> tuple[list[Float[Tensor, "n"]], float]:
-    """E-step: the weights of all readings, and what they add to the log density; those that are
-    `known`, not NaN, stay."""
+    """E-step: the weights of all observations, and their ELBO correction.
+
+    Weights in `stored` that are not NaN stay as they are.
+    """
     weights, elbo_correction = [], 0.0
-    stored = repeat(torch.tensor(math.nan)) if known is None else known
-    for part, own in zip(parts, stored, strict=False):
+    stored = repeat(torch.tensor(math.nan)) if stored is None else stored
+    for part, weight in zip(parts, stored, strict=False):
         model, values = models.get(part.key.label), part.pattern.num_values
         if model is None:
             weights.append(torch.ones_like(part.y[:, 0]))
             continue
-        distance = model.distance(own, values)
+        distance = model.distance(weight, values)
         if distance.isnan().any():
             new = distances(part, posterior, noises, mean)
             distance = torch.where(distance.isnan(), new, distance)
@@ -112,61 +116,64 @@ def total_elbo_correction(
     weights: Iterable[Float[Tensor, "n"]],
     models: Mapping[str, StudentTNoise],
 ) -> float:
-    """What weights add to the log density, part by part."""
+    """The ELBO correction of weights, which are given part by part."""
     total = 0.0
-    for key, own in zip(keys, weights, strict=True):
+    for key, weight in zip(keys, weights, strict=True):
         if key.label in models:
             model, values = models[key.label], key.pattern.num_values
-            total += model.elbo_correction(model.distance(own, values), values)
+            total += model.elbo_correction(model.distance(weight, values), values)
     return total
 
 
 def climb(
     step: Callable[[Float[Tensor, "n"]], tuple[float, Float[Tensor, "n"]]],
-    place: Float[Tensor, "n"],
+    point: Float[Tensor, "n"],
     near: float,
     settled: float,
     rounds: int,
 ) -> tuple[Float[Tensor, "n"], bool]:
-    """The fixed point of a map that climbs, `step(u)` being the height of u and the u that follows,
-    and whether the height has settled. Where steps gain less than `near` they are extrapolated, if
-    that is not lower (SQUAREM: Varadhan & Roland 2008, scheme S3)."""
-    before, following = step(place)
+    """The fixed point of a map that increases an objective, and whether the objective has settled.
+
+    `step(u)` returns the objective at u and the next u; at most `rounds` rounds, until one gains
+    less than `settled`. Where steps gain less than `near`, they are extrapolated, unless that
+    lowers the objective (SQUAREM: Varadhan & Roland 2008, scheme S3).
+    """
+    value, image = step(point)
     for _ in range(rounds):
-        height, last = step(following)
-        if height - before < settled:
-            return last, True
-        if height - before > near:
-            place, before, following = following, height, last
+        next_value, next_image = step(image)
+        if next_value - value < settled:
+            return next_image, True
+        if next_value - value > near:
+            point, value, image = image, next_value, next_image
             continue
-        first, second = following - place, last - 2 * following + place
+        first, second = image - point, next_image - 2 * image + point
         length = (first.norm() / second.norm()).clamp(1.0, _LONGEST)
         move = 2 * length * first + length**2 * second
-        place = place + move.clamp(-_FARTHEST, _FARTHEST)
-        before, following = step(place)
-        if not before >= height:
-            place = last
-            before, following = step(place)
-    return last, False
+        point = point + move.clamp(-_FARTHEST, _FARTHEST)
+        value, image = step(point)
+        if not value >= next_value:
+            point = next_image
+            value, image = step(point)
+    return next_image, False
 
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What all other readings say about each: one row for every point, in the order given.
+    """Each observation against its prediction from all others: one row per point, in given order.
 
-    NaN stands where nothing was read.
+    NaN stands where nothing was observed.
 
     Attributes:
-        residual: the reading less its prediction from the others, (N, v).
-        covariance: that of the residual, noise included, (N, v, v); under Student-t noise, with the
-            scale of the noise in the place of its covariance.
-        distance: rᵀ C⁻¹ r of residual and covariance, (N,).
-        p_value: the probability of a distance as large or larger where the model is right, (N,):
-            χ² with as many degrees of freedom v as numbers were read, or under Student-t noise,
-            where that of the field is small beside it, v·F(v, ν). Bad vectors have small ones.
-        log_density: of each reading given all others, as if the residual were Gaussian, (N,); under
-            Gaussian noise their sum judges a model too.
-        weight: E[w] of each under Student-t noise, (N,), small for outliers; else 1.
+        residual: the observation less its prediction from the others, (N, v), in the unit of y.
+        covariance: the covariance of the residual, noise included, (N, v, v), in squared units;
+            under Student-t noise with the scale Σ of the noise in the place of its covariance.
+        distance: rᵀ C⁻¹ r of residual r and covariance C, (N,).
+        p_value: the probability of a distance at least as large under the model, (N,); small for
+            outliers. The distance is χ² with as many degrees of freedom v as values, or v·F(v, ν)
+            under Student-t noise if the variance of the field is small beside the noise.
+        log_density: the Gaussian log density of each observation given all others, (N,); under
+            Gaussian noise their sum is a score of the model.
+        weight: E[w] of each observation under Student-t noise, (N,), small for outliers; else 1.
     """
 
     residual: Float[Tensor, "N v"]
@@ -177,8 +184,8 @@ class LeaveOneOut:
     weight: Float[Tensor, "N"]
 
     @classmethod
-    def of_nothing(cls, count: int, values: int) -> "LeaveOneOut":
-        """NaN, to be written over."""
+    def empty(cls, count: int, values: int) -> "LeaveOneOut":
+        """NaN in every row, to be overwritten."""
         shapes = [(values,), (values, values), (), (), (), ()]
         nan = torch.tensor(math.nan, dtype=torch.float64)
         return cls(*(nan.repeat(count, *shape) for shape in shapes))
@@ -193,52 +200,55 @@ def leave_one_out(
     noises: Noises,
     mean: Float[Tensor, "p"],
 ) -> LeaveOneOut:
-    """Of pairs (nominal, weighed), from the posterior under the noise N of the weighed readings:
-    with e = y − H E[f] and S = H Cov[f] Hᵀ of each,
+    """Leave-one-out residuals of pairs (nominal, weighted) of observations.
 
-        r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N ,
+    The posterior is conditioned on the weighted ones, with noise covariance N. With e = y − H E[f]
+    and S = H Cov[f] Hᵀ of each observation,
 
-    judged under the noise of the nominal ones.
+        r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N .
+
+    Covariance and density use the noise of the nominal ones.
 
     Raises:
-        ValueError: readings that are none of those the posterior knows; components of one vector as
-            readings of their own.
+        ValueError: observations that the posterior was not conditioned on, or components of one
+            vector as separate observations.
     """
-    found = None
-    for plain, part in pairs:
-        columns = torch.tensor(plain.pattern.columns)
-        if found is None:
-            found = LeaveOneOut.of_nothing(count, plain.pattern.num_columns)
-        place = plain.place.cpu()
-        if not found.weight[place].isnan().all():
+    result = None
+    for nominal, weighted in pairs:
+        columns = torch.tensor(nominal.pattern.columns)
+        if result is None:
+            result = LeaveOneOut.empty(count, nominal.pattern.num_columns)
+        index = nominal.index.cpu()
+        if not result.weight[index].isnan().all():
             raise ValueError(
-                "expected one reading for each point, got components of a vector with variances of "
-                "their own, which are several: leave_one_out takes variances (N,)"
+                "expected one observation for each point, got components of a vector with "
+                "variances of their own, which are several; give leave_one_out variances (N,)"
             )
-        residual, latent, noise = residuals(part, posterior, noises, mean)
-        own = part.noise(noise)
-        if not (torch.linalg.eigvalsh(own - latent)[:, 0] > 0).all():
+        residual, latent, noise = residuals(weighted, posterior, noises, mean)
+        noise_covariance = weighted.noise(noise)
+        if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(
-                "expected readings that the model was conditioned on, got some at which the field "
-                "is less certain than they are"
+                "expected observations that the model was conditioned on, got some at which the "
+                "field is less certain than the observation; pass the data of fit or condition"
             )
-        gain = own @ torch.linalg.inv(own - latent)  # N (N − S)⁻¹
+        gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
-        covariance = gain @ own - own + plain.noise(noise)
+        covariance = gain @ noise_covariance - noise_covariance + nominal.noise(noise)
         distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
-        size = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
-        model = models.get(plain.key.label)
+        log_normaliser = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
+        model = models.get(nominal.key.label)
         tail = _chi_squared if model is None else model.tail
-        found.residual[place[:, None], columns] = residual.cpu()
-        found.covariance[place[:, None, None], columns[:, None], columns] = covariance.cpu()
-        found.distance[place] = distance.cpu()
-        found.p_value[place] = tail(distance.cpu(), len(columns))
-        found.log_density[place] = -0.5 * (distance + size).cpu()
-        ratio = torch.ones_like(distance) if part.weight is None else part.weight
-        found.weight[place] = (ratio if plain.weight is None else ratio / plain.weight).cpu()
-    return found
+        result.residual[index[:, None], columns] = residual.cpu()
+        result.covariance[index[:, None, None], columns[:, None], columns] = covariance.cpu()
+        result.distance[index] = distance.cpu()
+        result.p_value[index] = tail(distance.cpu(), len(columns))
+        result.log_density[index] = -0.5 * (distance + log_normaliser).cpu()
+        weight = torch.ones_like(distance) if weighted.weight is None else weighted.weight
+        result.weight[index] = (weight if nominal.weight is None else weight / nominal.weight).cpu()
+    return result
 
 
 def _chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
+    """P(D ≥ distance) for D ~ χ² with `values` degrees of freedom."""
     half = torch.tensor(0.5 * values, dtype=distance.dtype)
     return torch.special.gammaincc(half, 0.5 * distance)

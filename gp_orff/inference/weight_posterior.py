@@ -1,4 +1,4 @@
-"""The Gaussian posterior of the feature weights θ, and of the field Φ(x)θ they give.
+"""The Gaussian posterior of the feature weights θ, and of the field Φ(x)θ.
 
 Three forms of the same distribution, one for each algebra of `equations`. All are immutable, in
 float64.
@@ -24,14 +24,14 @@ from gp_orff.symbols.base import Symbol
 
 @dataclass(frozen=True)
 class WeightPosterior(InChunks):
-    """θ | y ~ N(mean, Cov)."""
+    """The posterior θ | y ~ N(mean, Cov)."""
 
     expansion: Expansion
     theta: Float[Tensor, "*b F 1"]  # E[θ]
 
     @cached_property
     def weights(self) -> Float[Tensor, "*b 2*D p"]:
-        """Of the columns: E[f(x)] = φ(x) weights."""
+        """W (2D, p) of the columns: E[f(x)] = φ(x) W."""
         return self.expansion.column_weights(self.theta)
 
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
@@ -67,11 +67,11 @@ class WeightPosterior(InChunks):
         return root @ root.mT
 
     def variance_of(self, features: Float[Tensor, "*b m F"]) -> Float[Tensor, "*b m"]:
-        """Its diagonal."""
+        """The diagonal of Φ Cov[θ] Φᵀ."""
         return self.root_of(features).square().sum(-1)
 
     def blocks_of(self, features: Float[Tensor, "m F"], q: int) -> Float[Tensor, "n q q"]:
-        """The blocks of q features on its diagonal."""
+        """The q×q blocks on the diagonal of Φ Cov[θ] Φᵀ."""
         root = self.root_of(features).unflatten(-2, (-1, q))
         return root @ root.mT
 
@@ -94,21 +94,21 @@ class WeightPosterior(InChunks):
         return SymbolPosterior(self, expansion, weights, symbol, tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
-        whole, part = self.expansion, expansion
-        if isinstance(self, KroneckerPosterior) or part.num_features != whole.num_features:
+        num_features = self.expansion.num_features
+        if isinstance(self, KroneckerPosterior) or expansion.num_features != num_features:
             raise NotImplementedError(
-                "the parts of a sum of separable kernels, which share their features, are not "
-                "known: expected a sum of field kernels, or of one and separable kernels"
+                "expected a sum of field kernels, or of field and separable kernels, got a sum of "
+                "separable kernels, which share their features: its terms have no posterior"
             )
-        return replace(self, expansion=part)
+        return replace(self, expansion=expansion)
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the posterior is still tied to the hyperparameters' graph."""
+        """Whether the posterior is differentiable in the hyperparameters."""
         return self.weights.requires_grad
 
     def detached(self) -> "WeightPosterior":
-        """The same numbers, cut from the hyperparameters' graph."""
+        """The same posterior without the graph of the hyperparameters."""
         expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
         tensors = {
             f.name: getattr(self, f.name).detach()
@@ -125,10 +125,10 @@ class PrimalPosterior(WeightPosterior):
     factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
 
     def variance(self, x: Tensor) -> Tensor:
-        full = self.expansion
-        if self.batch_shape or not full.phi.prefers_quadratic(x, full.num_features):
+        expansion = self.expansion
+        if self.batch_shape or not expansion.phi.prefers_quadratic(x, expansion.num_features):
             return super().variance(x)
-        columns = [self._folded(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
+        columns = [self._pair_covariance(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
         return torch.stack(columns, dim=-1)
 
     def blocks(self, x: Tensor) -> Tensor:
@@ -138,15 +138,15 @@ class PrimalPosterior(WeightPosterior):
         out = x.new_empty(len(x), p, p)
         for i in range(p):
             for j in range(i + 1):
-                out[:, i, j] = out[:, j, i] = self._folded(x, i, j)
+                out[:, i, j] = out[:, j, i] = self._pair_covariance(x, i, j)
         return out
 
-    def _folded(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
-        """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of features."""
-        full = self.expansion
-        outer = full.directions[:, i].unsqueeze(-1) * full.directions[:, j]
+    def _pair_covariance(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
+        """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of the features."""
+        expansion = self.expansion
+        outer = expansion.directions[:, i].unsqueeze(-1) * expansion.directions[:, j]
         form = self._inverse * (0.5 * (outer + outer.mT) if i != j else outer)
-        return full.phi.quadratic(x, full.scatter(full.scatter(form).mT))
+        return expansion.phi.quadratic(x, expansion.scatter(expansion.scatter(form).mT))
 
     @cached_property
     def _inverse(self) -> Float[Tensor, "F F"]:
@@ -169,13 +169,14 @@ class PrimalPosterior(WeightPosterior):
 
 @dataclass(frozen=True)
 class KroneckerPosterior(WeightPosterior):
-    """Separable kernels: in the basis U that diagonalises G, r independent blocks (I + λ_j C)⁻¹."""
+    """The posterior of separable kernels: blocks (I + λ_j C)⁻¹ in the eigenbasis U of G."""
 
     u: Float[Tensor, "*b r r"]
     factor: Float[Tensor, "*b r 2*D 2*D"]  # Cholesky factors of I + λ_j C
 
     @property
     def rotated(self) -> Float[Tensor, "*b p r"]:
+        """L U: the mixing matrix in the eigenbasis."""
         return self.expansion.mixing @ self.u
 
     def weight_covariance(self, v: Tensor) -> Tensor:
@@ -196,6 +197,7 @@ class KroneckerPosterior(WeightPosterior):
         return root.transpose(-3, -2).flatten(-2)
 
     def _block_roots(self, x: Tensor) -> Float[Tensor, "*b r n 2*D"]:
+        """φ(x) S R_j with R_j R_jᵀ = (I + λ_j C)⁻¹, for each block j."""
         phi = self.expansion.phi.values(x.double()) * self.expansion.scales.mT
         phi = phi.unsqueeze(-3).expand(*self.factor.shape[:-2], *phi.shape[-2:])
         return torch.linalg.solve_triangular(self.factor.mT, phi, upper=True, left=False)
@@ -220,7 +222,7 @@ class KroneckerPosterior(WeightPosterior):
 
 @dataclass(frozen=True)
 class DualPosterior(WeightPosterior):
-    """Fewer observations than features: Cov[θ] = I − VᵀV, V = chol(K + I⊗Σ)⁻¹ Φ."""
+    """The dual form: Cov[θ] = I − VᵀV, V = chol(K + I⊗Σ)⁻¹ Φ."""
 
     whitened: Float[Tensor, "*b N*p F"]  # V
 
@@ -236,6 +238,7 @@ class DualPosterior(WeightPosterior):
 
     @property
     def _root(self) -> Float[Tensor, "*b F F"]:
+        """The Cholesky factor of Cov[θ]."""
         gram = self.whitened.mT @ self.whitened
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return psd_safe_cholesky(eye - gram)
@@ -257,7 +260,7 @@ class DualPosterior(WeightPosterior):
 
 @dataclass(frozen=True)
 class SymbolPosterior(InChunks):
-    """Q f under the posterior of the weights of f; less its value at a reference, if any."""
+    """Q f under the posterior of the weights of f, less its value at a reference, if Q has one."""
 
     posterior: WeightPosterior
     expansion: FeatureExpansion

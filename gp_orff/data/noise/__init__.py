@@ -1,1 +1,1 @@
-"""The noise of observations: its covariance, its likelihoods, and how groups share it."""
+"""Noise of observations: covariances, likelihoods, and the noise of a group."""

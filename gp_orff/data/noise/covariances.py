@@ -1,4 +1,4 @@
-"""The noise covariance Σ of one observation, from gpytorch's likelihoods."""
+"""The noise covariance Σ (p, p) of one observation, from gpytorch likelihoods."""
 
 from collections.abc import Mapping
 from functools import singledispatch
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gp_orff.kernels.tree import terms
 
-Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ of every instrument
+Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ by the label of the group
 
 
 @singledispatch
 def noise_of(likelihood: Likelihood, num_outputs: int) -> Float[Tensor, "*b p p"]:
-    """Σ, differentiable in the likelihood's parameters. Register likelihoods of your own."""
+    """Σ, differentiable in the parameters of the likelihood; register other likelihoods here."""
     raise NotImplementedError(
         f"no noise covariance is known for {type(likelihood).__name__}; use "
         "MultitaskGaussianLikelihood or GaussianLikelihood"
@@ -59,7 +59,11 @@ class Noise(NamedTuple):
 
     @classmethod
     def of(cls, covariance: Float[Tensor, "*b p p"]) -> "Noise":
-        """Raises ValueError where Σ is not positive definite."""
+        """Σ with its inverse and log-determinant.
+
+        Raises:
+            ValueError: Σ is not positive definite.
+        """
         covariance = covariance.double()
         factor, info = torch.linalg.cholesky_ex(covariance)
         diagonal = factor.diagonal(dim1=-1, dim2=-2)
@@ -75,19 +79,19 @@ class Noise(NamedTuple):
 
 
 def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
-    """Σ of every instrument."""
+    """Σ of every likelihood, by its label."""
     num_outputs = terms(kernel)[0].num_outputs
-    return {label: noise_of(own, num_outputs) for label, own in likelihoods.items()}
+    return {label: noise_of(likelihood, num_outputs) for label, likelihood in likelihoods.items()}
 
 
 def independent(noise: Float[Tensor, "*b p p"], count: int) -> Float[Tensor, "*b n*p n*p"]:
-    """I⊗Σ, of so many points."""
+    """I⊗Σ, the noise covariance of `count` points."""
     return same_point(torch.eye(count, dtype=noise.dtype, device=noise.device), noise)
 
 
 def same_point(
     same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b n*p m*p"]:
-    """Σ wherever a row and a column are the same point."""
+    """Blocks Σ wherever the row and the column belong to the same point."""
     blocks = torch.einsum("nm,...ij->...nimj", same, noise)
     return blocks.flatten(-4, -3).flatten(-2, -1)

@@ -1,4 +1,4 @@
-"""The noise of groups of readings."""
+"""The noise of the observations of a group."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from gp_orff.data.patterns import GroupKey
 
 @dataclass(frozen=True)
 class GroupNoise:
-    """Of the readings of a group: Σ/w_n + H_n δ H_nᵀ."""
+    """The noise of the observations of a group: Σ/w_n + H_n δ H_nᵀ."""
 
-    weighted: Float[Tensor, "v v"]  # Σ, of a reading of weight one
-    delta: Float[Tensor, "p p"] | None = None  # δ, whatever the weight
+    weighted: Float[Tensor, "v v"]  # Σ, of an observation of weight one
+    delta: Float[Tensor, "p p"] | None = None  # δ, independent of the weight
 
 
 def group_noise(
@@ -24,11 +24,15 @@ def group_noise(
     masses: Float[Tensor, "k"] | None = None,
     count: float = 1,
 ) -> Float[Tensor, "v v"]:
-    """The noise covariance of a reading of weight one, with its share of a white variance: as if
-    that had weights too, the mean of those being one."""
+    """The noise covariance of an observation of weight one, truncated variance δ included.
+
+    The caller divides it by the weights w_n. δ does not depend on them, and is multiplied here by
+    their mean.
+    """
     if key.label not in noises:
-        known = sorted(noises)
-        raise ValueError(f"expected readings of a known group, one of {known}, got {key.label!r}")
+        raise ValueError(
+            f"expected observations of a known group, one of {sorted(noises)}, got {key.label!r}"
+        )
     covariance = key.pattern.noise(noises[key.label])
     return (
         covariance

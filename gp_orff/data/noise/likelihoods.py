@@ -1,4 +1,4 @@
-"""Likelihoods beyond gpytorch's own, and likelihoods by name."""
+"""Likelihoods beyond those of gpytorch, and a container of likelihoods by name."""
 
 from collections.abc import Iterator, MutableMapping
 
@@ -9,22 +9,29 @@ from torch import nn
 
 
 class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
-    r"""Vectors with noise of heavy tails, for data with outliers: ε ~ t_ν(0, Σ) in p dimensions.
+    r"""Student-t noise of vectors, for data with outliers: ε ~ t_ν(0, Σ) in p dimensions.
 
-    The noise of a point is N(0, Σ/w) with w ~ Gamma(ν/2, ν/2) of its own (Lange, Little & Taylor
-    1989), so that all components of a bad vector are doubted together. `VectorFieldGP` finds the
-    field, the weights w and the hyperparameters by variational EM:
+    The noise of a point is N(0, Σ/w) with its own w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor
+    1989, *Robust statistical modeling using the t distribution*), so that one weight serves all
+    components of a vector. `VectorFieldGP` finds the field, the weights and the hyperparameters by
+    variational EM with the E-step
 
-        E[w_n] = (ν + p) / (ν + (y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n)))  in expectation over f,
+        E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
-    and its log marginal likelihood is the bound of that approximation. Elsewhere in gpytorch the
-    marginal is the Gaussian of the same covariance, νΣ/(ν−2).
+    and its log marginal likelihood is the ELBO. Elsewhere in gpytorch the marginal is the Gaussian
+    of the same covariance, νΣ/(ν−2).
 
     Args:
-        num_tasks: p.
-        deg_free: ν > 2; 4 doubts what is a few Σ away and keeps most of what Gaussian noise knows.
-        Others as for `gpytorch.likelihoods.MultitaskGaussianLikelihood`, whose noise is Σ; no task
-        noise by default.
+        num_tasks: p, the number of outputs.
+        deg_free: the degrees of freedom ν > 2, without unit. With 4, outliers beyond a few noise
+            scales have small weights, at a small loss of information under Gaussian noise.
+        has_task_noise: whether Σ has a part (p, p) of its own for the tasks, beside the global
+            noise.
+        kwargs: the other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
+            `rank`; its noise is Σ, in the squared unit of the data.
+
+    Raises:
+        ValueError: `deg_free` is at most 2, so that the noise has no variance.
 
     Example:
         >>> import gp_orff, torch
@@ -41,8 +48,8 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
     def __init__(self, num_tasks: int, *, deg_free: float = 4.0, has_task_noise=False, **kwargs):
         if not deg_free > 2:
             raise ValueError(
-                f"MultitaskStudentTLikelihood expects deg_free > 2, got {deg_free}: the noise "
-                "would have no variance"
+                f"MultitaskStudentTLikelihood expects deg_free > 2, got {deg_free}, with which the "
+                "noise has no variance; use 4, for instance"
             )
         super().__init__(num_tasks, has_task_noise=has_task_noise, **kwargs)
         self.deg_free = float(deg_free)
@@ -53,7 +60,7 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
 
 
 class NamedLikelihoods(nn.Module, MutableMapping):
-    """Likelihoods by name; any string is one, unlike in `torch.nn.ModuleDict`."""
+    """Likelihoods by name; any string is a valid name, unlike in `torch.nn.ModuleDict`."""
 
     def __init__(self):
         super().__init__()
@@ -63,8 +70,8 @@ class NamedLikelihoods(nn.Module, MutableMapping):
     def __getitem__(self, name: str) -> Likelihood:
         if name not in self.names:
             raise KeyError(
-                f"no readings of {name!r}, but of {self.names}; to give it a noise beforehand, "
-                "assign a likelihood: GaussianLikelihood(noise_constraint=GreaterThan(0.0))"
+                f"expected one of the groups {self.names}, got {name!r}; to set its noise before "
+                "its data, assign GaussianLikelihood(noise_constraint=GreaterThan(0.0))"
             )
         return self.members[self.names.index(name)]
 

@@ -107,7 +107,7 @@ class MonteCarlo(_RandomRule):
     Frequencies are drawn once, in base units, when a kernel is built. Hyperparameters scale them
     afterwards, so that gradients reach the lengthscales. The kernel is unbiased, with an error
     O(D^{−1/2}). The *posterior* is overconfident, most of all with heavy-tailed spectra and little
-    noise; `benchmarks/random_feature_posterior.py` measures by how much.
+    noise; `benchmarks/rules.py` measures by how much.
 
     Args:
         num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.

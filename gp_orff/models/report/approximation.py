@@ -69,6 +69,6 @@ def _truncated_over_noise(snapshot: ModelSnapshot, inference: FeatureInference) 
     truncated = 0.0 if covariance is None else covariance.diagonal().mean().item()
     noises = {label: noise.diagonal().mean().item() for label, noise in snapshot.noises.items()}
     return max(
-        truncated * weights.nearby(float("inf")) / noises[key.label]
+        truncated * weights.local_mean(float("inf")) / noises[key.label]
         for key, weights in inference.data.weights_of.items()
     )

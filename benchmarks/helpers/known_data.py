@@ -1,0 +1,66 @@
+"""Observations of a known field, as many as are wanted, in memory or made anew in every pass."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import gp_orff
+from helpers.fields import Field, curl_free, divergence_free, field_of, scores
+
+NOISE = 0.3
+EXTENT = {2: 9.0, 3: 4.0}
+CHUNK = 2**18
+
+
+def true_kernel(dims: int):
+    if dims == 3:
+        return curl_free(1.0, 3)
+    weak = curl_free(1.0)
+    weak.outputscale = 0.25 * weak.outputscale
+    return weak + divergence_free(1.5)
+
+
+class Chunks:
+    """Made anew whenever they are gone through; `seconds` is what this took."""
+
+    def __init__(self, field: Field, points: int, dims: int):
+        self.field, self.points, self.dims = field, points, dims
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, self.points, CHUNK):
+            began = time.perf_counter()
+            generator = torch.Generator().manual_seed(1 + start)
+            shape = (min(CHUNK, self.points - start), self.dims)
+            x = EXTENT[self.dims] * torch.rand(*shape, generator=generator, dtype=torch.float64)
+            noise = NOISE * torch.randn(*shape, generator=generator, dtype=torch.float64)
+            y = self.field(x) + noise
+            self.seconds += time.perf_counter() - began
+            yield x, y
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Chunks of observations, and the true field at held-out points."""
+
+    chunks: Chunks
+    xs: Float[Tensor, "2000 d"]
+    truth: Float[Tensor, "2000 p"]
+
+    @classmethod
+    def of(cls, points: int, dims: int) -> "Problem":
+        field = field_of(true_kernel(dims), ((0.0, EXTENT[dims]),) * dims)
+        generator = torch.Generator().manual_seed(0)
+        xs = EXTENT[dims] * torch.rand(2000, dims, generator=generator, dtype=torch.float64)
+        return cls(Chunks(field, points, dims), xs, field(xs))
+
+    def in_memory(self) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N p"]]:
+        x, y = map(torch.cat, zip(*self.chunks, strict=True))
+        return x, y
+
+    def scores(self, posterior: gp_orff.FieldPosterior) -> dict[str, float]:
+        return scores(posterior.mean(self.xs), posterior.variance(self.xs), self.truth)

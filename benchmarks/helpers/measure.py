@@ -1,0 +1,49 @@
+"""Seconds and bytes."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Seconds of several functions, called in turn after one call of each to warm up."""
+    for function in functions:
+        function()
+    times = [[seconds(function) for function in functions] for _ in range(rounds)]
+    return [list(own) for own in zip(*times, strict=True)]
+
+
+def median_ratio(times: Sequence[float], reference: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times, reference, strict=True))
+
+
+class PeakMemory:
+    """MiB by which the process grows at most inside a `with` (Linux only).
+
+    Example:
+        >>> with PeakMemory() as memory:
+        ...     work()
+        >>> memory.mib
+    """
+
+    def __enter__(self) -> "PeakMemory":
+        gc.collect()
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # forget the peak so far
+        self._before = _status("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mib = _status("VmHWM") - self._before
+
+
+def _status(key: str) -> float:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024

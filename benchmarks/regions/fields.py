@@ -1,0 +1,118 @@
+"""Fields and their error bars: accuracy on known and on public data."""
+
+from regions.markdown import Results, decimal, grouped, number, power, table
+from regions.registry import region
+
+
+@region
+def demo(results: Results) -> str:
+    measured = results.one("demo")
+    rows = [row for row in measured.results["rows"] if row["held_out"] == "random fifth"]
+    head = ["model", "vectors", "evidence", "RMSE", "NLPD", "95 %", "seconds"]
+    lines = []
+    for row in rows:
+        name = row["model"].split(" (")[0]
+        scores = (row[key] for key in ("nats_per_vector", "rmse_px", "nlpd", "inside_95"))
+        exact = "" if "ORFF" in name else ", exact"
+        lines.append(
+            [
+                name + exact,
+                str(row["training"]),
+                *(decimal(value, 3) for value in scores),
+                number(row["seconds"]),
+            ]
+        )
+    setting = (
+        "`make demo`: RMSE in pixels, NLPD per component, share inside the 95 % interval, at the "
+        f"{rows[0]['test']} vectors held out at random; evidence in nats per training vector."
+    )
+    return f"{setting}\n\n{table(head, lines)}\n\n{measured.source}"
+
+
+@region
+def calibration(results: Results) -> str:
+    measured = results.one("calibration")
+    found = measured.results
+    return (
+        f"{found['fields']} fields drawn from Helmholtz priors, hyperparameters learned from "
+        f"{power(found['points'])} vectors each: 95 % intervals hold {_interval(found['inside'])} "
+        f"of the latent field. {measured.source}"
+    )
+
+
+def _interval(share: dict) -> str:
+    return f"{decimal(share['mean'], 3)} ± {decimal(share['standard_error'], 3)}"
+
+
+@region
+def derived_fields(results: Results) -> str:
+    measured = results.one("derived_fields")
+    found = measured.results["calibration"]
+    divergence, vorticity = (
+        _interval(found[name]["inside"]) for name in ("divergence", "vorticity")
+    )
+    rows = [
+        f"on `{row['simulation']}` ({row['points']} vectors) the error of the {row['symbol']} is "
+        f"{number(row['error'])}, its posterior sd {number(row['sd'])}, its size "
+        f"{number(row['size'])}"
+        for row in measured.results["simulations"]
+        if row["size"] > 0.01  # the other one is zero
+    ]
+    return (
+        f"95 % intervals of divergence and vorticity hold {divergence} and {vorticity} of the "
+        f"truth over {found['fields']} simulated fields of {found['points']} vectors; "
+        f"{'; '.join(rows)}. {measured.source}"
+    )
+
+
+@region
+def small_fields(results: Results) -> str:
+    measured = results.one("small_fields")
+    found = measured.results
+    ours, exact = (number(found["relative error"][name]["50 %"], 3) for name in ("ours", "exact"))
+    public = " and ".join(
+        f"{number(row['ours'], 3)} on the public `{row['simulation']}` simulation "
+        f"(published: {number(row['published'], 3)})"
+        for row in found["simulations"]
+    )
+    return (
+        f"{found['fields']} fields of a vortex and a source, from 10 to 30 vectors: median "
+        f"relative error {ours}, against {exact} of an exact gpytorch model with the best of "
+        f"{found['starts']} starts; vector RMSE {public}. {measured.source}"
+    )
+
+
+@region
+def magnetometer(results: Results) -> str:
+    measured = results.one("magnetometer")
+    found = measured.results
+    names = {
+        "VectorFieldGP": "`VectorFieldGP`, default settings",
+        "ExactGP": f"`ExactGP`, `MonteCarlo({found['frequencies']})`",
+    }
+    head = ["model", "kernel", "vectors", "RMSE", "NLPD", "seconds", "−log evidence"]
+    lines = [
+        [
+            names[row["model"]],
+            row["kernel"],
+            grouped(row["points"]),
+            decimal(row["RMSE"], 2),
+            decimal(row["NLPD"], 2),
+            number(row["seconds"]),
+            grouped(row["NLML"]) if row.get("NLML") else "",
+        ]
+        for row in found["rows"]
+    ]
+    return f"{table(head, lines)}\n\n{measured.source}"
+
+
+@region
+def drifters(results: Results) -> str:
+    measured = results.one("drifters")
+    found = measured.results
+    return (
+        f"{found['drifters']} public ocean drifters, a fifth held out, {found['seeds']} seeds: a "
+        "Helmholtz kernel on a grid against the exact kernel, RMSE within "
+        f"{number(100 * found['largest |RMSE ratio - 1|'], 1)} %, NLPD within "
+        f"{number(found['largest |NLPD difference|'], 1)}. {measured.source}"
+    )

@@ -1,0 +1,103 @@
+"""README's numbers are those of benchmarks/results; benchmarks run, and say what was measured."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+RESULTS = FOLDER / "results"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+QUICK = ["kronecker_step", "robot_loop", "rules_error"]  # seconds each with --smoke
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """A file of benchmarks/ as a module, imported as it is when it is run."""
+    monkeypatch.syspath_prepend(FOLDER)
+
+    def load(name: str):
+        path = FOLDER / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def emptied(readme: str) -> str:
+    return re.sub(r"(<!-- measured: [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", readme, flags=re.S)
+
+
+def test_readme_holds_the_results(script, tmp_path):
+    """From nothing, and again over what is there."""
+    expected, copy = (ROOT / "README.md").read_text(), tmp_path / "README.md"
+    copy.write_text(emptied(expected))
+    assert copy.read_text() != expected
+    for _ in range(2):
+        assert script("readme").main(["--readme", str(copy)]) == 0
+        assert copy.read_text() == expected, "run `make readme`"
+
+
+def test_every_region_has_its_place(script):
+    regions = re.findall(r"<!-- measured: ([\w-]+) -->", (ROOT / "README.md").read_text())
+    assert sorted(regions) == sorted(script("readme").REGIONS)
+
+
+def test_regions_without_results_stay_and_are_named(script, tmp_path, capsys):
+    copy = tmp_path / "README.md"
+    copy.write_text((ROOT / "README.md").read_text())
+    (tmp_path / "drifters.json").write_text((RESULTS / "drifters.json").read_text())
+    assert script("readme").main(["--readme", str(copy), "--results", str(tmp_path)]) == 1
+    assert copy.read_text() == (ROOT / "README.md").read_text()
+    named = capsys.readouterr().err
+    assert "unchanged, rules:" in named
+    assert "drifters" not in named
+
+
+@pytest.mark.parametrize(
+    "path", sorted(RESULTS.rglob("*.json")), ids=lambda path: str(path.relative_to(RESULTS))
+)
+def test_results_say_how_they_were_measured(path):
+    """Those of earlier versions say so, and have no versions of packages."""
+    found = json.loads(path.read_text())
+    assert re.fullmatch("[0-9a-f]{7,}", found["commit"]), "commit before you measure"
+    assert found["command"].startswith("python benchmarks/")
+    assert found["machine"]["cores"] > 0
+    if "note" not in found:
+        assert found["machine"]["cpu"]
+        assert {"python", "torch", "gpytorch", "finufft"} <= set(found["versions"])
+        assert found["seconds"] > 0
+    assert found["results"]
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "readme"])
+def test_every_benchmark_has_a_small_size(script, capsys, name):
+    with pytest.raises(SystemExit) as left:
+        script(name).main(["--help"])
+    assert left.value.code == 0
+    assert "--smoke" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_small_benchmarks_give_what_large_ones_give(script, tmp_path, name):
+    script(name).main(["--smoke", "--output", str(tmp_path)])
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    assert set(kept["results"]) <= set(found["results"])
+    assert found["command"] == f"python benchmarks/{name}.py --smoke"
+
+
+def test_smoke_runs_keep_the_results_and_commands_name_no_folder(script):
+    command = script("drifters")
+    sizes = command.Sizes("benchmarks/waves.py", "Waves.", points=(300, 20), most=(1e7, 1e3))
+    parser = command.with_folder(sizes, "of the waves")
+    small = parser.parse_args(["/home/me/waves", "--smoke"])
+    assert (small.points, small.output) == (20, None)
+    full = parser.parse_args(["/home/me/waves", "--most", "1e6"])
+    assert (full.points, full.most, full.output) == (300, 1e6, RESULTS)
+    assert full.command == "python benchmarks/waves.py DIR --most 1e+06"
