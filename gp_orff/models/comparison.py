@@ -156,14 +156,14 @@ class ExactComparison:
         if worst <= 0.02:
             return "good: indistinguishable from the exact kernel"
         if worst <= 0.2:
-            finer = "a finer tolerance" if self.on_grid else "gp_orff.Grid, or more frequencies,"
-            return f"fair: means and error bars are usable, {finer} would sharpen them"
+            finer = "a smaller tolerance" if self.on_grid else "gp_orff.Grid, or more frequencies"
+            return f"fair: means and error bars are usable; {finer} would make them more accurate"
         remedy = (
-            "give the grid a larger max_features, or a smaller tolerance where that does not bind"
+            "give the grid a larger max_features, or, if that is not reached, a smaller tolerance"
             if self.on_grid
             else "use gp_orff.Grid, or more frequencies"
         )
-        return f"poor: the error of the features is not small against the error bars; {remedy}"
+        return f"poor: the error of the features is not small compared to the error bars; {remedy}"
 
     def __str__(self) -> str:
         return (
