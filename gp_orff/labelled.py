@@ -44,16 +44,17 @@ def readings(
     time_unit: str = "s",
     epoch: object = None,
 ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"]]:
-    """Points x (N, d) and vectors y (N, p) of a Dataset, for `model.fit(x, y, missing="mask")`.
+    """Return points x (N, d) and vectors y (N, p) of a Dataset, as arrays for `model.fit`.
 
-    Variables may be on a grid or along trajectories: coordinates are repeated over the dimensions
-    of the variables. NaN is land or a gap; points where all variables are NaN are dropped. Name the
-    variables in the order of their directions: u with lon, v with lat.
+    Variables may be on a grid or along trajectories. On a grid, every combination of coordinates is
+    a point. Points where all variables are NaN, such as land, are dropped; where only some are NaN,
+    they stay NaN in y: use `fit(x, y, missing="mask")`. The variables have to be in the order of
+    the coordinates that they point along: u, v with lon, lat.
 
     Args:
         dataset: an xarray Dataset.
-        variables: p names, all of the same dimensions.
-        coordinates: d names, of coordinates or variables, in the order of the model's inputs.
+        variables: the names of p variables with the same dimensions.
+        coordinates: the names of d coordinates or variables, in the order of the model's inputs.
         time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
             "W" to "ns".
         epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;

@@ -55,9 +55,10 @@ def plot_field(
         ValueError: arrays whose lengths differ, or points that are not planar.
 
     Example:
-        >>> import matplotlib
+        >>> import matplotlib, numpy as np
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_field
         >>> x = np.random.default_rng(0).uniform(size=(50, 2))
         >>> fig, ax = plt.subplots()
         >>> shaded = plot_field(ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)")
@@ -201,9 +202,9 @@ def plot_map(
 ) -> tuple[Collection, TriContourSet | None]:
     """Draw a scalar with a sign in diverging colours, hatched where its sign is uncertain.
 
-    The sign is uncertain where |mean| < z sd, with the two-sided quantile z of a Gaussian, 1.96 at
-    level 0.95. Each point is tested on its own: of a map that is zero everywhere, one twentieth is
-    not hatched at level 0.95.
+    The sign is uncertain where |mean| < z sd; z is the two-sided Gaussian quantile, 1.96 at level
+    0.95. Each point is tested on its own: if the scalar is zero everywhere, about one twentieth of
+    the map is still unhatched at level 0.95.
 
     Args:
         ax: matplotlib axes; their limits, labels and titles are left to the caller.
@@ -223,9 +224,10 @@ def plot_map(
         ValueError: arrays whose shapes do not fit, a level outside (0, 1), or a negative sd.
 
     Example:
-        >>> import matplotlib
+        >>> import matplotlib, numpy as np
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_map
         >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 2))
         >>> fig, ax = plt.subplots()
         >>> shaded, hatched = plot_map(ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)")

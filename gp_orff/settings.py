@@ -23,14 +23,14 @@ class check_features(_feature_flag):
 
 
 class num_threads(_value_context):
-    """The number of threads that the calls of `VectorFieldGP` and `FieldPosterior` use.
+    """Set the number of threads for `VectorFieldGP` and `FieldPosterior`; a context manager.
 
-    None by default: a short measurement in each call chooses the number, see
-    `gp_orff.models.threads`. The number changes results by rounding errors; with 1 thread, results
-    are the same in every run.
+    By default (None), each call chooses the fastest number by a measurement of 0.03 s, which is
+    repeated only when the last one is too old. The number of threads changes results by rounding
+    errors. Choose 1 for results that are the same in every run.
 
     Args:
-        value: the number of threads within the `with` block, or None for the measurement.
+        value: the number of threads within the `with` block; None to measure.
 
     Raises:
         ValueError: a number that is not a positive integer.

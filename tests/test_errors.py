@@ -262,3 +262,10 @@ def test_missing_observations_by_gpytorchs_own_policy():
     kept = scalar_gp(torch.cat([x[:3], x[9:]]), torch.cat([y[:3], y[9:]]), kernel, 0.1).eval()
     with gpytorch.settings.observation_nan_policy("mask"):
         torch.testing.assert_close(model(x + 0.1).mean, kept(x + 0.1).mean, rtol=1e-6, atol=1e-6)
+
+
+def test_either_inputs_of_a_covariance_are_looked_at():
+    good, bad = draw(3, 2).float(), nan_at(draw(4, 2).float(), 1, 0)
+    for inputs in ((good, bad), (bad, good)):
+        with pytest.raises(ValueError, match="expects finite inputs, got 1 points"):
+            curl_free()(*inputs).to_dense()

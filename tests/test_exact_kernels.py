@@ -9,6 +9,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, RBFKernelGrad, ScaleKernel
 from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 
 import gp_orff
+from gp_orff.kernels.closed_form import polynomial
 from tests import oracles
 from tests.fields import draw
 from tests.models import dense_noise, evidence, gradient, vector_gp
@@ -212,3 +213,26 @@ def test_large_sets_train_by_cholesky_when_asked():
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
     wanted = gradient(expected, model)
     torch.testing.assert_close(slopes, wanted, rtol=1e-7, atol=1e-7)
+
+
+def test_active_dims_of_both_parts_of_a_helmholtz_kernel_are_space():
+    kernel = gp_orff.HelmholtzKernel(num_dims=2, active_dims=(0, 2)).double()
+    x = draw(5, 3)
+    plain = gp_orff.HelmholtzKernel(num_dims=2).double()(x[:, [0, 2]])
+    torch.testing.assert_close(kernel(x).to_dense(), plain.to_dense())
+
+
+def test_what_is_no_polynomial_in_some_directions_only_is_none():
+    """Its first output is one, its second is not."""
+
+    def function(omega):
+        first = omega[:, 0].square()
+        return torch.stack([first, first.sqrt().cos()], dim=-1).unsqueeze(-1)
+
+    with pytest.raises(NotImplementedError, match="no polynomial"):
+        polynomial(function, 2, 2)
+
+
+def test_a_field_without_inputs_is_refused():
+    with pytest.raises(ValueError, match="needs num_dims >= 1, got 0"):
+        gp_orff.CurlFreeKernel(RBFKernel(), num_dims=0)

@@ -491,3 +491,32 @@ def test_a_term_that_hardly_varies_does_not_spoil_the_others():
     assert second.num_frequencies >= 2
     assert first.num_frequencies > 300
     assert orff.accuracy()[0].truncated < 1e-3
+
+
+def test_the_edges_of_a_domain_are_inside_it():
+    """Also far below zero, where they are rounded by 1e-6 of the domain; inputs that no kernel sees
+    are not looked at."""
+    kernel = gp_orff.CurlFreeKernel(RBFKernel().double(), num_dims=2, active_dims=(0, 1))
+    box = ((-5.0, -3.0), (-3.0, 1.0))
+    (own,) = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=box)).frequencies
+    corners = torch.cartesian_prod(*torch.tensor(box).double())
+    inside = torch.cat([corners, corners.float().nextafter(torch.tensor(9.0))])
+    assert not own.lattice.outside(inside).any()
+    assert not own.lattice.outside(torch.cat([inside, 99 + inside], dim=-1)).any()
+    size = torch.tensor([2.0, 4.0]).double()
+    for sign in (-1, 1):  # a thousandth of the domain beyond it, along either axis
+        beyond = torch.tensor(box).double().mT[(1 + sign) // 2] + sign * 1e-3 * torch.diag(size)
+        assert own.lattice.outside(beyond).all()
+
+
+def test_without_a_domain_aliasing_is_told_at_the_data():
+    """Σ_j k(jP), j ≠ 0, by the kernel itself; within a factor of two."""
+    scalar = RBFKernel().double()
+    scalar.lengthscale = 1.0
+    kernel = gp_orff.ORFFKernel(
+        scalar, gp_orff.Grid(spacing=2 * math.pi / 4, cutoff=8.0), num_dims=1
+    )
+    (accuracy,) = kernel.accuracy()
+    images = 4 * torch.tensor([[-2.0], [-1.0], [1.0], [2.0]]).double()
+    expected = scalar(images, torch.zeros(1, 1).double()).to_dense().sum().item()
+    assert 1 <= accuracy.aliasing / expected < 2

@@ -7,7 +7,12 @@ from torch.autograd import gradcheck, gradgradcheck
 from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.columns import SideBySide, TrigColumns
-from gp_orff.features.expansion import FeatureExpansion, KroneckerExpansion, merge
+from gp_orff.features.expansion import (
+    FeatureExpansion,
+    KroneckerExpansion,
+    apply_symbol,
+    merge,
+)
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.distributions import PlusConstant, PlusWhite
 from gp_orff.inference.equations import (
@@ -20,6 +25,8 @@ from gp_orff.inference.equations import (
     with_ones,
 )
 from gp_orff.inference.weight_posterior import DualPosterior
+from gp_orff.symbols.integrals import LineIntegral
+from gp_orff.symbols.potentials import StreamFunction
 from tests import oracles
 from tests.fields import draw
 
@@ -298,3 +305,127 @@ def test_what_is_added_to_a_distribution(kind):
     torch.testing.assert_close(plus.root(xs) @ plus.root(xs).mT, covariance)
     torch.testing.assert_close(plus.mean(xs), posterior.mean(xs))
     assert plus.split()[0] is (posterior if kind is PlusWhite else plus)
+
+
+@pytest.mark.parametrize("name", ["features", "kronecker", "kronecker_rank_one", "merged"])
+def test_every_form_of_features_has_the_products_of_its_matrix(name):
+    """Φθ, Φᵀv, diag ΦΦᵀ, and what a choice of columns or a variance makes of Φ."""
+    expansion, x = EXPANSIONS[name](), draw(7, 2, seed=3)
+    features, p = written_out(expansion, x), expansion.num_outputs
+    theta = draw(features.shape[-1], 3, seed=4)
+    applied = expansion.phi.apply(x, expansion.column_weights(theta))
+    torch.testing.assert_close(applied.reshape(7 * p, 3), features @ theta)
+    values = draw(7 * p, 3, seed=5)
+    z = expansion.phi.adjoint(x, values.reshape(7, 3 * p))
+    torch.testing.assert_close(expansion.feature_values(z), features.mT @ values)
+    variance = features.square().sum(-1).reshape(7, p)
+    torch.testing.assert_close(expansion.variance(x), variance)
+    torch.testing.assert_close(
+        written_out(expansion.scaled(variance[0, 0]), x) ** 2, features**2 * variance[0, 0]
+    )
+
+    half = expansion.num_columns // 2
+    columns, factors = torch.tensor([0, 2, half, half + 2]), draw(4, seed=6).square()
+    every = torch.zeros(expansion.num_columns).double().index_add(0, columns, factors)
+    kept = every[expansion.general().columns]
+    expected = features[:, kept > 0] * kept[kept > 0].sqrt()
+    torch.testing.assert_close(expansion.select(columns, factors).features(x), expected)
+
+
+def test_what_is_gathered_is_kept_for_the_same_columns_only():
+    one, x, y = feature_expansion(), draw(20, 2, seed=3), draw(20, 2, seed=4)
+    other = FeatureExpansion(one.phi, one.directions, one.columns.flip(0))
+    statistics = Statistics.of(x, y, one.phi)
+    statistics.feature_grams(one)
+    (found,) = statistics.feature_grams(other)
+    values = one.phi.values(x)[:, other.columns]
+    torch.testing.assert_close(found, values.mT @ values)
+
+
+@pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
+@pytest.mark.parametrize("name", ["features", "kronecker", "kronecker_rank_three"])
+def test_roots_of_the_weights_have_their_covariance(name, points):
+    """R Rᵀ = Cov[θ], and Φ Cov[θ] Φᵀ of any features Φ of the weights; may carry jitter."""
+    expansion, x, y = EXPANSIONS[name](), draw(points, 2, seed=3), draw(points, 2, seed=4)
+    posterior = weight_posterior(expansion, x, y, Noise.of(spd(2)))
+    eye = torch.eye(expansion.num_features).double()
+    covariance = posterior.weight_covariance(eye)
+    root = posterior.weight_root(eye)
+    torch.testing.assert_close(root @ root.mT, covariance, rtol=1e-8, atol=1e-8)
+    for rows in (6, 40):
+        features = draw(rows, len(eye), seed=6)
+        expected = features @ covariance @ features.mT
+        root = posterior.root_of(features)
+        torch.testing.assert_close(root @ root.mT, expected, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(posterior.covariance_of(features), expected)
+        torch.testing.assert_close(posterior.variance_of(features), expected.diagonal())
+        blocks = expected.reshape(rows // 2, 2, rows // 2, 2)
+        blocks = torch.stack([blocks[n, :, n] for n in range(rows // 2)])
+        torch.testing.assert_close(posterior.blocks_of(features, 2), blocks)
+
+
+def test_kronecker_posteriors_are_differentiable_at_equal_eigenvalues():
+    """LᵀΣ⁻¹L = 1 again: against finite differences, which leave that point."""
+    x, y, xs = draw(20, 2, seed=3), draw(20, 2, seed=4), draw(3, 2, seed=5)
+    plain, noise = kronecker_expansion(), Noise.of(torch.eye(2, dtype=torch.float64))
+
+    def predicted(mixing):
+        expansion = KroneckerExpansion(plain.phi, plain.scales, mixing)
+        posterior = weight_posterior(expansion, x, y, noise)
+        return posterior.mean(xs), posterior.variance(xs)
+
+    assert gradcheck(predicted, torch.eye(2, dtype=torch.float64).requires_grad_())
+
+
+@pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
+@pytest.mark.parametrize("name", ["features", "kronecker"])
+def test_numbers_in_float32_are_taken_in_float64(name, points):
+    expansion, noise, xs = EXPANSIONS[name](), Noise.of(spd(2)), draw(4, 2).float()
+    x, y = draw(points, 2, seed=3), draw(points, 2, seed=4).float()
+    posterior = weight_posterior(expansion, x, y, noise)
+    expected = weight_posterior(expansion, x, y.double(), noise).theta
+    torch.testing.assert_close(posterior.theta, expected, rtol=1e-12, atol=1e-12)
+    turned = posterior.apply(StreamFunction(torch.zeros(2).double()), (0, 1))
+    for own in (posterior, turned):
+        for found in (own.mean, own.covariance, own.root, own.variance, own.blocks):
+            torch.testing.assert_close(found(xs), found(xs.double()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("points", [3, 40], ids=["few", "folded"])
+def test_symbols_with_real_and_imaginary_parts_on_a_lattice(points):
+    """Where many variances are one transform, those of complex directions are not."""
+    expansion, xs = lattice_expansion(), draw(points, 2, seed=6)
+    posterior = weight_posterior(expansion, draw(60, 2), draw(60, 2, seed=1), Noise.of(spd(2)))
+    symbol = LineIntegral(torch.tensor([[0.0, 0.0], [0.5, 0.2], [0.6, 0.9]]).double())
+    image = apply_symbol(symbol, expansion, (0, 1))
+    assert image.is_complex
+    features = image.features(xs)
+    expected = features @ posterior.weight_covariance(features.mT)
+    found = posterior.apply(symbol, (0, 1))
+    torch.testing.assert_close(found.variance(xs).flatten(), expected.diagonal())
+    torch.testing.assert_close(found.covariance(xs), expected)
+    torch.testing.assert_close(found.blocks(xs).flatten(), expected.diagonal())
+    torch.testing.assert_close(found.mean(xs), features @ posterior.theta)
+
+
+@pytest.mark.parametrize("name", ["features", "kronecker"])
+def test_groups_of_two_noises_equal_dense_algebra(name):
+    """Those of a separable kernel too, which are no Kronecker product then."""
+    expansion, noises = EXPANSIONS[name](), [Noise.of(spd(2)), Noise.of(spd(2, seed=9))]
+    x, y, xs = draw(50, 2, seed=3), draw(50, 2, seed=4), draw(5, 2, seed=5)
+    parts = [(x[:30], y[:30]), (x[30:], y[30:])]
+    groups = [
+        Group(Statistics.of(*own, expansion.phi), noise)
+        for own, noise in zip(parts, noises, strict=True)
+    ]
+    posterior, evidence = normal_equations(expansion, groups).posterior(torch.zeros(2).double())
+    features, test_features = written_out(expansion, x), written_out(expansion, xs)
+    noise = torch.block_diag(*[noises[0].covariance] * 30, *[noises[1].covariance] * 20)
+    noisy = features @ features.mT + noise
+    expected = oracles.log_density(noisy, y)
+    torch.testing.assert_close(evidence.log_density(torch.zeros(2).double(), 100), expected)
+    mean, cov = oracles.condition(
+        test_features @ test_features.mT, test_features @ features.mT, noisy, y
+    )
+    torch.testing.assert_close(posterior.mean(xs).flatten(), mean)
+    torch.testing.assert_close(posterior.covariance(xs), cov)

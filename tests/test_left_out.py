@@ -1,11 +1,19 @@
 """What a grid leaves out of a symbol: its gradient, its values, and the constant of potentials."""
 
 import dataclasses
+import functools
 
 import gpytorch
 import pytest
 import torch
-from gpytorch.kernels import RBFKernel, RQKernel, SpectralMixtureKernel
+from gpytorch.kernels import (
+    MaternKernel,
+    MultitaskKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from torch.func import grad, hessian, vmap
 
 import gp_orff
@@ -265,3 +273,69 @@ def test_absolute_potentials_have_the_variance_of_their_kernel():
         torch.testing.assert_close(total, variance, rtol=0, atol=1e-3 * variance.max().item())
         assert common.diagonal().min() > 5e-3  # as much as tells
         assert white.diagonal().min() > 1e-4
+
+
+@pytest.mark.parametrize("num_dims", [1, 2])
+def test_a_periodised_variance_is_a_sum_over_the_nearest_images(num_dims):
+    """K at all lags of zero or one period along each axis, where a period is three lengthscales."""
+    lengthscale, scale = torch.linspace(0.8, 1.2, num_dims).double(), 1.7
+    base = MaternKernel(nu=2.5, ard_num_dims=num_dims).double()
+    base.lengthscale = lengthscale
+    spacing = 2 * torch.pi / 3.0
+    axis = torch.tensor([-3.0, 0.0, 3.0]).double()
+    images = torch.cartesian_prod(*[axis] * num_dims).reshape(-1, num_dims)
+    away = images[images.abs().sum(-1) > 0]
+    k = functools.partial(oracles.matern, lengthscale=lengthscale, nu=2.5)
+    curvature = oracles.second_moment("matern52") * torch.diag(lengthscale**-2)
+    expected = curvature - vmap(hessian(k))(away).sum(0)
+
+    field = gp_orff.CurlFreeKernel(base, num_dims=num_dims)
+    for kernel, variance in (
+        (ScaleKernel(field), expected),
+        (ScaleKernel(MultitaskKernel(base, num_tasks=2, rank=1)), 1 + k(away).sum()),
+    ):
+        kernel.double().outputscale = scale
+        (own,) = draw(kernel, gp_orff.Grid(spacing=spacing, cutoff=30.0), num_dims)
+        (term,) = terms(kernel)
+        found = periodised_variance(term, own)
+        if variance.dim() == 0:
+            variance = variance * kernel.base_kernel.task_covar_module.covar_matrix.to_dense()
+        torch.testing.assert_close(found, scale * variance)
+
+
+def test_parts_of_a_separable_kernel_have_their_variance_over_directions():
+    """E[P Σ P] with P = ωωᵀ/‖ω‖², ω = z/ℓ and z of any direction, under two lengthscales."""
+    kernel = MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2, rank=1).double()
+    kernel.data_covar_module.lengthscale = torch.tensor([0.6, 1.8]).double()
+    angle = torch.arange(20000).double() * (2 * torch.pi / 20000)
+    omega = torch.stack([angle.cos() / 0.6, angle.sin() / 1.8], dim=-1)
+    unit = omega / omega.norm(dim=-1, keepdim=True)
+    projected = unit.unsqueeze(-1) * unit.unsqueeze(-2)
+    sigma = kernel.task_covar_module.covar_matrix.to_dense()
+    expected = (projected @ sigma @ projected).mean(0)
+
+    symbol, x = gp_orff.CurlFreePart(), torch.zeros(1, 2).double()
+    draws = draw(kernel, gp_orff.Grid(spacing=0.4, cutoff=8.0), 2)
+    white, common = left_out(symbol, kernel, draws, (0, 1))
+    features = apply_symbol(symbol, expand(kernel, draws, 2).double(), (0, 1)).features(x)
+    torch.testing.assert_close(features @ features.mT + white + common, expected)
+    assert common.diagonal().min() > 1e-3 * expected.diagonal().max()
+
+
+def test_potentials_on_a_line_have_the_variance_of_their_kernel():
+    base = RBFKernel().double()
+    kernel = gp_orff.CurlFreeKernel(base, num_dims=1)
+    draws, x = draw(kernel, gp_orff.Grid(spacing=0.5, cutoff=8.0), 1), torch.zeros(1, 1).double()
+    white, common = left_out(gp_orff.Potential(), kernel, draws, (0,))
+    seen = apply_symbol(gp_orff.Potential(), expand(kernel, draws, 1).double(), (0,))
+    features = seen.features(x)
+    total = features @ features.mT + white + common
+    torch.testing.assert_close(total, torch.ones(1, 1).double())
+
+
+def test_one_term_without_a_potential_is_enough_to_refuse_it():
+    field = gp_orff.CurlFreeKernel(RBFKernel().double(), num_dims=2)
+    kernel = field + MultitaskKernel(RBFKernel(), num_tasks=2).double()
+    draws = draw(kernel, gp_orff.Grid(spacing=0.8, cutoff=5.0), 2)
+    with pytest.raises(NotImplementedError, match="frequencies near zero"):
+        left_out(gp_orff.Potential(), kernel, draws, (0, 1))

@@ -26,6 +26,7 @@ from gp_orff.kernels.spectra.lattice_sums import (
 )
 from gp_orff.spectra import GammaMixture, Gaussian
 from gp_orff.symbols.base import Identity
+from tests import oracles
 from tests.fields import exact_problem
 from tests.models import asked
 
@@ -367,3 +368,63 @@ def test_time_may_have_any_alpha():
         error = (grid(x).to_dense() - kernel(x).to_dense()).abs().max().item()
     (accuracy,) = grid.accuracy()
     assert error < accuracy.truncated + accuracy.aliasing < 0.05
+
+
+@pytest.mark.parametrize("tilt", [0, 1])
+def test_a_batch_reaches_as_far_as_its_widest(tilt):
+    """The smallest α has the longest tail, the longest range and the shortest lengths."""
+    alone, batch = [law_of(alpha) for alpha in (0.4, 3.0)], law_of(3.0)
+    batch = GammaMixture(batch.lengthscale.expand(2, 1, 1), float64(0.4, 3.0).unsqueeze(-1))
+    for own in (3.0, 7.0):
+        assert batch.tail(own, tilt, 2) == max(law.tail(own, tilt, 2) for law in alone)
+    far = [law.correlation(20.0, 0, tilt) for law in (batch, *alone)]  # lags such as periods
+    assert far[0] == max(far[1:])
+    expected = min(law.other_lengths(1).item() for law in alone)
+    assert batch.other_lengths(1).item() == expected
+
+
+@pytest.mark.parametrize("alpha", [0.7, 2.5])
+def test_the_fourth_moment_is_the_fourth_derivative(alpha):
+    """E ω⁴ = k⁗(0) in one dimension; rounding."""
+    tau = float64(0.0)[0].requires_grad_()
+    slope = oracles.rational_quadratic(tau.unsqueeze(0), 1.0, alpha)
+    for _ in range(4):
+        (slope,) = torch.autograd.grad(slope, tau, create_graph=True)
+    torch.testing.assert_close(law_of(alpha).moment(2, 1), slope.detach().unsqueeze(0))
+
+
+def test_the_slope_of_a_gamma_quantile_within_a_graph():
+    """Where more derivatives may follow it is good to 1e-3; the next one is not known."""
+    u = torch.linspace(0.05, 0.95, 7).double()
+    for alpha in (0.3, 1.7, 12.0):
+        a = float64(alpha).requires_grad_()
+        (expected,) = torch.autograd.grad(GammaQuantile.apply(a, u).sum(), a)
+        (found,) = torch.autograd.grad(GammaQuantile.apply(a, u).sum(), a, create_graph=True)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+        with pytest.raises(RuntimeError, match="not implemented"):
+            torch.autograd.grad(found.sum(), a)
+
+
+def test_a_lift_has_the_derivative_of_its_eigenvalues():
+    """Of one direction that is below zero and two that are not; finite differences."""
+    rotation, _ = torch.linalg.qr(float64(*range(9)).reshape(3, 3).sin())
+    missing = rotation @ torch.diag(float64(-0.3, 0.2, 0.9)) @ rotation.mT
+    whole = torch.diag(float64(1.0, 4.0, 0.5))
+    units = whole.sqrt()
+    values, vectors = torch.linalg.eigh(units.inverse() @ missing @ units.inverse())
+    expected = units @ vectors @ values.clamp_min(0).diag() @ vectors.mT @ units
+    torch.testing.assert_close(clamp_eigenvalues(missing, whole), expected)
+    assert gradcheck(clamp_eigenvalues, [missing.requires_grad_(), whole])
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_the_correlation_of_a_slope_is_its_second_derivative(alpha):
+    """The larger of the two along and across the lag, over that at zero."""
+
+    def k(tau):
+        return oracles.rational_quadratic(tau, 1.0, alpha)
+
+    for lag in (0.5, 2.0, 9.0):
+        curvature = torch.func.hessian(k)(float64(lag, 0.0)).diagonal().abs().max().item()
+        assert law_of(alpha).correlation(lag, 0, 1) == pytest.approx(curvature)
+        assert law_of(alpha).correlation(lag, 0, 0) == pytest.approx(k(float64(lag)).item())

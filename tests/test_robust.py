@@ -11,7 +11,7 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
-from gp_orff.inference.robust import StudentTNoise
+from gp_orff.inference.robust import StudentTNoise, climb
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
 from tests import oracles
 from tests.fields import conditioned, curl_free, flow
@@ -393,3 +393,76 @@ def test_leave_one_out_of_an_unknown_instrument():
     model = conditioned(curl_free(0.5), x, y, None, noise=0.04)
     with pytest.raises(ValueError, match="known group"):
         model.leave_one_out(x, y, group="radar")
+
+
+@pytest.mark.parametrize(("distance", "calls"), [(1.5, 4), (5.0, 8)])
+def test_a_map_that_climbs_slowly_is_extrapolated(distance, calls):
+    """Steps of 5 % of what is left go 20 times as far, to the fixed point itself, but for the two
+    units that are the farthest at once: two calls of the map for each round, two at the end."""
+    top = torch.tensor([distance, -distance, 0.3]).double()
+    asked = []
+
+    def step(u):
+        asked.append(u)
+        return -(u - top).square().sum().item(), u + 0.05 * (top - u)
+
+    found, settled = climb(step, torch.zeros(3).double(), 100.0, 1e-20, 10)
+    assert settled
+    torch.testing.assert_close(found, top, rtol=0, atol=1e-12)  # rounding, 20 times
+    assert len(asked) == calls
+
+
+def test_an_extrapolation_that_falls_is_taken_back():
+    """Where later steps turn away from the first ones, the fixed point is found all the same."""
+    tried = []
+
+    def step(u):
+        tried.append(-abs(u.item() - 1))
+        return tried[-1], u + 0.05 if u.item() < 1 else u - 0.5 * (u - 1)
+
+    found, _ = climb(step, torch.zeros(1).double(), 100.0, 1e-12, 60)
+    assert min(tried[3:]) < max(tried[:3])  # it was tried
+    assert abs(found.item() - 1) < 0.05
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_readings_of_gaussian_noise_beside_those_of_heavy_tails(rule):
+    """They keep their weight of one; the others settle where dense algebra has them."""
+    x, y, _, _ = with_outliers(60, share=0.2, noise=0.3)
+    group = np.array(["", "", "other"] * 20)
+    other = torch.from_numpy(group == "other")
+    model = robust_model(4.0, RULES[rule])
+    model.kernel.base_kernel.base_kernel.lengthscale = 0.7
+    model.likelihood.noise = 0.1
+    model.likelihoods["other"] = gpytorch.likelihoods.MultitaskGaussianLikelihood(
+        2, has_task_noise=False
+    ).double()
+    model.likelihoods["other"].noise = 0.4
+    model.mean = gpytorch.means.ZeroMean()
+    model.condition(x, y, group=group)
+    prior = model.kernel(x).to_dense().detach()
+    weights = torch.ones(60).double()
+    for _ in range(400):
+        noise = torch.where(other, 0.4, 0.1 / weights).repeat_interleave(2)
+        mean, covariance = oracles.condition(prior, prior, prior + noise.diag(), y.flatten())
+        second = (y.flatten() - mean).square() + covariance.diagonal()
+        new = 6 / (4 + second.reshape(60, 2).sum(-1) / 0.1)
+        weights = torch.where(other, 1.0, new)
+    kept = torch.cat([weights[~other], weights[other]])
+    torch.testing.assert_close(torch.cat(model.state.data.weights), kept, rtol=0, atol=2e-3)
+    found, sd = model.posterior().mean(x), covariance.diagonal().sqrt()
+    assert ((found.flatten() - mean).abs() < 0.01 * sd).all()
+    whole = oracles.log_density(prior + noise.diag(), y)
+    square = second.reshape(60, 2).sum(-1)[~other] / 0.1
+    whole = whole + StudentTNoise(4.0).elbo_correction(square, 2)
+    assert model.log_marginal_likelihood().item() == pytest.approx(whole.item(), abs=1e-2)
+
+
+def test_leave_one_out_is_refused_where_only_some_vectors_are_several_readings():
+    x, y, _ = flow(20)
+    y[:10, 0] = y[18:, 1] = float("nan")
+    variances = torch.rand(20, 2, generator=torch.Generator().manual_seed(0)).double() + 0.1
+    model = gp_orff.VectorFieldGP(curl_free(0.5))
+    model.condition(x, y, variances=variances, missing="mask")
+    with pytest.raises(ValueError, match=r"variances \(N,\)"):
+        model.leave_one_out(x, y, variances=variances, missing="mask")

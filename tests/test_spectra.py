@@ -285,3 +285,16 @@ def test_laws_of_others_without_it_are_refused_by_grids(base):
     kernel, x = kernel_of_others(base, RANDOM_MEMBERS), torch.zeros(3, 2)
     with pytest.raises(NotImplementedError, match=r"Law has no scaled.*spectra\.GridSpectrum"):
         gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
+
+
+@pytest.mark.parametrize(
+    "cls", [gpytorch.kernels.MaternKernel, gpytorch.kernels.RBFKernel, gpytorch.kernels.RQKernel]
+)
+def test_neither_density_nor_derivatives_are_inherited_with_another_covariance(cls):
+    class Mine(cls):
+        def forward(self, x1, x2, **params):
+            return super().forward(x1, x2, **params).square()
+
+    for ask in (gp_orff.spectrum, lambda k: gp_orff.radial_derivatives(k, torch.ones(1))):
+        with pytest.raises(NotImplementedError, match=f"Mine inherits from {cls.__name__} but"):
+            ask(Mine())

@@ -16,23 +16,26 @@ from gp_orff.features.lattice import LatticeColumns
 
 @dataclass(frozen=True)
 class FieldStatistics:
-    """The sufficient statistics of all observations, on frequencies that do not move.
+    """The sufficient statistics of observations: all that a posterior on fixed frequencies needs.
 
-    A posterior needs nothing else of the data. `VectorFieldGP.statistics` and
-    `VectorFieldGP.statistics_of` make them. Statistics of parts of the data merge exactly:
-    `a + b` and `sum(parts)` merge, `a - b` takes observations away, and `0.9 * a` forgets. Their
-    size depends on the number of frequencies, not on the number of observations.
+    `VectorFieldGP.statistics` and `VectorFieldGP.statistics_of` make them. Their size depends on
+    the number of frequencies, not on the number of observations. Statistics with the same
+    frequencies combine exactly:
+
+    - `a + b` and `sum(parts)` are the statistics of all observations;
+    - `a - b` removes the observations of b from a;
+    - `0.9 * a` multiplies the weight of every observation by 0.9, to forget old ones gradually.
 
     Args:
-        phi: the columns φ(x), M of them.
-        groups: the statistics of each group of observations: Σφφᵀ (M, M), Σφyᵀ (M, q), Σφ (M,),
-            Σyyᵀ (q, q), Σy (q,) and N, y in the unit of the data.
-        elbo_correction: the term of the ELBO that comes from learned weights, in nats.
+        phi: the M cosine and sine functions φ(x) of the frequencies.
+        groups: the sums over the observations of each group, in units of y: Σφφᵀ (M, M), Σφyᵀ
+            (M, q), Σφ (M,), Σyyᵀ (q, q), Σy (q,), and their number N.
+        elbo_correction: what the learned weights of Student-t noise add to the ELBO, in nats.
 
     Raises:
-        TypeError: adding or subtracting anything but statistics.
-        ValueError: statistics of other frequencies, subtracting more observations than there are,
-            or a factor that is not positive.
+        TypeError: adding or subtracting something other than a `FieldStatistics`.
+        ValueError: the frequencies differ, more observations are subtracted than there are, or a
+            factor is not positive.
 
     Example:
         >>> import gp_orff, torch

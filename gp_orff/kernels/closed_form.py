@@ -20,34 +20,37 @@ from gp_orff.kernels.tree import Term, leaf_dims
 def radial_derivatives(
     kernel: Kernel, s: Float[Tensor, "*m"]
 ) -> tuple[Float[Tensor, "*m"], Float[Tensor, "*m"]]:
-    """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), s = ‖(x − z)/ℓ‖².
+    """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), with s = ‖(x − z)/ℓ‖².
 
-    Register a function of these arguments for a kernel of your own. Its κ″ may diverge as s → 0,
-    more slowly than 1/s; it must return a finite number at s = 0.
+    Derivatives are with respect to s. The exact curl-free and divergence-free kernels use them.
+    Known are `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, and `RQKernel`. To use another
+    kernel, register a function with the same arguments. κ″ may grow without bound as s → 0, but
+    more slowly than 1/s; the function must return some finite number at s = 0.
 
     Args:
-        kernel: the scalar kernel, whose class chooses the function.
-        s: (*m), squared distances in lengthscales, dimensionless.
+        kernel: the scalar kernel, whose class selects the function. It has no outputscale.
+        s: (*m), the squared distances in units of the lengthscale.
 
     Returns:
         κ′ and κ″ at s, (*m) each.
 
     Raises:
-        NotImplementedError: a kernel whose class is not registered.
+        NotImplementedError: the class of the kernel is not registered.
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> gp_orff.radial_derivatives(gpytorch.kernels.RBFKernel(), torch.zeros(1))
+        >>> rbf = gpytorch.kernels.RBFKernel()  # κ(s) = exp(−s/2)
+        >>> gp_orff.radial_derivatives(rbf, torch.zeros(1))
         (tensor([-0.5000]), tensor([0.2500]))
 
-        A kernel of your own with a `lengthscale`, here k = (1 + s)⁻¹:
+        A kernel of your own with a `lengthscale`, here κ(s) = (1 + s)⁻¹:
 
         >>> class Cauchy(gpytorch.kernels.Kernel):
         ...     has_lengthscale = True
         >>> @gp_orff.radial_derivatives.register
         ... def _(kernel: Cauchy, s):
         ...     return -(1 + s).pow(-2), 2 * (1 + s).pow(-3)
-        >>> gp_orff.CurlFreeKernel(Cauchy(), num_dims=2)(torch.zeros(4, 2)).shape
+        >>> gp_orff.CurlFreeKernel(Cauchy(), num_dims=2)(torch.rand(4, 2)).shape
         torch.Size([8, 8])
     """
     registered = ", ".join(

@@ -151,32 +151,40 @@ def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, 
 
 
 class CurlFreeKernel(PotentialKernel):
-    r"""Curl-free kernel K(x, z) = −∇∇ᵀ k(x − z) of fields that are gradients of a potential.
+    r"""Curl-free kernel K(x, z) = −∇∇ᵀ k(x − z), the prior of a field f = ∇g.
 
-    The covariance matrix of points x (N, d) is (N·d, N·d), point-major: row n·d + i is component i
-    at point n. The variance of a component is outputscale · E‖z‖²/(d ℓ²), in units of
-    potential² / length², where z ~ the spectral measure of k at unit lengthscale.
+    The potential g has the scalar kernel k, and ∇∇ᵀk is the Hessian of k with respect to x − z.
+    The covariance matrix of points x (N, d) is (N·d, N·d). Its rows are ordered point by point: row
+    n·d + i is component i at point n.
+
+    At one point, the variance of each component is s · m / ℓ², for one lengthscale ℓ. Here s is the
+    outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale: 1 for the RBF
+    kernel, ν/(ν − 1) for Matérn kernels. Its units are potential² / length².
 
     Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
 
     Args:
         base_kernel: the scalar kernel k of the potential, an instance of a gpytorch kernel: RBF,
-            rational quadratic, Matérn 3/2 or 5/2, or a scaled sum of them, with ARD and batch
-            shapes as in gpytorch. An `RBFKernel` if None.
+            rational quadratic, Matérn 3/2 or 5/2, or a sum of them, each with a `ScaleKernel` or
+            without. ARD and batch shapes work as in gpytorch. An `RBFKernel` if None.
         num_dims: d, the number of input columns and of outputs.
         active_dims: the d input columns that are directions of space; all columns if None.
 
     Raises:
-        TypeError: a base kernel that is no instance of a kernel; `num_dims` that is no integer.
-        ValueError: a base kernel that is not twice differentiable (Matérn ν ≤ 1), not scalar, a
-            constant or a product; numbers of dimensions that contradict each other.
-        NotImplementedError: a base kernel without a registered spectrum or radial derivatives.
+        TypeError: `base_kernel` is not an instance of a kernel; `num_dims` is not an integer.
+        ValueError: `base_kernel` is not twice differentiable (Matérn with ν ≤ 1), has more than one
+            output, is constant, or is a product of kernels; `num_dims` disagrees with `active_dims`
+            or with the ARD lengthscales.
+        NotImplementedError: `base_kernel` has no registered spectrum or radial derivatives.
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2), num_dims=2)
-        >>> kernel(torch.zeros(5, 2)).shape
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel.base_kernel.lengthscale = 0.5
+        >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
+        >>> kernel(torch.zeros(1, 2)).to_dense().detach().diag()  # 1 / ℓ² for each component
+        tensor([4., 4.])
     """
 
     def factor(self, dims: tuple[int, ...] | None) -> Factor:
@@ -184,11 +192,15 @@ class CurlFreeKernel(PotentialKernel):
 
 
 class DivergenceFreeKernel(PotentialKernel):
-    r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − ΔI) k(x − z) of incompressible fields.
+    r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − Δ I) k(x − z), the prior of an incompressible field.
 
-    In two dimensions the fields are (∂₂ψ, −∂₁ψ), for a stream function ψ with kernel k. In three
-    they are curls of a vector potential. The covariance matrix of points x (N, d) is (N·d, N·d),
-    point-major.
+    Δ is the Laplace operator. In two dimensions the fields are f = (∂₂ψ, −∂₁ψ), where the stream
+    function ψ has the scalar kernel k. In three dimensions they are f = ∇ × A, where the three
+    components of A are independent and have the kernel k. The kernel exists for every d ≥ 2.
+
+    The covariance matrix of points x (N, d) is (N·d, N·d), ordered as for `CurlFreeKernel`. The
+    variance of each component is (d − 1) times that of the curl-free kernel with the same k, for
+    one lengthscale.
 
     Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
 
@@ -198,15 +210,14 @@ class DivergenceFreeKernel(PotentialKernel):
         active_dims: the d input columns that are directions of space; all columns if None.
 
     Raises:
-        TypeError: a base kernel that is no instance of a kernel; `num_dims` that is no integer.
-        ValueError: d < 2; a base kernel that is not twice differentiable (Matérn ν ≤ 1), not
-            scalar, a constant or a product; numbers of dimensions that contradict each other.
-        NotImplementedError: a base kernel without a registered spectrum or radial derivatives.
+        TypeError: `base_kernel` is not an instance of a kernel; `num_dims` is not an integer.
+        ValueError: d < 2, or one of the reasons listed at `CurlFreeKernel`.
+        NotImplementedError: `base_kernel` has no registered spectrum or radial derivatives.
 
     Example:
         >>> import gpytorch, gp_orff, torch
         >>> kernel = gp_orff.DivergenceFreeKernel(gpytorch.kernels.MaternKernel(nu=2.5), num_dims=3)
-        >>> kernel(torch.zeros(5, 3)).shape
+        >>> kernel(torch.rand(5, 3)).shape
         torch.Size([15, 15])
     """
 
@@ -219,10 +230,12 @@ class DivergenceFreeKernel(PotentialKernel):
 class HelmholtzKernel(AdditiveKernel):
     """The sum of a scaled curl-free and a scaled divergence-free kernel.
 
-    K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − ΔI) k₂(x − z). Every smooth field that vanishes at
-    infinity is the sum of a curl-free and a divergence-free field (Helmholtz). The two terms,
-    `.curl_free` and `.divergence_free`, are `ScaleKernel`s, each with a copy of `base_kernel`
-    (Berlinghieri et al. 2023, Section 4).
+    K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z). By Helmholtz's theorem, every smooth
+    field that vanishes at infinity is the sum of a curl-free and a divergence-free field. The two
+    terms, `.curl_free` and `.divergence_free`, are gpytorch `ScaleKernel`s. Each has a copy of
+    `base_kernel`, so that their hyperparameters are independent.
+
+    Berlinghieri et al. 2023, Section 4.
 
     Args:
         base_kernel: the scalar kernel of both potentials, as for `CurlFreeKernel`; an `RBFKernel`
@@ -236,9 +249,12 @@ class HelmholtzKernel(AdditiveKernel):
         NotImplementedError: as for `DivergenceFreeKernel`.
 
     Example:
-        >>> import gp_orff
+        >>> import gp_orff, torch
         >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
-        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3
+        >>> kernel.divergence_free.outputscale = 2.0
+        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3  # of the RBF kernel
+        >>> kernel(torch.rand(5, 2)).shape
+        torch.Size([10, 10])
     """
 
     def __init__(

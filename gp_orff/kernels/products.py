@@ -11,27 +11,30 @@ from gp_orff.kernels.tree import Term, inner_terms, products, terms
 
 
 class FieldProductKernel(WrapperKernel):
-    """A field kernel times a scalar kernel of other inputs, such as time.
+    """The product of a field kernel and a scalar kernel of other inputs, such as time.
 
-    K((x, t), (z, s)) = K_field(x, z) · k(t, s). `field_kernel * scalar_kernel` makes one, in either
-    order. Each kernel selects its inputs by `active_dims`. The derivatives in the field kernel act
-    on the inputs of the field kernel only. The covariance matrix of points x (N, d) is (N·p, N·p),
-    point-major.
+    K((x, t), (z, s)) = K_field(x, z) · k(t, s). The expressions `field_kernel * scalar_kernel` and
+    `scalar_kernel * field_kernel` make this kernel. Both kernels receive all d input columns, and
+    each selects its own by its `active_dims`. The field kernel differentiates with respect to its
+    own columns only. The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by
+    point: row n·p + i is output i at point n.
 
     Args:
         field_kernel: a kernel with p > 1 outputs.
         scalar_kernel: a kernel with one output.
 
     Raises:
-        ValueError: two kernels with several outputs, or none.
+        ValueError: `field_kernel` has one output only, or `scalar_kernel` has more than one.
 
     Example:
-        >>> import gpytorch, gp_orff
-        >>> potential = gpytorch.kernels.RBFKernel()
-        >>> space = gp_orff.CurlFreeKernel(potential, num_dims=2, active_dims=(0, 1))
+        A curl-free field in the columns 0 and 1, which changes with the time in column 2:
+
+        >>> import gpytorch, gp_orff, torch
+        >>> space = gp_orff.CurlFreeKernel(num_dims=2, active_dims=(0, 1))
         >>> time = gpytorch.kernels.MaternKernel(nu=1.5, active_dims=(2,))
-        >>> type(space * time).__name__, type(time * space).__name__
-        ('FieldProductKernel', 'FieldProductKernel')
+        >>> kernel = gp_orff.FieldProductKernel(space, time)  # the same as space * time
+        >>> kernel(torch.rand(5, 3)).shape
+        torch.Size([10, 10])
     """
 
     def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):

@@ -10,30 +10,34 @@ from torch import Tensor
 
 
 class GeneralMaternKernel(Kernel):
-    """Matérn kernel of any smoothness ν > 0, for features only.
+    """Matérn kernel of any smoothness ν > 0, for Fourier features only.
 
-    gpytorch's `MaternKernel` has the closed forms of ν = 1/2, 3/2 and 5/2. This kernel has the
-    spectral density, a multivariate Student t with 2ν degrees of freedom and scale 1/ℓ, which is
-    known for every ν. It has no covariance in closed form, and ν is not trained.
+    gpytorch's `MaternKernel` has ν = 1/2, 3/2 or 5/2, where the covariance has a simple closed
+    form. This kernel has its spectral density instead, which is simple for every ν: a multivariate
+    Student t with 2ν degrees of freedom and scale 1/ℓ. It therefore works where features are
+    used, in an `ORFFKernel` and in `VectorFieldGP`, but its covariance cannot be evaluated
+    directly. ν is fixed: it is not trained.
 
     Args:
-        nu: ν > 0, the smoothness. Fields need ν > 1.
+        nu: ν > 0, the smoothness. `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel`
+            need ν > 1.
         ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
         batch_shape: the batch shape of the lengthscales, as in gpytorch.
         active_dims: the input columns of the kernel; all columns if None.
-        lengthscale_prior: a prior of the lengthscales, as in gpytorch.
-        lengthscale_constraint: a constraint of the lengthscales, as in gpytorch.
+        lengthscale_prior: the prior of the lengthscales, as in gpytorch.
+        lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
 
     Raises:
         ValueError: ν ≤ 0.
-        NotImplementedError: the kernel is evaluated without `ORFFKernel`.
+        NotImplementedError: the covariance is evaluated without an `ORFFKernel`.
 
     Example:
-        >>> import gp_orff
+        >>> import gp_orff, torch
         >>> potential = gp_orff.GeneralMaternKernel(nu=1.8, ard_num_dims=2)
         >>> field = gp_orff.CurlFreeKernel(potential, num_dims=2)
-        >>> gp_orff.ORFFKernel(field, gp_orff.MonteCarlo(64)).num_features
-        128
+        >>> kernel = gp_orff.ORFFKernel(field, gp_orff.MonteCarlo(64))
+        >>> kernel(torch.rand(5, 2)).shape
+        torch.Size([10, 10])
     """
 
     has_lengthscale = True

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 
 class FieldPosterior:
-    """The posterior of the latent field, its mean included: an immutable snapshot of a model.
+    """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
-    `model.posterior()` makes one. Variances are those of the field; for new observations, add the
-    noise of the likelihood. Computations run in float64 on the model's device. Results have the
-    floating type of the points; means and variances are on the device of the points too. Points
-    outside the domain of a frequency grid get a wider grid, made from the data when they come.
+    `model.posterior()` makes one; later changes of the model do not affect it. Variances are those
+    of the field: to predict new observations, add the noise variance. Results have the floating
+    type of the points x; the computations are in float64. A request for points outside the domain
+    of a grid builds a larger grid; ValueError where it cannot, as in a model that holds nothing but
+    statistics. Methods take a `symbol`: a linear map of the field, such as `Divergence()`.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
@@ -60,14 +61,14 @@ class FieldPosterior:
 
     @classmethod
     def from_exact_gp(cls, model: ExactGP) -> "FieldPosterior":
-        """The posterior of a trained gpytorch model.
+        """Return the posterior of a trained gpytorch model.
 
         Args:
-            model: an `ExactGP` with a `mean_module`, and an `ORFFKernel` or an exact kernel as its
-                `covar_module`.
+            model: an `ExactGP` with training data and a `mean_module`, whose `covar_module` is an
+                `ORFFKernel` or an exact kernel.
 
         Raises:
-            TypeError: a model that lacks one of them, or training data.
+            TypeError: the model lacks training data or one of the two modules.
             NotImplementedError: a likelihood whose noise is not known to this package.
 
         Example:
@@ -105,15 +106,16 @@ class FieldPosterior:
     def __call__(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
-        """The joint distribution of the field, or of a symbol of it, at n points.
+        """Return the joint distribution of the field, or of a symbol of it, at n points.
 
         Args:
             x: points (n, d).
             symbol: a linear map of the field with q outputs; the field itself if None (q = p). The
-                mean is (n, q), or (n,) for one output.
+                mean is (n, q), or (n,) for q = 1.
 
         Raises:
-            ValueError: points that do not fit the model; a symbol that the kernel does not have.
+            ValueError: points that do not fit the model, or a symbol that does not exist for the
+                kernel, such as a derivative of a field that is not differentiable.
         """
         points, distribution = self._at(x, symbol)
         points = points.to(_dtype(x))
@@ -127,7 +129,7 @@ class FieldPosterior:
 
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
-        """E[f(x)] (n, q) at points `x`, or that of a `symbol` of f; q = p if `symbol` is None."""
+        """Return the posterior mean (n, q) of the field, or of a `symbol` of it, at points `x`."""
         points, distribution = self._at(x, symbol)
         mean = distribution.mean(points) + self._snapshot.mean(points, symbol)
         return mean[: len(x)].to(_device(x), _dtype(x))
@@ -136,7 +138,7 @@ class FieldPosterior:
     def variance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
-        """Var[f_j(x)] (n, q) at points `x`, or that of a `symbol` of f, without an n×n matrix."""
+        """Return the variance (n, q) of the field, or of a `symbol` of it, at points `x`."""
         points, distribution = self._at(x, symbol)
         return distribution.variance(points)[: len(x)].to(_device(x), _dtype(x))
 
@@ -144,8 +146,8 @@ class FieldPosterior:
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q q"]:
-        """Cov[f(x_i)] (n, q, q) between the components at each of the points `x`, or that of a
-        `symbol` of f, without an n×n matrix; `plotting.plot_uncertainty` draws it."""
+        """Return the covariance (n, q, q) between the outputs of the field, or of a `symbol` of it,
+        at each of the points `x`; `plotting.plot_uncertainty` draws it."""
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
@@ -165,7 +167,8 @@ class FieldPosterior:
     def potential(
         self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
     ) -> MultivariateNormal:
-        """g (n,) at points `x`, of the curl-free part ∇g; zero at `reference`; see `Potential`."""
+        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` as in
+        `Potential`: the point where g is zero, or None for zero mean over space a priori."""
         return self(x, Potential(reference))
 
     def stream_function(
@@ -188,33 +191,34 @@ class FieldPosterior:
         return self(x, DivergenceFreePart())
 
     def part(self, name: str | int) -> "FieldPosterior":
-        """The posterior of one term of a sum of kernels, without the model's mean.
+        """Return the posterior of one term of a sum of kernels, without the mean μ.
 
-        It tells which term of the prior explains the data, such as `field.part("curl_free")` of a
-        `HelmholtzKernel`; `CurlFreePart`, in contrast, is a map of any field.
+        With a `HelmholtzKernel`, `field.part("curl_free")` is the term with the curl-free kernel.
+        `curl_free_part` instead maps the whole field to its curl-free part, for any kernel.
 
         Args:
-            name: the attribute of the sum that holds the term, or the number of the term.
+            name: the name of the term as an attribute of the kernel, or its number, from 0.
 
         Raises:
-            ValueError: a kernel that is no sum, or a name that is none of its terms.
-            NotImplementedError: terms that share their features.
+            ValueError: the kernel is not a sum, or has no such term.
+            NotImplementedError: features of a sum of separable kernels.
         """
         return FieldPosterior(PartSnapshot.of(self._snapshot, name))
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
-        """Functions drawn from the posterior: `paths(x)` is (num_paths, n, p) at any points.
+        """Draw functions from the posterior; with the result, `paths(x)` is (num_paths, n, p).
 
-        Every call of `paths` evaluates the same functions, of drawn feature weights; those of an
-        exact model follow Matheron's rule (Wilson et al. 2020, eq. 14). See `SamplePaths`.
+        All calls `paths(x)` evaluate the same functions. With features, a function is given by a
+        draw of the weights, and x has to be in the domain of a grid. With the exact kernel, it
+        follows Matheron's rule (Wilson et al. 2020, eq. 14). See `SamplePaths`.
 
         Args:
-            num_paths: how many functions.
-            seed: of their random numbers.
+            num_paths: the number of functions.
+            seed: the seed of the random numbers.
 
         Raises:
-            ValueError: fewer than one path.
-            NotImplementedError: paths of a part of an exact model.
+            ValueError: `num_paths` is less than 1.
+            NotImplementedError: a `part` of an exact model.
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
@@ -236,13 +240,13 @@ class FieldPosterior:
         num_paths: int = 256,
         seed: int = 0,
     ) -> Summary:
-        """Mean, standard deviation and 95 % interval of any function of the field's values.
+        """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
-        For instance of the speed: `field.summarize(x, lambda f: f.norm(dim=-1))`.
+        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
 
         Args:
             x: points (n, d).
-            function: maps the values (S, n, p) of S paths to S samples of the quantity.
+            function: maps the values (S, n, p) of S = num_paths paths to (S, ...).
             num_paths, seed: as for `sample_paths`.
         """
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x)))
@@ -257,16 +261,16 @@ class FieldPosterior:
         time_unit: str = "s",
         epoch: object = None,
     ) -> "xarray.Dataset":
-        """An xarray Dataset of means and standard deviations on the product of coordinates.
+        """Return an xarray Dataset of means and standard deviations on a grid of points.
 
-        Every output and symbol has its mean, and its standard deviation as `<name>_sd`, in float64.
-        Points are evaluated in chunks.
+        The grid is the product of the coordinates. The variables `<name>` and `<name>_sd` are the
+        mean and the standard deviation of an output or symbol.
 
         Args:
             coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
-            names: names of the p outputs; if None, u, v, w of two or three outputs, else f1, ...
-            symbols: symbols of the field by name, numbered where they have several outputs; if
-                None, divergence and vorticity of a planar field, where they exist.
+            names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
+            symbols: symbols of the field by name; several outputs of one are numbered. Default:
+                divergence and vorticity of a planar field, if they exist.
             attrs: attributes by name, such as {"u": {"units": "m s-1"}}, added to those of the
                 coordinates; units and standard_name go to the standard deviation too.
             time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`. The

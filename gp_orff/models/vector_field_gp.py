@@ -27,36 +27,33 @@ from gp_orff.symbols.base import Symbol
 
 
 class VectorFieldGP(FieldModel):
-    r"""A Gaussian process y = f(x) + μ + ε with vector values, for ten points or ten million.
+    r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten points or ten million.
 
-    `fit` learns the hyperparameters by marginal likelihood, `condition` leaves them as they are,
-    and `posterior` returns the field. Small data use the exact kernel. Larger data are reduced to
-    the sufficient statistics of a frequency grid in one pass, and the cost of training does not
-    depend on N. Starting values come from the evidence of a small subset with points at all
-    distances; then narrow grids, coarse ones first, follow the lengthscales. `report` is a
-    `FitReport` of all that was done.
+    `fit` learns the hyperparameters by marginal likelihood, `condition` keeps them as they are, and
+    `posterior` returns the posterior of the field. Small data use the exact kernel. For larger
+    data, one pass computes the sufficient statistics of features on a frequency grid; the cost of
+    training is then independent of N. Training starts with the exact evidence of a small subset of
+    the data, continues on coarse grids and ends on a fine one.
 
-    Hyperparameters, constraints and priors are in the user's units. Results do not depend on the
-    units: starting values scale with the data, and the search is in logarithms. Computations are in
-    float64. A call that fails leaves the model as it was.
+    Hyperparameters, constraints and priors are in the units of x and y; changing the units does not
+    change the results. Computations are in float64. A call that fails leaves the model unchanged.
 
     Args:
-        kernel: any kernel tree that `ORFFKernel` accepts; it is trained in place. A term without an
-            amplitude, such as a bare `CurlFreeKernel`, gets a `ScaleKernel` of outputscale 1 around
-            it, in `model.kernel`.
+        kernel: any kernel that `ORFFKernel` accepts. It is trained in place. Each term without an
+            amplitude, such as a bare `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
+            outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
-            `GaussianLikelihood` for one output; if None, Gaussian with one noise variance.
-        mean: if None, a constant for each output, with the best values in closed form; or
-            `gpytorch.means.ZeroMean()`; or another mean, which is not trained. Trends to be learned
-            are terms of the kernel.
-        frequencies: a frequency rule; `Auto(tolerance=1e-5, max_features=4096)` if None. The
-            tolerance of a `Grid` or `Auto` holds where the noise variance is a thousandth of the
-            signal's; elsewhere it is adapted to the noise and to the posterior variance. Ranges of
-            lengthscales are chosen during the search; the domain grows with the points asked for.
+            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
+        mean: the prior mean μ. If None, the best constant for each output, in closed form. Other
+            means, such as `ZeroMean()`, are not trained: make a learned trend a kernel term.
+        frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
+            random rule; `Auto(tolerance=1e-5, max_features=4096)` if None. The tolerance of a grid
+            applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
+            learned noise and to the posterior variance. It also adapts `lengthscale_range`.
 
     Raises:
-        TypeError: an argument that is no kernel, likelihood or rule.
-        ValueError: kernel, likelihood or mean with different numbers of outputs.
+        TypeError: an argument that is not a kernel, likelihood or frequency rule.
+        ValueError: kernel, likelihood and mean have different numbers of outputs.
 
     Example:
         >>> import gp_orff, torch
@@ -81,33 +78,33 @@ class VectorFieldGP(FieldModel):
         progress: bool = True,
         warm_start: bool = False,
     ) -> "VectorFieldGP":
-        """Learn the hyperparameters from observations y at x, and condition on them.
+        """Learn the hyperparameters from observations y at x, condition on them, and return self.
 
-        Parameters that do not require gradients stay as they are. Without `x` and `y` the model
-        learns again from all data it holds, or from their statistics. Constant data give a warning
-        and leave the hyperparameters as they are.
+        `x` and `y` replace all data held. Without them, the model learns again from what it holds.
+        Parameters with `requires_grad=False` are not trained. A `DataWarning` is given for constant
+        data, which leave the hyperparameters unchanged, and for points far from all others, which a
+        frequency grid leaves out.
 
         Args:
-            x, y: points (N, d) and vectors (N, p): tensors, arrays or memory maps. Or x alone, an
-                iterable of chunks (x, y) that can be iterated repeatedly, such as a list or an
-                object with `__iter__`. A chunk may be a mapping with the keys x, y and, as needed,
-                variances, directions, group. Memory does not grow with the number of chunks.
-            variances: (N,) factors of the noise variance of the likelihood, in any unit; or (N, p),
-                one for each component, whose noise is then independent.
-            directions: (N, p) unit vectors; y (N,) is then the component along them.
-            group: the name of the observation group, one for all or one per observation. Each group
-                learns its own noise, in `model.likelihoods[group]`; without a name, it is
-                `model.likelihood`.
-            missing: "mask" if NaN in y is an unobserved component; "raise" refuses NaN.
-            progress: whether to show the progress of the fit on standard error: by a bar on a
-                terminal or in a notebook, by one line for each stage elsewhere.
-            warm_start: whether to start from the present hyperparameters, or from values that
-                follow from the data.
+            x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
+                iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
+                does not grow with their number. A chunk may be a mapping with the keys x, y and, as
+                needed, variances, directions, group.
+            variances: relative noise variances (N,), which multiply that of the likelihood; or
+                (N, p), one for each component, with independent noise.
+            directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
+            group: a group name for all observations, or one for each. Each group learns its own
+                noise, `model.likelihoods[name]`; without a name, `model.likelihood`.
+            missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
+            progress: whether to show progress on standard error: a bar in a terminal or notebook,
+                otherwise one line per stage.
+            warm_start: True starts the search from the present hyperparameters, False from values
+                derived from the data. A model that holds only statistics always starts warm.
 
         Raises:
-            TypeError: values that are not real numbers.
-            ValueError: data that are empty, not finite, or of shapes that do not fit.
-            RuntimeError: no x, and no data held.
+            TypeError: values are not real numbers.
+            ValueError: data are empty or not finite, or shapes do not fit each other or the kernel.
+            RuntimeError: no x is given, and the model has no data.
         """
         if x is None:
             data = self._held.data
@@ -138,11 +135,18 @@ class VectorFieldGP(FieldModel):
         y: object = None,
         **options: object,
     ) -> "VectorFieldGP":
-        """Condition on observations, with the hyperparameters as they are.
+        """Condition on observations without changing the hyperparameters, and return self.
 
-        `x`, `y` and `options` are arguments of `fit`. Or `x` is a `FieldStatistics` of this model,
-        from `statistics` or `statistics_of`: it replaces all data held, observations of symbols
-        too.
+        The observations replace all data held, including those of `observe`.
+
+        Args:
+            x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
+                `FieldStatistics` made by `statistics` or `statistics_of` of this model.
+            options: `variances`, `directions`, `group` and `missing`, as for `fit`.
+
+        Raises:
+            TypeError, ValueError: as for `fit`; statistics with other frequencies.
+            RuntimeError: statistics are given to a model without data.
         """
         if isinstance(x, FieldStatistics):
             statistics = self.state.checked(x)
@@ -164,18 +168,20 @@ class VectorFieldGP(FieldModel):
         y: object = None,
         **options: object,
     ) -> "VectorFieldGP":
-        """Add observations `x`, `y` (`options`: as for `fit`) to the data, and condition on all.
+        """Add observations to the data held, condition on all of them, and return self.
 
-        The cost is one pass over the new observations. Small data are kept under the exact kernel;
-        with more data, a frequency grid takes over. Up to 4 million numbers are kept in memory, so
-        that the grid can be rebuilt for points outside its domain. With more, only the statistics
-        are kept, for a domain a quarter wider than the data on each side. `report` tells which.
-        Under Student-t noise, the present posterior gives new observations their weights; `fit()`
-        computes all weights again. `x` may be a `FieldStatistics`, as for `condition`.
+        The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model
+        changes from the exact kernel to a frequency grid, and to a larger grid, as the data
+        require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
+        so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
+        noise they get weights from the present posterior; `fit()` computes all weights anew.
+
+        Args:
+            x, y, options: as for `condition`.
 
         Raises:
-            RuntimeError: a model without data.
-            ValueError: as `fit`; points outside the domain of the statistics held.
+            RuntimeError: the model has no data.
+            ValueError: as for `condition`; points outside the domain of the statistics.
         """
         state = self.state
         if isinstance(x, FieldStatistics):
@@ -195,24 +201,25 @@ class VectorFieldGP(FieldModel):
         *,
         noise: float | Float[Tensor, "q"] | Float[Tensor, "q q"],
     ) -> "VectorFieldGP":
-        """Add observations y = (Q f)(x) + ε of a symbol Q, a linear map of the field.
+        """Add observations y = Q(f + μ)(x) + ε of a linear map Q of the field, and return self.
 
-        A tide gauge observes the potential; no flow crosses a wall (`Component(normal)`, or
-        `directions` in `fit`); a region without sources has zero divergence. The posterior combines
-        them with the observations of the field, and `fit()` learns from both. `statistics` and
-        `compare_with_exact` use those of the field only; `condition(x, y)` and `fit(x, y)` replace
-        all. Rows of Q are stored densely: use at most some thousand observations.
+        Q is a `Symbol`: the potential, measured by a tide gauge; the divergence, zero in a region
+        without sources; the component normal to a wall, `Component(normal)`. The posterior and
+        `fit()` combine these observations with those of the field. `fit(x, y)` and
+        `condition(x, y)` discard them; `statistics` and `compare_with_exact` ignore them. Memory
+        grows with m times the number of features: use at most a few thousand observations.
 
         Args:
             x: points (m, d).
-            y: observed values (m, q), or (m,) for one output.
-            symbol: the map Q, of the field with its mean; potentials need a reference.
-            noise: the known noise variance; one for all outputs, (q,), or a covariance (q, q).
+            y: observed values (m, q), or (m,) if q = 1.
+            symbol: the map Q, with q outputs. A potential needs its `reference` point.
+            noise: the known variance of ε: a number, one per output (q,), or a covariance (q, q).
 
         Raises:
-            RuntimeError: a model without observations of the field.
-            NotImplementedError: a mean that is not constant.
-            ValueError: wrong shapes, a symbol that the kernel lacks, or noise that is not positive.
+            RuntimeError: the model has no observations of the field.
+            NotImplementedError: the mean is not constant.
+            ValueError: wrong shapes, a symbol that does not exist for this kernel, or noise that is
+                not positive.
 
         Example:
             >>> import gp_orff, torch
@@ -238,10 +245,10 @@ class VectorFieldGP(FieldModel):
     @property
     @chosen_threads()
     def statistics(self) -> FieldStatistics:
-        """The sufficient statistics of the data, on a frequency lattice.
+        """The sufficient statistics of the data, as a `FieldStatistics`.
 
-        It serves lengthscales from 0.7 to 1.4 times the present ones, and a domain a quarter wider
-        than the data on each side.
+        On a grid they are valid for lengthscales from 0.7 to 1.4 times the present ones, and in the
+        default domain of `Grid`: the box of the data with a margin.
         """
         return self.state.statistics_only().field_statistics
 
@@ -252,12 +259,15 @@ class VectorFieldGP(FieldModel):
         y: object = None,
         **options: object,
     ) -> FieldStatistics:
-        """The sufficient statistics of other data, to add to `statistics` or to subtract.
+        """The sufficient statistics of given observations, to add to `statistics` or to subtract.
 
-        `x`, `y` and `options` are arguments of `fit`; the model is not changed. Statistics made by
-        copies of one model add exactly. Under Student-t noise, observations that the model holds
-        keep their weights, so that subtracting them removes them exactly; the present posterior
-        gives all others their weights, and all of them if only statistics are held.
+        `x`, `y` and `options` are those of `fit`; RuntimeError if the model has no data, ValueError
+        for points outside the domain of `statistics`. The model is not changed. Copies of it, such
+        as workers that read parts of the data, make statistics that add exactly.
+
+        Under Student-t noise, observations that the model holds have the weights it gave them, so
+        that subtracting removes them exactly. Other observations get weights from the present
+        posterior. So do all observations if the model holds only statistics.
         """
         state = self.state
         held = state.statistics_only()
@@ -267,10 +277,10 @@ class VectorFieldGP(FieldModel):
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """The log marginal likelihood log p(y), total nats (0-d), without hyperparameter priors.
+        """Return the log marginal likelihood log p(y) of all data, a scalar (0-d), in nats.
 
-        Differentiable in the hyperparameters, unless only statistics of random features are held.
-        Under Student-t noise it is a lower bound (ELBO).
+        Hyperparameter priors are not included. Under Student-t noise it is a lower bound (ELBO). It
+        has gradients unless the model holds nothing but statistics of random features.
         """
         state = self.state
         frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
@@ -281,7 +291,7 @@ class VectorFieldGP(FieldModel):
 
     @chosen_threads()
     def posterior(self) -> FieldPosterior:
-        """The posterior of the field given the data, as a `FieldPosterior`."""
+        """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data."""
         return FieldPosterior(self._snapshot())
 
     @chosen_threads()
@@ -291,12 +301,13 @@ class VectorFieldGP(FieldModel):
         y: object,
         **options: object,
     ) -> LeaveOneOut:
-        """Compare each observation with its prediction from all others.
+        """Compare each observation with its prediction from all others, to find outliers.
 
-        In closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors). `x`, `y` and `how`
-        are arguments of `fit`, and must be data the model was conditioned on. Hyperparameters and
-        mean are those of all data. Under Student-t noise the weights are those of the model, or,
-        where it holds statistics only, those that the present posterior gives.
+        Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
+        are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
+        hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
+        all or some of the data of `fit`, with the same options. ValueError for `variances` (N, p),
+        and for other data where the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch

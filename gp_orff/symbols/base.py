@@ -25,31 +25,48 @@ Multiplier = Complex[Tensor, "D q p"]
 
 
 class Symbol(ABC):
-    """A translation-invariant linear map of fields with p components; an immutable value.
+    """A linear map of fields that commutes with translations, such as a derivative or a local mean.
 
-    Subclass it for a map of your own: `order`, `num_outputs` and `__call__` suffice.
+    It is given by its Fourier multiplier Q(ω), a matrix (q, p) for a field with p components and q
+    outputs: the wave v e^{i⟨ω, x⟩} becomes Q(ω) v e^{i⟨ω, x⟩}, for v ∈ C^p. A derivative ∂_j has
+    Q = iω_j. Frequencies ω are in radians per unit of x. The constant part of a field, at ω = 0, is
+    called its *background*.
+
+    Give a symbol to a posterior to predict its map of the field, or to `VectorFieldGP.observe` to
+    condition on it. Symbols are immutable. Subclass this class for a map of your own and define
+    `order`, `num_outputs` and `__call__`.
 
     Attributes:
-        order: the order of the derivative: |Q(ω)| grows as ‖ω‖^order. Where the spectral density
-            of the prior has no moment of that order, the quantity does not exist, and a request
-            for it raises.
-        homogeneous: whether Q(cω) = c^order Q(ω) for c > 0. The variance that a grid truncates then
-            has a closed form.
-        reference: (d,), the point whose value is subtracted, or None.
+        order: the growth of the multiplier, |Q(ω)| ~ ‖ω‖^order: 1 for a first derivative, −1 for a
+            potential. A kernel may be too rough for it, so that the map has infinite variance; its
+            prediction then raises an error.
+        homogeneous: whether Q(cω) = c^order Q(ω) for c > 0. If True, the variance that a `Grid`
+            truncates is known in closed form.
+        reference: (d,), a point whose value is subtracted from all values; None for no point.
 
     Example:
-        The first derivative of every component along a direction u:
+        A map of this package, the divergence, of a field with a posterior:
 
         >>> import gp_orff, torch
+        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> field = model.condition(x, x).posterior()  # the field f(x) = x
+        >>> field.mean(x, gp_orff.Divergence()).shape
+        torch.Size([64, 1])
+
+        A map of your own, the derivative of every component along a direction u:
+
         >>> class AlongDerivative(gp_orff.Symbol):
         ...     order, homogeneous = 1, True
         ...     def __init__(self, u):
         ...         self.u = torch.as_tensor(u, dtype=torch.float64)
         ...     def num_outputs(self, p):
         ...         return p
-        ...     def __call__(self, omega, p):
+        ...     def __call__(self, omega, p):  # (D, d) to (D, q, p)
         ...         eye = torch.eye(p, dtype=omega.dtype)
         ...         return 1j * (omega @ self.u)[:, None, None] * eye
+        >>> field.mean(x, AlongDerivative([1.0, 0.0])).shape
+        torch.Size([64, 2])
     """
 
     order: int = 0

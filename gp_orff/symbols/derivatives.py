@@ -11,9 +11,13 @@ from gp_orff.symbols.base import Multiplier, Symbol, VectorFieldSymbol, cross_ma
 
 @dataclass(frozen=True)
 class Divergence(VectorFieldSymbol):
-    """The divergence ∇·f = Σ_j ∂_j f_j: Q = iωᵀ; one output, in units of f per unit of x.
+    """The divergence ∇·f = Σ_j ∂_j f_j of a field, one output in units of f per unit of x.
+
+    Its multiplier is Q(ω) = iωᵀ (see `Symbol`). In use: `posterior.mean(x, gp_orff.Divergence())`.
 
     Example:
+        The multiplier at ω = (1, 2), for a field with 2 components:
+
         >>> import gp_orff, torch
         >>> gp_orff.Divergence()(torch.tensor([[1.0, 2.0]]), 2)
         tensor([[[0.+1.j, 0.+2.j]]])
@@ -30,15 +34,19 @@ class Divergence(VectorFieldSymbol):
 
 @dataclass(frozen=True)
 class Curl(VectorFieldSymbol):
-    """The curl ∇×f, in units of f per unit of x.
+    """The curl ∇×f of a field in two or three dimensions, in units of f per unit of x.
 
-    In two dimensions it is the vorticity ∂₁f₂ − ∂₂f₁: Q = i(−ω₂, ω₁), one output, positive where
-    the field turns counter-clockwise. In three it is the vector ∇×f: Q = iω×, three outputs.
+    In two dimensions it is the vorticity ∂₁f₂ − ∂₂f₁, with one output, which is positive where the
+    field turns counter-clockwise. In three dimensions it is the vector ∇×f, with three outputs. The
+    multiplier (see `Symbol`) is Q(ω) = i(−ω₂, ω₁) or the matrix of v ↦ iω × v. In use:
+    `posterior.mean(x, gp_orff.Curl())`. A posterior in other dimensions raises a ValueError.
 
     Example:
+        The multiplier at ω = (1, 2) in two dimensions, −2i for f₁ and i for f₂:
+
         >>> import gp_orff, torch
-        >>> gp_orff.Curl()(torch.tensor([[1.0, 2.0]]), 2)
-        tensor([[[-0.-2.j, 0.+1.j]]])
+        >>> gp_orff.Curl()(torch.tensor([[1.0, 2.0]]), 2).imag
+        tensor([[[-2.,  1.]]])
     """
 
     order = 1
@@ -55,17 +63,21 @@ class Curl(VectorFieldSymbol):
 
 @dataclass(frozen=True)
 class Jacobian(Symbol):
-    """The Jacobian J_ij = ∂_j f_i, in units of f per unit of x.
+    """The Jacobian matrix ∂_j f_i of a field, in units of f per unit of x.
 
-    It has p·d outputs, row by row: output i·d + j is ∂_j f_i. Q = i (I_p ⊗ ω), (p·d, p).
+    The matrix is flattened row by row into p·d outputs: output i·d + j is ∂_j f_i. Reshape the mean
+    (n, p·d) to (n, p, d) to get matrices. The multiplier is Q(ω) = i (I_p ⊗ ω), (p·d, p), as in
+    `Symbol`.
 
     Args:
-        num_dims: d, the number of inputs in space; the number of components p if None.
+        num_dims: d, the number of inputs in space. If None, d = p, as for a vector field.
 
     Example:
         >>> import gp_orff
-        >>> gp_orff.Jacobian().num_outputs(3)  # in three dimensions
+        >>> gp_orff.Jacobian().num_outputs(3)  # f has 3 components and 3 inputs: 3 × 3
         9
+        >>> gp_orff.Jacobian(num_dims=2).num_outputs(3)  # 3 components, 2 inputs: 3 × 2
+        6
     """
 
     num_dims: int | None = None

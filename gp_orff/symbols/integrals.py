@@ -21,23 +21,30 @@ from gp_orff.symbols.patches import Patch
 
 @dataclass(frozen=True, eq=False)
 class LineIntegral(VectorFieldSymbol):
-    """The line integral ∫ f·ds along straight pieces between the corners of a path.
+    """The line integral ∫ f·ds along a path of straight segments, one output.
 
-    One output, in units of f times units of x; for a closed path it is the circulation. Each piece
-    from a to b adds e^{i⟨ω, (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ to Q, with sinc t = sin(t)/t.
+    Its units are those of f times units of x. For a closed path it is the circulation. In the
+    multiplier (see `Symbol`), the segment from corner a to corner b has the term
+    e^{i⟨ω, (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ, with sinc t = sin(t)/t.
 
     Args:
-        path: (k, d), the corners relative to the points x of evaluation: the path at x begins at
-            x + path[0]. At x = 0 the corners are absolute positions.
+        path: (k, d), the k ≥ 2 corners in order, relative to a point x of evaluation: the path at x
+            begins at x + path[0]. Evaluated at x = 0, the corners are absolute positions.
 
     Raises:
-        ValueError: a path that is no matrix of at least two corners.
+        ValueError: `path` is not a matrix with at least two rows.
 
     Example:
+        The circulation of f = (−x₂, x₁), whose curl is 2, around a square of area 1/4:
+
         >>> import gp_orff, torch
-        >>> square = torch.tensor([[0.0, 0], [1, 0], [1, 1], [0, 1], [0, 0]])
-        >>> gp_orff.LineIntegral(square).num_outputs(2)
-        1
+        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> y = torch.stack([-x[:, 1], x[:, 0]], dim=-1)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> square = torch.tensor([[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]])
+        >>> field = model.condition(x, y).posterior()
+        >>> round(field.mean(torch.zeros(1, 2), gp_orff.LineIntegral(square)).item(), 1)
+        0.5
     """
 
     path: Float[Tensor, "k d"]
@@ -111,17 +118,23 @@ class Flux(LineIntegral):
 
 @dataclass(frozen=True)
 class BoxAverage(Symbol):
-    """The mean of the field over a box centred at x: Q = Π_j sinc(ω_j w_j / 2) I.
+    """The mean of a field over a box centred at x, such as the window of an instrument.
 
-    Here sinc t = sin(t)/t. The number of outputs and the units are those of the field.
+    The outputs and units are those of the field. The multiplier (see `Symbol`) is
+    Q(ω) = Π_j sinc(ω_j w_j / 2) I, with sinc t = sin(t)/t.
 
     Args:
-        widths: w, in units of x, one number for all inputs in space or (d,), one for each.
+        widths: w ≥ 0, the widths of the box in units of x: one number for all inputs in space, or
+            (d,), one for each.
 
     Example:
+        A box as wide as the wavelength averages a wave to zero, and a small box keeps it:
+
         >>> import gp_orff, torch
-        >>> gp_orff.BoxAverage(2.0)(torch.tensor([[torch.pi, 0.0]]), 1).real.abs() < 1e-7
-        tensor([[[True]]])
+        >>> omega = torch.tensor([[torch.pi, 0.0]], dtype=torch.float64)  # wavelength 2 along x₁
+        >>> wide, small = gp_orff.BoxAverage(2.0), gp_orff.BoxAverage(0.2)
+        >>> [round(box(omega, 1).real.item(), 2) for box in (wide, small)]
+        [0.0, 0.98]
     """
 
     widths: float | Sequence[float] | Float[Tensor, "d"]

@@ -13,13 +13,17 @@ from gp_orff.symbols.base import TINY, Identity, Multiplier, Symbol, VectorField
 
 @dataclass(frozen=True)
 class CurlFreePart(VectorFieldSymbol):
-    """The curl-free part of the field, a gradient: Q = ωωᵀ/‖ω‖², zero for the background.
+    """The curl-free part of a field: the gradient of a potential, with the outputs and units of f.
 
-    A smooth field whose curl and divergence are both zero over the data may belong to either part.
-    The error bars include this ambiguity: they are wide near the edge of the data. The number of
-    outputs and the units are those of the field.
+    The background, which is the constant part of the field, belongs to neither the curl-free nor
+    the divergence-free part. The multiplier (see `Symbol`) is Q(ω) = ωωᵀ/‖ω‖², and 0 at ω = 0.
+
+    The data cannot tell the two parts apart where a smooth field has neither curl nor divergence.
+    The error bars include this uncertainty, so they are wide near the edge of the data.
 
     Example:
+        At ω = (0, 2), the part of a wave v is its component along ω:
+
         >>> import gp_orff, torch
         >>> gp_orff.CurlFreePart()(torch.tensor([[0.0, 2.0]]), 2).real.tolist()
         [[[0.0, 0.0], [0.0, 1.0]]]
@@ -77,17 +81,20 @@ class Background(Symbol):
 
 @dataclass(frozen=True)
 class Component(Symbol):
-    """The component uᵀf of the field along a vector u: Q = uᵀ; one output.
+    """The component uᵀf of a field along a fixed vector u, one output in units of u times f.
+
+    The multiplier (see `Symbol`) is Q(ω) = uᵀ.
 
     Args:
         direction: u, (p,), of any length; it is not normalised.
 
     Raises:
-        ValueError: a direction that is no vector of numbers.
+        ValueError: `direction` is not a vector of numbers.
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.Component([0.6, 0.8])(torch.zeros(1, 2), 2).real
+        >>> line_of_sight = gp_orff.Component([0.6, 0.8])
+        >>> line_of_sight(torch.zeros(1, 2), 2).real  # Q is the same at every frequency
         tensor([[[0.6000, 0.8000]]], dtype=torch.float64)
     """
 

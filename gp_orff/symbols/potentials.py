@@ -43,20 +43,30 @@ class _ScalarPotential(_Antiderivative):
 
 @dataclass(frozen=True, eq=False)
 class Potential(_ScalarPotential):
-    """The potential g with f = ∇g + (a divergence-free field) + background: Q = −iωᵀ/‖ω‖².
+    """The potential g of the curl-free part of a field, one output in units of f times units of x.
 
-    One output, in units of f times units of x. A potential is known up to a constant. Without
-    `reference` its mean over space is zero a priori. With it g(reference) = 0, and the error bars
-    grow with the distance from there. Mind the sign: a force is often −∇ of its potential. The
-    potential of the background is linear in x; it is not included.
+    The field is f = ∇g + (a divergence-free field) + (a constant field, the background). So ∇g has
+    the sign of f, while a force is often minus the gradient of its potential. The background has a
+    potential that is linear in x; it is not in g. The multiplier (see `Symbol`) is
+    Q(ω) = −iωᵀ/‖ω‖².
+
+    A potential is known up to a constant. With `reference`, g is zero there, and the error bars
+    grow with the distance from that point. Without it, the prior sets the constant: the mean of g
+    over all of space is zero.
 
     Args:
-        reference: (d,), the point where the potential is zero; None for a zero mean over space.
+        reference: (d,), the point where g is zero; None to leave the constant to the prior.
 
     Example:
+        The field f = (x₁, x₂) is the gradient of g = ‖x‖²/2, from 0 to about 1/2 at distance 1:
+
         >>> import gp_orff, torch
-        >>> gp_orff.Potential()(torch.tensor([[1.0, 2.0]]), 2).imag
-        tensor([[[-0.2000, -0.4000]]])
+        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> g = gp_orff.Potential(reference=torch.zeros(2))
+        >>> g_at = model.condition(x, x).posterior().mean(torch.tensor([[0.0, 0], [1, 0]]), g)
+        >>> g_at.round(decimals=1).flatten().tolist()
+        [0.0, 0.5]
     """
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
@@ -65,19 +75,29 @@ class Potential(_ScalarPotential):
 
 @dataclass(frozen=True, eq=False)
 class StreamFunction(_ScalarPotential):
-    """The stream function ψ with f = (∂₂ψ, −∂₁ψ) + (a curl-free field) + background.
+    """The stream function ψ of a field in two dimensions, in units of f times units of x.
 
-    Q = i(−ω₂, ω₁)/‖ω‖², for two dimensions; one output, in units of f times units of x. The field
-    flows along lines of equal ψ, larger values on its left: around a maximum of ψ it turns
-    counter-clockwise. Oceanographers often use the opposite sign.
+    It has one output. The field is f = (∂₂ψ, −∂₁ψ) + (a curl-free field) + (a constant field, the
+    background). It flows along the lines of equal ψ, with larger values of ψ on its left: around a
+    maximum of ψ it turns counter-clockwise. Oceanographers often use the opposite sign. The
+    multiplier (see `Symbol`) is Q(ω) = i(−ω₂, ω₁)/‖ω‖².
 
     Args:
-        reference: (2,), the point where ψ is zero; None for a zero mean over space a priori.
+        reference: (2,), the point where ψ is zero; if None, the prior sets the constant, as for
+            `Potential`.
 
     Example:
+        The field f = (x₂, −x₁) turns clockwise. Its stream function is ‖x‖²/2, a minimum at 0:
+
         >>> import gp_orff, torch
-        >>> gp_orff.StreamFunction()(torch.tensor([[1.0, 2.0]]), 2).imag
-        tensor([[[-0.4000,  0.2000]]])
+        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> y = torch.stack([x[:, 1], -x[:, 0]], dim=-1)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> psi = gp_orff.StreamFunction(reference=torch.zeros(2))
+        >>> at = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+        >>> psi_at = model.condition(x, y).posterior().mean(at, psi)
+        >>> psi_at.round(decimals=1).flatten().tolist()
+        [0.0, 0.5]
     """
 
     dims = (2,)
@@ -88,14 +108,19 @@ class StreamFunction(_ScalarPotential):
 
 @dataclass(frozen=True)
 class VectorPotential(_Antiderivative):
-    """The vector potential A with f = ∇×A + (a curl-free field) + background: Q = iω×/‖ω‖².
+    """The vector potential A of a field in three dimensions, in units of f times units of x.
 
-    For three dimensions; three outputs, in units of f times units of x. ∇·A = 0 (Coulomb gauge).
+    The field is f = ∇×A + (a curl-free field) + (a constant field, the background). A has three
+    outputs and is fixed by ∇·A = 0 (Coulomb gauge). The multiplier Q(ω) (see `Symbol`) is the
+    matrix of v ↦ i (ω × v)/‖ω‖².
 
     Example:
-        >>> import gp_orff
-        >>> gp_orff.VectorPotential().num_outputs(3)
-        3
+        ω = (0, 0, 2) and v = (1, 0, 0): i · 2 · (0, 1, 0) / 4
+
+        >>> import gp_orff, torch
+        >>> q = gp_orff.VectorPotential()(torch.tensor([[0.0, 0.0, 2.0]]), 3)
+        >>> q[0, :, 0].imag.tolist()
+        [0.0, 0.5, 0.0]
     """
 
     dims = (3,)

@@ -18,17 +18,18 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
 
         E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
-    and its log marginal likelihood is the ELBO. Elsewhere in gpytorch the marginal is the Gaussian
-    of the same covariance, νΣ/(ν−2).
+    and its log marginal likelihood is the ELBO. Calling this likelihood on a distribution, as
+    other gpytorch models do, adds Gaussian noise of the same covariance, νΣ/(ν−2).
 
     Args:
         num_tasks: p, the number of outputs.
-        deg_free: the degrees of freedom ν > 2, without unit. With 4, outliers beyond a few noise
-            scales have small weights, at a small loss of information under Gaussian noise.
-        has_task_noise: whether Σ has a part (p, p) of its own for the tasks, beside the global
-            noise.
-        kwargs: the other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
-            `rank`; its noise is Σ, in the squared unit of the data.
+        deg_free: the degrees of freedom ν > 2, which are not trained. With the default of 4,
+            residuals of many noise scales get small weights, and little is lost if the noise is
+            Gaussian after all.
+        has_task_noise: False for Σ = σ² I; True adds a learned covariance (p, p) to it, diagonal
+            for the default `rank` of 0.
+        kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
+            `rank`. Its noise is the scale matrix Σ, in squared units of y.
 
     Raises:
         ValueError: `deg_free` is at most 2, so that the noise has no variance.

@@ -18,37 +18,41 @@ _BUDGET, _SMALL_BUDGET = 4096, 512  # features: by default, and by default witho
 
 @dataclass(frozen=True)
 class Auto:
-    """A frequency grid where its features are affordable, quasi-random frequencies elsewhere.
+    """Choose the frequencies automatically: a grid if it is affordable, else quasi-random ones.
 
-    The rule is chosen when a kernel is built; each draw gives the reason as `reason`.
+    The choice is made when the `ORFFKernel` is built, by the first line that applies:
 
-    - Up to 4 inputs (three of space, and time): `Grid`, with the smallest tolerance from
-      `tolerance` on that `max_features` allow.
-    - More inputs, or a kernel without a grid: `QuasiMonteCarlo`, with as many frequencies as
-      `max_features` allow.
-    - No data and no domain: `QuasiMonteCarlo` as well. The default budget is then 512 features,
-      with a warning: random features are slower than a grid, and their predictive variance is too
-      small.
-    - In `VectorFieldGP`: the exact kernel, without features, if the data have at most
-      `exact_values` numbers, N·p. Up to `max_features` numbers, too, if a grid needs more features
-      than there are numbers, or truncates more variance than the noise of the data allows.
+    - Neither `data` nor `domain`: `QuasiMonteCarlo`, with as many frequencies as `max_features`
+      allow. If `max_features` has its default and a grid was possible, it has 512 features only,
+      and a warning says so: the predictive variance of random features is too small.
+    - More than 4 inputs (three of space, and time), or a kernel for which no grid can be built:
+      `QuasiMonteCarlo` as well, with as many frequencies as `max_features` allow.
+    - Otherwise: `Grid` with the given tolerance. If that needs more than `max_features` features,
+      the smallest tolerance is used for which they suffice.
+
+    `VectorFieldGP` with this rule uses the exact kernel, without features, if the data have at most
+    `exact_values` numbers, N·p for N points and p outputs. Up to `max_features` numbers it does so
+    too if a grid needs more features than there are numbers, or truncates more variance than the
+    noise of the data allows.
 
     Args:
-        tolerance: of the grid, as a share of the variance.
-        max_features: the largest number of features; it takes precedence over the tolerance.
+        tolerance: of the grid, as a share of the variance; see `Grid`.
+        max_features: the largest number of features. If it does not suffice for `tolerance`, the
+            tolerance is raised.
         exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
         domain: (low, high) of every input, as for `Grid`.
-        data: the box of the data, as for `Grid`; `Auto.for_data(x)` sets it.
+        data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
+            `VectorFieldGP` sets it itself.
         lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
 
     Raises:
-        ValueError: `tolerance` outside (0, 1), `max_features` < 1 or `exact_values` < 0.
+        ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0.
 
     Example:
         >>> import gpytorch, gp_orff, torch
         >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
         >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Auto().for_data(torch.rand(50, 2)))
-        >>> print(kernel.frequencies[0].reason)
+        >>> print(kernel.frequencies[0].reason)  # what was chosen, and why
         grid: 2 inputs, tolerance 1e-05 within 4096 features
     """
 
@@ -67,7 +71,7 @@ class Auto:
             )
 
     def for_data(self, x: Float[Tensor, "N d"]) -> "Auto":
-        """The same rule with the box of the points `x`, (N, d), as `data`."""
+        """A copy of this rule whose `data` is the bounding box of the points `x`, (N, d)."""
         return replace(self, data=box_of(x))
 
     def choose(self, terms: Sequence[TermSpectrum]) -> tuple[Rule, str]:

@@ -29,60 +29,56 @@ class GridBudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Grid:
-    r"""Equispaced frequencies ω_k = h∘k with weights 2 S(ω_k) ∏h: for 1 to 3 inputs, and time.
+    r"""Equispaced frequencies ω_k = (h₁k₁, …, h_d k_d), for 1 to 3 inputs and time.
 
-    The sum over all integer k is the kernel made periodic with period 2π/h. The grid ends where
-    little of the variance is left. Only the weights depend on hyperparameters, the frequencies do
-    not, so that the statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
+    The weight of the pair ±ω_k is 2 S(ω_k) h₁⋯h_d, where S is the spectral density. The sum over
+    all integers k is the kernel made periodic, with period 2π/h. The sum over a finite grid lacks
+    a small share of the variance. Hyperparameters change the weights, not the frequencies, so that
+    the sufficient statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
 
-    `Grid.for_data(x)` chooses spacing and cut-off when a kernel is built, from the extent of the
-    data, a tolerance and the kernel's lengthscales:
+    `Grid.for_data(x)` is the usual way to make one. The spacing and the cut-off are chosen later,
+    when the `ORFFKernel` is built, from the data, the tolerance and the kernel's lengthscales:
 
-    - Spacing: h = 2π/(L + r) along each axis. L is the longest lag between a datum and a point of
-      the domain; r is the lag at which the correlation falls below the tolerance, for the longest
-      lengthscale of the range.
-    - Cut-off: the frequencies with ‖ℓω‖ ≤ W, an ellipsoid. The share of the variance beyond W is
-      the tolerance, for the shortest lengthscale of the range. Each term of a sum has its own
-      ellipsoid on one shared lattice; for a product of kernels the region is a product, too.
-
-    Rational quadratic kernels fall like a power of the lag. Their h follows from the second
-    difference of k, and the weight of ω = 0 is k(0) minus all other weights. For every α the
-    kernel is then accurate up to a constant (see `weight_at_zero`).
+    - Spacing: h = 2π/(L + r) along each axis. L is the longest lag between an observation and a
+      point of the domain. r is the lag beyond which the correlation is below the tolerance, at the
+      longest lengthscale of the range. (Rational quadratic kernels have heavy tails; their r
+      follows from the second difference of k, and they are accurate up to a constant.)
+    - Cut-off: the frequencies in an ellipsoid ‖ℓω‖ ≤ W. The share of the variance beyond W is the
+      tolerance, at the shortest lengthscale of the range. Each term of a sum has its own ellipsoid.
 
     The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
-    and to the predictive variance, so that the posterior is not overconfident.
+    and to the predictive variance, so that predictive variances are not too small.
 
-    Lengthscales change in training: `GridWarning` warns when one leaves the range, and
-    `ORFFKernel.redraw()` builds a new grid; `VectorFieldGP` renews its grids itself. An evaluation
-    of the evidence costs F³, and F grows like (extent/lengthscale)^d.
+    In training, `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()`
+    builds a new grid. `VectorFieldGP` does so itself. An evaluation of the evidence costs F³ for F
+    features, and F grows like (extent/lengthscale)^d.
 
     Args:
-        domain: (low, high) of every input; points outside raise an error. Default: `data`, widened
-            on each side by a lengthscale and at least a quarter of the extent; without `data`, all
-            of space.
-        data: (low, high) of the data, for every input.
-        tolerance: of aliasing and of truncation, as shares of the variance.
-        lengthscale_range: shortest and longest lengthscale for which the grid is valid, relative
-            to the kernel's lengthscales when the grid is built.
-        max_features: the largest number of features. It takes precedence over the tolerance;
-            `ORFFKernel.accuracy()` gives the tolerance achieved.
-        spacing: h in radians per unit of the inputs, for all axes or for each; chosen if not given.
-        cutoff: the largest ‖ω‖ of each scalar kernel of the tree; chosen if not given.
+        domain: (low, high) of every input, for all points of prediction; points outside raise an
+            error. If None: `data`, widened on each side by a lengthscale, and by at least a quarter
+            of the extent; without `data`, all of space.
+        data: (low, high) of every input, for the data.
+        tolerance: the largest error by truncation and by aliasing, each as a share of the variance.
+        lengthscale_range: shortest and longest lengthscale for which the grid is valid, as
+            multiples of the kernel's lengthscales when the grid is built.
+        max_features: the largest number of features. If it does not suffice, the tolerance is
+            raised; `ORFFKernel.accuracy()` tells to what. If None: 40 000, beyond which it raises.
+        spacing: h in radians per unit of the inputs, for all axes or for each; chosen if None.
+        cutoff: the largest ‖ω‖ of each scalar kernel, in the same units; chosen if None.
         diagonal_correction: whether to add δ to the noise and to the predictive variance.
         largest_index: the largest |k_i| along each axis, a further limit.
 
     Raises:
-        ValueError: neither `data`, `domain` nor `spacing`; bounds of a box that are not finite or
-            not in order; `tolerance` outside (0, 1); a `lengthscale_range` that does not contain 1;
-            a `max_features`, `spacing` or `cutoff` that is not positive.
+        ValueError: none of `data`, `domain` and `spacing` is given; a bound is not finite, or low >
+            high; `tolerance` is outside (0, 1); `lengthscale_range` does not contain 1; a
+            `max_features`, `spacing` or `cutoff` is not positive.
 
     Example:
         >>> import gpytorch, gp_orff, torch
         >>> x = torch.cartesian_prod(torch.linspace(0, 1, 9), torch.linspace(0, 1, 9))
         >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
         >>> kernel.base_kernel.lengthscale = 0.2
-        >>> grid = gp_orff.Grid.for_data(x, tolerance=1e-4)
-        >>> kernel = gp_orff.ORFFKernel(kernel, grid)
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-4))
         >>> kernel.num_features < 700
         True
         >>> print(kernel.accuracy()[0])
@@ -135,15 +131,18 @@ class Grid:
         max_features: int | None = None,
         diagonal_correction: bool = True,
     ) -> "Grid":
-        """A grid for data at the points `x`.
+        """A grid for data at the points `x`: their bounding box becomes `data`.
 
         Args:
-            x: (N, d) inputs, whose box becomes `data`.
-            tolerance: of aliasing and of truncation, as shares of the variance.
+            x: (N, d) inputs.
+            tolerance: as for `Grid`, like all further arguments.
             lengthscale_range: shortest and longest lengthscale, relative to those of the kernel.
-            domain: (low, high) of every input at which to predict.
+            domain: (low, high) of every input; if None, the box of `x` with a margin.
             max_features: the largest number of features.
             diagonal_correction: whether to add the truncated variance to the noise.
+
+        Raises:
+            ValueError: `x` has no points or is not finite, or as for `Grid`.
         """
         return cls(
             domain=domain,

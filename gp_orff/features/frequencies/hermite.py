@@ -17,27 +17,30 @@ _ERROR = 1e-3  # the largest error of the kernel, relative to its variance, that
 
 @dataclass(frozen=True)
 class GaussHermite:
-    r"""Gauss–Hermite quadrature of the RBF kernel's Gaussian spectrum, n^d nodes on a tensor grid.
+    r"""Gauss–Hermite quadrature of the spectral density of RBF kernels, with n^d nodes.
 
-    E g(ω) ≈ Σ_k w_k g(z_k/ℓ) with Hermite nodes z and weights w, exact for polynomials up to
-    degree 2n − 1 in each coordinate (Mutný & Krause 2018, quadrature Fourier features). The nodes
-    z and −z are one frequency. Frequencies follow the lengthscales.
+    For d inputs, E g(ω) ≈ Σ_k w_k g(z_k/ℓ). The nodes z_k lie on a tensor grid, n along each axis.
+    The rule is exact for polynomials g up to degree 2n − 1 in each coordinate (Mutný & Krause 2018,
+    quadrature Fourier features). The nodes z and −z have the same cosine and sine, up to sign, and
+    are stored as one frequency. Frequencies follow the lengthscales in training.
 
-    The kernel is accurate to 1e-3 up to a longest lag: for fields 4 lengthscales with 16 nodes, 7
-    with 32 and 15 with 100. Points farther apart raise an error. `Grid` has no such limit.
+    The approximation is valid up to a longest lag, where the error of the kernel reaches 1e-3 of
+    its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
+    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points that are farther apart raise
+    an error. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, from 2 to 200.
 
     Raises:
-        ValueError: `nodes_per_dim` is no integer or not from 2 to 200; when a kernel is built, more
-            than 4 million nodes; when it is evaluated, points too far apart.
-        NotImplementedError: when a kernel is built, a spectrum that is not Gaussian.
+        ValueError: `nodes_per_dim` is not an integer from 2 to 200. When an `ORFFKernel` is built:
+            there are more than 4 million nodes. When it is evaluated: points are too far apart.
+        NotImplementedError: when an `ORFFKernel` is built, the kernel is not an RBF kernel.
 
     Example:
         >>> import gpytorch, gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features  # 16² / 2 pairs · 2
         256
     """
 

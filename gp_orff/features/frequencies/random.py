@@ -92,38 +92,42 @@ class _RandomRule(ABC):
 
 
 class MonteCarlo(_RandomRule):
-    r"""Independent random frequencies: operator-valued random Fourier features.
+    r"""Independent random frequencies, as in random Fourier features.
 
-    Let p be the spectral density of the scalar kernel, and A(ω) = B(ω) B(ω)ᵀ.
+    The matrix-valued kernel has the spectral density A(ω) p(ω). Here p is the spectral density of
+    the scalar kernel, and A(ω) is a matrix: ωωᵀ for curl-free and ‖ω‖² I − ωωᵀ for divergence-free
+    kernels, constant for separable and scalar ones. `measure` is the density that ω is drawn from;
+    weights correct for the difference:
 
-    - `measure="trace"` draws ω from the density ∝ tr A(ω) p(ω): for curl-free and divergence-free
-      kernels p₁(z) ∝ ‖z‖² p(z), with weights E‖z‖²/(D‖z‖²). Features are bounded (Minh 2016,
-      Section 4).
-    - `measure="base"` draws ω from p, with weights 1/D. Features are unbounded (Brault et al. 2016,
-      Algorithm 1); with a Matérn kernel their error has a finite variance only for ν > 2.
+    - `"trace"`: the density ∝ tr A(ω) p(ω), which is ∝ ‖ω‖² p(ω) for curl-free and divergence-free
+      kernels (‖ℓω‖² p(ω) with ARD). Features are bounded (Minh 2016, Section 4).
+    - `"base"`: the density p. Features are unbounded (Brault et al. 2016, Algorithm 1). For
+      curl-free and divergence-free Matérn kernels their error has a finite variance only if ν > 2.
 
     For separable and scalar kernels both are the same (Rahimi & Recht 2007).
 
-    Frequencies are drawn once, in base units, when a kernel is built. Hyperparameters scale them
-    afterwards, so that gradients reach the lengthscales. The kernel is unbiased, with an error
-    O(D^{−1/2}). The *posterior* is overconfident, most of all with heavy-tailed spectra and little
-    noise; `benchmarks/rules.py` measures by how much.
+    Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
+    divided by the present lengthscales, so that gradients reach these. The approximate kernel is
+    unbiased over seeds, with a standard error of order D^(−1/2). Predictive variances, however, are
+    too small, most of all for spectra with heavy tails and for little noise. `Grid` avoids this.
 
     Args:
-        num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
+            come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
         measure: "trace" or "base"; `Trace()` and `Base()` of `gp_orff.features.frequencies` mean
             the same.
-        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies everywhere.
-            The global random state is neither read nor changed.
+        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies on every
+            machine. The global random state is neither read nor changed.
 
     Raises:
-        ValueError: `num_frequencies` is no positive integer, `measure` is unknown, or `seed` is no
-            non-negative integer.
+        ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, or `seed` is
+            not a non-negative integer.
 
     Example:
         >>> import gp_orff
-        >>> gp_orff.MonteCarlo(256, seed=0)
-        MonteCarlo(num_frequencies=256, measure='trace', seed=0)
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(256, seed=0)).num_features
+        512
     """
 
     def _directions_and_coordinates(self, number, leaves, rng):
@@ -134,25 +138,28 @@ class MonteCarlo(_RandomRule):
 
 
 class Orthogonal(_RandomRule):
-    r"""Random frequencies whose directions are orthogonal in blocks of d.
+    r"""Random frequencies whose directions are orthogonal in blocks of d, the number of inputs.
 
-    Directions are the rows of random rotations; radii are independent. Each frequency has the same
-    distribution as with `MonteCarlo`, so that the kernel is unbiased as well, with a smaller error
-    (Yu et al. 2016, Theorem 1, with independent radii).
+    The directions of d frequencies are the rows of one random rotation; their lengths ‖ω‖ are
+    independent. Each frequency has the same distribution as with `MonteCarlo`. The approximate
+    kernel is therefore unbiased too, and has a smaller error (Yu et al. 2016, Theorem 1). When
+    frequencies are drawn, and how hyperparameters change them, is as for `MonteCarlo`.
 
     Args:
-        num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
-        measure: "trace" or "base", as for `MonteCarlo`.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
+            come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
+        measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`.
 
     Raises:
-        ValueError: `num_frequencies` is no positive integer, `measure` is unknown, or `seed` is no
-            non-negative integer.
+        ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, or `seed` is
+            not a non-negative integer.
 
     Example:
         >>> import gp_orff
-        >>> gp_orff.Orthogonal(256, measure="base")
-        Orthogonal(num_frequencies=256, measure='base', seed=0)
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.Orthogonal(256, measure="base")).num_features
+        512
     """
 
     def _directions_and_coordinates(self, number, leaves, rng):
@@ -162,25 +169,28 @@ class Orthogonal(_RandomRule):
 
 
 class QuasiMonteCarlo(_RandomRule):
-    r"""Frequencies from a scrambled Sobol sequence, mapped to the spectral density.
+    r"""Frequencies from a scrambled Sobol sequence, distributed as the spectral density.
 
-    The points of the sequence fill the unit cube evenly; quantile functions map them to directions
-    and radii. The kernel is unbiased over seeds, and its error falls faster with D than that of
-    `MonteCarlo` (Avron et al. 2016, with Owen's scrambling). D is best a power of two.
+    The points of the sequence fill the unit cube evenly. Quantile functions map them to the
+    directions and the lengths of ω. The approximate kernel is unbiased over seeds, and its error
+    falls faster with D than that of `MonteCarlo` (Avron et al. 2016, with Owen's scrambling).
+    Choose D as a power of two, since the sequence is most even there; other numbers work too.
 
     Args:
-        num_frequencies: D, for each term of the kernel tree; a term has 2D trigonometric columns.
-        measure: "trace" or "base", as for `MonteCarlo`.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
+            come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
+        measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`, which scrambles the sequence.
 
     Raises:
-        ValueError: `num_frequencies` is no positive integer, `measure` is unknown, or `seed` is no
-            non-negative integer.
+        ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, or `seed` is
+            not a non-negative integer.
 
     Example:
         >>> import gp_orff
-        >>> gp_orff.QuasiMonteCarlo(256)
-        QuasiMonteCarlo(num_frequencies=256, measure='trace', seed=0)
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(256)).num_features
+        512
     """
 
     def _directions_and_coordinates(self, number, leaves, rng):

@@ -31,20 +31,28 @@ class Range(NamedTuple):
 
 
 class Spectrum(ABC):
-    """The spectral measure of a scalar kernel with k(0) = 1; frequencies in radians per input unit.
+    """The spectral density of a stationary scalar kernel with k(0) = 1, as a probability measure.
 
-    Subclass it, or `GridSpectrum`, for a spectrum of your own: the abstract methods suffice.
+    Frequencies ω are in radians per unit of the inputs. At unit lengthscales they are
+    z = ℓω, with density p(z). Methods with an argument `order` = t use the density ∝ ‖z‖^{2t} p(z):
+    t = 0 for scalar kernels, t = 1 for curl-free and divergence-free kernels, whose variance lies
+    at higher frequencies because they are derivatives of k.
 
-    In base units (unit lengthscales) ω is z, with density p(z). The measure *weighted to order t*
-    has a density proportional to ‖z‖^{2t} p(z). A field of derivatives of a potential has its
-    variance at higher frequencies than the potential: for curl-free and divergence-free kernels
-    the measure of that variance has order t = 1.
+    Subclass this class for a kernel of your own, or `GridSpectrum`, for `Grid` as well. Define
+    `num_coordinates`, `base`, `frequencies`, `importance`, `log_density` and `moment`; then
+    register a function of the kernel with `gp_orff.spectrum.register`.
 
     Example:
+        `gp_orff.spectrum` returns the spectrum of a kernel of gpytorch:
+
         >>> import gpytorch, gp_orff, torch
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
-        >>> spectrum.log_density(torch.zeros(5, 2)).shape
+        >>> isinstance(spectrum, gp_orff.spectra.Spectrum)
+        True
+        >>> spectrum.log_density(torch.zeros(5, 2)).shape  # log S(ω) at 5 frequencies ω
         torch.Size([5])
+        >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² of a standard normal z
+        2.0
     """
 
     @abstractmethod
@@ -107,14 +115,18 @@ class Spectrum(ABC):
 
 
 class GridSpectrum(Spectrum):
-    """A spectrum for frequency grids: it bounds the tails of its measure and of its kernel.
+    """A spectrum for `Grid`, which also bounds the variance that a frequency grid leaves out.
 
-    Subclass it for a spectrum of your own: the abstract methods suffice.
+    A `Grid` needs the share of the variance beyond its largest frequency (`tail`), and the size of
+    the covariance at large lags (`correlation`). A subclass for a kernel of your own defines these
+    two, `scaled_radius` and `second_moments`, besides the methods of `Spectrum`.
 
     Example:
+        The share of the variance of an RBF kernel in two dimensions with ‖ℓω‖ > 2, which is e⁻²:
+
         >>> import gpytorch, gp_orff
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
-        >>> round(float(spectrum.tail(scaled_radius=2.0, order=0, num_dims=2)), 6)  # e⁻²
+        >>> round(float(spectrum.tail(scaled_radius=2.0, order=0, num_dims=2)), 6)
         0.135335
     """
 
@@ -156,25 +168,27 @@ class GridSpectrum(Spectrum):
 
 @singledispatch
 def spectrum(kernel: Kernel) -> Spectrum:
-    """The spectrum of a stationary scalar kernel, at its present hyperparameters.
+    """The spectral density of a stationary scalar kernel, at its present hyperparameters.
 
-    Registered are `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is
-    trained too) and `SpectralMixtureKernel`, with one lengthscale or ARD. Register a `Spectrum` for
-    a kernel of your own; the whole package then uses it.
+    Known are `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is
+    trained too) and `SpectralMixtureKernel`, with one lengthscale or ARD. To use another kernel,
+    register a function that returns its `gp_orff.spectra.Spectrum`; the package then accepts
+    it. A curl-free or divergence-free kernel of it also needs `gp_orff.radial_derivatives` for the
+    exact covariance.
 
     Args:
-        kernel: a stationary scalar kernel.
+        kernel: a stationary scalar kernel. Its variance k(0) does not matter.
 
     Returns:
-        The spectral measure of k / k(0).
+        A `Spectrum`, the spectral density of k / k(0).
 
     Raises:
-        NotImplementedError: a kernel whose class is not registered.
+        NotImplementedError: the class of the kernel is not registered.
 
     Example:
         >>> import gpytorch, gp_orff
         >>> matern = gp_orff.spectrum(gpytorch.kernels.MaternKernel(nu=2.5))
-        >>> round(matern.moment(order=1, num_dims=2), 6)          # E‖z‖² = d ν/(ν − 1)
+        >>> round(matern.moment(order=1, num_dims=2), 6)  # E‖ℓω‖² = d ν/(ν − 1)
         3.333333
 
         A kernel of your own, here a Matérn 5/2 kernel under another name:
