@@ -119,8 +119,8 @@ def test_a_far_point_is_left_out_where_no_grid_serves_it(far, near):
     model = of_small_grid()
     with pytest.warns(DataWarning) as told:
         model.fit(*more, progress=False)
-    assert any("1 points far from all others are left out" in str(own.message) for own in told)
-    text = "1 points far from all others are left out"
+    assert any("points far from all others are left out: 1" in str(own.message) for own in told)
+    text = "points far from all others are left out: 1"
     assert any(text in note for note in model.report.notes)
     xs = points(60, seed=5)
     assert_same(model.posterior(), expected, xs)
@@ -166,7 +166,7 @@ def test_coordinates_stay_where_the_data_can_tell():
     assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(0.01)
     names = parameter_names(kernel, {})
     assert len(coordinates.reached(names)) == 3
-    assert "alpha = 0.01 is the smallest that was sought" in "".join(coordinates.reached(names))
+    assert "alpha = 0.01 is at the lower bound of the search" in "".join(coordinates.reached(names))
     coordinates.set(coordinates.high)
     assert kernel.base_kernel.base_kernel.alpha.item() == pytest.approx(1e3)
     coordinates.set(0.5 * (coordinates.low + coordinates.high))
@@ -190,7 +190,7 @@ def test_bounds_that_were_reached_are_reported():
     """Gaussian data: no rational quadratic kernel is as smooth as they are."""
     x = points(60)
     model = gp_orff.VectorFieldGP(rational()).fit(x, 0.2 * x + 1e-3 * draw(60, 2), progress=False)
-    text = "is the largest that was sought: the data do not tell it"
+    text = "is at the upper bound of the search: the data do not determine it"
     assert any(text in note for note in model.report.notes)
 
 

@@ -7,7 +7,7 @@ import torch
 
 import gp_orff
 from gp_orff.models import threads
-from gp_orff.models.threads import again, chosen_threads
+from gp_orff.models.threads import chosen_threads, update_threads
 from gp_orff.settings import num_threads
 
 
@@ -114,20 +114,20 @@ def test_measurements_take_a_hundredth_of_the_time(machine):
 def test_a_long_call_follows_the_machine(machine):
     with chosen_threads() as own:
         machine.seconds = BUSY
-        again()
+        update_threads()
         assert torch.get_num_threads() == 4  # measured a moment ago
         machine.now += 1e4
-        again()
+        update_threads()
         assert torch.get_num_threads() == 1
         machine.seconds = {1: 2.0, 2: 1.5, 4: 1.0}
         machine.now += 1e4
-        again()
+        update_threads()
         assert torch.get_num_threads() == 4
     assert str(own) == "1 to 4 threads (the machine is busy: 4 were slower)"
 
 
 def test_outside_of_a_call_nothing_is_chosen(machine):
-    again()
+    update_threads()
     assert not machine.measured
     assert torch.get_num_threads() == 4
 

@@ -27,7 +27,7 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from tqdm import tqdm
 
 import gp_orff
-from gp_orff.models.threads import again, chosen_threads
+from gp_orff.models.threads import chosen_threads, update_threads
 from gp_orff.plotting import plot_field
 
 parser = argparse.ArgumentParser(description="Learn a velocity field with uncertainty.")
@@ -123,7 +123,7 @@ def learn(name, kernel, rows):
     with tqdm(desc=f"{name:24}", unit=" evaluations", mininterval=0.5) as bar:
 
         def closure():
-            again()  # choose the number of threads anew if the load has changed
+            update_threads()  # choose the number of threads anew if the load has changed
             optimizer.zero_grad()
             loss = -mll(model(x[rows]), y[rows])
             loss.backward()

@@ -1,4 +1,4 @@
-"""The modules of a `VectorFieldGP`, and what it holds."""
+"""The modules of a `VectorFieldGP`: kernel, likelihoods, mean and rule; its state, and files."""
 
 import os
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _KIND = "gp_orff.VectorFieldGP"
 
 
 class FieldModel(torch.nn.Module):
-    """A kernel, the noise of every group, a mean and a rule, and the data they have been given."""
+    """A kernel, the likelihood of every group, a mean and a frequency rule, with the data."""
 
     def __init__(
         self,
@@ -70,29 +70,31 @@ class FieldModel(torch.nn.Module):
         self.likelihood = default_likelihood(self.num_outputs) if likelihood is None else likelihood
         self.mean = default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
-        self.likelihoods = NamedLikelihoods()  # that have a name
+        self.likelihoods = NamedLikelihoods()  # of groups with a name
         self._assigned: ModelState | None = None
         self.double()
-        noise_of(self.likelihood, self.num_outputs)  # raises for what is not known
+        noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
 
     @property
     def report(self) -> FitReport:
-        """What was done to the data, and what is held: numbers, and words where it is printed."""
+        """A `FitReport`: what the model holds and how it was fitted; `print` shows it as text."""
         if self._assigned is None:
             return FitReport.without_data(self.kernel, self._every_likelihood)
         self._snapshot()
         return self.state.report(self.mean)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Everything to one file, that `torch.load(path, weights_only=True)` reads too: few data as
-        they are, others as their `statistics`, from which a loaded model predicts, is updated and
-        learns again. The old file, if there is one, stays whole until the new one is.
+        """Save the model to one file at `path`.
+
+        Small data are saved as they are, larger data as their `statistics`; a loaded model predicts
+        from them, can be updated, and can be fitted again. The new file replaces an old one only
+        when it is complete. `torch.load(path, weights_only=True)` reads the file too.
         """
         content = {
             "kernel": describe(self.kernel),
             "likelihood": describe(self.likelihood),
-            "likelihoods": {label: describe(own) for label, own in self.likelihoods.items()},
+            "likelihoods": {name: describe(noise) for name, noise in self.likelihoods.items()},
             "mean": describe(self.mean),
             "frequencies": describe_rule(self.frequencies),
             "fit": None if self._assigned is None else pack_state(self.state),
@@ -109,104 +111,112 @@ class FieldModel(torch.nn.Module):
         mean: Mean | None = None,
         frequencies: Rule | None = None,
     ) -> "VectorFieldGP":
-        """A model as it was saved, on the CPU.
+        """Load a saved model, on the CPU.
 
         Args:
-            kernel, likelihood, mean, frequencies: built as they were for the saved model, where
-                their classes, constraints or priors are not gpytorch's or this package's.
+            path: the file.
+            kernel, likelihood, mean, frequencies: parts of the saved model, built as they were for
+                it; needed only where their classes, constraints or priors are neither gpytorch's
+                nor this package's.
 
         Raises:
-            FileNotFoundError: no file.
-            ValueError: a file that is damaged, or newer than this package; a kernel that the file
-                cannot name and that is not given, or another one than was saved.
+            FileNotFoundError: no file at `path`.
+            ValueError: a file that is damaged or newer than this package; a part that the file
+                cannot describe and that is not given, or another one than was saved.
         """
-        found = files.read(path, _KIND)
-        given = None if kernel is None else with_amplitude(kernel)
+        content = files.read(path, _KIND)
+        template = None if kernel is None else with_amplitude(kernel)
         model = cls(
-            build(found["kernel"], given, "kernel"),
-            likelihood=build(found["likelihood"], likelihood, "likelihood"),
-            mean=build(found["mean"], mean, "mean"),
-            frequencies=build_rule(found["frequencies"], frequencies),
+            build(content["kernel"], template, "kernel"),
+            likelihood=build(content["likelihood"], likelihood, "likelihood"),
+            mean=build(content["mean"], mean, "mean"),
+            frequencies=build_rule(content["frequencies"], frequencies),
         )
-        for label, described in found["likelihoods"].items():
-            model.likelihoods[label] = build(described, None, "likelihood")
-        if found["fit"] is not None:
+        for label, description in content["likelihoods"].items():
+            model.likelihoods[label] = build(description, None, "likelihood")
+        if content["fit"] is not None:
             parts = model.kernel, model._every_likelihood, model.frequencies
-            model._assign(unpack_state(found["fit"], *parts))
+            model._assign(unpack_state(content["fit"], *parts))
         return model
 
     @property
     def _every_likelihood(self) -> dict[str, Likelihood]:
-        """Of every group, the one of readings that name none included."""
+        """The likelihoods of all groups, with that of observations without a group name."""
         return {DEFAULT: self.likelihood, **self.likelihoods}
 
     @property
     def _held(self) -> ModelState:
-        """As it was assigned last."""
+        """The state as it was assigned last."""
         if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
         return self._assigned
 
     @property
     def state(self) -> ModelState:
-        """What is held, on frequencies that serve kernel and hyperparameters as they are."""
+        """The state, on frequencies that fit the present kernel and hyperparameters."""
         self._assigned = self._held.current(self.kernel, self._every_likelihood)
         return self._assigned
 
     def _assign(self, state: ModelState) -> "FieldModel":
-        """The last step of a call."""
-        for label, own in state.likelihoods.items():
+        """Assign a new state, the last step of a call."""
+        for label, likelihood in state.likelihoods.items():
             if label not in self._every_likelihood:
-                self.likelihoods[label] = own
+                self.likelihoods[label] = likelihood
         self._assigned = state
         return self
 
-    def _assign_whole(self, state: ModelState) -> "FieldModel":
-        """With a posterior: what fails, fails before the state is assigned."""
+    def _assign_with_posterior(self, state: ModelState) -> "FieldModel":
+        """Compute the posterior and assign the state; a failure leaves the model as it was."""
         state.snapshot(self.mean)
         self._assign(state)._snapshot()
         return self
 
     def _snapshot(self) -> ModelSnapshot:
-        """Of the model as it is now; the constant mean is brought up to date."""
-        found = self.state.snapshot(self.mean)
+        """A snapshot of the present model; sets a trained constant mean to its best value."""
+        snapshot = self.state.snapshot(self.mean)
         if is_trained(self.mean):
-            for own, value in zip(base_means(self.mean), found.constant, strict=True):
-                own.initialize(constant=value)
-        return found
+            for mean, value in zip(base_means(self.mean), snapshot.constant, strict=True):
+                mean.initialize(constant=value)
+        return snapshot
 
-    def _read(self, x: object, y: object, how: Options) -> Dataset:
-        """Data that have been looked at once."""
+    def _read(self, x: object, y: object, options: Options) -> Dataset:
+        """Check the arguments of `fit`, in one pass over the data."""
         self.double()
         reader = Reader(self.kernel, self.mean, self.num_outputs)
-        source = _counted(Chunks(reader, x, how)) if y is None else Arrays(reader, x, y, how)
-        seen = 0 if self._assigned is None else self._assigned.data.survey.num_points
-        return Dataset.of(source, seed=seen)
+        source = (
+            _counted(Chunks(reader, x, options)) if y is None else Arrays(reader, x, y, options)
+        )
+        num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
+        return Dataset.of(source, seed=num_points)
 
-    def copied(self, x: object, y: object, how: Options) -> Dataset:
-        """The same, with a copy of arrays that are small."""
-        data = self._read(x, y, how)
+    def copied(self, x: object, y: object, options: Options) -> Dataset:
+        """Data as by `_read`, with a copy of small arrays that the caller cannot change."""
+        data = self._read(x, y, options)
         return data if y is None else copied_if_small(data)
 
-    def _represented(self, data: Data) -> Representation:
-        """Chosen for data, at the hyperparameters as they are."""
+    def _representation_of(self, data: Data) -> Representation:
+        """Choose a representation for data, at the present hyperparameters."""
         likelihoods = with_groups(self._every_likelihood, data.keys, self.kernel)
         return Representation.of(self.kernel, likelihoods, self.frequencies, data)
 
-    def _conditioned(self, own: Representation, notes: Sequence[str] = ()) -> ModelState:
-        history = History("conditioned").noting(notes)
-        return ModelState.of(Represented.of(own), self._fixed_mean, history)
+    def _condition_state(
+        self, representation: Representation, notes: Sequence[str] = ()
+    ) -> ModelState:
+        """The state of a model that is conditioned at the present hyperparameters."""
+        history = History("conditioned").with_notes(notes)
+        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
 
-    def _learned(self, data: Data, warm_start: bool, progress: Progress) -> ModelState:
-        """Data, under hyperparameters that are learned from them."""
+    def _fit_state(self, data: Data, warm_start: bool, progress: Progress) -> ModelState:
+        """Learn the hyperparameters from data; the state of the fitted model."""
         likelihoods = with_groups(self._every_likelihood, data.keys, self.kernel)
         parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
-        found = fit(*parts, data, warm_start, progress)
-        return ModelState.of(Represented.of(found.representation), found.mean, found.history)
+        result = fit(*parts, data, warm_start, progress)
+        return ModelState.of(Represented.of(result.representation), result.mean, result.history)
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """A constant one that is taken as it is, zero beside one that varies; None for the best."""
+        """The constant mean if it is not trained, zero beside a mean that is not constant; None for
+        a trained constant mean."""
         if is_trained(self.mean):
             return None
         means = base_means(self.mean)
@@ -231,7 +241,7 @@ def _counted(source: Chunks) -> Chunks:
 
 
 def default_likelihood(num_outputs: int) -> Likelihood:
-    """One global noise, positive: a lower bound would have units."""
+    """A Gaussian likelihood with one noise variance, bounded below by 0 only, which has no unit."""
     if num_outputs == 1:
         return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     return MultitaskGaussianLikelihood(
@@ -244,13 +254,14 @@ def default_mean(num_outputs: int) -> Mean:
 
 
 def is_trained(mean: Mean) -> bool:
-    """Whether it is a constant for every output, to be found."""
+    """Whether the mean is a trained constant for every output."""
     means = base_means(mean)
     return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
 
 
 def check_mean(mean: Mean, num_outputs: int) -> None:
-    """Constants are found in closed form: one for each output, all trained or none, and free."""
+    """Raise unless constant means have closed-form values: one for each output, all trained or
+    none, without priors and constraints if trained."""
     means = base_means(mean)
     if not all(isinstance(m, ConstantMean) for m in means):
         return
@@ -263,7 +274,7 @@ def check_mean(mean: Mean, num_outputs: int) -> None:
     bound = any([*m.named_priors(), *m.named_constraints()] for m in means)
     if len(trained) > 1 or (bound and True in trained):
         raise ValueError(
-            "expected constant means without priors and constraints, all trained or none, since "
-            "the best ones are found in closed form; a Gaussian prior on a constant is the term "
-            "MultitaskKernel(ConstantKernel(), num_tasks=...) of the kernel"
+            "expected constant means without priors and constraints, all trained or none, because "
+            "their best values are computed in closed form; for a Gaussian prior on a constant, "
+            "add the term MultitaskKernel(ConstantKernel(), num_tasks=...) to the kernel"
         )

@@ -58,7 +58,7 @@ def compare_kernels(
     *,
     progress: bool = True,
     frequencies: object = None,
-    **how: object,
+    **options: object,
 ) -> KernelComparison:
     """Fit a model with each kernel, and rank the models by their evidence, log p(y).
 
@@ -76,7 +76,8 @@ def compare_kernels(
             divergence-free, Helmholtz, and independent for each component, with p = d.
         progress: whether to show the progress of each fit.
         frequencies: the frequency rule, as for `VectorFieldGP`.
-        how: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`, `missing`.
+        options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
+            `missing`.
 
     Raises:
         ValueError, TypeError: as `VectorFieldGP.fit`.
@@ -93,12 +94,12 @@ def compare_kernels(
         True
     """
     if kernels is None:
-        kernels = _default_kernels(_num_inputs(x, y, how))
+        kernels = _default_kernels(_num_inputs(x, y, options))
     models = {}
     for name, kernel in kernels.items():
         announce(f"{name}:", progress)
         model = VectorFieldGP(kernel, frequencies=frequencies)
-        models[name] = model.fit(x, y, progress=progress, **how)
+        models[name] = model.fit(x, y, progress=progress, **options)
     evidence = {name: model.log_marginal_likelihood().item() for name, model in models.items()}
     order = sorted(evidence, key=evidence.get, reverse=True)
     num_values = next(iter(models.values())).state.data.num_values
@@ -116,9 +117,9 @@ def _default_kernels(num_dims: int) -> dict[str, Kernel]:
     return {**kernels, "independent": independent}
 
 
-def _num_inputs(x: object, y: object, how: Mapping[str, object]) -> int:
+def _num_inputs(x: object, y: object, options: Mapping[str, object]) -> int:
     """The columns of the points; the default kernels have as many outputs."""
-    Options(**how)
+    Options(**options)  # raises for an unknown name
     if y is None:
         x = next(iter(x))
         x = x["x"] if isinstance(x, Mapping) else x[0]
@@ -158,14 +159,14 @@ class ExactComparison:
         if worst <= 0.02:
             return "good: indistinguishable from the exact kernel"
         if worst <= 0.2:
-            finer = "a finer tolerance" if self.on_grid else "gp_orff.Grid, or more frequencies,"
-            return f"fair: means and error bars are usable, {finer} would sharpen them"
+            finer = "a smaller tolerance" if self.on_grid else "gp_orff.Grid, or more frequencies"
+            return f"fair: means and error bars are usable; {finer} would make them more accurate"
         remedy = (
-            "give the grid a larger max_features, or a smaller tolerance where that does not bind"
+            "give the grid a larger max_features, or, if that is not reached, a smaller tolerance"
             if self.on_grid
             else "use gp_orff.Grid, or more frequencies"
         )
-        return f"poor: the error of the features is not small against the error bars; {remedy}"
+        return f"poor: the error of the features is not small compared to the error bars; {remedy}"
 
     def __str__(self) -> str:
         return (
@@ -178,7 +179,7 @@ class ExactComparison:
 @torch.no_grad()
 @chosen_threads()
 def compare_with_exact(
-    model: VectorFieldGP, x: object, y: object, subset: int = 500, seed: int = 0, **how: object
+    model: VectorFieldGP, x: object, y: object, subset: int = 500, seed: int = 0, **options: object
 ) -> ExactComparison:
     """Measure the error of a model's features against its exact kernel, on a subset of the data.
 
@@ -192,7 +193,8 @@ def compare_with_exact(
         x, y: points (N, d) and vectors (N, p), usually the data of the model.
         subset: the number of points to condition on; the cost is cubic in it.
         seed: the seed of the random choice of points.
-        how: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`, `missing`.
+        options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
+            `missing`.
 
     Raises:
         RuntimeError: a model without data.
@@ -212,8 +214,7 @@ def compare_with_exact(
     state = model.state
     x, y = as_points(x, state.data.num_inputs), as_matrix(y, "observations y (N, p)")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    options = Options(**how)
-    data = _subset_of(model, x, y, options, order[:subset])
+    data = _subset_of(model, x, y, Options(**options), order[:subset])
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises, inference = state.e_step.noises, state.inference
     results = []

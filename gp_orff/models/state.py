@@ -1,4 +1,4 @@
-"""What a model holds: values that are never changed, but replaced as the last step of a call."""
+"""The state of a model: immutable values, replaced as the last step of a call."""
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -36,7 +36,7 @@ from gp_orff.models.threads import chosen_threads
 
 @dataclass(frozen=True)
 class Represented:
-    """Data, for evidence and predictions, and the rule behind their frequencies."""
+    """The representation of data, and inference with it on the frequencies of a rule."""
 
     representation: Representation
     rule: Rule | None
@@ -44,55 +44,57 @@ class Represented:
 
     @classmethod
     def of(cls, representation: Representation) -> "Represented":
-        """At the hyperparameters as they are."""
+        """Inference at the present hyperparameters."""
         rule = representation.conditioning_rule()
         return cls(representation, rule, representation.inference(rule))
 
     @classmethod
-    def resumed(
+    def from_statistics(
         cls, representation: Representation, rule: Rule | None, known: FieldStatistics | None
     ) -> "Represented":
-        """As they were saved, with what is known of their frequencies."""
+        """Inference with the rule and the statistics of a file."""
         inference = representation.inference(rule)
         if isinstance(inference, FeatureInference):
             phi = inference.draws[0].shared_columns()
-            if phi is not None and not phi.same(known.phi):  # another machine's rounding
+            if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
                 return cls.of(representation)
             inference = replace(inference, known=None if phi is None else known)
         return cls(representation, rule, inference)
 
     def current(self, likelihoods: Mapping[str, Likelihood]) -> "Represented":
-        """On other frequencies where a lengthscale has left the range of these."""
-        own, inference = replace(self.representation, likelihoods=likelihoods), self.inference
-        if isinstance(inference, FeatureInference) and inference.stale(own.kernel):
-            return Represented.of(own)
-        return replace(self, representation=own)
+        """The same with other likelihoods, on new frequencies if a lengthscale has left the range
+        of the old ones."""
+        representation = replace(self.representation, likelihoods=likelihoods)
+        inference, kernel = self.inference, representation.kernel
+        if isinstance(inference, FeatureInference) and inference.stale(kernel):
+            return Represented.of(representation)
+        return replace(self, representation=representation)
 
     def extended(self, representation: Representation, new: Dataset) -> "Represented":
-        """After `new` has been added to the data."""
-        own, before = representation, self.inference
-        if not isinstance(before, FeatureInference):
-            return Represented.of(
-                Representation.of(own.kernel, own.likelihoods, own.requested, own.data)
-            )
-        phi = before.draws[0].shared_columns()
+        """Inference with a representation whose data contain the `new` ones too."""
+        kernel, data, inference = representation.kernel, representation.data, self.inference
+        if not isinstance(inference, FeatureInference):
+            parts = kernel, representation.likelihoods, representation.requested, data
+            return Represented.of(Representation.of(*parts))
+        draw = inference.draws[0]
+        phi = draw.shared_columns()
         if phi is None:
-            return Represented(own, self.rule, before.of(own.data))
-        held = isinstance(own.data, Dataset)
-        if before.draws[0].lattice.outside(corners(new.box, own.kernel)).any() or (
-            held and own.conditioning_rule() != self.rule
+            return Represented(representation, self.rule, inference.of(data))
+        if draw.lattice.outside(corners(new.box, kernel)).any() or (
+            isinstance(data, Dataset) and representation.conditioning_rule() != self.rule
         ):
-            return Represented.of(own)
-        known = before.statistics + new.statistics(phi)
-        return Represented(own, self.rule, FeatureInference(own.data, before.draws, known))
+            return Represented.of(representation)
+        statistics = inference.statistics + new.statistics(phi)
+        features = FeatureInference(data, inference.draws, statistics)
+        return Represented(representation, self.rule, features)
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """Data, and what was made of them; what follows, at the hyperparameters as they are."""
+    """The data, their representation and the history; results at the present hyperparameters."""
 
     represented: Represented
-    mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
+    mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
     history: History
     snapshots: Memo = field(default_factory=Memo, compare=False, repr=False)
     reports: Memo = field(default_factory=Memo, compare=False, repr=False)
@@ -105,13 +107,13 @@ class ModelState:
         mean: Float[Tensor, "p"] | None,
         history: History,
     ) -> "ModelState":
-        """The data are visited where that is done once: what fails, fails here."""
-        own = represented.representation
-        noises = noises_of(own.kernel, own.likelihoods)
-        for key in own.data.keys:
-            group_noise(key, noises)  # raises
+        """Prepare inference, which raises here if it fails; the only pass over large data."""
+        representation = represented.representation
+        noises = noises_of(representation.kernel, representation.likelihoods)
+        for key in representation.data.keys:
+            group_noise(key, noises)  # raises for noise that does not fit the group
         represented.inference.prepare()
-        return cls(represented, mean, history.noting([own.reason]))
+        return cls(represented, mean, history.with_notes([representation.reason]))
 
     @property
     def representation(self) -> Representation:
@@ -131,7 +133,7 @@ class ModelState:
 
     @property
     def likelihoods(self) -> Mapping[str, Likelihood]:
-        """Of every group, the one of readings that name none included."""
+        """The likelihoods of all groups, with that of observations without a group name."""
         return self.representation.likelihoods
 
     @property
@@ -139,25 +141,28 @@ class ModelState:
         return EStep(self.kernel, self.likelihoods, self.mean)
 
     def current(self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "ModelState":
+        """The state for the present kernel and likelihoods of the model."""
         if kernel is not self.kernel:  # another one was assigned to the model
-            own = self.representation
-            own = Representation.of(kernel, likelihoods, own.requested, own.data)
-            return ModelState.of(Represented.of(own), self.mean, History("conditioned"))
+            requested = self.representation.requested
+            representation = Representation.of(kernel, likelihoods, requested, self.data)
+            return ModelState.of(Represented.of(representation), self.mean, History("conditioned"))
         return replace(self, represented=self.represented.current(likelihoods))
 
     def with_new_groups(self, keys: Iterable[GroupKey]) -> "ModelState":
-        """With a likelihood for every group that is new."""
+        """The state with a likelihood for every new group."""
         likelihoods = with_groups(self.likelihoods, keys, self.kernel)
-        own = replace(self.representation, likelihoods=likelihoods)
-        return replace(self, represented=replace(self.represented, representation=own))
+        representation = replace(self.representation, likelihoods=likelihoods)
+        represented = replace(self.represented, representation=representation)
+        return replace(self, represented=represented)
 
     def observing(self, symbol_data: SymbolObservations) -> "ModelState":
-        """With observations of a symbol too, represented anew."""
-        own = replace(self.representation, data=self.data.observing(symbol_data))
-        return ModelState.of(Represented.of(own), self.mean, self.history.then("observed"))
+        """The state with observations of a symbol too."""
+        representation = replace(self.representation, data=self.data.observing(symbol_data))
+        history = self.history.then("observed")
+        return ModelState.of(Represented.of(representation), self.mean, history)
 
     def updated(self, new: Dataset) -> "ModelState":
-        """With new readings too, beside what there is."""
+        """The state with new observations too."""
         state = self.with_new_groups(new.keys)
         new = state.weighted(new)
         if isinstance(self.data, StatisticsOnly):
@@ -171,8 +176,8 @@ class ModelState:
         return ModelState.of(extended, self.mean, self.history.then("updated"))
 
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
-        """Data, under noise of heavy tails with the weights they have among those held; others with
-        weights from the field as it is."""
+        """Data with weights for heavy-tailed noise: the stored weights of observations in `held`,
+        weights under the present posterior for others."""
         e_step = self.with_new_groups(data.keys).e_step
         if not e_step.heavy_tailed:
             return data
@@ -181,42 +186,42 @@ class ModelState:
 
     @chosen_threads()
     def statistics_only(self) -> StatisticsOnly:
-        """Statistics in the place of the data."""
+        """The data as statistics only."""
         return self.statistics.get(self.representation.statistics_only, self._modules)
 
     def checked(self, statistics: FieldStatistics) -> FieldStatistics:
-        """Statistics, if this model can take them."""
+        """Statistics, if they belong to the frequencies of this model; raises otherwise."""
         if not self.statistics_only().field_statistics.phi.same(statistics.phi):
             raise ValueError(
-                "expected statistics of this model's frequencies, got those of others; make them "
-                "with statistics_of(x, y) of this model, or of a copy of it"
+                "expected statistics on this model's frequencies, got other frequencies; make them "
+                "with statistics_of(x, y) of this model or of a copy of it"
             )
         if not statistics.num_values > 0:
-            raise ValueError("expected statistics of at least one reading, got those of none")
+            raise ValueError("expected statistics of at least one observation, got none")
         return statistics
 
     def to(self, device: torch.device) -> "ModelState":
-        """With the data on another device, where the modules are already."""
-        own = replace(self.representation, data=self.data.to(device), counts=Memo())
+        """The state on another device, to which the modules have moved already."""
+        representation = replace(self.representation, data=self.data.to(device), counts=Memo())
         mean = None if self.mean is None else self.mean.to(device)
-        return ModelState.of(Represented.of(own), mean, self.history)
+        return ModelState.of(Represented.of(representation), mean, self.history)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
+        """log p(y), total nats."""
         return log_marginal_likelihood(self.inference, self.kernel, self.likelihoods, self.mean)
 
     def snapshot(self, prior_mean: Mean) -> ModelSnapshot:
-        """For predictions, whatever becomes of the model."""
+        """A snapshot for predictions, independent of later changes of the model."""
 
         def make() -> ModelSnapshot:
-            own = self.representation, self.inference
-            found = ModelSnapshot.of(*own, prior_mean, self.mean)
-            _ = found.constant  # what fails, fails here
-            return found
+            snapshot = ModelSnapshot.of(self.representation, self.inference, prior_mean, self.mean)
+            _ = snapshot.constant  # raises here if the posterior fails
+            return snapshot
 
         return self.snapshots.get(make, self._modules)
 
     def report(self, prior_mean: Mean) -> FitReport:
-        """One for as long as the hyperparameters stay the same: it knows its standard errors."""
+        """The report: one object while hyperparameters stay, so that it keeps standard errors."""
         trained = trained_names(self.kernel, self.likelihoods)
 
         def make() -> FitReport:
@@ -230,23 +235,23 @@ class ModelState:
 
 
 def copied_if_small(data: Dataset) -> Dataset:
-    """Small data, as a copy that no one else can change."""
+    """Small data as a copy, which the caller cannot change; larger data as they are."""
     return data.copied() if data.is_small else data
 
 
 def with_groups(
     likelihoods: Mapping[str, Likelihood], keys: Iterable[GroupKey], kernel: Kernel
 ) -> dict[str, Likelihood]:
-    """A likelihood for every group: of those that are new, Σ is that of readings that name none,
-    beside which variances are understood."""
-    found, like = dict(likelihoods), next(kernel.parameters())
+    """A likelihood for every group. A new group starts with the Σ of observations without a group
+    name, and its `variances` are factors of that."""
+    groups, reference = dict(likelihoods), next(kernel.parameters())
     for key in keys:
-        if key.label in found:
+        if key.label in groups:
             continue
-        likelihood = found[DEFAULT]
+        likelihood = groups[DEFAULT]
         if isinstance(key.pattern, LineOfSight):
             variance = noise_of(likelihood, key.pattern.num_outputs).diagonal().mean()
             likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
             start_noise(likelihood, variance.item())
-        found[key.label] = deepcopy(likelihood).to(like)
-    return found
+        groups[key.label] = deepcopy(likelihood).to(reference)
+    return groups

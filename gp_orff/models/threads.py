@@ -3,7 +3,7 @@
 While another process occupies a core, two threads of one parallel region may share the other core.
 Each then spins for the other until the scheduler's next tick: a region of 0.1 ms takes 8 ms, and a
 fit has thousands of regions. A single thread never waits. The load of a machine changes, so a
-measurement is valid for a hundred times its own duration, and long calls choose `again`.
+measurement is valid for a hundred times its own duration, and long calls use `update_threads`.
 """
 
 import threading
@@ -89,7 +89,7 @@ def chosen_threads() -> Iterator[Threads]:
         torch.set_num_threads(outside)
 
 
-def again() -> None:
+def update_threads() -> None:
     """Inside a long call, choose the number again if the last measurement has expired."""
     if _calls.outermost is not None:
         _calls.outermost.choose()

@@ -111,29 +111,29 @@ class VectorFieldGP(FieldModel):
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
         else:
             read = partial(self.copied, x, y, Options(variances, directions, group, missing))
-        began, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
-        with chosen_threads() as threads, shown(progress) as told:
+        start, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
+        with chosen_threads() as threads, shown(progress) as display:
             try:
                 data = read()
                 if data.varies:
-                    state = self._learned(data, warm_start, told)
+                    state = self._fit_state(data, warm_start, display)
                 else:
                     _warn_of_constant(data.survey.num_points)
-                    state = self._conditioned(self._represented(data))
+                    state = self._condition_state(self._representation_of(data))
                 state.snapshot(self.mean)
             except BaseException:
                 for parameter, value in zip(self.parameters(), before, strict=True):
                     parameter.data.copy_(value)
                 raise
-        history = state.history.took(time.perf_counter() - began, threads)
-        return self._assign_whole(replace(state, history=history))
+        history = state.history.with_duration(time.perf_counter() - start, threads)
+        return self._assign_with_posterior(replace(state, history=history))
 
     @chosen_threads()
     def condition(
         self,
         x: object,
         y: object = None,
-        **how: object,
+        **options: object,
     ) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
 
@@ -142,29 +142,31 @@ class VectorFieldGP(FieldModel):
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
                 `FieldStatistics` made by `statistics` or `statistics_of` of this model.
-            how: `variances`, `directions`, `group` and `missing`, as for `fit`.
+            options: `variances`, `directions`, `group` and `missing`, as for `fit`.
 
         Raises:
             TypeError, ValueError: as for `fit`; statistics with other frequencies.
             RuntimeError: statistics are given to a model without data.
         """
         if isinstance(x, FieldStatistics):
-            sums = self.state.statistics_only()
-            own = self._represented(
-                replace(sums, field_statistics=self.state.checked(x), symbol_data=())
+            statistics = self.state.checked(x)
+            data = replace(
+                self.state.statistics_only(), field_statistics=statistics, symbol_data=()
             )
-            return self._assign_whole(self._conditioned(own))
-        data, notes = without_far_points(self.copied(x, y, Options(**how)), self.frequencies)
-        own = self._represented(data)
-        own = EStep(own.kernel, own.likelihoods, self._fixed_mean).settled(own)
-        return self._assign_whole(self._conditioned(own, notes))
+            representation = self._representation_of(data)
+            return self._assign_with_posterior(self._condition_state(representation))
+        data, notes = without_far_points(self.copied(x, y, Options(**options)), self.frequencies)
+        representation = self._representation_of(data)
+        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
+        representation = e_step.converged(representation)
+        return self._assign_with_posterior(self._condition_state(representation, notes))
 
     @chosen_threads()
     def update(
         self,
         x: object,
         y: object = None,
-        **how: object,
+        **options: object,
     ) -> "VectorFieldGP":
         """Add observations to the data held, condition on all of them, and return self.
 
@@ -175,7 +177,7 @@ class VectorFieldGP(FieldModel):
         noise they get weights from the present posterior; `fit()` computes all weights anew.
 
         Args:
-            x, y, how: as for `condition`.
+            x, y, options: as for `condition`.
 
         Raises:
             RuntimeError: the model has no data.
@@ -183,13 +185,12 @@ class VectorFieldGP(FieldModel):
         """
         state = self.state
         if isinstance(x, FieldStatistics):
-            sums = state.statistics_only()
-            own = self._represented(
-                replace(sums, field_statistics=sums.field_statistics + state.checked(x))
-            )
-            history = state.history.then("updated")
-            return self._assign(replace(self._conditioned(own), mean=state.mean, history=history))
-        return self._assign(state.updated(self.copied(x, y, Options(**how))))
+            data = state.statistics_only()
+            total = data.field_statistics + state.checked(x)
+            representation = self._representation_of(replace(data, field_statistics=total))
+            new, history = self._condition_state(representation), state.history.then("updated")
+            return self._assign(replace(new, mean=state.mean, history=history))
+        return self._assign(state.updated(self.copied(x, y, Options(**options))))
 
     @chosen_threads()
     def observe(
@@ -237,9 +238,9 @@ class VectorFieldGP(FieldModel):
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
-        held.inference.left_out(symbol, self.kernel, symbol_data.space)  # refuses, on a grid
+        held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
         state = held.current(self.kernel, self._every_likelihood)
-        return self._assign_whole(state.observing(symbol_data))
+        return self._assign_with_posterior(state.observing(symbol_data))
 
     @property
     @chosen_threads()
@@ -256,23 +257,23 @@ class VectorFieldGP(FieldModel):
         self,
         x: object,
         y: object = None,
-        **how: object,
+        **options: object,
     ) -> FieldStatistics:
         """The sufficient statistics of given observations, to add to `statistics` or to subtract.
 
-        `x`, `y` and `how` are those of `fit`; RuntimeError if the model has no data, ValueError for
-        points outside the domain of `statistics`. The model is not changed. Copies of it, such as
-        workers that read parts of the data, make statistics that add exactly.
+        `x`, `y` and `options` are those of `fit`; RuntimeError if the model has no data, ValueError
+        for points outside the domain of `statistics`. The model is not changed. Copies of it, such
+        as workers that read parts of the data, make statistics that add exactly.
 
         Under Student-t noise, observations that the model holds have the weights it gave them, so
         that subtracting removes them exactly. Other observations get weights from the present
         posterior. So do all observations if the model holds only statistics.
         """
-        options, state = Options(**how), self.state
-        sums = state.statistics_only()
-        new = state.weighted(self.copied(x, y, options), state.data)
-        sums.require(new.box)
-        return new.statistics(sums.field_statistics.phi)
+        state = self.state
+        held = state.statistics_only()
+        new = state.weighted(self.copied(x, y, Options(**options)), state.data)
+        held.require(new.box)
+        return new.statistics(held.field_statistics.phi)
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -282,10 +283,10 @@ class VectorFieldGP(FieldModel):
         has gradients unless the model holds nothing but statistics of random features.
         """
         state = self.state
-        moving = isinstance(state.data, StatisticsOnly) and not isinstance(
+        frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
             state.data.field_statistics.phi, LatticeColumns
-        )
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not moving):
+        )  # random frequencies move with the lengthscales, their statistics do not
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             return state.log_marginal_likelihood()
 
     @chosen_threads()
@@ -298,15 +299,15 @@ class VectorFieldGP(FieldModel):
         self,
         x: object,
         y: object,
-        **how: object,
+        **options: object,
     ) -> LeaveOneOut:
         """Compare each observation with its prediction from all others, to find outliers.
 
         Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
         are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
-        hyperparameters, mean and Student-t weights from all data. `x`, `y` and `how` have to be all
-        or some of the data of `fit`, with the same options. ValueError for `variances` (N, p), and
-        for other data where the field is less certain than the observation.
+        hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
+        all or some of the data of `fit`, with the same options. ValueError for `variances` (N, p),
+        and for other data where the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch
@@ -321,17 +322,17 @@ class VectorFieldGP(FieldModel):
             tensor([7])
         """
         snapshot, state = self._snapshot(), self.state
-        data = self._read(x, y, Options(**how))
+        data = self._read(x, y, Options(**options))
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
-        known = (snapshot.posterior, snapshot.noises, snapshot.constant)
-        return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *known)
+        parts = snapshot.posterior, snapshot.noises, snapshot.constant
+        return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
 
 
 def _warn_of_constant(count: int) -> None:
     warnings.warn(
-        f"expected data that vary, got {count} readings that are all the same: they tell neither "
-        "the noise nor the kernel, whose hyperparameters stay as they are; set them, and call "
-        "condition(x, y)",
+        f"expected data that vary, got {count} observations that are all the same: they determine "
+        "neither the noise nor the kernel, and the hyperparameters stay as they are; set them, and "
+        "call condition(x, y)",
         DataWarning,
         stacklevel=3,
     )

@@ -1,8 +1,8 @@
-"""Hyperparameters as one vector, in coordinates in which units do not matter.
+"""Hyperparameters as one vector of coordinates that do not depend on units.
 
-A positive parameter is optimised as its logarithm, one in an interval as its logit, an
-unconstrained one in units of its starting size. A change of units then shifts the coordinates and
-leaves every step the same.
+The coordinate u of a positive parameter is its logarithm, of one in an interval its logit, and of
+an unconstrained one its value over its initial size. A change of units shifts the coordinates of
+positive parameters and leaves every step the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,46 +17,48 @@ from torch import Tensor, nn
 
 from gp_orff.models.fitting.ranges import Range
 
-_FARTHEST = 16.0  # from where it started, for a parameter whose size the data may not tell
-_AT_BOUND = 1e-3  # of a coordinate: closer to its bound it is there
+_FARTHEST = 16.0  # from its initial value, for a parameter without ranges
+_AT_BOUND = 1e-3  # a coordinate closer to its bound counts as at the bound
 
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One parameter: its value from a coordinate u, and u from its value."""
+    """One parameter: its value from the coordinates u of its elements, and u from its value."""
 
     name: str
     parameter: nn.Parameter  # the raw one
     constraint: Interval | None
-    scale: float  # of a parameter without constraint
-    ranges: tuple[Range, ...] = ()  # of a parameter that moves frequencies
+    scale: float  # the unit of u, for a parameter without constraint
+    ranges: tuple[Range, ...] = ()  # search ranges of a parameter that moves frequencies
 
     @property
     def value(self) -> Float[Tensor, "k"]:
-        """As the user sees it."""
+        """The value of the parameter, transformed by its constraint."""
         raw = self.parameter.detach()
         return (raw if self.constraint is None else self.constraint.transform(raw)).flatten()
 
     @property
     def stretch(self) -> float:
-        """How much faster than frequencies it may move; 0 where it does not move them."""
-        return min((own.stretch for own in self.ranges), default=0.0)
+        """How much faster than frequencies u may move; 0 if it does not move frequencies."""
+        return min((search_range.stretch for search_range in self.ranges), default=0.0)
 
     def get(self) -> Float[Tensor, "k"]:
-        return self._place(self.value.double())
+        """u of the present value."""
+        return self._coordinate(self.value.double())
 
     def bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-        """The values of u that are sought; where it stands is always among them."""
+        """The lowest and highest u of the search; the present u is always between them."""
         origin = self.get()
         if not self.ranges:
             return origin - _FARTHEST, origin + _FARTHEST
-        places = [
-            [self._place(self._like(value)) for value in (own.low, own.high)] for own in self.ranges
+        ends = [
+            [self._coordinate(self._expanded(value)) for value in (limits.low, limits.high)]
+            for limits in self.ranges
         ]
-        low, high = (torch.stack(side) for side in zip(*places, strict=True))
+        low, high = (torch.stack(end) for end in zip(*ends, strict=True))
         return low.amin(0).minimum(origin), high.amax(0).maximum(origin)
 
-    def _place(self, value: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
+    def _coordinate(self, value: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
         """u of a value."""
         if self.constraint is None:
             return value / self.scale
@@ -66,12 +68,13 @@ class Coordinate:
         distance = value - low if _finite(low) else high - value
         return distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
 
-    def _like(self, value: float | Tensor) -> Float[Tensor, "k"]:
-        """A value for every element."""
+    def _expanded(self, value: float | Tensor) -> Float[Tensor, "k"]:
+        """A value expanded to every element of the parameter."""
         value = torch.as_tensor(value).to(self.parameter).double()
         return value.expand_as(self.parameter).flatten()
 
     def set(self, u: Float[Tensor, "k"]) -> None:
+        """Set the parameter to the value at u."""
         if self.constraint is None:
             raw = u * self.scale
         else:
@@ -80,7 +83,7 @@ class Coordinate:
         self.parameter.data.copy_(raw.reshape(self.parameter.shape))
 
     def gradient(self) -> Float[Tensor, "k"]:
-        """∂/∂u from the raw parameter's gradient."""
+        """The gradient in u, from the gradient of the raw parameter."""
         grad = self.parameter.grad
         if grad is None:
             return torch.zeros(self.parameter.numel(), dtype=torch.float64)
@@ -115,7 +118,7 @@ class Coordinate:
 
 
 def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
-    """The nearest value that a constraint allows, not on its edge."""
+    """The nearest value that a constraint allows, away from its bounds."""
     if constraint is None:
         return value
     low, high = constraint.lower_bound.to(value), constraint.upper_bound.to(value)
@@ -132,9 +135,9 @@ def _finite(bound: Tensor) -> bool:
 
 
 class Coordinates:
-    """The trainable hyperparameters of some modules as one vector.
+    """The trainable hyperparameters of `modules` as one vector.
 
-    `ranges` has those that move frequencies, and the values of them that are sought.
+    `ranges` gives the search ranges of those that move frequencies.
     """
 
     def __init__(
@@ -146,63 +149,65 @@ class Coordinates:
         self.parts = list(_coordinates(modules, ranges or {}))
         bounds = [part.bounds() for part in self.parts]
         self.low, self.high = (
-            np.concatenate([[], *(own[side].cpu().numpy() for own in bounds)]) for side in (0, 1)
+            np.concatenate([[], *(pair[end].cpu().numpy() for pair in bounds)]) for end in (0, 1)
         )
 
     def get(self) -> Float[np.ndarray, "k"]:
+        """u of the present hyperparameters."""
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
 
     def set(self, u: Float[np.ndarray, "k"]) -> None:
-        for part, own in zip(self.parts, self._pieces(u), strict=True):
-            part.set(torch.from_numpy(own).to(part.parameter.device))
+        """Set the hyperparameters to their values at u."""
+        for part, piece in zip(self.parts, self._split(u), strict=True):
+            part.set(torch.from_numpy(piece).to(part.parameter.device))
 
     def by_parameter(
         self, values: Float[np.ndarray, "k"]
     ) -> dict[nn.Parameter, Float[np.ndarray, "..."]]:
-        """Numbers of all coordinates, in the shapes of the parameters."""
+        """One number for each coordinate, by parameter and in its shape."""
         return {
-            part.parameter: own.reshape(part.parameter.shape)
-            for part, own in zip(self.parts, self._pieces(values), strict=True)
+            part.parameter: piece.reshape(part.parameter.shape)
+            for part, piece in zip(self.parts, self._split(values), strict=True)
         }
 
-    def _pieces(self, values: Shaped[np.ndarray, "k"]) -> list[Shaped[np.ndarray, "..."]]:
-        """What belongs to each parameter."""
+    def _split(self, values: Shaped[np.ndarray, "k"]) -> list[Shaped[np.ndarray, "..."]]:
+        """Split into one array for each parameter."""
         ends = np.cumsum([part.parameter.numel() for part in self.parts])
         return np.split(values, ends)[:-1]
 
     @property
     def stretch(self) -> Float[np.ndarray, "k"]:
-        """How much faster than frequencies each moves, in logarithms; 0 for what does not move
-        them."""
-        flags = [np.full(part.parameter.numel(), part.stretch) for part in self.parts]
-        return np.concatenate([np.zeros(0), *flags])
+        """How much faster than frequencies each coordinate may move, in logarithms; 0 for those
+        that do not move frequencies."""
+        stretches = [np.full(part.parameter.numel(), part.stretch) for part in self.parts]
+        return np.concatenate([np.zeros(0), *stretches])
 
     def at_bounds(self, u: Float[np.ndarray, "k"]) -> Int[np.ndarray, "k"]:
-        """−1 or 1 where a coordinate is as low or as high as it is sought."""
+        """−1 where a coordinate is at its lower bound, 1 at its upper bound, else 0."""
         return (u >= self.high - _AT_BOUND).astype(int) - (u <= self.low + _AT_BOUND).astype(int)
 
     def reached(self, names: Mapping[str, nn.Parameter]) -> list[str]:
-        """What ended at a bound, in words."""
-        called = {parameter: name for name, parameter in names.items()}
-        sides, found = self._pieces(self.at_bounds(self.get())), []
-        for part, side in zip(self.parts, sides, strict=True):
-            for value, at in zip(part.value.tolist(), side, strict=True):
-                if at:
-                    edge = "largest" if at > 0 else "smallest"
-                    found.append(
-                        f"{called[part.parameter]} = {value:.4g} is the {edge} that was sought: "
-                        "the data do not tell it"
+        """A sentence for each hyperparameter that is at a bound of the search."""
+        labels = {parameter: name for name, parameter in names.items()}
+        bounds, sentences = self._split(self.at_bounds(self.get())), []
+        for part, signs in zip(self.parts, bounds, strict=True):
+            for value, sign in zip(part.value.tolist(), signs, strict=True):
+                if sign:
+                    bound = "upper" if sign > 0 else "lower"
+                    sentences.append(
+                        f"{labels[part.parameter]} = {value:.4g} is at the {bound} bound of the "
+                        "search: the data do not determine it"
                     )
-        return found
+        return sentences
 
     def slopes(self) -> Float[np.ndarray, "k"]:
-        """∂value/∂u of each."""
+        """∂value/∂u of each coordinate."""
         return np.concatenate([[], *(part.slope().cpu().numpy() for part in self.parts)])
 
     def value_and_gradient(
         self, objective: Callable[[], Float[Tensor, ""]]
     ) -> tuple[float, Float[np.ndarray, "k"]]:
-        """An objective and its gradient at the present hyperparameters."""
+        """An objective and its gradient in u, at the present hyperparameters."""
         for part in self.parts:
             part.parameter.grad = None
         value = objective()

@@ -1,4 +1,4 @@
-"""What is kept of how a model came to its hyperparameters, and what a fit writes down for it."""
+"""The history of a model: stages and notes of its last fit, and the journal of a running fit."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -11,14 +11,14 @@ from gp_orff.models.threads import Threads
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a fit: a search on one representation of the data, or several short ones.
+    """One stage of a fit: one search on one representation of the data, or several short searches.
 
     Attributes:
-        name: the representation.
-        evaluations: of the evidence and its gradient.
+        name: the representation of the data, such as "exact kernel" or "fine grid, 3292 features".
+        evaluations: how often the evidence and its gradient were evaluated.
         seconds: wall time.
-        nats_per_number: the log evidence reached, with the log density of priors, per observed
-            number of this stage.
+        nats_per_number: the log evidence reached, plus the log priors, per observed number of the
+            data of this stage.
     """
 
     name: str
@@ -35,49 +35,51 @@ class Stage:
 
 @dataclass(frozen=True)
 class History:
-    """How a model came to what it holds."""
+    """What was done to a model; the fields are attributes of `FitReport`."""
 
     action: str  # the last one: fitted, conditioned, updated, observed
     stages: tuple[Stage, ...] = ()  # of the last fit
     notes: tuple[str, ...] = ()  # sentences
     seconds: float | None = None  # of the last fit
-    threads: int | None = None
+    threads: int | None = None  # of the last fit
 
     def then(self, action: str) -> "History":
+        """The history with another last action."""
         return replace(self, action=action)
 
-    def took(self, seconds: float, threads: Threads) -> "History":
-        """Of a fit that has ended."""
-        busy = [f"threads: {threads}"] if threads.busy else []
-        return replace(self, seconds=seconds, threads=max(threads.used)).noting(busy)
+    def with_duration(self, seconds: float, threads: Threads) -> "History":
+        """The history of a fit that has ended, with its wall time and threads."""
+        busy = [f"used {threads}"] if threads.busy else []
+        return replace(self, seconds=seconds, threads=max(threads.used)).with_notes(busy)
 
-    def noting(self, notes: Iterable[str]) -> "History":
-        """With sentences that are new."""
-        every = (text for text in (*self.notes, *notes) if text)
-        return replace(self, notes=tuple(dict.fromkeys(every)))
+    def with_notes(self, notes: Iterable[str]) -> "History":
+        """The history with more notes, each once."""
+        texts = (text for text in (*self.notes, *notes) if text)
+        return replace(self, notes=tuple(dict.fromkeys(texts)))
 
 
 @dataclass
 class OpenStage:
-    """A stage that goes on."""
+    """A stage that is still running."""
 
     name: str
     progress: Progress
     evaluations: int = 0
     nats_per_number: float = -float("inf")
-    began: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=time.perf_counter)
 
-    def evaluated(self, nats_per_number: float) -> None:
+    def count(self, nats_per_number: float) -> None:
+        """Count one evaluation, and show it."""
         self.evaluations += 1
-        self.progress.evaluated(self.name, nats_per_number)
+        self.progress.show_evaluation(self.name, nats_per_number)
 
-    def ended(self) -> Stage:
-        seconds = time.perf_counter() - self.began
+    def finish(self) -> Stage:
+        seconds = time.perf_counter() - self.start
         return Stage(self.name, self.evaluations, seconds, float(self.nats_per_number))
 
 
 class Journal:
-    """The stages and notes of a fit, while it goes on."""
+    """The stages and notes of a running fit."""
 
     def __init__(self, progress: Progress, notes: Iterable[str] = ()):
         self.progress = progress
@@ -86,19 +88,20 @@ class Journal:
         self._outermost: OpenStage | None = None
 
     def note(self, text: str) -> None:
+        """Add a sentence, unless it is empty or noted already."""
         if text and text not in self.notes:
             self.notes.append(text)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:
-        """Searches in it are counted together; a stage inside another one is part of it."""
+        """Count the searches of the block as one stage; a stage inside another is part of that."""
         if self._outermost is not None:
             yield self._outermost
             return
         self._outermost = OpenStage(name, self.progress)
         try:
             yield self._outermost
-            self.stages.append(self._outermost.ended())
+            self.stages.append(self._outermost.finish())
         finally:
             self._outermost = None
-        self.progress.ended(str(self.stages[-1]))
+        self.progress.show_stage(str(self.stages[-1]))

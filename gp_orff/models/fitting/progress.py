@@ -1,4 +1,4 @@
-"""How far a fit is: a bar where a line can be drawn again, else one line a stage."""
+"""Show the progress of a fit: a bar on a terminal or in a notebook, elsewhere a line per stage."""
 
 import sys
 import threading
@@ -11,68 +11,68 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-_SECONDS = 30.0  # between the lines of one pass over the data
+_SECONDS = 30.0  # between the lines about one pass over the data
 
 
 class Progress(ABC):
-    """Who is told."""
+    """Where a fit shows its progress."""
 
     @abstractmethod
-    def evaluated(self, stage: str, nats_per_number: float) -> None:
-        """The evidence has been evaluated once more."""
+    def show_evaluation(self, stage: str, nats_per_number: float) -> None:
+        """Show one more evaluation of the evidence."""
 
     @abstractmethod
-    def ended(self, line: str) -> None:
-        """A stage has ended; what there is to say of it."""
+    def show_stage(self, line: str) -> None:
+        """Show the summary of a finished stage."""
 
     @abstractmethod
     def begin_pass(self) -> None:
-        """Another pass over chunks of data begins."""
+        """Begin another pass over the chunks of data."""
 
     @abstractmethod
-    def read(self, points: int) -> None:
-        """So many points of the pass have been read."""
+    def show_points(self, points: int) -> None:
+        """Show how many points of the pass have been read."""
 
 
 class Silent(Progress):
-    """Nobody."""
+    """Shows nothing."""
 
-    def evaluated(self, stage, nats_per_number):
+    def show_evaluation(self, stage, nats_per_number):
         pass
 
-    def ended(self, line):
+    def show_stage(self, line):
         pass
 
     def begin_pass(self):
         pass
 
-    def read(self, points):
+    def show_points(self, points):
         pass
 
 
-class Watched(Progress):
-    """Somebody; passes are told of by and by."""
+class Visible(Progress):
+    """Shows the progress of a pass at intervals."""
 
-    seconds: float  # between two words of one pass
+    seconds: float  # between two lines about one pass
 
     def __init__(self):
-        self.passes, self.told = 0, time.perf_counter()
+        self.passes, self.last = 0, time.perf_counter()
 
     def begin_pass(self):
-        self.passes, self.told = self.passes + 1, time.perf_counter()
+        self.passes, self.last = self.passes + 1, time.perf_counter()
 
-    def read(self, points):
-        if time.perf_counter() - self.told >= self.seconds:
-            self.told = time.perf_counter()
-            self.say(f"pass {self.passes} over the data: {points} points read")
+    def show_points(self, points):
+        if time.perf_counter() - self.last >= self.seconds:
+            self.last = time.perf_counter()
+            self.show_line(f"pass {self.passes} over the data: {points} points read")
 
     @abstractmethod
-    def say(self, line: str) -> None:
-        """Now."""
+    def show_line(self, line: str) -> None:
+        """Show a line of text now."""
 
 
-class Bar(Watched):
-    """Who sees a terminal or a notebook."""
+class Bar(Visible):
+    """A bar, on a terminal or in a notebook."""
 
     seconds = 0.5
 
@@ -80,20 +80,20 @@ class Bar(Watched):
         super().__init__()
         self.bar = bar
 
-    def evaluated(self, stage, nats_per_number):
+    def show_evaluation(self, stage, nats_per_number):
         self.bar.set_description_str(f"{stage} ", refresh=False)
         self.bar.set_postfix({"nats per number": f"{nats_per_number:.4f}"}, refresh=False)
         self.bar.update()
 
-    def ended(self, line):
+    def show_stage(self, line):
         pass
 
-    def say(self, line):
+    def show_line(self, line):
         self.bar.set_description_str(f"{line} ")
 
 
-class Lines(Watched):
-    """Who reads a file, in which nothing can be drawn again."""
+class Lines(Visible):
+    """Lines, in a file, where nothing can be redrawn."""
 
     seconds = _SECONDS
 
@@ -101,70 +101,71 @@ class Lines(Watched):
         super().__init__()
         self.stream = stream
 
-    def evaluated(self, stage, nats_per_number):
+    def show_evaluation(self, stage, nats_per_number):
         pass
 
-    def ended(self, line):
-        self.say(line)
+    def show_stage(self, line):
+        self.show_line(line)
 
-    def say(self, line):
+    def show_line(self, line):
         print(line, file=self.stream, flush=True)
 
 
-class _Now(threading.local):
+class _Thread(threading.local):
     progress: Progress = Silent()
 
 
-_now = _Now()
+_thread = _Thread()
 
 
 @contextmanager
 def shown(progress: bool) -> Iterator[Progress]:
-    """On standard error, as it is now; nowhere if it is not asked for.
+    """Show progress on the present standard error inside the block; nothing if not `progress`.
 
-    Notebooks draw the text bar of `tqdm` again too; `tqdm.auto` would ask for ipywidgets.
+    Notebooks redraw the text bar of `tqdm` too; `tqdm.auto` would need ipywidgets.
     """
     stream = sys.stderr
     if not progress or stream is None:
         yield Silent()
     elif redraws(stream):
         with tqdm(file=stream, unit=" evaluations", mininterval=0.5) as bar:
-            yield from _told(Bar(bar))
+            yield from _current(Bar(bar))
     else:
-        yield from _told(Lines(stream))
+        yield from _current(Lines(stream))
 
 
-def _told(progress: Progress) -> Iterator[Progress]:
-    _now.progress = progress
+def _current(progress: Progress) -> Iterator[Progress]:
+    _thread.progress = progress
     try:
         yield progress
     finally:
-        _now.progress = Silent()
+        _thread.progress = Silent()
 
 
 def announce(title: str, progress: bool) -> None:
-    """A line above what a fit shows."""
+    """Print a line above the progress of a fit."""
     if progress and sys.stderr is not None:
         print(title, file=sys.stderr, flush=True)
 
 
 def redraws(stream: TextIO) -> bool:
-    """Whether a carriage return draws a line again: on a terminal, and in a notebook's output."""
+    """Whether a carriage return redraws a line: on a terminal, and in the output of a notebook."""
     notebook = type(stream).__module__.startswith("ipykernel")
     return notebook or (hasattr(stream, "isatty") and stream.isatty())
 
 
 @dataclass(frozen=True)
 class CountedChunks:
-    """Chunks of data that tell how far they have been read, while a fit is shown. They hold on to
-    nobody who was told: a model keeps them, and copies them."""
+    """Chunks of data that show how far they have been read, while a fit shows progress.
+
+    They hold no reference to the `Progress`, because a model keeps and copies them."""
 
     chunks: Iterable
 
     def __iter__(self) -> Iterator:
-        progress, points = _now.progress, 0
+        progress, points = _thread.progress, 0
         progress.begin_pass()
         for chunk in self.chunks:
             yield chunk
             points += len(chunk["x"] if isinstance(chunk, Mapping) else chunk[0])
-            progress.read(points)
+            progress.show_points(points)

@@ -1,4 +1,4 @@
-"""Student-t noise: the weights of readings, and EM (weights and hyperparameters in turn)."""
+"""Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,16 +23,18 @@ from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import start, starts
 from gp_orff.models.fitting.trainer import SCREENED_VALUES, SUBSET_VALUES, Trainer
 
-_ROUND = 1e-5  # nats per number, a round of EM that gains less ends it
-_FEW_ROUNDS, _MOST_ROUNDS = 6, 100  # of EM, to choose a start and to the end
-_NEARLY, _SETTLED = 1e-3, 1e-9  # nats per number, that weights gain when they have settled
+_ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
+_FEW_ROUNDS, _MOST_ROUNDS = 6, 100  # of EM, to choose starting values and to converge
+_NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
+
+_START = "starting values, Student-t EM"  # a stage
 
 
 @singledispatch
 def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
-    """How readings are weighed under this noise, by EM; None where they are not.
+    """The model of the weights of observations under this likelihood; None for Gaussian noise.
 
-    Register likelihoods of your own.
+    Register other likelihoods with `@heavy_tailed_noise.register`.
     """
     return None
 
@@ -44,7 +46,7 @@ def _(likelihood: MultitaskStudentTLikelihood) -> StudentTNoise:
 
 @dataclass(frozen=True)
 class EStep:
-    """The weights of readings, at the hyperparameters as they are."""
+    """The E-step: weights of observations at the present hyperparameters."""
 
     kernel: Kernel
     likelihoods: Mapping[str, Likelihood]
@@ -52,9 +54,9 @@ class EStep:
 
     @property
     def heavy_tailed(self) -> dict[str, StudentTNoise]:
-        """Of the groups whose noise has heavy ones."""
-        found = {label: heavy_tailed_noise(own) for label, own in self.likelihoods.items()}
-        return {label: own for label, own in found.items() if own is not None}
+        """The noise models of the groups with heavy-tailed noise."""
+        models = {label: heavy_tailed_noise(noise) for label, noise in self.likelihoods.items()}
+        return {label: model for label, model in models.items() if model is not None}
 
     @property
     def noises(self) -> Noises:
@@ -64,14 +66,15 @@ class EStep:
     def weighted(
         self, data: Dataset, inference: Inference, known: Iterable[Tensor] | None = None
     ) -> Dataset:
-        """The data, with weights from the field that the observations give; those known stay."""
-        found = inference.posterior(self.kernel, self.noises, self.mean)
-        return data.weighted(*self._weights(data, found, known))
+        """The data with their expected weights under the posterior of `inference`; `known` weights
+        stay as they are."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        return data.weighted(*self._weights(data, posterior, known))
 
     @torch.no_grad()
-    def settled(self, representation: Representation, rounds: int = 300) -> Representation:
-        """With weights of the data that follow from each other: from those they have, until the
-        bound on the evidence settles."""
+    def converged(self, representation: Representation, rounds: int = 300) -> Representation:
+        """Repeat the E-step, from the present weights, until the ELBO converges; the data with the
+        last weights."""
         if not self.heavy_tailed:
             return representation
         data, inference = representation.data, representation.now()
@@ -83,37 +86,39 @@ class EStep:
             return plain.weighted(weights, total_elbo_correction(keys, weights, self.heavy_tailed))
 
         def step(logs: Tensor) -> tuple[float, Tensor]:
-            own = inference.of(weighted(logs))
-            found = own.posterior(self.kernel, self.noises, self.mean)
-            height = found.evidence.log_density(self._mean(found), own.num_values)
-            weights, _ = self._weights(plain, found)
-            return (height + own.data.elbo_correction).item(), torch.cat(weights).log()
+            current = inference.of(weighted(logs))
+            posterior = current.posterior(self.kernel, self.noises, self.mean)
+            log_density = posterior.evidence.log_density(self._mean(posterior), current.num_values)
+            weights, _ = self._weights(plain, posterior)
+            elbo = log_density + current.data.elbo_correction
+            return elbo.item(), torch.cat(weights).log()
 
-        begin = torch.cat(list(data.all_weights())).log()
-        near, settled = _NEARLY * plain.num_values, _SETTLED * plain.num_values
-        logs, done = climb(step, begin, near, settled, rounds)
-        if not done:
+        initial = torch.cat(list(data.all_weights())).log()
+        near, gain = _NEAR * plain.num_values, _CONVERGED * plain.num_values
+        logs, converged = climb(step, initial, near, gain, rounds)
+        if not converged:
             warnings.warn(
-                f"the weights of Student-t noise have not settled after {rounds} rounds: a larger "
-                "deg_free or noise would make them, or call fit, which learns the noise",
+                f"the weights of Student-t noise have not converged after {rounds} rounds: use a "
+                "larger deg_free or noise, or call fit, which learns the noise",
                 stacklevel=2,
             )
         return replace(representation, data=weighted(logs))
 
-    def _mean(self, found: Posterior) -> Float[Tensor, "p"]:
-        return found.evidence.best_mean() if self.mean is None else self.mean
+    def _mean(self, posterior: Posterior) -> Float[Tensor, "p"]:
+        return posterior.evidence.best_mean() if self.mean is None else self.mean
 
     def _weights(
-        self, data: Dataset, found: Posterior, known: Iterable[Tensor] | None = None
+        self, data: Dataset, posterior: Posterior, known: Iterable[Tensor] | None = None
     ) -> tuple[list[Tensor], float]:
+        mean = self._mean(posterior)
         return expected_weights(
-            data.visit(), self.heavy_tailed, found, self.noises, self._mean(found), known
+            data.visit(), self.heavy_tailed, posterior, self.noises, mean, known
         )
 
 
 @dataclass(frozen=True)
 class RobustEM:
-    """Expectation maximisation on data, by searches of a trainer."""
+    """Expectation maximisation: E-steps for the weights, searches of a trainer as M-steps."""
 
     trainer: Trainer
 
@@ -122,66 +127,67 @@ class RobustEM:
         return EStep(self.trainer.kernel, self.trainer.likelihoods, self.trainer.mean)
 
     def start(self, data: Dataset, warm_start: bool) -> Dataset:
-        """EM on few readings, then weights for all of them."""
-        with self.trainer.journal.stage("start, weights"):
-            return self._started(data, warm_start)
+        """EM on a subset, from good starting values unless `warm_start`; the data with weights."""
+        with self.trainer.journal.stage(_START):
+            return self._start(data, warm_start)
 
-    def _started(self, data: Dataset, warm_start: bool) -> Dataset:
-        few, represented = self.trainer.some(SUBSET_VALUES // 2), self.trainer.represented
+    def _start(self, data: Dataset, warm_start: bool) -> Dataset:
+        subset, inference = self.trainer.subset(SUBSET_VALUES // 2), self.trainer.inference
         if not warm_start:
-            self._start_among_outliers(self.trainer.some(SCREENED_VALUES))
-        few = self._maximised(few, represented, "start, weights")
-        return self.e_step.weighted(data.unweighted(), represented(few))
+            self._start_among_outliers(self.trainer.subset(SCREENED_VALUES))
+        subset = self._maximise(subset, inference, _START)
+        return self.e_step.weighted(data.unweighted(), inference(subset))
 
-    def _start_among_outliers(self, few: Dataset) -> None:
-        """The best of some rounds of EM from each of several lengthscales: without weights, the
-        largest evidence may be that of a field that goes through every outlier."""
-        own, found = self.trainer, []
-        warn_of_far_points(own.distances)
-        for where in starts(own.kernel, own.distances):
-            start(own.kernel, own.likelihoods, few.observations, own.distances, where)
-            search = self._rounds(few, own.represented, f"start {where}", _FEW_ROUNDS)[1]
-            found.append((search, search.coordinates.get()))
-        search, place = max(found, key=lambda pair: pair[0].value)
-        search.coordinates.set(place)
+    def _start_among_outliers(self, subset: Dataset) -> None:
+        """Set the hyperparameters to the best after a few rounds of EM from each starting value:
+        without weights, the evidence may be largest for a field that passes through outliers."""
+        trainer, candidates = self.trainer, []
+        kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
+        warn_of_far_points(distances)
+        for initial in starts(kernel, distances):
+            start(kernel, likelihoods, subset.observations, distances, initial)
+            search = self._rounds(subset, trainer.inference, _START, _FEW_ROUNDS)[1]
+            candidates.append((search, search.coordinates.get()))
+        search, u = max(candidates, key=lambda pair: pair[0].value)
+        search.coordinates.set(u)
 
     def run(self, representation: Representation) -> Representation:
-        """EM on all readings, until their weights have settled."""
+        """EM on all data, until the weights have converged."""
         data, levels = representation.data, [lambda: representation.rule]
         if representation.follows:
             levels = [representation.coarse, representation.fine]
         for level in levels:
 
-            def represented(own: Dataset, level=level) -> Inference:
-                return replace(representation, data=own).inference(level())
+            def inference(weighted: Dataset, level=level) -> Inference:
+                return replace(representation, data=weighted).inference(level())
 
-            data = self._maximised(data, represented, "weights")
-        return self.e_step.settled(replace(representation, data=data))
+            data = self._maximise(data, inference, "Student-t EM")
+        return self.e_step.converged(replace(representation, data=data))
 
-    def _maximised(
-        self, data: Dataset, represented: Callable[[Dataset], Inference], name: str
+    def _maximise(
+        self, data: Dataset, inference: Callable[[Dataset], Inference], name: str
     ) -> Dataset:
-        """Weights and hyperparameters in turn, until the bound on the evidence settles."""
+        """Rounds of EM until the ELBO converges, as a stage `name`; the data with weights."""
         with self.trainer.journal.stage(name):
-            data, _, done = self._rounds(data, represented, name, _MOST_ROUNDS)
-        self.trainer.journal.note(f"{name}: {done} rounds of weights and hyperparameters")
+            data, _, done = self._rounds(data, inference, name, _MOST_ROUNDS)
+        self.trainer.journal.note(f"{name}: {done} rounds of EM")
         return data
 
     def _rounds(
         self,
         data: Dataset,
-        represented: Callable[[Dataset], Inference],
+        inference: Callable[[Dataset], Inference],
         name: str,
         rounds: int,
     ) -> tuple[Dataset, Search, int]:
-        """At most so many rounds of EM: the weighted data, the last search, and the rounds."""
+        """Up to `rounds` rounds of EM: the weighted data, the last search, the number of rounds."""
         previous, done = -np.inf, 0
         while done < rounds:
             done += 1
-            data = self.e_step.weighted(data.unweighted(), represented(data))
-            search = self.trainer.begin()
+            data = self.e_step.weighted(data.unweighted(), inference(data))
+            search = self.trainer.new_search()
             options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR}
-            self.trainer.search(search, represented(data), name, **options)
+            self.trainer.search(search, inference(data), name, **options)
             if search.value - previous < _ROUND:
                 break
             previous = search.value

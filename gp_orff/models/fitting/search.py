@@ -12,22 +12,22 @@ from torch import Tensor
 from gp_orff.models.fitting.coordinates import Coordinates
 
 _NATS = 0.01  # a step that gains less, in total, ends the search
-_FLAT = 1e-2  # of the slope over which a step could gain that much
-_EDGE = 0.9  # of the range of lengthscales, in its logarithm: time for another grid
-_LINE, _FIRST = 2, 8  # evaluations of an iteration, and some more: a kink at a bound takes many
+_FLAT = 1e-2  # tolerance of the gradient, over √(least gain in nats per number)
+_EDGE = 0.9  # of the trust region, in its logarithm: beyond, the search needs another grid
+_PER_ITERATION, _EXTRA = 2, 8  # evaluations; a line search across a bound takes many
 Report = Callable[[float], None]
 
 
 @dataclass
 class Search:
-    """Where a search for the largest evidence stands; the next one goes on from here."""
+    """The state of a search for the largest evidence; each `run` goes on from the last one."""
 
     coordinates: Coordinates
     inverse_hessian: Float[np.ndarray, "k k"] | None = None
     evaluations: int = 0
-    failures: list[str] = field(default_factory=list)  # of evaluations, taken as too long steps
+    failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
-    settled: bool = True  # whether no lengthscale has reached the edge of its range
+    settled: bool = True  # whether no lengthscale has reached the edge of its trust region
 
     def run(
         self,
@@ -41,35 +41,36 @@ class Search:
     ) -> "Search":
         """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
 
-        With `trust_factor`, a coordinate that moves frequencies stays within a factor of it, where
-        it moves them as fast as it moves itself. The search ends when one comes to the edge. A
-        coordinate that comes to a bound is held there, while the others go on and until the
-        evidence rises inwards.
+        `trust_factor` limits the factor by which frequencies may move from where the run starts;
+        the run ends when a coordinate reaches that edge. A coordinate that reaches a bound is held
+        there while the others go on, and released when the evidence rises inwards. A run also ends
+        with a step that gains less than `nats` in total, or after `iterations`. `report` is called
+        with the nats per number of each evaluation.
         """
-        climb = _Climb(
-            self, _Path.of(self.coordinates, trust_factor), objective, num_values, report
-        )
-        t = np.zeros_like(climb.u)
+        region = _TrustRegion.of(self.coordinates, trust_factor)
+        run = _Run(self, region, objective, num_values, report)
+        t = np.zeros_like(run.u)
         free = np.ones(len(t), dtype=bool)
         if not len(t):
-            climb.value_and_slope(t)
+            run.value_and_gradient(t)
         while free.any() and iterations > 0:
-            iterations -= climb.ascend(t, free, nats, iterations)
-            t = climb.path.inverse(climb.u)
-            outward = self.coordinates.at_bounds(climb.u) * climb.gradient
-            stuck, released = free & (outward > 0), ~free & (outward < 0)
-            if not (stuck | released).any():
+            iterations -= run.ascend(t, free, nats, iterations)
+            t = region.inverse(run.u)
+            outward = self.coordinates.at_bounds(run.u) * run.gradient
+            held, released = free & (outward > 0), ~free & (outward < 0)
+            if not (held | released).any():
                 break
-            free = (free & ~stuck) | released
-        self.settled, self.value = not climb.path.at_edge(t), climb.value
-        self.coordinates.set(climb.u)
+            free = (free & ~held) | released
+        self.settled, self.value = not region.at_edge(t), run.value
+        self.coordinates.set(run.u)
         return self
 
 
 @dataclass(frozen=True)
-class _Path:
-    """Coordinates u from free ones t: u = u₀ + w tanh(t / w) where a grid is built for a range of
-    u, w the logarithm of that, else u = u₀ + t; both cut at the bounds of u."""
+class _TrustRegion:
+    """The map from unbounded t to coordinates u, clipped at the bounds of u: u = u₀ + w tanh(t / w)
+    for coordinates that move frequencies, where w is the logarithm of the largest factor, and
+    u = u₀ + t for others."""
 
     coordinates: Coordinates
     center: Float[np.ndarray, "k"]  # u₀
@@ -77,68 +78,68 @@ class _Path:
     width: Float[np.ndarray, "k"]  # w
 
     @classmethod
-    def of(cls, coordinates: Coordinates, trust_factor: float | None) -> "_Path":
+    def of(cls, coordinates: Coordinates, trust_factor: float | None) -> "_TrustRegion":
         stretch = coordinates.stretch
         bounded = (stretch > 0) & (trust_factor is not None)
         width = np.where(bounded, stretch * np.log(trust_factor or np.e), 1.0)
         return cls(coordinates, coordinates.get(), bounded, width)
 
-    def place(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
-        """u."""
-        return np.clip(self._uncut(t), self.coordinates.low, self.coordinates.high)
+    def u(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
+        """u(t)."""
+        return np.clip(self._unclipped(t), self.coordinates.low, self.coordinates.high)
 
     def slope(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
         """∂u/∂t."""
-        own = np.where(self.bounded, 1 - np.tanh(t / self.width) ** 2, 1.0)
-        return np.where(self.place(t) == self._uncut(t), own, 0.0)
+        slope = np.where(self.bounded, 1 - np.tanh(t / self.width) ** 2, 1.0)
+        return np.where(self.u(t) == self._unclipped(t), slope, 0.0)
 
     def inverse(self, u: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
-        """A t of u."""
+        """A t with u(t) = u, if u is within the region."""
         step = u - self.center
-        share = np.clip(step / self.width, -1 + 1e-9, 1 - 1e-9)
-        return np.where(self.bounded, self.width * np.arctanh(share), step)
+        ratio = np.clip(step / self.width, -1 + 1e-9, 1 - 1e-9)
+        return np.where(self.bounded, self.width * np.arctanh(ratio), step)
 
     def at_edge(self, t: Float[np.ndarray, "k"]) -> bool:
-        """Whether a range, not a bound, is in the way."""
-        inside = self.bounded & (self.coordinates.at_bounds(self.place(t)) == 0)
+        """Whether a coordinate is at the edge of the trust region, and not at a bound."""
+        inside = self.bounded & (self.coordinates.at_bounds(self.u(t)) == 0)
         return bool((np.abs(np.tanh(t / self.width))[inside] > _EDGE).any())
 
-    def _uncut(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
+    def _unclipped(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
         return self.center + np.where(self.bounded, self.width * np.tanh(t / self.width), t)
 
 
-class _Spent(Exception):
-    """No evaluations are left."""
+class _NoEvaluationsLeft(Exception):
+    """Ends the iterations of an optimiser."""
 
 
-class _Climb:
-    """One search: the best place that was seen."""
+class _Run:
+    """One run of a search, with the best value so far, its coordinates u and its gradient in u."""
 
     def __init__(
         self,
         search: Search,
-        path: _Path,
+        region: _TrustRegion,
         objective: Callable[[], Float[Tensor, ""]],
         num_values: int,
         report: Report,
     ):
-        self.search, self.path = search, path
+        self.search, self.region = search, region
         self.objective, self.num_values, self.report = objective, num_values, report
-        self.value, self.u, self.gradient = -np.inf, path.center, np.zeros_like(path.center)
-        self.left = 0  # evaluations
+        self.value, self.u, self.gradient = -np.inf, region.center, np.zeros_like(region.center)
+        self.evaluations_left = 0
 
-    def value_and_slope(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
-        """Nats per number, and their derivative in t."""
-        if self.left <= 0 and self.value > -np.inf:
-            raise _Spent
-        self.left -= 1
-        u, search = self.path.place(t), self.search
+    def value_and_gradient(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
+        """Nats per number, and their gradient in t; a failed evaluation gets a low value."""
+        if self.evaluations_left <= 0 and self.value > -np.inf:
+            raise _NoEvaluationsLeft
+        self.evaluations_left -= 1
+        u, search = self.region.u(t), self.search
         search.coordinates.set(u)
         search.evaluations += 1
         try:
             value, gradient = search.coordinates.value_and_gradient(self.objective)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
-            if self.value == -np.inf:  # not the fault of a long step
+            if self.value == -np.inf:  # the first one: no step was too long
                 raise
             search.failures.append(str(error))
             value, gradient = -np.inf, np.zeros_like(t)
@@ -148,7 +149,7 @@ class _Climb:
         if value > self.value:
             self.value, self.u, self.gradient = value, u, gradient
         self.report(value)
-        return value, gradient * self.path.slope(t)
+        return value, gradient * self.region.slope(t)
 
     def ascend(
         self,
@@ -157,67 +158,69 @@ class _Climb:
         nats: float,
         iterations: int,
     ) -> int:
-        """BFGS in the free coordinates: how many iterations it took."""
-        previous, begin = [np.inf], self._at_bounds(t)
+        """Run BFGS in the free coordinates from t; the number of iterations it took."""
+        previous, at_bounds = [np.inf], self._at_bounds(t)
 
-        def whole(part: np.ndarray) -> np.ndarray:
-            full = t.copy()
-            full[free] = part
-            return full
+        def full(free_t: np.ndarray) -> np.ndarray:
+            vector = t.copy()
+            vector[free] = free_t
+            return vector
 
-        def loss(part: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = self.value_and_slope(whole(part))
-            return -value, -slope[free]
+        def loss(free_t: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self.value_and_gradient(full(free_t))
+            return -value, -gradient[free]
 
         def stop(intermediate_result) -> None:
-            gain, now = previous[0] - intermediate_result.fun, whole(intermediate_result.x)
+            gain, new = previous[0] - intermediate_result.fun, full(intermediate_result.x)
             previous[0] = intermediate_result.fun
-            clipped = (self._at_bounds(now) & ~begin & free).any()
-            if gain * self.num_values < nats or clipped or self.path.at_edge(now):
+            clipped = (self._at_bounds(new) & ~at_bounds & free).any()
+            if gain * self.num_values < nats or clipped or self.region.at_edge(new):
                 raise StopIteration
 
         options = {
             "maxiter": iterations,
             "gtol": _FLAT * np.sqrt(nats / self.num_values),
-            "hess_inv0": self._curvature(t, free),
+            "hess_inv0": self._inverse_hessian(t, free),
         }
-        self.left = _LINE * iterations + _FIRST
+        self.evaluations_left = _PER_ITERATION * iterations + _EXTRA
         try:
             result = scipy.optimize.minimize(
                 loss, t[free], jac=True, method="BFGS", callback=stop, options=options
             )
-        except _Spent:
+        except _NoEvaluationsLeft:
             return iterations
-        self._carry(result, whole(result.x), free)
+        self._store_inverse_hessian(result, full(result.x), free)
         return max(result.nit, 1)
 
     def _at_bounds(self, t: Float[np.ndarray, "k"]) -> Bool[np.ndarray, "k"]:
-        return self.search.coordinates.at_bounds(self.path.place(t)) != 0
+        return self.search.coordinates.at_bounds(self.region.u(t)) != 0
 
-    def _curvature(
+    def _inverse_hessian(
         self, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]
     ) -> Float[np.ndarray, "m m"] | None:
-        """The inverse Hessian that is known, in the free coordinates."""
+        """The inverse Hessian of the last run, in the free coordinates of t."""
         if self.search.inverse_hessian is None:
             return None
-        slope = self.path.slope(t)
+        slope = self.region.slope(t)
         slope = np.where(slope > 0, slope, 1.0)
         return _positive((self.search.inverse_hessian / np.outer(slope, slope))[np.ix_(free, free)])
 
-    def _carry(self, result, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]) -> None:
-        """The curvature in u, where it can be of use for the next search."""
-        slope = self.path.slope(t)[free]
+    def _store_inverse_hessian(
+        self, result, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]
+    ) -> None:
+        """Keep the inverse Hessian in u for the next run, if it is positive definite."""
+        slope = self.region.slope(t)[free]
         inverse = _positive(result.hess_inv * np.outer(slope, slope))
         if result.nit and inverse is not None:
-            known = self.search.inverse_hessian
-            whole = np.eye(len(free)) if known is None else known.copy()
-            whole[free, :] = whole[:, free] = 0.0
-            whole[np.ix_(free, free)] = inverse
-            self.search.inverse_hessian = whole
+            last = self.search.inverse_hessian
+            full = np.eye(len(free)) if last is None else last.copy()
+            full[free, :] = full[:, free] = 0.0
+            full[np.ix_(free, free)] = inverse
+            self.search.inverse_hessian = full
 
 
 def _positive(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"] | None:
-    """A symmetric matrix, where it is positive definite beyond rounding."""
+    """The symmetric part of a matrix if it is positive definite beyond rounding, else None."""
     matrix = 0.5 * (matrix + matrix.T)
     if not np.isfinite(matrix).all():
         return None

@@ -1,4 +1,4 @@
-"""How a model is fitted: starting values, then searches on better and better representations."""
+"""The strategy of a fit: starting values, then searches on finer and finer representations."""
 
 import math
 import warnings
@@ -39,19 +39,19 @@ from gp_orff.models.fitting.trainer import (
 )
 from gp_orff.models.report.names import parameter_names
 
-_FEW_VALUES = 200  # numbers that do not tell a constant from a field that varies slowly
-_FINALISTS = 3  # survivors of starts
-_SOME_VALUES, _MANY = 1200, 1.3  # numbers of a search before that with many times as many
-_CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features; bounds
-_FEW_ITERATIONS = 6  # on a grid of many features
+_FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
+_FINALISTS = 3  # starting values that are searched again, on more data
+_FIRST_VALUES, _MANY = 1200, 1.3  # numbers of a first search, if the data have 1.3 times as many
+_CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
+_FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
-_NATS = 0.1  # in total, that a last grid has to gain
-_LITTLE, _MUCH = 0.01, 0.1  # of the noise's variance, that a grid has cut
+_NATS = 0.1  # in total, that another last grid has to gain
+_LITTLE, _MUCH = 0.01, 0.1  # truncated variance of a grid, over the noise variance
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit gives back, beside the hyperparameters that it has set."""
+    """The result of a fit, beside the hyperparameters that it has set."""
 
     representation: Representation
     mean: Float[Tensor, "p"] | None
@@ -67,57 +67,58 @@ def fit(
     warm_start: bool,
     progress: Progress,
 ) -> Fitted:
-    """Set the hyperparameters to those of largest evidence."""
+    """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, notes)
     trainer = Trainer(kernel, likelihoods, mean, data.survey, journal)
-    robust, begin = RobustEM(trainer), Trainer.begin if warm_start else begin_anew
-    weighs = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
-    if weighs:
-        data, begin = robust.start(data, warm_start), Trainer.begin
-    search = begin(trainer)
+    robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
+    has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
+    if has_weights:
+        data, start_search = robust.start(data, warm_start), Trainer.new_search
+    search = start_search(trainer)
     representation = Representation.of(kernel, likelihoods, requested, data)
     journal.note(representation.reason)
     rule = representation.rule
     if rule is None:
-        trainer = ExactKernel(trainer, data).run(search, begin)
+        trainer = ExactKernel(trainer, data).run(search, start_search)
     elif representation.follows:
         Grids(trainer, representation).run(search)
     else:
-        name = "grid by hand" if isinstance(rule, Grid) else repr(rule)
+        name = "given grid" if isinstance(rule, Grid) else repr(rule)
         trainer.search(search, representation.inference(rule), name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
-    if weighs:
+    if has_weights:
         representation = RobustEM(trainer).run(representation)
-    history = History("fitted", tuple(journal.stages)).noting(journal.notes)
+    history = History("fitted", tuple(journal.stages)).with_notes(journal.notes)
     return Fitted(representation, trainer.mean, history)
 
 
-def begin_anew(trainer: Trainer) -> Search:
-    """Hyperparameters of the largest evidence of few readings: short searches on very few from
-    many places, the best of them again on some more, the best of these to its end."""
+def best_start(trainer: Trainer) -> Search:
+    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
+    on a small subset from many starting values, the best again on a larger one, its best to the
+    end."""
     warn_of_far_points(trainer.distances)
-    some = trainer.some(SUBSET_VALUES)
-    with trainer.journal.stage(f"start, {some.survey.num_points} points"):
-        return _searched_from_many(trainer, some)
+    subset = trainer.subset(SUBSET_VALUES)
+    with trainer.journal.stage(f"starting values, {subset.survey.num_points} points"):
+        return _screened_search(trainer, subset)
 
 
-def _searched_from_many(trainer: Trainer, more: Dataset) -> Search:
-    found, finalists, name = [], [], "start"
-    few = trainer.represented(trainer.some(SCREENED_VALUES))
-    for where in starts(trainer.kernel, trainer.distances):
-        observations = few.data.observations
-        start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, where)
-        found.append(trainer.begun(trainer.begin(), few, name))
-    some = trainer.represented(more)
-    options = {"iterations": _MOST} if some.num_values <= 2 * SCREENED_VALUES else {}
-    for search, place in sorted(found, key=lambda pair: -pair[0].value)[:_FINALISTS]:
-        search.coordinates.set(place)
-        finalists.append(trainer.begun(search, some, name, **options))
-    search, place = max(finalists, key=lambda pair: pair[0].value)
-    search.coordinates.set(place)
-    return trainer.search(search, some, name, nats=0.1)
+def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
+    candidates, finalists, name = [], [], "starting values"
+    small = trainer.inference(trainer.subset(SCREENED_VALUES))
+    for initial in starts(trainer.kernel, trainer.distances):
+        observations = small.data.observations
+        start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
+        candidates.append(trainer.short_search(trainer.new_search(), small, name))
+    large = trainer.inference(subset)
+    options = {"iterations": _MOST} if large.num_values <= 2 * SCREENED_VALUES else {}
+    for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
+        search.coordinates.set(u)
+        finalists.append(trainer.short_search(search, large, name, **options))
+    search, u = max(finalists, key=lambda pair: pair[0].value)
+    search.coordinates.set(u)
+    return trainer.search(search, large, name, nats=0.1)
 
 
 @dataclass(frozen=True)
@@ -127,34 +128,40 @@ class ExactKernel:
     trainer: Trainer
     data: Dataset
 
-    def run(self, search: Search, begin: Callable[[Trainer], Search]) -> Trainer:
-        """Few data get a constant mean only if they pay for it (Schwarz 1978)."""
-        own, data = self.trainer, self.data
+    def run(self, search: Search, start_search: Callable[[Trainer], Search]) -> Trainer:
+        """Search, and with few data choose between a constant mean and zero by the BIC
+        (Schwarz 1978); the trainer with that mean."""
+        trainer, data = self.trainer, self.data
         self._search(search, "exact kernel")
-        if own.mean is not None or data.num_values > _FEW_VALUES:
-            return own
-        place = search.coordinates.get()
-        like = next(own.kernel.parameters())
-        zero = replace(own, mean=torch.zeros(own.num_outputs).to(like.device, torch.float64))
-        without = replace(self, trainer=zero)._search(begin(zero), "exact kernel, mean zero")
-        gain = (search.value - without.value) * data.num_values
-        pays = gain > 0.5 * own.num_outputs * math.log(data.survey.num_points)
-        if pays:
-            search.coordinates.set(place)
-        own.journal.note(f"mean {'constant' if pays else 'zero'}: by {abs(gain):.2f} nats")
-        return own if pays else zero
+        if trainer.mean is not None or data.num_values > _FEW_VALUES:
+            return trainer
+        u, device = search.coordinates.get(), next(trainer.kernel.parameters()).device
+        mean = torch.zeros(trainer.num_outputs).to(device, torch.float64)
+        zero = replace(trainer, mean=mean)
+        name = "exact kernel, zero mean"
+        zero_search = replace(self, trainer=zero)._search(start_search(zero), name)
+        gain = (search.value - zero_search.value) * data.num_values
+        penalty = 0.5 * trainer.num_outputs * math.log(data.survey.num_points)
+        better = gain > penalty
+        if better:
+            search.coordinates.set(u)
+        trainer.journal.note(
+            f"mean: {'constant' if better else 'zero'}; a constant mean changes the log evidence "
+            f"by {gain:+.2f} nats, its BIC penalty is {penalty:.2f} nats"
+        )
+        return trainer if better else zero
 
     def _search(self, search: Search, name: str) -> Search:
-        """On some of many readings first: an evaluation costs the third power of their number."""
-        own, count = self.trainer, self.data.num_values
-        if count > _MANY * _SOME_VALUES:
-            some = own.some(_SOME_VALUES)
-            label = f"exact kernel, {some.survey.num_points} points"
-            own.search(search, ExactInference(some), label, nats=0.1)
+        """Search on all data, on a subset first if they are many: the cost is cubic in N."""
+        trainer, count = self.trainer, self.data.num_values
+        if count > _MANY * _FIRST_VALUES:
+            subset = trainer.subset(_FIRST_VALUES)
+            label = f"exact kernel, {subset.survey.num_points} points"
+            trainer.search(search, ExactInference(subset), label, nats=0.1)
         nats = 0.1 if count > SUBSET_VALUES else 0.01
         iterations = int(min(max(_CUBIC * (1000 / count) ** 3, _FEWEST), _MOST))
-        every = ExactInference(self.data)
-        return own.search(search, every, name, iterations=iterations, nats=nats)
+        inference = ExactInference(self.data)
+        return trainer.search(search, inference, name, iterations=iterations, nats=nats)
 
 
 @dataclass(frozen=True)
@@ -165,20 +172,20 @@ class Grids:
     representation: Representation
 
     def run(self, search: Search) -> None:
-        """Coarse ones first."""
-        seen, own = [search.coordinates.get()], self.representation
-        self._follow(search, "coarse", COARSE_FACTOR, own.coarse)
-        seen.append(search.coordinates.get())
-        self._follow(search, "fine", FINE_FACTOR, own.fine)
-        seen.append(search.coordinates.get())
-        cuts = own.cuts()
+        """Search on coarse grids, then on fine ones, then on last ones if much is truncated."""
+        visited, representation = [search.coordinates.get()], self.representation
+        self._follow(search, "coarse", COARSE_FACTOR, representation.coarse)
+        visited.append(search.coordinates.get())
+        self._follow(search, "fine", FINE_FACTOR, representation.fine)
+        visited.append(search.coordinates.get())
+        ratios = representation.cuts()  # truncated variance over noise variance
         for label, likelihood in self.trainer.likelihoods.items():
-            share = min((cut for key, cut in cuts.items() if key.label == label), default=0.0)
-            if share > _LITTLE:  # the noise learned has taken it up, and it will be returned
-                scale_noise(likelihood, max(1 - share, 0.5))
-        if max(cuts.values()) > _MUCH:
-            seen.append(search.coordinates.get())
-            self._with_what_is_cut(search.coordinates, seen)
+            ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
+            if ratio > _LITTLE:  # the learned noise contains it; the posterior adds it to the field
+                scale_noise(likelihood, max(1 - ratio, 0.5))
+        if max(ratios.values()) > _MUCH:
+            visited.append(search.coordinates.get())
+            self._search_with_truncated_variance(search.coordinates, visited)
 
     def _follow(
         self,
@@ -189,59 +196,60 @@ class Grids:
         rounds: int = 8,
         iterations: int = 60,
     ) -> None:
-        """Search on one grid after another, until no lengthscale comes to the edge of its range."""
+        """Search on one grid after another, until no lengthscale reaches the edge of its range."""
         for _ in range(rounds):
             try:
                 inference = self.representation.inference(level())
             except GridBudgetError as error:
-                self.trainer.journal.note(f"no {name} grid: {error}")
+                self.trainer.journal.note(f"no {name} grid was built: {error}")
                 return
             features = num_features(self.trainer.kernel, inference.draws)
-            name_and_size = f"{name} grid, F = {features}"
+            label = f"{name} grid, {features} features"
             affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
             options = {"trust_factor": trust_factor, "iterations": min(iterations, affordable)}
-            self.trainer.search(search, inference, name_and_size, **options)
+            self.trainer.search(search, inference, label, **options)
             if search.settled:
                 return
 
-    def _with_what_is_cut(
-        self, coordinates: Coordinates, seen: list[Float[np.ndarray, "k"]]
+    def _search_with_truncated_variance(
+        self, coordinates: Coordinates, visited: list[Float[np.ndarray, "k"]]
     ) -> None:
-        """Where a budget cuts much, go on with it in its place, from the best of what was seen, as
-        long as that gains; the best is kept."""
+        """Where `max_features` truncates much, search on with the truncated variance in the model,
+        from the best of `visited` as long as the evidence grows, and keep the best coordinates."""
         score = partial(self._evidence_at, coordinates)
-        value, place = max(((score(own), own) for own in seen), key=lambda pair: pair[0])
+        best, best_u = max(((score(u), u) for u in visited), key=lambda pair: pair[0])
         level = partial(self.representation.fine, _LAST_FACTOR, returned=True)
         options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
         for _ in range(_LAST_ROUNDS):
-            coordinates.set(place)
-            last = Search(coordinates)
-            self._follow(last, "last", _LAST_FACTOR, level, **options)
-            beyond = coordinates.get()
-            reached = score(beyond)
-            if not reached > value + _NATS:
+            coordinates.set(best_u)
+            search = Search(coordinates)
+            self._follow(search, "last", _LAST_FACTOR, level, **options)
+            u = coordinates.get()
+            value = score(u)
+            if not value > best + _NATS:
                 break
-            value, place = reached, beyond
-            if last.settled:
+            best, best_u = value, u
+            if search.settled:
                 break
-        coordinates.set(place)
-        self._warn_of_what_is_cut()
+        coordinates.set(best_u)
+        self._warn_of_truncation()
 
     @torch.no_grad()
-    def _evidence_at(self, coordinates: Coordinates, place: Float[np.ndarray, "k"]) -> float:
-        """On the grid that predictions would be made from there, what it cuts being returned."""
-        coordinates.set(place)
+    def _evidence_at(self, coordinates: Coordinates, u: Float[np.ndarray, "k"]) -> float:
+        """log p(y) at u on the grid that predictions use, with its truncated variance in the model;
+        −∞ where that fails."""
+        coordinates.set(u)
         try:
             return self.trainer.evidence(self.representation.now()).item()
-        except (ValueError, torch.linalg.LinAlgError):  # no grid within the budget, no covariance
+        except (ValueError, torch.linalg.LinAlgError):  # no grid within max_features, no covariance
             return -math.inf
 
-    def _warn_of_what_is_cut(self) -> None:
-        share = max(self.representation.cuts().values())
-        if share > _MUCH:
+    def _warn_of_truncation(self) -> None:
+        ratio = max(self.representation.cuts().values())
+        if ratio > _MUCH:
             text = (
-                f"what the grid cuts is {share:.2g} times the noise variance: the error bars hold "
-                "it, and a larger max_features= of the frequencies would narrow them"
+                f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
+                "error bars include it, and a larger max_features= would narrow them"
             )
             self.trainer.journal.note(text)
             warnings.warn(text, GridWarning, stacklevel=2)

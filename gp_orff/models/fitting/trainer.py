@@ -1,4 +1,4 @@
-"""Searches for hyperparameters, on whatever represents the data, and what is told of them."""
+"""Search for hyperparameters on any representation of the data, and record the searches."""
 
 import warnings
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import subset
-from gp_orff.models.threads import again
+from gp_orff.models.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 _SHORT = 4  # iterations
@@ -39,7 +39,7 @@ _SHORT = 4  # iterations
 
 @dataclass(frozen=True)
 class Trainer:
-    """A kernel, the noise of every group and a constant mean, while they are learned."""
+    """A kernel, the likelihood of every group and a constant mean, while a fit learns them."""
 
     kernel: Kernel
     likelihoods: Mapping[str, Likelihood]
@@ -55,72 +55,78 @@ class Trainer:
     def distances(self) -> Distances:
         return self.survey.distances
 
-    def begin(self) -> Search:
-        """Of all that is trained, within what the data can tell, from where it is."""
+    def new_search(self) -> Search:
+        """A search over all trained hyperparameters, from their present values, within the ranges
+        that the data can determine."""
         ranges = parameter_ranges(self.kernel, self.distances)
         return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
+        """log p(y), total nats."""
         return log_marginal_likelihood(inference, self.kernel, self.likelihoods, self.mean)
 
     def search(self, search: Search, inference: Inference, name: str, **options) -> Search:
+        """Run a search as a stage `name` of the journal; `options` are those of `Search.run`."""
+
         def objective() -> Float[Tensor, ""]:
-            again()  # the machine may have become busy
+            update_threads()  # the machine may have become busy
             return self.evidence(inference) + search.coordinates.log_prior()
 
-        failed = len(search.failures)
+        before = len(search.failures)
         with self.journal.stage(name) as stage:
-            search.run(objective, inference.num_values, report=stage.evaluated, **options)
+            search.run(objective, inference.num_values, report=stage.count, **options)
             stage.nats_per_number = search.value
-        if len(search.failures) > failed:
-            failures = len(search.failures) - failed
-            last = search.failures[-1]
-            self.journal.note(f"{name}: {failures} evaluations failed ({last}): shorter steps")
+        if failures := search.failures[before:]:
+            self.journal.note(
+                f"{name}: {len(failures)} evaluations failed, and shorter steps were taken "
+                f"({failures[-1]})"
+            )
         return search
 
-    def begun(
+    def short_search(
         self, search: Search, inference: Inference, name: str, iterations: int = _SHORT
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
-        """A short search, and where it came to."""
+        """Run a search for a few iterations; the search and the coordinates that it reached."""
         self.search(search, inference, name, iterations=iterations)
         return search, search.coordinates.get()
 
-    def some(self, numbers: int) -> Dataset:
-        """Few readings, that show every scale."""
+    def subset(self, numbers: int) -> Dataset:
+        """About `numbers` observed values, of points at all distances from each other."""
         parts = join(self.survey.sample)
-        chosen = subset(torch.cat([own.x for own in parts]), max(2, numbers // self.num_outputs))
+        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // self.num_outputs))
         offsets = np.cumsum([0, *map(len, parts)])
-        few = []
-        for own, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
+        selected = []
+        for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
             rows = chosen[(chosen >= low) & (chosen < high)] - low
             if len(rows):
-                few.append(own.take(rows))
-        return Dataset.in_memory(few)
+                selected.append(part.take(rows))
+        return Dataset.in_memory(selected)
 
-    def represented(self, few: Dataset) -> Inference:
-        """Few readings, by the exact kernel if there is one."""
-        if has_covariance(self.kernel, few):
-            return ExactInference(few)
-        return FeatureInference(few, draw(self.kernel, QuasiMonteCarlo(1024), few.num_inputs))
+    def inference(self, data: Dataset) -> Inference:
+        """Inference from a subset of the data, under the exact kernel if there is one."""
+        if has_covariance(self.kernel, data):
+            return ExactInference(data)
+        return FeatureInference(data, draw(self.kernel, QuasiMonteCarlo(1024), data.num_inputs))
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
-    """Set aside a few points far from all others, which would take up all the frequencies of a
-    grid; and what was done, in words."""
+    """The data without a few points far from all others, which would use up the frequencies of a
+    grid, and notes that say so."""
     near = data.survey.distances.near
     if near is None or not isinstance(data, Dataset) or not _spans(requested, data):
         return data, []
     inside = data.within(near)
+    count = data.survey.num_points - inside.survey.num_points
     text = (
-        f"{data.survey.num_points - inside.survey.num_points} points far from all others are left "
-        "out: no frequency grid serves both; drop them if they are errors, or fit them apart"
+        f"points far from all others are left out: {count}; one frequency grid cannot represent "
+        "both groups; drop these points if they are errors, or fit them separately"
     )
     warnings.warn(text, DataWarning, stacklevel=2)
     return inside, [text]
 
 
 def _spans(requested: Rule, data: Data) -> bool:
-    """Whether there will be a grid whose domain follows from the data."""
+    """Whether the rule gives a grid whose domain follows from the data."""
     if isinstance(requested, Auto):
         return requested.domain is None and data.num_values > requested.max_features
     return isinstance(requested, Grid) and requested.domain is None and requested.spacing is None

@@ -1,1 +1,1 @@
-"""What a fit did, in numbers and words: names of hyperparameters, standard errors, the report."""
+"""The report of a model: names of hyperparameters, standard errors, and the printed form."""

@@ -1,4 +1,4 @@
-"""What represents the kernel, and how well."""
+"""Which features represent the kernel, and how accurate they are."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from gp_orff.models.frozen_model import ModelSnapshot
 
 @dataclass(frozen=True)
 class Approximation:
-    """Attributes as those of `FitReport`."""
+    """The representation of the kernel; the fields are attributes of `FitReport`."""
 
     method: str
     features: int | None = None
@@ -23,43 +23,52 @@ class Approximation:
     @classmethod
     @torch.no_grad()
     def of(cls, snapshot: ModelSnapshot) -> "Approximation":
+        """The representation that a model with data uses."""
         inference, kernel = snapshot.inference, snapshot.kernel
         if not isinstance(inference, FeatureInference):
             return cls("exact")
         features = inference.num_features(kernel)
-        terms = accuracy(kernel, inference.draws)
-        if not terms:
-            sampled = any(own.sampled for own in inference.draws)
+        grids = accuracy(kernel, inference.draws)
+        if not grids:
+            sampled = any(draw.sampled for draw in inference.draws)
             return cls("random" if sampled else "quadrature", features)
         return cls(
             "grid",
             features,
-            max(own.tolerance for own in terms),
-            max(own.aliasing for own in terms),
-            max(own.truncated for own in terms),
-            _cut_over_noise(snapshot, inference),
+            max(grid.tolerance for grid in grids),
+            max(grid.aliasing for grid in grids),
+            max(grid.truncated for grid in grids),
+            _truncated_over_noise(snapshot, inference),
         )
 
-    def __str__(self) -> str:
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and values, as `print` shows them."""
         if self.method == "exact":
-            return "exact kernel"
+            return [("kernel", "exact")]
         if self.method != "grid":
-            return f"{self.features} {self.method} features"
-        return (
-            f"grid of {self.features} features: {self.tolerance_reached:.0e} tolerance, "
-            f"{self.share_cut:.1e} of the variance truncated ({self.cut_over_noise:.1e} of the "
-            f"noise), aliasing {self.aliasing:.0e}"
-        )
+            return [("kernel", f"{self.features} {self.method} features")]
+        return [
+            (
+                "kernel",
+                f"frequency grid of {self.features} features, "
+                f"tolerance {self.tolerance_reached:.1g}, aliasing {self.aliasing:.1g}",
+            ),
+            (
+                "truncated variance",
+                f"{self.share_cut:.2g} of the prior variance, "
+                f"{self.cut_over_noise:.2g} of the noise variance",
+            ),
+        ]
 
 
-def _cut_over_noise(snapshot: ModelSnapshot, inference: FeatureInference) -> float:
-    """The variance of a point that features lack, over that of the noise of a reading of mean
-    weight, in the group of least noise."""
-    cut = inference.truncated(snapshot.kernel)
-    variance = 0.0 if cut is None else cut.diagonal().mean().item()
+def _truncated_over_noise(snapshot: ModelSnapshot, inference: FeatureInference) -> float:
+    """The truncated variance of a point, over the noise variance of an observation of mean weight,
+    in the group of least noise."""
+    covariance = inference.truncated(snapshot.kernel)
+    truncated = 0.0 if covariance is None else covariance.diagonal().mean().item()
+    noises = {label: noise.diagonal().mean().item() for label, noise in snapshot.noises.items()}
     return max(
-        variance
-        * weights.local_mean(float("inf"))
-        / snapshot.noises[key.label].diagonal().mean().item()
+        truncated * weights.local_mean(float("inf")) / noises[key.label]
         for key, weights in inference.data.weights_of.items()
     )

@@ -1,4 +1,4 @@
-"""What a model holds, as numbers: hyperparameters, noise, the constant mean, the data."""
+"""The contents of a model as numbers: hyperparameters, noise, the constant mean, the data."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,15 +20,15 @@ from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names, readable_names
 
 Numbers = float | Float[np.ndarray, "..."]
-_UNSEEN = 1e-10  # of the information on a mean, below which there is none
-_WITHOUT_NAME = ("default", "unnamed", DEFAULT)  # the first that no group has
+_RANK_TOLERANCE = 1e-10  # of the largest eigenvalue of the information about the mean
+_DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first that is no group's name is used
 
 
 def data_attributes(data: Data) -> dict[str, object]:
-    """As those of `FitReport`."""
+    """The attributes of `FitReport` that describe the data."""
     observed: Counter[str] = Counter()
-    for own in data.symbol_data:
-        observed[type(own.symbol).__name__] += own.num_values
+    for part in data.symbol_data:
+        observed[type(part.symbol).__name__] += part.num_values
     return {
         "points": data.survey.num_points,
         "numbers": data.num_values,
@@ -38,55 +38,56 @@ def data_attributes(data: Data) -> dict[str, object]:
 
 
 def noise_variances(noises: Noises) -> dict[str, Numbers]:
-    """By group: one for all components, or one for each."""
-    unnamed = next(name for name in _WITHOUT_NAME if name == DEFAULT or name not in noises)
-    found = {}
+    """Noise variances by group: a float where all components have the same one, else (p,)."""
+    default = next(name for name in _DEFAULT_NAMES if name == DEFAULT or name not in noises)
+    numbers = {}
     for label, covariance in noises.items():
         variances = as_numbers(covariance.diagonal())
-        alike = np.ptp(variances) <= 1e-12 * np.max(variances)
-        found[label or unnamed] = float(np.max(variances)) if alike else variances
-    return found
+        equal = np.ptp(variances) <= 1e-12 * np.max(variances)
+        numbers[label or default] = float(np.max(variances)) if equal else variances
+    return numbers
 
 
 def trained_names(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> frozenset[str]:
-    """Of the hyperparameters that a fit would learn."""
+    """The names of the hyperparameters that a fit learns."""
     names = parameter_names(kernel, likelihoods)
-    return frozenset(name for name, own in names.items() if own.requires_grad)
+    return frozenset(name for name, parameter in names.items() if parameter.requires_grad)
 
 
 def hyperparameter_values(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], present: Iterable[str]
 ) -> dict[str, Numbers]:
-    """Those of the kernel and of the noise of the groups that are present."""
+    """The values of the kernel and of the likelihoods of the groups in `present`, by name."""
     values = _by_parameter([kernel, *likelihoods.values()])
-    absent = [p for label in {*likelihoods} - {*present} for p in likelihoods[label].parameters()]
-    absent = {own for own in absent if all(own is not p for p in kernel.parameters())}
+    absent = {p for label in {*likelihoods} - {*present} for p in likelihoods[label].parameters()}
+    absent -= {*kernel.parameters()}
     names = parameter_names(kernel, likelihoods)
-    return {name: values[own] for name, own in names.items() if own not in absent}
+    return {name: values[parameter] for name, parameter in names.items() if parameter not in absent}
 
 
 def mean_values(mean: Mean) -> dict[str, Numbers]:
-    """The parameters of a mean that is taken as it is."""
+    """The parameters of a mean that is not constant, by name; such a mean is not trained."""
     if is_constant(mean):
         return {}
     values = _by_parameter([mean])
-    return {f"mean.{name}": values[own] for name, own in readable_names(mean).items()}
+    return {f"mean.{name}": values[parameter] for name, parameter in readable_names(mean).items()}
 
 
 @torch.no_grad()
 def constant_mean(snapshot: ModelSnapshot) -> tuple[Numbers, Numbers]:
-    """The constant and, where it is the one of largest evidence, its standard error by generalised
-    least squares: √((1ᵀK⁻¹1)⁻¹)_ii."""
+    """The constant mean (p,) and its standard error √((1ᵀK⁻¹1)⁻¹)_ii by generalised least squares,
+    which is NaN for a fixed mean and where the data do not determine it."""
     value = as_numbers(snapshot.constant)
     information = snapshot.posterior.evidence.quad[1:, 1:]
-    seen = torch.linalg.eigvalsh(information)
-    if snapshot.fixed_mean is not None or not seen[0] > _UNSEEN * seen[-1]:
+    eigenvalues = torch.linalg.eigvalsh(information)
+    singular = not eigenvalues[0] > _RANK_TOLERANCE * eigenvalues[-1]
+    if snapshot.fixed_mean is not None or singular:
         return value, as_numbers(torch.full_like(snapshot.constant, torch.nan))
     return value, as_numbers(torch.linalg.inv(information).diagonal().sqrt())
 
 
 def as_numbers(values: Tensor | Float[np.ndarray, "..."]) -> Numbers:
-    """A float, or an array without axes of length 1."""
+    """Convert to a float, or to an array without axes of length 1."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().double().numpy()
     values = np.squeeze(values).copy()
@@ -94,9 +95,9 @@ def as_numbers(values: Tensor | Float[np.ndarray, "..."]) -> Numbers:
 
 
 def _by_parameter(modules: Iterable[Module]) -> dict[nn.Parameter, Numbers]:
-    """As the user sees them."""
+    """The values of parameters, transformed by their constraints."""
     return {
-        parameter: as_numbers(parameter if own is None else own.transform(parameter))
+        parameter: as_numbers(parameter if constraint is None else constraint.transform(parameter))
         for module in modules
-        for _, parameter, own in module.named_parameters_and_constraints()
+        for _, parameter, constraint in module.named_parameters_and_constraints()
     }

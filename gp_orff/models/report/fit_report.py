@@ -1,4 +1,4 @@
-"""What was done to the data and what came of it: numbers, and words for them."""
+"""`FitReport`: what a model holds and how it was fitted, as numbers and in print."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -24,15 +24,15 @@ from gp_orff.models.report.contents import (
 from gp_orff.models.report.standard_errors import Curvature
 from gp_orff.models.report.words import plain, table, with_error
 
-_PATIENCE = 10.0  # seconds that words may take for standard errors
+_PATIENCE = 10.0  # seconds: `print` computes standard errors only if they take less
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A hyperparameter, in the user's units.
+    """The value of a hyperparameter and its standard error, in the user's units.
 
     Attributes:
-        value: a float, or an array where there are several of the name.
+        value: a float, or an array if the hyperparameter has several elements.
     """
 
     value: Numbers
@@ -40,55 +40,64 @@ class Estimate:
 
     @property
     def standard_error(self) -> Numbers:
-        """Of the same shape; NaN where there is none. Computed when it is first asked for."""
+        """The standard error, of the shape of `value`; NaN where there is none.
+
+        It is computed at the first access.
+        """
         return self._error()
 
 
 @dataclass(frozen=True, eq=False)
 class FitReport:
-    r"""What a `VectorFieldGP` holds and how it came to it; `print` gives it in words.
+    r"""What a `VectorFieldGP` holds and how it was fitted; `print` shows it as text.
 
-    It stays true of the model as it was when it was asked for, whatever becomes of the model. Like
-    a `FieldPosterior` it holds on to the data; what `to_dict` gives does not.
+    `model.report` returns one. It describes the model at that moment: later changes of the model
+    leave it as it is. A report keeps the data in memory; the result of `to_dict` does not.
 
-    Standard errors follow from the curvature of the log evidence, and of the log priors, in the
-    coordinates u of the search (logarithms of positive parameters, logits of those in an interval),
+    Standard errors follow from the curvature of the log evidence, plus the log priors, in the
+    coordinates u of the search (the logarithm of a positive parameter, the logit of one in an
+    interval), with the constant mean at its best value (Mardia & Marshall 1984, *Maximum likelihood
+    estimation of models for residual covariance in spatial regression*, §3, with the observed
+    information):
 
-        sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² ,
+        sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² .
 
-    at the best constant mean (Mardia & Marshall 1984, *Maximum likelihood estimation of models for
-    residual covariance in spatial regression*, §3, with the observed information). They take two
-    evaluations of the evidence for every number that was learned, and are computed when they are
-    first asked for; `print` shows them where they take less than 10 seconds. They are NaN for what
-    was not learned from these data: after `condition`, `update` and `observe`, for frozen
-    hyperparameters, those at a bound, and those that the evidence does not tell; `remarks` says
-    more.
+    They take two evaluations of the evidence for each learned number, and are computed at the first
+    access; `print` shows them if they take less than 10 seconds. A standard error is NaN for a
+    frozen hyperparameter, for one at a bound of the search, for one that the data do not determine,
+    and for all hyperparameters after `condition`, `update` or `observe`, which learn none.
+    `remarks` and `notes` give the reasons.
 
     Attributes:
-        action: what was done last: "fitted", "conditioned", "updated", "observed"; "not fitted"
+        action: what was done last: "fitted", "conditioned", "updated" or "observed"; "not fitted"
             for a model without data.
-        method: what represents the kernel: "exact", "grid", "quadrature", "random"; "none".
-        features: F; None for the exact kernel.
-        tolerance_reached: of the grid, after its budget; None without one.
-        aliasing: of the grid, as a share of the prior variance; None without one.
-        share_cut: of the prior variance, what the grid leaves out; None without one.
-        cut_over_noise: the same variance over that of the noise, in the group of least noise.
-        points: N.
-        numbers: that were observed, of symbols too: N·p and theirs.
-        held: "data", "statistics", or "nothing".
-        observed: how many numbers of each symbol, by its name.
-        evidence: log p(y), total nats, without priors, a lower bound of it under Student-t noise;
-            NaN without data.
-        noise: variances by group, one for all components or one for each; readings that name no
-            group are under "default".
-        hyperparameters: `Estimate`s by names such as `curl_free.lengthscale`, `noise` or
-            `adcp.noise`, and `mean`, the constant one. A name is that of gpytorch's parameter,
-            after those branches of the kernel that tell it from others: a branch is called after
-            its kind, with a number where there are several of a kind.
-        stages: of the last fit: name, evaluations, seconds, nats_per_number.
-        seconds: of the last fit, all that it did.
-        threads: the most that it used.
-        notes: decisions and warnings, in words.
+        method: the representation of the kernel: "exact", "grid" (features on a frequency grid),
+            "quadrature" or "random" (features of these rules); "none" for a model without data.
+        features: the number F of features; None for the exact kernel.
+        tolerance_reached: the tolerance of the grid, which may be larger than requested if
+            `max_features` limits it; None without a grid.
+        aliasing: the aliasing error of the grid over the prior variance; None without a grid.
+        share_cut: the truncated variance of the grid over the prior variance; None without a grid.
+        cut_over_noise: the truncated variance over the noise variance, in the group of least noise;
+            None without a grid.
+        points: the number N of points.
+        numbers: the number of observed values, N·p without missing components, and observations of
+            symbols.
+        held: what the model keeps: "data", "statistics" or "nothing".
+        observed: the number of values observed of each symbol, by the name of its class.
+        evidence: the log marginal likelihood log p(y), total nats, without hyperparameter priors;
+            a lower bound (ELBO) under Student-t noise; NaN without data.
+        noise: noise variances by group: a float for all components, or an array (p,);
+            "default" is the group of observations without a group name.
+        hyperparameters: an `Estimate` for each name, such as `curl_free.lengthscale`, `noise`,
+            `adcp.noise` (of the group `adcp`) and `mean` (the constant mean). A name is gpytorch's
+            name of the parameter. Branches of the kernel come before it where they are needed to
+            tell parameters apart: a branch is named after its class, with a number if several share
+            a class.
+        stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number.
+        seconds: wall time of the last fit; None without one.
+        threads: the largest number of threads of the last fit; None without one.
+        notes: decisions and warnings, as sentences.
 
     Example:
         >>> import gp_orff, torch
@@ -130,34 +139,42 @@ class FitReport:
 
     @classmethod
     def of(cls, snapshot: ModelSnapshot, history: History, trained: frozenset[str]) -> "FitReport":
-        """Of a model with data; `trained` are the names of what a fit learns."""
-        own = snapshot.representation
-        present = {key.label for key in own.data.keys}
-        learned = trained if history.action == "fitted" else frozenset()
-        curvature = Curvature(snapshot, learned)
-        values = hyperparameter_values(snapshot.kernel, own.likelihoods, present)
-        estimates = {n: Estimate(v, partial(_error, curvature, n, v)) for n, v in values.items()}
+        """The report of a model with data.
+
+        Args:
+            snapshot: the model.
+            history: what was done to it.
+            trained: the names of the hyperparameters that a fit learns.
+        """
+        representation = snapshot.representation
+        labels = {key.label for key in representation.data.keys}
+        curvature = Curvature(snapshot, trained if history.action == "fitted" else frozenset())
+        values = hyperparameter_values(snapshot.kernel, representation.likelihoods, labels)
+        estimates = {
+            name: Estimate(value, partial(_curvature_error, curvature, name, value))
+            for name, value in values.items()
+        }
         constant, error = constant_mean(snapshot)
-        noises = {label: found for label, found in snapshot.noises.items() if label in present}
+        noises = {label: noise for label, noise in snapshot.noises.items() if label in labels}
         return cls(
-            **_of_history(history),
+            **_fields_of(history),
             **asdict(Approximation.of(snapshot)),
-            **data_attributes(own.data),
+            **data_attributes(representation.data),
             evidence=snapshot.log_marginal_likelihood,
             noise=noise_variances(noises),
             hyperparameters={
                 **estimates,
                 **_without_error(mean_values(snapshot.prior_mean)),
-                "mean": Estimate(constant, partial(_known, error)),
+                "mean": Estimate(constant, partial(_constant_error, error)),
             },
             _curvature=curvature,
         )
 
     @classmethod
     def without_data(cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "FitReport":
-        """Of a model as it was made."""
+        """The report of a model without data: `kernel`, and `likelihoods` by group."""
         return cls(
-            **_of_history(History("not fitted")),
+            **_fields_of(History("not fitted")),
             **asdict(Approximation("none")),
             points=0,
             numbers=0,
@@ -169,84 +186,96 @@ class FitReport:
         )
 
     def standard_errors(self) -> dict[str, Numbers]:
-        """Of all hyperparameters by name, however long it takes."""
-        return {name: own.standard_error for name, own in self.hyperparameters.items()}
+        """The standard errors of all hyperparameters by name, computed however long they take.
+
+        Each has the shape of the value; NaN where there is none.
+        """
+        return {name: estimate.standard_error for name, estimate in self.hyperparameters.items()}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Where standard errors are missing or to be doubted, in words. Computes them."""
+        """Why standard errors are missing or doubtful, as sentences; computes the standard errors.
+
+        Empty if all is well, and for a model that was not fitted to its data.
+        """
         return () if self._curvature is None else self._curvature.standard_errors.remarks
 
     def to_dict(self) -> dict[str, object]:
-        """All of it as plain values, of which `json.dumps` makes a line of a log: dicts, lists,
-        strings, numbers, and None for NaN. Standard errors included, however long they take."""
-        found = {own.name: getattr(self, own.name) for own in fields(self)}
-        del found["_curvature"]
-        found["hyperparameters"] = {
-            name: {"value": own.value, "standard_error": own.standard_error}
-            for name, own in self.hyperparameters.items()
+        """The report as plain values for `json.dumps`, with standard errors and `remarks`.
+
+        The keys are those of the attributes. Values are dicts, lists, strings and numbers; None
+        stands for NaN. Standard errors are computed, however long they take.
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        del values["_curvature"]
+        values["hyperparameters"] = {
+            name: {"value": estimate.value, "standard_error": estimate.standard_error}
+            for name, estimate in self.hyperparameters.items()
         }
-        found["stages"] = [asdict(own) for own in self.stages]
-        found["remarks"] = self.remarks
-        return plain(found)
+        values["stages"] = [asdict(stage) for stage in self.stages]
+        return plain({**values, "remarks": self.remarks})
 
     def __str__(self) -> str:
+        """The report as text: a summary, the stages, the hyperparameters and the notes."""
         if self.held == "nothing":
             return "not fitted: call fit(x, y) or condition(x, y)"
-        blocks = [
-            [self._done, str(Approximation(**self._approximation)), self._evidence],
-            self._stages,
-            self._hyperparameters,
-            list(self.notes),
-        ]
+        blocks = [self._summary, self._stages, self._hyperparameters, list(self.notes)]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
     @property
-    def _done(self) -> str:
-        """What was done, to what."""
-        took = ""
-        if self.seconds is not None:
-            threads = f" with {self.threads} thread{'s' * (self.threads > 1)}"
-            took = f" in {self.seconds:.1f} s{threads}"
-            took = took if self.action == "fitted" else f" after a fit{took}"
-        symbols = "".join(f", {count} of {name}" for name, count in self.observed.items())
-        held = "the data" if self.held == "data" else "their statistics, no data"
-        many = f"{self.points} points, {self.numbers:.12g} numbers{symbols}"
-        return f"{self.action}{took}: {many}; held: {held}"
+    def _summary(self) -> list[str]:
+        """The last action, and a table of data, kernel and evidence."""
+        parts = {entry.name: getattr(self, entry.name) for entry in fields(Approximation)}
+        rows = [
+            ("data", self._data),
+            *Approximation(**parts).rows,
+            ("log marginal likelihood", f"{self.evidence:.2f} nats"),
+        ]
+        return [self._action, *table(rows, left=2)]
 
     @property
-    def _approximation(self) -> dict[str, object]:
-        return {own.name: getattr(self, own.name) for own in fields(Approximation)}
+    def _action(self) -> str:
+        """The last action, and the duration of the last fit."""
+        if self.seconds is None:
+            return self.action
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        duration = f"in {self.seconds:.1f} s with {threads}"
+        return f"{self.action}{'' if self.action == 'fitted' else ' after a fit'} {duration}"
 
     @property
-    def _evidence(self) -> str:
-        return f"log marginal likelihood {self.evidence:.2f} nats"
+    def _data(self) -> str:
+        """The numbers of points and values, and what the model keeps of them."""
+        symbols = ", ".join(f"{count} of {name}" for name, count in self.observed.items())
+        numbers = f"{self.numbers:.12g} numbers{f' ({symbols})' if symbols else ''}"
+        kept = "" if self.held == "data" else "; only their statistics are kept"
+        return f"{self.points} points, {numbers}{kept}"
 
     @property
     def _stages(self) -> list[str]:
         rows = [
-            (own.name, str(own.evaluations), f"{own.seconds:.1f}", f"{own.nats_per_number:.5f}")
-            for own in self.stages
+            (s.name, str(s.evaluations), f"{s.seconds:.1f}", f"{s.nats_per_number:.5f}")
+            for s in self.stages
         ]
-        return (
-            table([("stage", "evaluations", "seconds", "nats per number"), *rows]) if rows else []
-        )
+        header = ("stage", "evaluations", "seconds", "nats per number")
+        return table([header, *rows]) if rows else []
 
     @property
     def _hyperparameters(self) -> list[str]:
-        """With standard errors where they do not take long."""
-        known = self._seconds_of_errors <= _PATIENCE
+        """A table of the values, with standard errors and remarks unless these take long."""
+        shown = self._seconds_of_errors <= _PATIENCE
         rows = [
-            (name, with_error(own.value, own.standard_error if known else None))
-            for name, own in self.hyperparameters.items()
+            (name, with_error(estimate.value, estimate.standard_error if shown else None))
+            for name, estimate in self.hyperparameters.items()
         ]
-        return [*table(rows, left=2), *(self.remarks if known else self._later)]
+        errors = any("±" in value for _, value in rows)
+        header = ("hyperparameter", "value ± standard error" if errors else "value")
+        return [*table([header, *rows], left=2), *(self.remarks if shown else [self._invitation])]
 
     @property
     def _seconds_of_errors(self) -> float:
-        """That they will take, as evaluations of the last stage did."""
+        """How long standard errors will take, from the evaluations of the last stage."""
         curvature = self._curvature
-        if curvature is None or curvature.known or not curvature.evaluations:
+        if curvature is None or curvature.computed or not curvature.evaluations:
             return 0.0
         if not self.stages:
             return float("inf")
@@ -254,28 +283,29 @@ class FitReport:
         return curvature.evaluations * last.seconds / max(last.evaluations, 1)
 
     @property
-    def _later(self) -> tuple[str, ...]:
+    def _invitation(self) -> str:
+        """How to get standard errors that are not shown."""
         seconds = self._seconds_of_errors
-        took = f" takes about {seconds:.0f} s" if np.isfinite(seconds) else ""
-        return (f"standard errors: report.standard_errors(){took}",)
+        duration = f", which takes about {seconds:.0f} s" if np.isfinite(seconds) else ""
+        return f"for standard errors call report.standard_errors(){duration}"
 
 
-def _of_history(history: History) -> dict[str, object]:
-    return {own.name: getattr(history, own.name) for own in fields(History)}
+def _fields_of(history: History) -> dict[str, object]:
+    return {entry.name: getattr(history, entry.name) for entry in fields(History)}
 
 
 def _without_error(values: Mapping[str, Numbers]) -> dict[str, Estimate]:
-    return {name: Estimate(v, partial(_nothing, v)) for name, v in values.items()}
+    return {name: Estimate(value, partial(_nan_like, value)) for name, value in values.items()}
 
 
-def _known(error: Numbers) -> Numbers:
+def _constant_error(error: Numbers) -> Numbers:
     return error
 
 
-def _nothing(value: Numbers) -> Numbers:
+def _nan_like(value: Numbers) -> Numbers:
     return as_numbers(np.full_like(value, np.nan))
 
 
-def _error(curvature: Curvature, name: str, value: Numbers) -> Numbers:
-    found = curvature.standard_errors.values.get(name)
-    return _nothing(value) if found is None else as_numbers(found)
+def _curvature_error(curvature: Curvature, name: str, value: Numbers) -> Numbers:
+    error = curvature.standard_errors.values.get(name)
+    return _nan_like(value) if error is None else as_numbers(error)

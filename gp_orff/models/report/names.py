@@ -1,4 +1,4 @@
-"""Names of hyperparameters that a reader knows, from the tree of modules that holds them."""
+"""Readable names of hyperparameters, from the tree of modules that holds them."""
 
 import re
 from collections import Counter
@@ -14,12 +14,13 @@ from gp_orff.data.patterns import DEFAULT
 def parameter_names(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood]
 ) -> dict[str, nn.Parameter]:
-    """The parameters of a kernel and of the noise of every group.
+    """The parameters of a kernel and of the likelihood of every group, by readable names.
 
-    A name is that of the parameter, without `raw_`, after those branches of the kernel tree in
-    which others of the same name are too. A branch is called after its kind, in lower case, with a
-    number where several of a kind stand side by side; a `ScaleKernel` after what it scales.
-    Everything else on the way is left out. Noise comes after its group, if that has a name.
+    A name is the parameter's, without `raw_`. Where several branches of the kernel tree have a
+    parameter of the same name, the names of the branches come before it. A branch is named after
+    the class of its kernel, in lower case, with a number where siblings share a class; a
+    `ScaleKernel` is named after the kernel it scales. All other levels of the tree are left out.
+    Parameters of a named group start with the name of the group.
 
     Example:
         >>> import gp_orff
@@ -32,54 +33,55 @@ def parameter_names(
         >>> list(parameter_names(RBFKernel() + RBFKernel() + MaternKernel(), {}))
         ['rbf_1.lengthscale', 'rbf_2.lengthscale', 'matern.lengthscale']
     """
-    unnamed = likelihoods.get(DEFAULT)
+    default = likelihoods.get(DEFAULT)
     branches = [("kernel", readable_names(kernel))]
-    if unnamed is not None:
-        branches.append(("likelihood", readable_names(unnamed)))
-    found = _joined(branches)
+    if default is not None:
+        branches.append(("likelihood", readable_names(default)))
+    names = _joined(branches)
     for label, likelihood in likelihoods.items():
         if label != DEFAULT:
-            own = readable_names(likelihood).items()
-            found.update({f"{label}.{name}": parameter for name, parameter in own})
-    return _once(found)
+            parameters = readable_names(likelihood).items()
+            names.update({f"{label}.{name}": parameter for name, parameter in parameters})
+    return _unique(names)
 
 
 def readable_names(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of one module."""
-    own = {name.removeprefix("raw_"): p for name, p in module.named_parameters(recurse=False)}
-    return _joined([("", own), *((name, readable_names(part)) for name, part in _parts(module))])
+    """The parameters of one module and of its children, by readable names."""
+    direct = {name.removeprefix("raw_"): p for name, p in module.named_parameters(recurse=False)}
+    children = [(name, readable_names(child)) for name, child in _children(module)]
+    return _joined([("", direct), *children])
 
 
 def _joined(branches: Sequence[tuple[str, dict[str, nn.Parameter]]]) -> dict[str, nn.Parameter]:
-    """With the name of the branch where others have a parameter of the same name."""
-    holders = Counter(kind for _, names in branches for kind in set(map(_last, names)))
+    """One dict of all branches; a name that several branches have gets its branch in front."""
+    counts = Counter(name for _, names in branches for name in set(map(_last, names)))
     return {
-        f"{branch}.{name}" if branch and holders[_last(name)] > 1 else name: parameter
+        f"{branch}.{name}" if branch and counts[_last(name)] > 1 else name: parameter
         for branch, names in branches
         for name, parameter in names.items()
     }
 
 
-def _once(names: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """A parameter that stands in two places has the first of its names."""
+def _unique(names: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Each parameter once: a shared parameter keeps the first of its names."""
     first = {parameter: name for name, parameter in reversed(names.items())}
     return {name: parameter for name, parameter in names.items() if first[parameter] == name}
 
 
-def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules inside one, those in a list too, that have parameters; and their names."""
-    found = []
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The names and modules of the children that have parameters, also of those in a list."""
+    children = []
     for child in module.children():
-        found.extend(child if isinstance(child, nn.ModuleList) else [child])
-    found = [own for own in found if any(True for _ in own.parameters())]
-    kinds = [_kind(own) for own in found]
-    for place, (kind, own) in enumerate(zip(kinds, found, strict=True)):
+        children.extend(child if isinstance(child, nn.ModuleList) else [child])
+    children = [child for child in children if any(True for _ in child.parameters())]
+    kinds = [_kind(child) for child in children]
+    for place, (kind, child) in enumerate(zip(kinds, children, strict=True)):
         number = kinds[: place + 1].count(kind)
-        yield f"{kind}_{number}" if kinds.count(kind) > 1 else kind, own
+        yield f"{kind}_{number}" if kinds.count(kind) > 1 else kind, child
 
 
 def _kind(module: nn.Module) -> str:
-    """curl_free of a CurlFreeKernel."""
+    """The name of a branch: `curl_free` for a `CurlFreeKernel`."""
     if isinstance(module, ScaleKernel):
         return _kind(module.base_kernel)
     name = type(module).__name__.removesuffix("Kernel")

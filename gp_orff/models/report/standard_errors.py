@@ -20,18 +20,18 @@ from gp_orff.models.report.names import parameter_names
 from gp_orff.models.threads import chosen_threads
 
 STEP = 2e-4
-"""In a coordinate, a logarithm mostly, on either side. The error of a central difference grows with
-STEP², about 1e-8 of the curvature, and that of rounding with 1/STEP, 1e-8 where gradients have 12
-digits. A grid serves lengthscales that far from those it was built for."""
-_UNTOLD = 1e-3  # nats: a curvature of less, a standard error of 30 in a logarithm, is none
+"""The step of the central differences in a coordinate, usually a logarithm. Their error grows with
+STEP², to about 1e-8 of the curvature; the error of rounding grows with 1/STEP, to 1e-8 for
+gradients with 12 digits. Lengthscales that change by STEP stay within the range of a grid."""
+_FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
 _ROUNDING = 1e-9  # of the largest curvature
-_SHARE = 1e-3  # of a direction that is not told: a coordinate with more of it is not told either
+_COMPONENT = 1e-3  # along a flat direction: a coordinate with more has no standard error
 _NEAR, _AT = 0.5, 2.0  # nats below a maximum: one and two standard errors in one direction
 
 
 @dataclass(frozen=True)
 class StandardErrors:
-    """By the names of hyperparameters; NaN where there are none, and why in words."""
+    """Standard errors by the names of hyperparameters, NaN where there is none, and remarks why."""
 
     values: Mapping[str, Float[np.ndarray, "..."]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
@@ -39,39 +39,41 @@ class StandardErrors:
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """That of the log evidence and log priors at the hyperparameters of a model as it was.
+    """The curvature of the log evidence and the log priors, at the hyperparameters of a snapshot.
 
-    In the coordinates u of a search, logarithms mostly, with the Hessian H in u by central
-    differences of the exact gradient,
+    The Hessian H is taken in the coordinates u of the search, usually logarithms, by central
+    differences of the exact gradient:
 
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii .
 
-    The constant mean is the best one at every place, so that H is that of the profile. Coordinates
-    at a bound and frozen ones are held.
+    The constant mean maximises the evidence at every u, so H is the Hessian of the profile
+    likelihood. Frozen coordinates and coordinates at a bound are held fixed.
     """
 
     snapshot: ModelSnapshot
-    trained: frozenset[str]  # the names of the hyperparameters that were
+    trained: frozenset[str]  # names of hyperparameters
 
     @property
     def evaluations(self) -> int:
-        """That it takes."""
-        known = parameter_names(self.snapshot.kernel, self._likelihoods)
-        return 2 * sum(known[name].numel() for name in self.trained)
+        """The number of evaluations of the gradient that the Hessian takes."""
+        parameters = parameter_names(self.snapshot.kernel, self._likelihoods)
+        return 2 * sum(parameters[name].numel() for name in self.trained)
 
     @property
-    def known(self) -> bool:
-        """Whether it has been computed."""
+    def computed(self) -> bool:
+        """Whether the standard errors have been computed."""
         return "standard_errors" in vars(self)
 
     @cached_property
     def standard_errors(self) -> StandardErrors:
+        """The standard errors of the trained hyperparameters, computed at the first access."""
         if not self.trained:
             return StandardErrors()
         with chosen_threads():
-            return self._computed()
+            return self.compute()
 
-    def _computed(self) -> StandardErrors:
+    def compute(self) -> StandardErrors:
+        """Compute the standard errors of the trained hyperparameters."""
         kernel, likelihoods = deepcopy((self.snapshot.kernel, dict(self._likelihoods)))
         names = parameter_names(kernel, likelihoods)
         for name, parameter in names.items():
@@ -83,26 +85,28 @@ class Curvature:
             model = (self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean)
             return log_marginal_likelihood(*model) + coordinates.log_prior()
 
-        place = coordinates.get()
-        found = np.full_like(place, np.nan)
-        free = coordinates.at_bounds(place) == 0
+        u = coordinates.get()
+        errors_of_u = np.full_like(u, np.nan)
+        free = coordinates.at_bounds(u) == 0
         try:
-            slope, hessian = _derivatives(coordinates, objective, place, free)
+            gradient, hessian = _derivatives(coordinates, objective, u, free)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
-            remarks = [f"no standard errors: the evidence near by fails ({error})"]
+            remarks = [
+                f"no standard errors: the evidence at nearby hyperparameters failed ({error})"
+            ]
         else:
-            found[free], remarks = _errors(slope, -hessian)
-        coordinates.set(place)
-        errors = coordinates.by_parameter(found * np.abs(coordinates.slopes()))
+            errors_of_u[free], remarks = _errors(gradient, -hessian)
+        coordinates.set(u)
+        errors = coordinates.by_parameter(errors_of_u * np.abs(coordinates.slopes()))
         for parameter in rotating(names):
             errors.pop(parameter, None)
-        if any(heavy_tailed_noise(own) is not None for own in likelihoods.values()):
+        if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
             remarks.append(
-                "standard errors are those at the weights of readings under Student-t noise, and "
-                "too small by what is not known of the weights"
+                "standard errors hold the Student-t weights of the observations fixed, and are "
+                "too small by the uncertainty of the weights"
             )
         return StandardErrors(
-            {name: errors[own] for name, own in names.items() if own in errors}, tuple(remarks)
+            {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
 
     @property
@@ -111,54 +115,52 @@ class Curvature:
 
 
 def rotating(names: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
-    """Factors of covariances of outputs with several columns, whose rotations are one covariance.
-    Gpytorch calls all of them so."""
-    factors = (own for name, own in names.items() if name.endswith("covar_factor"))
-    return [own for own in factors if own.shape[-1] > 1]
+    """Low-rank factors W of gpytorch's output covariances W Wᵀ with several columns: W is
+    determined only up to a rotation, and has no standard error."""
+    factors = (parameter for name, parameter in names.items() if name.endswith("covar_factor"))
+    return [factor for factor in factors if factor.shape[-1] > 1]
 
 
 def _derivatives(
     coordinates: Coordinates,
     objective: Callable[[], Float[Tensor, ""]],
-    place: Float[np.ndarray, "k"],
+    u: Float[np.ndarray, "k"],
     free: Bool[np.ndarray, "k"],
 ) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m m"]]:
-    """The gradient and the Hessian, in the free coordinates."""
+    """The gradient and the Hessian at u, in the free coordinates."""
     if not free.any():
         return np.zeros(0), np.zeros((0, 0))
-    sides = []
-    for step in STEP * np.eye(len(place))[free]:
-        for side in (step, -step):
-            coordinates.set(place + side)
-            sides.append(coordinates.value_and_gradient(objective)[1][free])
-    after, before = np.array(sides[::2]), np.array(sides[1::2])
+    gradients = []
+    for step in STEP * np.eye(len(u))[free]:
+        for shift in (step, -step):
+            coordinates.set(u + shift)
+            gradients.append(coordinates.value_and_gradient(objective)[1][free])
+    after, before = np.array(gradients[::2]), np.array(gradients[1::2])
     return 0.5 * (after + before).mean(0), (after - before) / (2 * STEP)
 
 
 def _errors(
-    slope: Float[np.ndarray, "m"], precision: Float[np.ndarray, "m m"]
+    gradient: Float[np.ndarray, "m"], precision: Float[np.ndarray, "m m"]
 ) -> tuple[Float[np.ndarray, "m"], list[str]]:
-    """Of coordinates, from the gradient and −H; NaN for those with a share in directions that
-    the evidence does not tell, or at no maximum."""
-    if not len(slope):
+    """Standard errors of the coordinates from the gradient and −H, and remarks; NaN for coordinates
+    with a component along flat directions, and for all where the gradient is far from zero."""
+    if not len(gradient):
         return np.zeros(0), []
-    if not (np.isfinite(precision).all() and np.isfinite(slope).all()):
-        return np.full_like(slope, np.nan), ["no standard errors: the curvature is not finite"]
+    if not (np.isfinite(precision).all() and np.isfinite(gradient).all()):
+        return np.full_like(gradient, np.nan), ["no standard errors: the curvature is not finite"]
     curvature, directions = np.linalg.eigh(0.5 * (precision + precision.T))
-    noise = np.abs(precision - precision.T).max()
-    told = curvature > max(_UNTOLD, _ROUNDING * curvature[-1], noise)
-    scaled = directions[:, told] / np.sqrt(curvature[told])
+    asymmetry = np.abs(precision - precision.T).max()
+    curved = curvature > max(_FLAT, _ROUNDING * curvature[-1], asymmetry)
+    scaled = directions[:, curved] / np.sqrt(curvature[curved])
     errors = np.sqrt(np.square(scaled).sum(-1))
-    untold = (np.abs(directions[:, ~told]) > _SHARE).any(-1)
-    below = 0.5 * np.square(slope @ scaled).sum()  # nats that a Newton step would gain
-    errors[untold | (below > _AT)] = np.nan
-    if below > _AT:
+    flat = (np.abs(directions[:, ~curved]) > _COMPONENT).any(-1)
+    gain = 0.5 * np.square(gradient @ scaled).sum()  # nats of a Newton step
+    errors[flat | (gain > _AT)] = np.nan
+    if gain > _AT:
         return errors, ["no standard errors: the evidence is not at a maximum"]
     remarks = []
-    if untold.any():
-        remarks.append("no standard errors where the evidence has no maximum, or is flat")
-    if below > _NEAR:
-        remarks.append(
-            f"the maximum of the evidence is about {below:.2g} nats higher, by a Newton step"
-        )
+    if flat.any():
+        remarks.append("no standard error where the evidence is flat or has no maximum")
+    if gain > _NEAR:
+        remarks.append(f"a Newton step would raise the log evidence by about {gain:.2g} nats")
     return errors, remarks

@@ -1,4 +1,4 @@
-"""Numbers in words: values with their standard errors, tables, plain values for logs."""
+"""Format numbers: values with standard errors, aligned tables, plain values for logs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,43 +7,43 @@ from numbers import Real
 import numpy as np
 from jaxtyping import Float
 
-_MOST = 6  # numbers of a row; of more, the first and the last
+_MAX_NUMBERS = 6  # of an array in a row; a longer one shows its first and last two
 
 
 def with_error(
     value: float | Float[np.ndarray, "..."], error: float | Float[np.ndarray, "..."] | None
 ) -> str:
-    """0.59782 ± 0.21; the value alone where its error is not known."""
+    """Format a value with its standard error, as 0.59782 ± 0.21; without one, the value alone."""
     if error is None or not np.isfinite(error).any():
         return brief(value, 5)
     return f"{brief(value, 5)} ± {brief(error, 2)}"
 
 
 def brief(value: float | Float[np.ndarray, "..."], digits: int) -> str:
-    """To so many digits."""
+    """Format numbers to `digits` significant digits."""
     if np.ndim(value) == 0:
         return f"{float(value):.{digits}g}"
-    formatter = {"float_kind": lambda own: f"{own:.{digits}g}"}
-    options = {"separator": ", ", "threshold": _MOST, "edgeitems": 2}
+    formatter = {"float_kind": lambda number: f"{number:.{digits}g}"}
+    options = {"separator": ", ", "threshold": _MAX_NUMBERS, "edgeitems": 2}
     return np.array2string(np.ravel(value), formatter=formatter, max_line_width=10**6, **options)
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines with the columns aligned: the first ones to the left, the others to the right."""
+    """Lines with aligned columns: the first `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            own.ljust(width) if place < left else own.rjust(width)
-            for place, (own, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
 
 
 def plain(value: object) -> object:
-    """What JSON knows: dicts, lists, strings, numbers; None for what is not finite."""
+    """Convert to values that JSON has: dicts, lists, strings, numbers; not finite becomes None."""
     if isinstance(value, Mapping):
-        return {str(name): plain(own) for name, own in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if value is None or isinstance(value, str | bool | int):
@@ -51,5 +51,5 @@ def plain(value: object) -> object:
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Iterable):
-        return [plain(own) for own in value]
-    raise TypeError(f"expected numbers and words, got {type(value).__name__}")
+        return [plain(part) for part in value]
+    raise TypeError(f"expected numbers, strings, mappings or sequences, got {type(value).__name__}")

@@ -1,4 +1,7 @@
-"""Data and statistics as plain values."""
+"""Data and statistics as plain values, for files.
+
+The keys are those of the file format, and stay.
+"""
 
 import math
 from collections.abc import Mapping
@@ -28,177 +31,176 @@ from gp_orff.models.storage.recipes import (
     describe_symbol,
 )
 
-_SAMPLE = 500  # points a file keeps of data whose statistics it holds
+_SAMPLE = 500  # points, of each sample in a file with statistics
 
 
 def pack_state(state: ModelState) -> dict:
-    """Few data as they are, others as their statistics, and what is known of their frequencies."""
+    """Pack a state: small data as they are, larger data as statistics; rules and history."""
     inference = state.inference
     exact = not isinstance(inference, FeatureInference)
-    few = exact or inference.written_out(state.kernel)
-    known = None if exact else pack_statistics(inference.statistics_of(state.kernel))
+    small = exact or inference.written_out(state.kernel)
+    statistics = None if exact else pack_statistics(inference.statistics_of(state.kernel))
     return {
         "history": asdict(state.history),
         "mean": state.mean,
         "choice": describe_rule(state.representation.rule),
         "exact": exact,
         "conditioned_by": describe_rule(state.represented.rule),
-        "known": known,
-        "data": pack_data(state.data if few else state.statistics_only()),
+        "known": statistics,
+        "data": pack_data(state.data if small else state.statistics_only()),
     }
 
 
 def unpack_state(
-    found: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule
+    content: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule
 ) -> ModelState:
-    """The state again."""
-    data, (known, exact) = unpack_data(found["data"]), (found["known"], found["exact"])
-    choice, by = (
-        None if exact else build_rule(rule, None if rule else requested)
-        for rule in (found["choice"], found["conditioned_by"])
+    """The state from the content that `pack_state` wrote."""
+    data, packed = unpack_data(content["data"]), content["known"]
+    choice, rule = (
+        None if content["exact"] else build_rule(packed_rule, None if packed_rule else requested)
+        for packed_rule in (content["choice"], content["conditioned_by"])
     )
-    own = Representation(kernel, likelihoods, requested, data, choice)
-    known = None if known is None else unpack_statistics(known)
-    represented = Represented.resumed(own, by, known)
-    return ModelState.of(represented, found["mean"], _history(found))
+    representation = Representation(kernel, likelihoods, requested, data, choice)
+    statistics = None if packed is None else unpack_statistics(packed)
+    represented = Represented.from_statistics(representation, rule, statistics)
+    return ModelState.of(represented, content["mean"], _history(content))
 
 
-def _history(found: Mapping) -> History:
-    """Files that were written before reports had numbers have sentences instead."""
-    if "history" not in found:
-        said, notes = found["story"][0], found["notes"]
-        action = said.split()[0]
-        return History(action).noting([*([said] if said != action else []), *notes])
-    own = found["history"]
-    stages = tuple(Stage(**stage) for stage in own["stages"])
-    return History(**{**own, "stages": stages, "notes": tuple(own["notes"])})
+def _history(content: Mapping) -> History:
+    """The history; older files have sentences instead, which become notes."""
+    if "history" not in content:
+        sentence, notes = content["story"][0], content["notes"]
+        action = sentence.split()[0]
+        return History(action).with_notes([*([sentence] if sentence != action else []), *notes])
+    history = content["history"]
+    stages = tuple(Stage(**stage) for stage in history["stages"])
+    return History(**{**history, "stages": stages, "notes": tuple(history["notes"])})
 
 
 def pack_data(data: Data) -> dict:
-    """Few data as they are, others as their statistics."""
-    found = {
+    """Pack a `Dataset` with its observations, or `StatisticsOnly` with a sample of points."""
+    content = {
         "bound": data.elbo_correction,
-        "further": [_pack_symbol_data(own) for own in data.symbol_data],
+        "further": [_pack_symbol_data(part) for part in data.symbol_data],
     }
     if isinstance(data, Dataset):
-        found["readings"] = [_readings(part) for part in data.unweighted().visit()]
+        content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]
         if data.weights is not None:
-            found["weights"] = [w.cpu() for w in data.weights]
-        return found
+            content["weights"] = [w.cpu() for w in data.weights]
+        return content
     survey = data.survey
     sample = [part.take(slice(0, _SAMPLE)) for part in survey.sample[:4]]
     return {
-        **found,
+        **content,
         "sums": pack_statistics(data.field_statistics),
         "domain": data.domain,
         "box": survey.box,
         "num_points": survey.num_points,
         "num_values": survey.num_values,
-        "sample": [_readings(part) for part in sample],
+        "sample": [_pack_observations(part) for part in sample],
     }
 
 
-def unpack_data(found: Mapping) -> Data:
-    """The data again."""
-    if "readings" in found:
-        data = Dataset.in_memory([_unpack_readings(own) for own in found["readings"]]).copied()
-        weights, data = found.get("weights"), replace(data, symbol_data=_further(found))
-        return data if weights is None else data.weighted(weights, found["bound"])
-    sample = [_unpack_readings(own) for own in found["sample"]]
-    sums = unpack_statistics(found["sums"])
+def unpack_data(content: Mapping) -> Data:
+    """The data from the content that `pack_data` wrote."""
+    symbol_data = tuple(map(_unpack_symbol_data, content["further"]))
+    if "readings" in content:
+        observations = [_unpack_observations(part) for part in content["readings"]]
+        data = replace(Dataset.in_memory(observations).copied(), symbol_data=symbol_data)
+        weights = content.get("weights")
+        return data if weights is None else data.weighted(weights, content["bound"])
+    sample = [_unpack_observations(part) for part in content["sample"]]
+    statistics = unpack_statistics(content["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]
-    box = tuple(map(tuple, found["box"]))
-    weights = {key: own.weights for key, own in sums.groups.items()}
-    survey = Survey(box, found["num_points"], found["num_values"], weights, sample, ranks)
-    domain = found["domain"]
+    box = tuple(map(tuple, content["box"]))
+    weights = {key: group.weights for key, group in statistics.groups.items()}
+    survey = Survey(box, content["num_points"], content["num_values"], weights, sample, ranks)
+    domain = content["domain"]
     domain = None if domain is None else tuple(map(tuple, domain))
-    return StatisticsOnly(sums, domain, survey, _further(found))
+    return StatisticsOnly(statistics, domain, survey, symbol_data)
 
 
-def _pack_symbol_data(own: SymbolObservations) -> dict:
-    tensors = {name: getattr(own, name).cpu().clone() for name in ("x", "y", "noise")}
-    return {"symbol": describe_symbol(own.symbol), "space": list(own.space), **tensors}
+def _pack_symbol_data(part: SymbolObservations) -> dict:
+    tensors = {name: getattr(part, name).cpu().clone() for name in ("x", "y", "noise")}
+    return {"symbol": describe_symbol(part.symbol), "space": list(part.space), **tensors}
 
 
-def _further(found: Mapping) -> tuple[SymbolObservations, ...]:
-    return tuple(
-        SymbolObservations(
-            build_symbol(own["symbol"]), own["x"], own["y"], own["noise"], tuple(own["space"])
-        )
-        for own in found["further"]
-    )
+def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
+    symbol, space = build_symbol(content["symbol"]), tuple(content["space"])
+    return SymbolObservations(symbol, content["x"], content["y"], content["noise"], space)
 
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
-    """As plain values."""
+    """Pack statistics: the columns, the sums of each group, and the ELBO correction."""
     return {
         "columns": statistics.phi.plain(),
-        "groups": [_group(key, own) for key, own in statistics.groups.items()],
+        "groups": [_pack_group(key, group) for key, group in statistics.groups.items()],
         "bound": statistics.elbo_correction,
     }
 
 
-def unpack_statistics(found: Mapping) -> FieldStatistics:
-    """The statistics again."""
-    phi, groups = _columns(found["columns"]), {}
-    for own in found["groups"]:
-        key = _key(own)
+def unpack_statistics(content: Mapping) -> FieldStatistics:
+    """The statistics from the content that `pack_statistics` wrote."""
+    phi, groups = _unpack_columns(content["columns"]), {}
+    for group in content["groups"]:
+        key = _unpack_key(group)
         groups[key] = Statistics(
             phi,
             key.pattern,
-            tuple(Moments(*parts) for parts in own["moments"]),
-            own["cross"],
-            own["second_moment"],
-            own["total"],
-            _weights(own),
+            tuple(Moments(*parts) for parts in group["moments"]),
+            group["cross"],
+            group["second_moment"],
+            group["total"],
+            _unpack_weights(group),
         )
-    return FieldStatistics(phi, groups, found["bound"])
+    return FieldStatistics(phi, groups, content["bound"])
 
 
-def _columns(found: Mapping) -> Columns:
-    if "families" in found:
-        return SideBySide(tuple(map(_columns, found["families"])))
-    if "indices" in found:
-        return LatticeColumns.of(found["indices"], found["spacing"], found["origin"])
-    return TrigColumns.of(found["omega"], found["sampled"])
+def _unpack_columns(content: Mapping) -> Columns:
+    if "families" in content:
+        return SideBySide(tuple(map(_unpack_columns, content["families"])))
+    if "indices" in content:
+        return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
+    return TrigColumns.of(content["omega"], content["sampled"])
 
 
-def _weights(own: Mapping) -> Weights:
-    """Of files that know N and Σ log w_n alone, as if all weights were alike."""
-    if "weights" in own:
-        return Weights(*own["weights"])
-    count, weight = own["count"], math.exp(own["log_weight"] / own["count"])
-    return Weights(count, weight * count, weight**2 * count, own["log_weight"])
+def _unpack_weights(group: Mapping) -> Weights:
+    """The sums of weights; older files have N and Σ log w_n only, and get equal weights."""
+    if "weights" in group:
+        return Weights(*group["weights"])
+    count, weight = group["count"], math.exp(group["log_weight"] / group["count"])
+    return Weights(count, weight * count, weight**2 * count, group["log_weight"])
 
 
-def _group(key: GroupKey, own: Statistics) -> dict:
+def _pack_group(key: GroupKey, group: Statistics) -> dict:
     return {
-        **_named(key),
-        "moments": [[m.gram.cpu(), m.column_sum.cpu(), float(m.mass)] for m in own.moments],
-        "cross": own.cross.cpu(),
-        "second_moment": own.second_moment.cpu(),
-        "total": own.total.cpu(),
-        "weights": list(astuple(own.weights)),
+        **_pack_key(key),
+        "moments": [[m.gram.cpu(), m.column_sum.cpu(), float(m.mass)] for m in group.moments],
+        "cross": group.cross.cpu(),
+        "second_moment": group.second_moment.cpu(),
+        "total": group.total.cpu(),
+        "weights": list(astuple(group.weights)),
     }
 
 
-def _readings(part: Observations) -> dict:
+def _pack_observations(part: Observations) -> dict:
     tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
     copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
-    return {**_named(part.key), **copies}
+    return {**_pack_key(part.key), **copies}
 
 
-def _unpack_readings(found: Mapping) -> Observations:
-    return Observations(_key(found), found["x"], found["y"], found["weight"], found["direction"])
+def _unpack_observations(content: Mapping) -> Observations:
+    tensors = (content[name] for name in ("x", "y", "weight", "direction"))
+    return Observations(_unpack_key(content), *tensors)
 
 
-def _named(key: GroupKey) -> dict:
+def _pack_key(key: GroupKey) -> dict:
     pattern: Pattern = key.pattern
     columns = list(pattern.columns) if isinstance(pattern, Components) else None
     return {"label": key.label, "columns": columns, "num_outputs": pattern.num_outputs}
 
 
-def _key(found: Mapping) -> GroupKey:
-    columns, outputs = found["columns"], found["num_outputs"]
+def _unpack_key(content: Mapping) -> GroupKey:
+    columns, outputs = content["columns"], content["num_outputs"]
     pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
-    return GroupKey(found["label"], pattern)
+    return GroupKey(content["label"], pattern)
