@@ -225,7 +225,7 @@ def rough(number, seed=0):
 
 def test_the_best_that_was_seen_is_kept(monkeypatch):
     """Under a budget that cuts much, by one evidence; and the error bars' width is warned of."""
-    x, y = rough(250)
+    x, y = rough(170)
     seen, evidence = [], Trainer.evidence
 
     def recorded(self, observations):

@@ -43,10 +43,10 @@ class FieldPosterior:
         >>> x = torch.rand(100, 2, dtype=torch.float64)
         >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> field = model.fit(x, y, progress=False).posterior()
+        >>> field = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False).posterior()
         >>> field.mean(x).shape, field.variance(x).shape
         (torch.Size([100, 2]), torch.Size([100, 2]))
-        >>> (field.mean(x) - y).abs().max() < 0.01
+        >>> (field.mean(x) - y).abs().mean() < 0.1  # the noise
         tensor(True)
     """
 

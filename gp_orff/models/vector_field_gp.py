@@ -57,13 +57,13 @@ class VectorFieldGP(FieldModel):
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(200, 2)
+        >>> x = torch.rand(100, 2)
         >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-        >>> model = model.fit(x, y + 0.1 * torch.randn(200, 2), progress=False)
+        >>> model = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False)
         >>> field = model.posterior()
         >>> field.mean(x).shape, field.variance(x).shape
-        (torch.Size([200, 2]), torch.Size([200, 2]))
+        (torch.Size([100, 2]), torch.Size([100, 2]))
     """
 
     def fit(
@@ -311,7 +311,7 @@ class VectorFieldGP(FieldModel):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(200, 2, generator=torch.Generator().manual_seed(0))
+            >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
             >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
             >>> y[7] = -y[7]  # a bad vector
             >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
