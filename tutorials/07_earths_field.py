@@ -87,7 +87,7 @@ def igrf(places):
 
 
 # %%
-def lines(longitudes, latitudes, heights, order=0.0):
+def lines(longitudes, latitudes, heights, tilt=0.0):
     """Places on straight lines; each range is (first, last, number)."""
     steps = [torch.linspace(*r, dtype=torch.float64) for r in (longitudes, latitudes, heights)]
     places = torch.cartesian_prod(*steps)
@@ -100,8 +100,8 @@ def rms(values, *dims):
 
 
 surveys = {
-    "satellite": lines((-71, -39, 11), (-39, -11, 13), (460, 460, 1), order=0.065)[::thin],
-    "low satellite": lines((-69, -41, 10), (-38, -12, 13), (255, 255, 1), order=0.065)[::thin],
+    "satellite": lines((-71, -39, 11), (-39, -11, 13), (460, 460, 1), tilt=0.065)[::thin],
+    "low satellite": lines((-69, -41, 10), (-38, -12, 13), (255, 255, 1), tilt=0.065)[::thin],
     "aircraft": lines((-70, -56, 10), (-38, -12, 11), (3, 3, 1))[::thin],
 }
 noise = {"satellite": 5.0, "low satellite": 10.0, "aircraft": 50.0}  # nT
