@@ -1,3 +1,3 @@
-"""Spectral densities of stationary kernels: the public path of `gp_orff.kernels.spectra`."""
+"""Spectral densities of stationary kernels, and `Spectrum` and `GridSpectrum` for your own."""
 
 from gp_orff.kernels.spectra import *  # noqa: F403

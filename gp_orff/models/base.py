@@ -123,6 +123,16 @@ class FieldModel(torch.nn.Module):
             FileNotFoundError: no file at `path`.
             ValueError: a file that is damaged or newer than this package; a part that the file
                 cannot describe and that is not given, or another one than was saved.
+
+        Example:
+            >>> import gp_orff, os, tempfile, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> path = os.path.join(tempfile.mkdtemp(), "field.pt")
+            >>> model.save(path)
+            >>> loaded = gp_orff.VectorFieldGP.load(path)
+            >>> bool(loaded.log_marginal_likelihood().isclose(model.log_marginal_likelihood()))
+            True
         """
         content = files.read(path, _KIND)
         template = None if kernel is None else with_amplitude(kernel)

@@ -39,7 +39,9 @@ class CurlFreePart(VectorFieldSymbol):
 
 @dataclass(frozen=True)
 class DivergenceFreePart(VectorFieldSymbol):
-    """The divergence-free part of the field: Q = I − ωωᵀ/‖ω‖², zero for the background.
+    """The divergence-free part of a field, without its background.
+
+    Its Fourier multiplier, see `Symbol`, is Q(ω) = I − ωωᵀ/‖ω‖², and zero at ω = 0.
 
     The number of outputs and the units are those of the field.
 
@@ -60,7 +62,9 @@ class DivergenceFreePart(VectorFieldSymbol):
 
 @dataclass(frozen=True)
 class Background(Symbol):
-    """The constant part of the field, of constant means and constant terms: Q = I at ω = 0, else 0.
+    """The constant part of a field: constant means and constant terms of the kernel.
+
+    Its Fourier multiplier, see `Symbol`, is Q(ω) = I at ω = 0 and zero elsewhere.
 
     The field is the sum of its curl-free part, its divergence-free part and the background. On a
     grid, the cell around ω = 0 of a separable kernel counts as background too.
