@@ -14,43 +14,23 @@ from tqdm import tqdm
 _SECONDS = 30.0  # between the lines about one pass over the data
 
 
-class Progress(ABC):
-    """Where a fit shows its progress."""
+class Progress:
+    """Where a fit shows its progress: nowhere."""
 
-    @abstractmethod
     def show_evaluation(self, stage: str, nats_per_number: float) -> None:
         """Show one more evaluation of the evidence."""
 
-    @abstractmethod
     def show_stage(self, line: str) -> None:
         """Show the summary of a finished stage."""
 
-    @abstractmethod
     def begin_pass(self) -> None:
         """Begin another pass over the chunks of data."""
 
-    @abstractmethod
     def show_points(self, points: int) -> None:
         """Show how many points of the pass have been read."""
 
 
-class Silent(Progress):
-    """Shows nothing."""
-
-    def show_evaluation(self, stage, nats_per_number):
-        pass
-
-    def show_stage(self, line):
-        pass
-
-    def begin_pass(self):
-        pass
-
-    def show_points(self, points):
-        pass
-
-
-class Visible(Progress):
+class Visible(Progress, ABC):
     """Shows the progress of a pass at intervals."""
 
     seconds: float  # between two lines about one pass
@@ -85,9 +65,6 @@ class Bar(Visible):
         self.bar.set_postfix({"nats per number": f"{nats_per_number:.4f}"}, refresh=False)
         self.bar.update()
 
-    def show_stage(self, line):
-        pass
-
     def show_line(self, line):
         self.bar.set_description_str(f"{line} ")
 
@@ -101,9 +78,6 @@ class Lines(Visible):
         super().__init__()
         self.stream = stream
 
-    def show_evaluation(self, stage, nats_per_number):
-        pass
-
     def show_stage(self, line):
         self.show_line(line)
 
@@ -112,7 +86,7 @@ class Lines(Visible):
 
 
 class _Thread(threading.local):
-    progress: Progress = Silent()
+    progress: Progress = Progress()
 
 
 _thread = _Thread()
@@ -126,7 +100,7 @@ def shown(progress: bool) -> Iterator[Progress]:
     """
     stream = sys.stderr
     if not progress or stream is None:
-        yield Silent()
+        yield Progress()
     elif redraws(stream):
         with tqdm(file=stream, unit=" evaluations", mininterval=0.5) as bar:
             yield from _current(Bar(bar))
@@ -139,7 +113,7 @@ def _current(progress: Progress) -> Iterator[Progress]:
     try:
         yield progress
     finally:
-        _thread.progress = Silent()
+        _thread.progress = Progress()
 
 
 def announce(title: str, progress: bool) -> None:
