@@ -88,9 +88,8 @@ class Journal:
         self._outermost: OpenStage | None = None
 
     def note(self, text: str) -> None:
-        """Add a sentence, unless it is empty or noted already."""
-        if text and text not in self.notes:
-            self.notes.append(text)
+        """Add a sentence; `History.with_notes` drops empty ones and repetitions."""
+        self.notes.append(text)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:
