@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.field_statistics import FieldStatistics, Visit, differentiable_statistics
+from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sources import InMemory
@@ -94,6 +95,15 @@ class Data(ABC):
     def weights_of(self) -> Mapping[GroupKey, Weights]:
         """Sums over the weights of every group."""
         return self.survey.weights
+
+    def local_noises(
+        self, noises: Noises, num_observations: float = math.inf
+    ) -> dict[GroupKey, float]:
+        """The noise variance by group, at the `Weights.local_mean` of so many observations."""
+        return {
+            key: noises[key.label].diagonal().mean().item() / weights.local_mean(num_observations)
+            for key, weights in self.weights_of.items()
+        }
 
     @property
     def num_inputs(self) -> int:

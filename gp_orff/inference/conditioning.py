@@ -246,6 +246,13 @@ class FeatureInference(Inference):
         variances = truncated_variance(Identity(), kernel, self.draws, (), expansion)
         return None if variances is None else variances[0]
 
+    @torch.no_grad()
+    def truncation_ratios(self, kernel: Kernel, noises: Noises) -> dict[GroupKey, float]:
+        """δ over the noise variance, by group, for an observation of mean weight."""
+        delta = self.truncated(kernel)
+        variance = 0.0 if delta is None else delta.diagonal().mean().item()
+        return {key: variance / noise for key, noise in self.data.local_noises(noises).items()}
+
     def left_out(self, symbol, kernel, space):
         return truncated_variance(symbol, kernel, self.draws, space)
 

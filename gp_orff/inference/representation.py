@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.data.dataset import Data, StatisticsOnly
-from gp_orff.data.noise.covariances import noises_of
+from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import draw, expand, term_spectra
 from gp_orff.features.domain import Box, box_of, contains, union
@@ -187,17 +187,11 @@ class Representation:
     @torch.no_grad()
     def cuts(self) -> dict[GroupKey, float]:
         """δ over the noise variance, by group, for an observation of mean weight."""
-        delta = self.now().truncated(self.kernel)
-        variance = 0.0 if delta is None else delta.diagonal().mean().item()
-        return {key: variance / noise for key, noise in self._noises().items()}
+        return self.now().truncation_ratios(self.kernel, self._noises)
 
-    def _noises(self, num_observations: float = math.inf) -> dict[GroupKey, float]:
-        """The noise variance by group, at the `Weights.local_mean` of so many observations."""
-        noises = noises_of(self.kernel, self.likelihoods)
-        return {
-            key: noises[key.label].diagonal().mean().item() / weights.local_mean(num_observations)
-            for key, weights in self.data.weights_of.items()
-        }
+    @property
+    def _noises(self) -> Noises:
+        return noises_of(self.kernel, self.likelihoods)
 
     @torch.no_grad()
     def _tolerance(self, rule: Grid) -> float:
@@ -218,7 +212,8 @@ class Representation:
         coarse = replace(coarse, max_features=_COARSE_FEATURES)
         count = self.counts.get(lambda: self._count(coarse), [self.kernel], coarse)
         posterior_to_noise = count / self.data.num_values
-        noise_to_signal = min(self._noises(1 / posterior_to_noise).values()) / signal.item()
+        noise_to_signal = min(self.data.local_noises(self._noises, 1 / posterior_to_noise).values())
+        noise_to_signal /= signal.item()
         tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         largest = _SHARE_OF_POSTERIOR * noise_to_signal * posterior_to_noise
         return max(min(tolerance, largest), 1e-10)

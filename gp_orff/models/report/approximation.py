@@ -38,7 +38,7 @@ class Approximation:
             max(grid.tolerance for grid in grids),
             max(grid.aliasing for grid in grids),
             max(grid.truncated for grid in grids),
-            _truncated_over_noise(snapshot, inference),
+            max(inference.truncation_ratios(kernel, snapshot.noises).values()),
         )
 
     @property
@@ -60,15 +60,3 @@ class Approximation:
                 f"{self.cut_over_noise:.2g} of the noise variance",
             ),
         ]
-
-
-def _truncated_over_noise(snapshot: ModelSnapshot, inference: FeatureInference) -> float:
-    """The truncated variance of a point, over the noise variance of an observation of mean weight,
-    in the group of least noise."""
-    covariance = inference.truncated(snapshot.kernel)
-    truncated = 0.0 if covariance is None else covariance.diagonal().mean().item()
-    noises = {label: noise.diagonal().mean().item() for label, noise in snapshot.noises.items()}
-    return max(
-        truncated * weights.local_mean(float("inf")) / noises[key.label]
-        for key, weights in inference.data.weights_of.items()
-    )
