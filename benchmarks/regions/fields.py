@@ -1,13 +1,14 @@
 """Fields and their error bars: accuracy on known and on public data."""
 
-from regions.markdown import Results, decimal, grouped, number, power, table
-from regions.registry import region
+from collections.abc import Mapping
+
+from regions.markdown import decimal, grouped, number, power, table
+from regions.registry import sentence, tabulated
 
 
-@region
-def demo(results: Results) -> str:
-    measured = results.one("demo")
-    rows = [row for row in measured.results["rows"] if row["held_out"] == "random fifth"]
+@tabulated
+def demo(found: Mapping) -> str:
+    rows = [row for row in found["rows"] if row["held_out"] == "random fifth"]
     head = ["model", "vectors", "evidence", "RMSE", "NLPD", "95 %", "seconds"]
     lines = []
     for row in rows:
@@ -26,17 +27,15 @@ def demo(results: Results) -> str:
         "`make demo`: RMSE in pixels, NLPD per component, share inside the 95 % interval, at the "
         f"{rows[0]['test']} vectors held out at random; evidence in nats per training vector."
     )
-    return f"{setting}\n\n{table(head, lines)}\n\n{measured.source}"
+    return f"{setting}\n\n{table(head, lines)}"
 
 
-@region
-def calibration(results: Results) -> str:
-    measured = results.one("calibration")
-    found = measured.results
+@sentence
+def calibration(found: Mapping) -> str:
     return (
         f"{found['fields']} fields drawn from Helmholtz priors, hyperparameters learned from "
         f"{power(found['points'])} vectors each: 95 % intervals hold {_interval(found['inside'])} "
-        f"of the latent field. {measured.source}"
+        "of the latent field."
     )
 
 
@@ -44,31 +43,28 @@ def _interval(share: dict) -> str:
     return f"{decimal(share['mean'], 3)} ± {decimal(share['standard_error'], 3)}"
 
 
-@region
-def derived_fields(results: Results) -> str:
-    measured = results.one("derived_fields")
-    found = measured.results["calibration"]
+@sentence
+def derived_fields(found: Mapping) -> str:
+    shares = found["calibration"]
     divergence, vorticity = (
-        _interval(found[name]["inside"]) for name in ("divergence", "vorticity")
+        _interval(shares[name]["inside"]) for name in ("divergence", "vorticity")
     )
     rows = [
         f"on `{row['simulation']}` ({row['points']} vectors) the error of the {row['symbol']} is "
         f"{number(row['error'])}, its posterior sd {number(row['sd'])}, its size "
         f"{number(row['size'])}"
-        for row in measured.results["simulations"]
+        for row in found["simulations"]
         if row["size"] > 0.01  # the other one is zero
     ]
     return (
         f"95 % intervals of divergence and vorticity hold {divergence} and {vorticity} of the "
-        f"truth over {found['fields']} simulated fields of {found['points']} vectors; "
-        f"{'; '.join(rows)}. {measured.source}"
+        f"truth over {shares['fields']} simulated fields of {shares['points']} vectors; "
+        f"{'; '.join(rows)}."
     )
 
 
-@region
-def small_fields(results: Results) -> str:
-    measured = results.one("small_fields")
-    found = measured.results
+@sentence
+def small_fields(found: Mapping) -> str:
     ours, exact = (number(found["relative error"][name]["50 %"], 3) for name in ("ours", "exact"))
     public = " and ".join(
         f"{number(row['ours'], 3)} on the public `{row['simulation']}` simulation "
@@ -78,14 +74,12 @@ def small_fields(results: Results) -> str:
     return (
         f"{found['fields']} fields of a vortex and a source, from 10 to 30 vectors: median "
         f"relative error {ours}, against {exact} of an exact gpytorch model with the best of "
-        f"{found['starts']} starts; vector RMSE {public}. {measured.source}"
+        f"{found['starts']} starts; vector RMSE {public}."
     )
 
 
-@region
-def magnetometer(results: Results) -> str:
-    measured = results.one("magnetometer")
-    found = measured.results
+@tabulated
+def magnetometer(found: Mapping) -> str:
     names = {
         "VectorFieldGP": "`VectorFieldGP`, default settings",
         "ExactGP": f"`ExactGP`, `MonteCarlo({found['frequencies']})`",
@@ -103,16 +97,14 @@ def magnetometer(results: Results) -> str:
         ]
         for row in found["rows"]
     ]
-    return f"{table(head, lines)}\n\n{measured.source}"
+    return table(head, lines)
 
 
-@region
-def drifters(results: Results) -> str:
-    measured = results.one("drifters")
-    found = measured.results
+@sentence
+def drifters(found: Mapping) -> str:
     return (
         f"{found['drifters']} public ocean drifters, a fifth held out, {found['seeds']} seeds: a "
         "Helmholtz kernel on a grid against the exact kernel, RMSE within "
         f"{number(100 * found['largest |RMSE ratio - 1|'], 1)} %, NLPD within "
-        f"{number(found['largest |NLPD difference|'], 1)}. {measured.source}"
+        f"{number(found['largest |NLPD difference|'], 1)}."
     )

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from regions.markdown import Results, decimal, number, percent, table
-from regions.registry import region
+from regions.markdown import decimal, number, percent, table
+from regions.registry import tabulated
 
 NAMES = {
     "MonteCarlo": "`MonteCarlo`",
@@ -16,10 +16,8 @@ NAMES = {
 DIMS, FEATURES = 2, (500, 2000)
 
 
-@region
-def rules(results: Results) -> str:
-    measured = results.one("rules")
-    found = measured.results
+@tabulated
+def rules(found: Mapping) -> str:
     rows = {
         (row["potential"], row["rule"], row["most"]): row
         for row in found["rows"]
@@ -40,7 +38,7 @@ def rules(results: Results) -> str:
         "density of the true field per component."
     )
     head = ["", *(f"{potential}, F = {most}" for potential, most in columns)]
-    return f"{setting}\n\n{table(head, lines)}\n\n{measured.source}"
+    return f"{setting}\n\n{table(head, lines)}"
 
 
 def _cell(row: Mapping | None, most: int) -> str:
