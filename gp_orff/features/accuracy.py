@@ -9,7 +9,6 @@ from gpytorch.kernels import Kernel
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import grid_variance, periodised_variance
-from gp_orff.kernels.closed_form import field_block
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
@@ -79,9 +78,9 @@ def _largest_error(
         # weights may add up to more than k(0) = 1, since the weight of ω = 0 is never negative
         excess = (nonzero_sum(spectrum, spacing) - 1).clamp_min(0)
         return max((aliased(spectrum, spacing, tau) + excess).abs().max().item() for tau in lags)
-    variance = field_block(factor, torch.diag_embed(spectrum.second_moments(len(dims))))
+    variance = factor.variance(spectrum)
     size = variance.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
-    errors = [field_block(factor, aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
+    errors = [factor.block(aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
     return max(error.abs().max().item() for error in errors)
 
 
