@@ -22,6 +22,7 @@ _FAR = 1e5  # if more than _DIVERGES of an integral lies beyond this radius, it 
 _DIVERGES = 1e-3
 _FEW_ANGLES, _LONG_STEP = 16, 0.25  # for the integral over the other axes
 _LONGEST_LAG, _NUM_LAGS = 20.0, 401  # of a table of correlations, in units of the spectrum
+_LAG_STEP = math.pi / (1.25 * _LONGEST_LAG)  # of its frequencies: a period beyond the longest lag
 _CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where its frequencies end; elsewhere _FEWEST
 _FEWEST = 20.0
 _CHUNK = 2**16  # frequencies at a time
@@ -100,20 +101,37 @@ class VarianceSpectrum:
         beyond = shares.reshape(-1, shares.shape[-1])[:, ::-1].cumsum(-1).max(0)[::-1]
         return float(radii[np.searchsorted(-beyond, -share, side="left").clip(max=len(radii) - 1)])
 
+    def correlation_lag(self, axis: int, bound: float) -> float:
+        """The lag along an axis beyond which the bound of the correlation is below this."""
+        end = self.tail(self._cut) * _LAG_STEP / self._cut  # the table is no more accurate
+        bound = max(bound, end)
+        lag = _LONGEST_LAG / self.scales[axis]
+        if self.correlation(lag, axis) <= bound:
+            lags = np.linspace(0, lag, _NUM_LAGS)
+            return float(lags[np.searchsorted(-self._bounds[axis], -bound)])
+        while self.correlation(lag, axis) > bound and lag < _LARGEST / self.scales[axis]:
+            lag *= 2
+        return lag
+
+    @cached_property
+    def _cut(self) -> float:
+        """The scaled radius at which the integrals of the table of correlations end."""
+        return min(self.radius(_CUT), _MOST.get(self.num_dims, _FEWEST))
+
     @cached_property
     def _polar(self) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m"]]:
         """Frequencies in all directions and of all lengths, and their volumes."""
         angles, step = _NODES.get(self.num_dims, (0, 0.3))
-        return _polar_nodes(self.scales, angles, step, self._device)
+        return _polar_nodes(self.scales, angles, step, self.device)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
         return self.spectrum.second_moments(self.num_dims).device
 
     def _masses(
         self, omega: Float[Tensor, "m d"], volumes: Float[Tensor, "m"]
     ) -> Iterator[tuple[Float[Tensor, "*b c"], Float[Tensor, "c p r"]]]:
-        """By chunks of frequencies: S times the volumes, and B, which is zero where S underflows."""
+        """By chunks of frequencies: S times the volumes, and B, zero where S underflows."""
         shape = self.factor.num_outputs, self.factor.rank
         for part, volume in zip(omega.split(_CHUNK), volumes.split(_CHUNK), strict=True):
             mass = self.spectrum.log_density(part).exp() * volume
@@ -151,12 +169,10 @@ class VarianceSpectrum:
 
     def _marginal(self, axis: int) -> tuple[Float[Tensor, "*b m p p"], Float[Tensor, "m"]]:
         """A S integrated over all axes but one, at equispaced scaled frequencies along that one."""
-        step = math.pi / (1.25 * _LONGEST_LAG)  # a period beyond the longest lag
-        most = _MOST.get(self.num_dims, _FEWEST)
-        count = 1 + math.ceil(min(self.radius(_CUT), most) / step)
-        along = step * torch.arange(count, dtype=torch.float64, device=self._device)
+        count = 1 + math.ceil(self._cut / _LAG_STEP)
+        along = _LAG_STEP * torch.arange(count, dtype=torch.float64, device=self.device)
         others = [i for i in range(self.num_dims) if i != axis]
-        rest, volumes = _polar_nodes(self.scales[others], _FEW_ANGLES, _LONG_STEP, self._device)
+        rest, volumes = _polar_nodes(self.scales[others], _FEW_ANGLES, _LONG_STEP, self.device)
         omega = rest.new_empty(count, len(rest), self.num_dims)
         omega[..., axis] = along.unsqueeze(-1) * self.scales[axis]
         omega[..., others] = rest
