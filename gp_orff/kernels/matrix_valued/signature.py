@@ -157,7 +157,7 @@ def _resolve(
         lags = [2 * lag / n * _centred(n) for lag, n in zip(longest, counts, strict=True)]
         samples = signature(torch.from_numpy(_product(lags))).double()
         samples = samples.reshape(*counts, *samples.shape[-2:])
-        spectral_matrix = _transform(samples, float(np.prod(longest / counts / math.pi)))
+        spectral_matrix = _fourier(samples, float(np.prod(longest / counts / math.pi)))
         size = spectral_matrix.abs().max()
         ends = [spectral_matrix.select(axis, 0).abs().max() for axis in range(len(counts))]
         coarse = [end > _RESOLVED * size for end in ends]
@@ -170,7 +170,7 @@ def _resolve(
         counts = finer
 
 
-def _transform(samples: Float[Tensor, "*n p p"], cell: float) -> Float[Tensor, "*n p p"]:
+def _fourier(samples: Float[Tensor, "*n p p"], cell: float) -> Float[Tensor, "*n p p"]:
     """C at the frequencies πk/L, |k| ≤ n/2, for samples up to the lag L along each axis."""
     axes = tuple(range(samples.dim() - 2))
     centred = torch.fft.ifftshift(samples, dim=axes)

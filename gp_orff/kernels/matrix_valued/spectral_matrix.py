@@ -63,11 +63,11 @@ class SpectralMatrixKernel(WrapperKernel):
 
         >>> import gpytorch, gp_orff, torch
         >>> def amplitude(omega):  # (D, 1) -> (D, 2, 1)
-        ...     return torch.stack([torch.ones_like(omega), omega.abs() / (1 + omega.abs())], 1)
+        ...     return torch.stack([torch.ones_like(omega), omega**2 / (1 + omega**2)], dim=1)
         >>> rbf = gpytorch.kernels.RBFKernel()
         >>> kernel = gp_orff.SpectralMatrixKernel(rbf, amplitude, num_outputs=2, num_dims=1)
         >>> kernel(torch.zeros(1, 1)).to_dense().detach().diagonal()
-        tensor([1.0000, 0.2200])
+        tensor([1.0000, 0.3017])
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
         >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features
         17
