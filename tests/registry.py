@@ -301,6 +301,21 @@ def _scalar_product():
     return Case(first * second * constant, 2, 1, [part])
 
 
+def amplitude(omega):
+    """B(ω) (D, 2, 2) of a kernel that is none of the others."""
+    square = omega.square().sum(-1)
+    first = torch.stack([1 / (1 + square), 0.5 * torch.cos(omega[:, 0])], dim=-1)
+    second = torch.stack([omega.prod(-1) / (1 + square), torch.full_like(square, 0.3)], dim=-1)
+    return torch.stack([first, second], dim=-2)
+
+
+def _spectral_matrix():
+    leaf = base("rbf", 2)
+    kernel = gp_orff.SpectralMatrixKernel(leaf, amplitude, num_outputs=2, num_dims=2)
+    part = Part([(leaf, (0, 1))], _one, lambda omega: amplitude(omega) @ amplitude(omega).mT)
+    return Case(kernel.double(), 2, 2, [part])
+
+
 @dataclass
 class MixtureCase(Case):
     """Kernels whose nodes come from the package, itself tested against the exact kernels."""
@@ -333,6 +348,7 @@ CASES = {
     "separable": _separable,
     "separable_sum": _separable_sum,
     "lcm": _lcm,
+    "spectral_matrix": _spectral_matrix,
     "scaled": _scaled,
     "potential_of_a_sum": _potential_of_a_sum,
     "field_separable_and_constant": _field_separable_and_constant,

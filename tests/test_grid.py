@@ -19,9 +19,9 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
+from gp_orff import nufft
 from gp_orff.exact_gp.prior_covariance import NoisyFeatureCovariance
 from gp_orff.features import lattice as lattice_columns
-from gp_orff.features import nufft
 from gp_orff.features.assemble import expand, term_spectra
 from gp_orff.features.frequencies import grid_design
 from gp_orff.features.truncation import truncated_variance

@@ -8,9 +8,10 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import gp_orff
+from gp_orff import nufft
 from gp_orff.data.noise.covariances import Noise
 from gp_orff.data.statistics import Statistics
-from gp_orff.features import chunked, lattice, nufft
+from gp_orff.features import chunked, lattice
 from gp_orff.features.assemble import expand
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.lattice import LatticeColumns

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
-from gp_orff.features.accuracy import GridAccuracy, accuracy
+from gp_orff.features.accuracy import GridAccuracy, SampleAccuracy, accuracy
 from gp_orff.features.assemble import check_domain, draw, expand
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Rule
@@ -142,15 +142,17 @@ class ORFFKernel(WrapperKernel):
             covariance = NoisyFeatureCovariance.of(covariance, truncated[0].to(x1.dtype))
         return covariance.diagonal() if diag else covariance
 
-    def accuracy(self) -> list[GridAccuracy]:
-        """The errors of a frequency grid at the present hyperparameters, one for each term.
+    def accuracy(self) -> list[GridAccuracy | SampleAccuracy]:
+        """The errors of the frequencies at the present hyperparameters, one for each term.
 
         Returns:
-            One `GridAccuracy` for each term of the kernel, in order; an empty list for other rules.
-            It has three attributes, as shares of the variance of the term: `truncated`, the
-            variance beyond the largest frequencies of the grid; `aliasing`, an estimate of the
-            error from the spacing of the grid; `tolerance`, that of the grid, which
-            `max_features` may have raised.
+            For a frequency grid, one `GridAccuracy` for each term of the kernel, in order. It has
+            three attributes, as shares of the variance of the term: `truncated`, the variance
+            beyond the largest frequencies of the grid; `aliasing`, an estimate of the error from
+            the spacing of the grid; `tolerance`, that of the grid, which `max_features` may have
+            raised. For random frequencies, one `SampleAccuracy` for each term, with the attributes
+            `num_frequencies` and `effective_sample_size`: how many frequencies of equal variance
+            theirs are worth. For a quadrature, an empty list.
         """
         return accuracy(self.base_kernel, self.frequencies)
 

@@ -9,7 +9,6 @@ from gpytorch.kernels import Kernel
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import grid_variance, periodised_variance
-from gp_orff.kernels.closed_form import field_block
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
@@ -35,13 +34,41 @@ class GridAccuracy:
         )
 
 
-def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy]:
-    """The accuracy of each term of a kernel tree, in order; an empty list for other rules."""
-    return [
-        _accuracy(term, draw)
-        for term, draw in zip(terms(kernel), draws, strict=True)
-        if isinstance(draw, LatticeDraw)
-    ]
+@dataclass(frozen=True)
+class SampleAccuracy:
+    """How evenly the variance of one term is distributed over its random frequencies.
+
+    With D frequencies of variances v_k = w_k tr A(ω_k), the effective sample size is
+    (Σ v_k)² / Σ v_k². It is D if all are equal, as with the trace measure, and small if few of them
+    carry most of the variance.
+    """
+
+    num_frequencies: int  # D
+    effective_sample_size: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_frequencies} random frequencies, worth {self.effective_sample_size:.0f} "
+            "of equal variance"
+        )
+
+
+def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy | SampleAccuracy]:
+    """The accuracy of each term of a kernel tree, in order; an empty list for a quadrature."""
+    pairs = list(zip(terms(kernel), draws, strict=True))
+    if all(draw.sampled for draw in draws):
+        return [_sample_accuracy(term, draw) for term, draw in pairs]
+    return [_accuracy(term, draw) for term, draw in pairs if isinstance(draw, LatticeDraw)]
+
+
+@torch.no_grad()
+def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
+    if not term.leaves:
+        return SampleAccuracy(1, 1.0)
+    omegas, weights = draw.nodes(spectra_of(term))
+    variances = weights * term.factor(omegas[0]).square().sum((-1, -2))
+    size = variances.sum(-1).square() / variances.square().sum(-1)
+    return SampleAccuracy(draw.num_frequencies, size.min().item())
 
 
 @torch.no_grad()
@@ -79,9 +106,9 @@ def _largest_error(
         # weights may add up to more than k(0) = 1, since the weight of ω = 0 is never negative
         excess = (nonzero_sum(spectrum, spacing) - 1).clamp_min(0)
         return max((aliased(spectrum, spacing, tau) + excess).abs().max().item() for tau in lags)
-    variance = field_block(factor, torch.diag_embed(spectrum.second_moments(len(dims))))
+    variance = factor.variance(spectrum)
     size = variance.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
-    errors = [field_block(factor, aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
+    errors = [factor.block(aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
     return max(error.abs().max().item() for error in errors)
 
 

@@ -18,7 +18,7 @@ from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpec
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.factors import Mixing, embedded
 from gp_orff.kernels.spectra.base import spectrum
-from gp_orff.kernels.tree import Term, leaf_dims, spectra_of, terms
+from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
@@ -36,14 +36,19 @@ def _term_spectrum(term: Term, every: Sequence[Term], num_dims: int | None) -> T
     """The spectra of a term's leaves; `every` has all terms of the tree."""
     share = len(_frequency_group(term, every)) or 1
     leaves = [
-        LeafSpectrum(
-            spectrum(leaf.kernel),
-            leaf.columns(leaf_dims(term, leaf, num_dims)),
-            term.factor.degree if index == 0 else 0,
-        )
+        _leaf_spectrum(term, leaf, leaf_dims(term, leaf, num_dims), index == 0)
         for index, leaf in enumerate(term.leaves)
     ]
     return TermSpectrum(tuple(leaves), term.factor.rank, share)
+
+
+def _leaf_spectrum(term: Term, leaf: Leaf, num_dims: int, first: bool) -> LeafSpectrum:
+    """The spectrum of a leaf; B is a function of the frequencies of the first leaf."""
+    density, dims = spectrum(leaf.kernel), leaf.columns(num_dims)
+    if not first or term.factor.closed_form:
+        return LeafSpectrum(density, dims, term.factor.degree if first else 0)
+    variance = term.factor.variance_spectrum(density)
+    return LeafSpectrum(density, dims, term.factor.degree, variance, term.factor.sampler)
 
 
 def _frequency_group(term: Term, every: Sequence[Term]) -> list[int]:

@@ -19,7 +19,8 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.features import chunked, nufft
+from gp_orff import nufft
+from gp_orff.features import chunked
 from gp_orff.features.chunked import LinearPhases
 from gp_orff.features.columns import Columns, TrigColumns
 

@@ -1,11 +1,8 @@
 """The truncated variance δ: the variance of a field, or of Q f, that a frequency grid omits."""
 
-import math
 from collections.abc import Sequence
 from itertools import product
 
-import numpy as np
-import scipy.stats
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
@@ -15,13 +12,16 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.kernels.closed_form import at_zero, derivatives, field_block
+from gp_orff.kernels.closed_form import at_zero, derivatives
 from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
-from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments
+from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments, weight_at_zero
+from gp_orff.kernels.spectra.sphere import unit_sphere
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
 from gp_orff.symbols.base import Identity, Symbol
+
+_NEAR_ZERO = 1e-6  # in units of the spacing: frequencies at which A(ω) is A(0)
 
 
 def truncated_variance(
@@ -121,15 +121,19 @@ def clamp_eigenvalues(
 def periodised_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"]:
     """Σ_j K(jP) of one term, the variance of the kernel made periodic with period P = 2π/h.
 
-    It is a product over the leaves of the term, which depend on different inputs.
+    It is a product over the leaves of the term, which depend on different inputs. Without a closed
+    form, a quadrature over the frequencies beyond the grid takes its place.
     """
     scale, factor = term.outputscale[..., None, None], term.factor
+    if not factor.closed_form:
+        omegas, weights = remainder(draw, spectra_of(term))
+        return grid_variance(term, draw) + second_moment(term, factor(omegas[0]), weights)
     spacings = [draw.lattice.spacing[list(dims)] for dims in draw.dims]
     parts = list(zip(term.leaves, spectra_of(term), spacings, strict=True))
     if not factor.degree:
         matrix = factor.matrix @ factor.matrix.mT
     else:
-        matrix = field_block(factor, _curvature(*parts.pop(0)))
+        matrix = factor.block(_curvature(*parts.pop(0)))
     for part in parts:
         matrix = matrix * _sum_over_images(*part)[..., None, None]
     return scale * matrix
@@ -208,16 +212,16 @@ def _low_frequency_variance(
     integral of S over the cell around zero would be smaller, by a relative O(h²).
     """
     spectrum, spacing = spectra_of(term)[0], draw.lattice.spacing[list(draw.dims[0])]
-    if spectrum.isotropic_lengthscale is not None:
+    if term.factor.closed_form and spectrum.isotropic_lengthscale is not None:
         total = _mean_over_directions(
             symbol, term, draw, space, spectrum.isotropic_lengthscale.double()
         )
         grid = _second_moment(symbol, term, draw, *draw.nodes([spectrum]), space)
         return clamp_eigenvalues(total - grid - delta, total)
     origin = torch.zeros_like(spacing).unsqueeze(0)
-    cell = spectrum.log_density(origin).exp() * spacing.prod()
-    grid = _second_moment(symbol, term, draw, [origin], torch.ones_like(cell), space)
-    around = _mean_over_directions(symbol, term, draw, space, torch.ones_like(origin))
+    cell = weight_at_zero(spectrum, spacing)
+    grid = _second_moment(symbol, term, draw, [origin], spacing.new_ones(1), space)
+    around = _mean_over_directions(symbol, term, draw, space, 1 / (_NEAR_ZERO * spacing.amin()))
     return cell * (around - grid)
 
 
@@ -226,10 +230,10 @@ def _mean_over_directions(
     term: Term,
     draw: LatticeDraw,
     space: Sequence[int],
-    lengthscale: Float[Tensor, "1 d"],
+    lengthscale: Float[Tensor, "1 d"] | Float[Tensor, ""],
 ) -> Float[Tensor, "q q"]:
     """The mean of Q A Q* over the sphere ‖ℓω‖ = 1, ℓ being `lengthscale`."""
-    points, weights = _sphere(len(draw.dims[0]), draw.lattice.spacing.device)
+    points, weights = unit_sphere(len(draw.dims[0]), draw.lattice.spacing.device)
     return _second_moment(symbol, term, draw, [points / lengthscale], weights, space)
 
 
@@ -247,24 +251,3 @@ def _second_moment(
     images = symbol(omega[:, list(space)], term.num_outputs).to(torch.complex128)
     images = images @ term.factor(omegas[0]).to(torch.complex128)
     return second_moment(term, images, weights)
-
-
-def _sphere(dims: int, device: torch.device) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
-    """Unit vectors and weights of a mean over the sphere; spectrally accurate for dims ≤ 3."""
-    if dims == 1:
-        points = torch.ones(1, 1, dtype=torch.float64)
-    elif dims <= 3:
-        angle = torch.arange(128, dtype=torch.float64) * (2 * math.pi / 128)
-        points = torch.stack([angle.cos(), angle.sin()], dim=-1)
-    else:
-        sequence = scipy.stats.qmc.Sobol(dims, seed=0).random_base2(14)
-        normal = torch.from_numpy(scipy.stats.norm.ppf(sequence))
-        points = normal / normal.norm(dim=-1, keepdim=True)
-    points = points.to(device)
-    if dims != 3:
-        return points, points.new_full((len(points),), 1 / len(points))
-    height, weight = (torch.from_numpy(v).to(device) for v in np.polynomial.legendre.leggauss(64))
-    flat = (1 - height.square()).sqrt()[:, None, None] * points  # (64, 128, 2)
-    heights = height[:, None, None].expand(*flat.shape[:2], 1)
-    weights = (0.5 * weight / len(points)).repeat_interleave(len(points))
-    return torch.cat([flat, heights], dim=-1).flatten(0, 1), weights

@@ -271,7 +271,9 @@ def corners(box: Box, kernel: Kernel) -> Float[Tensor, "2 d"]:
 
 
 def has_covariance(kernel: Kernel, data: Data) -> bool:
-    """Whether the kernel can evaluate its covariance, not only its spectral density."""
+    """Whether the kernel has a covariance in closed form, not only a spectral density."""
+    if not all(term.factor.closed_form for term in terms(kernel)):
+        return False
     x = corners(data.box, kernel)[:1]
     try:
         with torch.no_grad():

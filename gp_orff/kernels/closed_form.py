@@ -10,10 +10,10 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from gp_orff.kernels.factors import Factor
+from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.scalar import require_covariance_of
 from gp_orff.kernels.spectra.base import spectrum
-from gp_orff.kernels.tree import Term, leaf_dims
+from gp_orff.kernels.tree import Term
 
 
 @singledispatch
@@ -193,13 +193,6 @@ def polynomial(
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
     """K(0), the covariance of one term at lag zero."""
     scale, factor = term.outputscale[..., None, None], term.factor
-    if not factor.degree:
+    if isinstance(factor, Mixing):
         return scale * factor.matrix @ factor.matrix.mT
-    leaf = term.leaves[0]
-    moments = spectrum(leaf.kernel).second_moments(leaf_dims(term, leaf, None))
-    return scale * field_block(factor, torch.diag_embed(moments))
-
-
-def field_block(factor: Factor, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b p p"]:
-    """E[B B*] from E[ω ωᵀ], or the kernel of the field from minus the Hessian of k."""
-    return factor.assemble(factor.embedded_outer(outer))
+    return scale * factor.variance(spectrum(term.leaves[0].kernel))

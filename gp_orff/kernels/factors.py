@@ -6,21 +6,27 @@ Minh 2016, Theorem 3). With μ the spectral measure of a scalar kernel k, each c
 choice of A. A factor with r columns gives r features for each trigonometric column.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+
+from gp_orff.kernels.matrix_valued.variance_spectrum import VarianceSpectrum
+from gp_orff.kernels.spectra.base import Spectrum
 
 
 class Factor(Protocol):
-    """A factor B(ω), homogeneous of degree `degree` in ω."""
+    """A factor B(ω), homogeneous of degree `degree` in ω if covariances have a closed form."""
 
     num_outputs: int
+    num_inputs: int | None  # the length of ω; None for any
+    dims: tuple[int, ...] | None  # the inputs that the base kernel depends on; None for all
     degree: int
     rank: int  # columns of B
+    closed_form: bool
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
         """B(ω) at every frequency."""
@@ -41,7 +47,9 @@ class Mixing:
     """B(ω) = L, the same for every frequency: the separable kernel k(x, z) L Lᵀ."""
 
     matrix: Float[Tensor, "*b p r"]
+    num_inputs = dims = None
     degree = 0
+    closed_form = True
 
     @property
     def num_outputs(self) -> int:
@@ -63,6 +71,20 @@ class _FieldFactor:
     num_outputs: int
     dims: tuple[int, ...] | None = None
     degree = 1
+    closed_form = True
+
+    @property
+    def num_inputs(self) -> int:
+        return self.num_outputs
+
+    def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b d d"]:
+        """K(0) = ∫ B Bᵀ S dω, S being the spectrum of the potential."""
+        num_dims = self.num_outputs if self.dims is None else len(self.dims)
+        return self.block(torch.diag_embed(spectrum.second_moments(num_dims)))
+
+    def block(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
+        """E[B Bᵀ] from E[ωωᵀ] over the inputs of the potential, or K(τ) from its −∇∇ᵀk."""
+        return self.assemble(self.embedded_outer(outer))
 
     def embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
         """Frequencies of the potential as frequencies of the field."""
@@ -115,3 +137,41 @@ class Solenoidal(_FieldFactor):
         outer = v.unsqueeze(-1) * (rest / (norm + first.abs())).unsqueeze(-2)
         identity = torch.eye(omega.shape[-1], dtype=omega.dtype, device=omega.device)[:, 1:]
         return norm.unsqueeze(-1) * identity - outer  # ‖ω‖ · reflector[:, 1:]
+
+
+Sampler = Callable[[Float[Tensor, "D d"]], tuple[Float[Tensor, "D d"], Float[Tensor, "D"]]]
+
+
+@dataclass(frozen=True)
+class SpectralMatrix:
+    """B(ω) as a function of the user's: the kernel ∫ cos⟨ω, x − z⟩ B(ω) B(ω)ᵀ S(ω) dω."""
+
+    amplitude: Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p r"]]
+    num_outputs: int
+    num_inputs: int
+    rank: int
+    sampler: Sampler | None = None
+    dims = None
+    degree = 0  # so that a potential of the field is known relative to a reference only
+    closed_form = False
+
+    def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b p p"]:
+        """K(0) = ∫ B Bᵀ S dω."""
+        return self.variance_spectrum(spectrum).variance
+
+    def variance_spectrum(self, spectrum: Spectrum) -> VarianceSpectrum:
+        """B Bᵀ S over frequencies."""
+        return VarianceSpectrum(spectrum, self, self.num_inputs)
+
+    def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
+        b = evaluate(self.amplitude, omega.flatten(0, -2))
+        return b.unflatten(0, omega.shape[:-1])
+
+
+def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p r"]:
+    """The amplitude at ω, computed in the type of its own parameters and buffers, if it has any."""
+    tensors = (
+        [*amplitude.parameters(), *amplitude.buffers()] if isinstance(amplitude, nn.Module) else []
+    )
+    floating = [t.dtype for t in tensors if t.is_floating_point()]
+    return amplitude(omega.to(floating[0]) if floating else omega).to(omega)

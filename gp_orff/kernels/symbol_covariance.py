@@ -190,7 +190,7 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
                 "reference, got none; pass reference=x0"
             )
         others = [dim for leaf in term.leaves[1:] for dim in leaf.active_dims or space]
-        if term.factor.degree and symbol.order and set(others) & set(space):
+        if term.factor.num_inputs and symbol.order and set(others) & set(space):
             raise NotImplementedError(
                 f"{name} of a field kernel times a kernel of the same inputs is not known: "
                 "expected factors of other inputs, such as time"
@@ -200,13 +200,21 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
                 f"{name} is defined only up to a constant under this kernel: expected a "
                 "reference, got none; pass reference=x0"
             )
-        if symbol.order > 0 and any(
-            torch.as_tensor(measure.moment(order, len(space))).isinf().any()
-            for measure in spectra_of(term)[:1]
-        ):
+        if symbol.order > 0 and _is_infinite(term, symbol.order, len(space)):
             nu = getattr(term.leaves[0].kernel, "nu", None)
             raise ValueError(
                 f"{name} does not exist for a field with this {leaf_name} potential"
                 f"{'' if nu is None else f', nu={nu}'}: its variance is infinite; expected "
                 f"a kernel with {order} derivatives (Matérn nu > {order}, or RBF)"
             )
+
+
+def _is_infinite(term: Term, order: int, num_dims: int) -> bool:
+    """Whether derivatives of this order have an infinite variance; a constant has none."""
+    for measure in spectra_of(term)[:1]:
+        if term.factor.closed_form:
+            moment = measure.moment(term.factor.degree + order, num_dims)
+        else:
+            moment = term.factor.variance_spectrum(measure).moment(order)
+        return bool(torch.as_tensor(moment).isinf().any())
+    return False

@@ -184,8 +184,8 @@ def infer_num_dims(parts: Sequence[Term], num_dims: int | None) -> int | None:
 
 
 def _declared_dims(term: Term, leaf: Leaf) -> int | None:
-    """The number of inputs by `ard_num_dims`, or else by the components of a field."""
-    field = term.factor.num_outputs if term.factor.degree and leaf is term.leaves[0] else None
+    """The number of inputs by `ard_num_dims`, or else by the kernel of the field."""
+    field = term.factor.num_inputs if leaf is term.leaves[0] else None
     return leaf.kernel.ard_num_dims or field
 
 
@@ -234,11 +234,11 @@ def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
     """
     spaces = set()
     for term in terms(kernel):
-        if term.factor.degree:
+        if term.factor.num_inputs is not None:
             dims = term.leaves[0].active_dims
             inner = term.factor.dims
             if dims is None or (inner is not None and dims == inner):
-                dims = tuple(range(term.num_outputs))
+                dims = tuple(range(term.factor.num_inputs))
             spaces.add(dims)
     if len(spaces) > 1:
         raise ValueError(

@@ -14,9 +14,7 @@ from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 
 def tail_radius(leaf: LeafSpectrum, share: float) -> float:
     """W, the scaled radius beyond which this share of the variance lies."""
-    return _last_crossing(
-        lambda w: leaf.spectrum.tail(w, leaf.degree, leaf.num_dims), share, start=1e-2
-    )
+    return _last_crossing(leaf.tail, share, start=1e-2)
 
 
 def correlation_lag(
@@ -33,9 +31,10 @@ def correlation_lag(
     scale = scales[axis]
 
     def correlation(r: float) -> float:
-        return spectrum.correlation(r * scale, axis, leaf.degree)
+        return leaf.correlation(r * scale, axis)
 
-    if extent is None or leaf.degree or not isinstance(spectrum, GammaMixture):
+    constant = leaf.degree == 0 and leaf.variance is None  # B is
+    if extent is None or not constant or not isinstance(spectrum, GammaMixture):
         return scale * _last_crossing(correlation, share, start=1e-2)
     longest = (extent[list(leaf.dims)] / scales).max()
     return scale * _last_crossing(

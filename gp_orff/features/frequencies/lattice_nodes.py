@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gp_orff.features.frequencies.rule import Draw, TermSpectrum
 from gp_orff.features.lattice import GramCache, LatticeColumns
 from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum
-from gp_orff.kernels.spectra.lattice_sums import weight_at_zero
+from gp_orff.kernels.spectra.lattice_sums import lattice_weights
 
 
 class GridWarning(UserWarning):
@@ -166,7 +166,7 @@ class LatticeDraw(_FixedBuffers, Draw):
         omegas = [(indices * spacing)[:, list(dims)] for dims in self.dims]
         weights = 1.0 + self.nonzero.to(spacing)  # −k is the same feature
         for spectrum, omega, dims in zip(spectra, omegas, self.dims, strict=True):
-            weights = weights * _weights(spectrum, omega, spacing[list(dims)])
+            weights = weights * lattice_weights(spectrum, omega, spacing[list(dims)])
         return omegas, weights
 
     def check_domain(self, spectra, *points):
@@ -205,18 +205,6 @@ def _lengths(
     lengthscales = [axis_lengthscales(spectrum, count) for spectrum, count in pairs]
     others = [spectrum.other_lengths(count) for spectrum, count in pairs]
     return np.concatenate([[], *lengthscales]), np.concatenate([[], *others])
-
-
-def _weights(
-    spectrum: Spectrum, omega: Float[Tensor, "D d"], spacing: Float[Tensor, "d"]
-) -> Float[Tensor, "*b D"]:
-    """The quadrature weights S(ω) ∏h, and another at ω = 0, where S may be infinite."""
-    nonzero = omega.any(-1)
-    if nonzero.all():
-        return spacing.prod() * spectrum.log_density(omega).exp()
-    finite = torch.where(nonzero.unsqueeze(-1), omega, spacing)  # any other frequency for ω = 0
-    weights = spacing.prod() * spectrum.log_density(finite).exp()
-    return torch.where(nonzero, weights, weight_at_zero(spectrum, spacing).unsqueeze(-1))
 
 
 def axis_lengthscales(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:

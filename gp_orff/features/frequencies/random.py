@@ -2,14 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.special
 import scipy.stats
 import torch
 
+from gp_orff.features.frequencies.proposal import Proposal, ProposedDraw
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
+from gp_orff.kernels.spectra.base import Spectrum
 
 
 class Measure(ABC):
@@ -22,6 +24,10 @@ class Measure(ABC):
     def order(self, leaf: LeafSpectrum) -> int:
         """t for the frequencies of this leaf."""
 
+    def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
+        """What the base variables of this leaf are drawn from."""
+        return leaf.spectrum
+
 
 @dataclass(frozen=True)
 class Trace(Measure):
@@ -29,6 +35,9 @@ class Trace(Measure):
 
     def order(self, leaf: LeafSpectrum) -> int:
         return leaf.degree
+
+    def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
+        return leaf.spectrum if leaf.sampler is None else Proposal(leaf.spectrum, leaf.sampler)
 
 
 @dataclass(frozen=True)
@@ -77,12 +86,14 @@ class _RandomRule(ABC):
         number = -(-self.num_frequencies // term.share)
         measure = _MEASURES.get(self.measure, self.measure)
         orders = [measure.order(leaf) for leaf in term.leaves]
-        points = self._directions_and_coordinates(number, term.leaves, rng)
+        leaves = [replace(leaf, spectrum=measure.source(leaf)) for leaf in term.leaves]
+        points = self._directions_and_coordinates(number, leaves, rng)
         bases = [
-            leaf.spectrum.base(directions, u, order)
-            for leaf, order, (directions, u) in zip(term.leaves, orders, points, strict=True)
+            torch.from_numpy(leaf.spectrum.base(directions, u, order))
+            for leaf, order, (directions, u) in zip(leaves, orders, points, strict=True)
         ]
-        return Draw([torch.from_numpy(base) for base in bases], orders)
+        proposed = isinstance(leaves[0].spectrum, Proposal)
+        return (ProposedDraw if proposed else Draw)(bases, orders)
 
     @abstractmethod
     def _directions_and_coordinates(

@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns
+from gp_orff.kernels.factors import Sampler
+from gp_orff.kernels.matrix_valued.variance_spectrum import VarianceSpectrum
 from gp_orff.kernels.spectra.base import Spectrum
 
 
@@ -18,11 +20,25 @@ class LeafSpectrum:
 
     spectrum: Spectrum
     dims: tuple[int, ...]  # the input columns of the kernel
-    degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}
+    degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}, unless B is a general function
+    variance: VarianceSpectrum | None = None  # for a general B
+    sampler: Sampler | None = None  # that comes with a general B
 
     @property
     def num_dims(self) -> int:
         return len(self.dims)
+
+    def tail(self, scaled_radius: float) -> float:
+        """The share of the variance beyond a scaled radius."""
+        if self.variance is not None:
+            return self.variance.tail(scaled_radius)
+        return self.spectrum.tail(scaled_radius, self.degree, self.num_dims)
+
+    def correlation(self, lag: float, axis: int) -> float:
+        """A bound of the correlation at all lags from `lag` on, along an axis."""
+        if self.variance is not None:
+            return self.variance.correlation(lag, axis)
+        return self.spectrum.correlation(lag, axis, self.degree)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,18 @@ def _(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"
     return (1 - nonzero_sum(spectrum, spacing)).clamp_min(0)
 
 
+def lattice_weights(
+    spectrum: Spectrum, omega: Float[Tensor, "D d"], spacing: Float[Tensor, "d"]
+) -> Float[Tensor, "*b D"]:
+    """The quadrature weights S(ω) ∏h, and another at ω = 0, where S may be infinite."""
+    nonzero = omega.any(-1)
+    if nonzero.all():
+        return spacing.prod() * spectrum.log_density(omega).exp()
+    finite = torch.where(nonzero.unsqueeze(-1), omega, spacing)  # any other frequency for ω = 0
+    weights = spacing.prod() * spectrum.log_density(finite).exp()
+    return torch.where(nonzero, weights, weight_at_zero(spectrum, spacing).unsqueeze(-1))
+
+
 def nonzero_sum(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """Σ_{k≠0} S(ω_k) ∏h over the whole lattice: E_s[Πθ_i(0) − Πc_i]."""
     scales = _Scales(spectrum, spacing)

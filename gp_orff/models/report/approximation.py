@@ -28,10 +28,11 @@ class Approximation:
         if not isinstance(inference, FeatureInference):
             return cls("exact")
         features = inference.num_features(kernel)
+        if any(draw.sampled for draw in inference.draws):
+            return cls("random", features)
         grids = accuracy(kernel, inference.draws)
         if not grids:
-            sampled = any(draw.sampled for draw in inference.draws)
-            return cls("random" if sampled else "quadrature", features)
+            return cls("quadrature", features)
         return cls(
             "grid",
             features,

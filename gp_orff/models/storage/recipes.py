@@ -21,12 +21,14 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
+from torch import nn
 
 from gp_orff import symbols
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.features import frequencies
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import GeneralMaternKernel
 from gp_orff.symbols.base import Symbol
@@ -92,8 +94,19 @@ _CLASSES = {cls.__name__: cls for cls in _ARGUMENTS}
 
 
 def describe(module: Module) -> dict:
-    """A module as plain values: its recipe, if it has one, its state and its frozen parameters."""
+    """A module as plain values: its recipe, if it has one, its state and its frozen parameters.
+
+    Raises:
+        ValueError: a spectral matrix that is a plain function, whose values are in no state.
+    """
     parts = [part for _, part in module.named_modules(remove_duplicate=False)]
+    for part in parts:
+        if isinstance(part, SpectralMatrixKernel) and not isinstance(part.amplitude, nn.Module):
+            raise ValueError(
+                "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
+                f"parameters and buffers a file keeps, got {part.amplitude!r}; put the function "
+                "into the forward of a module, and pass kernel= to load"
+            )
     shared = len({id(part) for part in parts if isinstance(part, Kernel)}) < sum(
         isinstance(part, Kernel) for part in parts
     )  # one kernel in two places of the tree
