@@ -27,6 +27,7 @@ LEAVES = {
     "plotting": set(),
     "labelled": {"symbols"},
     "spectra": {"kernels"},
+    "bounds": {"features"},
 }
 
 
