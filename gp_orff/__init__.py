@@ -30,6 +30,7 @@ from gp_orff.features.frequencies import (
 from gp_orff.inference.overconfidence import FeatureWarning
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import GeneralMaternKernel
 from gp_orff.kernels.spectra import lengths  # noqa: F401
@@ -86,6 +87,7 @@ __all__ = [
     "Orthogonal",
     "Potential",
     "QuasiMonteCarlo",
+    "SeparableKernel",
     "StreamFunction",
     "Symbol",
     "VectorFieldGP",

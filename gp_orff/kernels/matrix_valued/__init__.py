@@ -1,0 +1,1 @@
+"""Kernels whose spectral matrix A(ω) is given as a matrix or as a function."""
