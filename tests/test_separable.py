@@ -17,6 +17,7 @@ from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 from torch import nn
 
 import gp_orff
+from gp_orff.models.fitting.starting_values import rescale
 from tests import oracles
 from tests.fields import draw, uniform
 from tests.models import dense_noise, evidence, gradient, vector_gp
@@ -73,6 +74,11 @@ def test_base_kernels_of_every_kind_and_their_inputs():
     expected = expected + 0.3 * oracles.rbf(tau, ells[2]) + 0.7
     found = kernel(x, z).to_dense()
     torch.testing.assert_close(found, torch.kron(expected, root() @ root().mT))
+    alone = gp_orff.SeparableKernel(first, root(), active_dims=(2, 0, 1))
+    expected = torch.kron(oracles.rbf(tau[..., [0]], ells[0]), root() @ root().mT)
+    torch.testing.assert_close(alone(x, z).to_dense(), expected)
+    hermite = gp_orff.ORFFKernel(alone, gp_orff.GaussHermite(30), num_dims=3)
+    torch.testing.assert_close(hermite(x, z).to_dense(), expected)
     many = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(4096), num_dims=3)
     # the quasi-random error is well below that of 4096 independent draws, 1/√4096 = 1.6e-2
     torch.testing.assert_close(many(x, z).to_dense(), found, rtol=0, atol=0.01 * found.max().item())
@@ -338,6 +344,17 @@ def test_fits_do_not_depend_on_units():
             sizes.append(model.kernel(x[:1] * length).to_dense().detach() / unit**2)
         assert abs(evidences[0] - evidences[1]) < 1e-3
         torch.testing.assert_close(sizes[0], sizes[1], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_variance_is_that_of_the_root_or_of_the_base_kernel(trained):
+    kernel = gp_orff.SeparableKernel(ScaleKernel(RBFKernel()), nn.Parameter(root())).double()
+    kernel.root.requires_grad_(trained)
+    x, matrix = uniform(3, 2), kernel.root.detach().clone()
+    before = kernel(x).to_dense()
+    assert rescale(kernel, 4.0)
+    torch.testing.assert_close(kernel(x).to_dense(), 4 * before)
+    assert torch.equal(kernel.root, 2 * matrix if trained else matrix)
 
 
 def test_a_trained_root_is_found():
