@@ -29,7 +29,11 @@ class SeparableKernel(WrapperKernel):
       zero in each component; add a second term with a root of ones for what they share.
     - Classes coded by the corners of a simplex: L is (p, p − 1), one corner for each class.
     - One signal in all outputs: L is (p, 1), the strength of the signal in each output.
-    - Unknown relations: an `nn.Parameter` of the rank you choose.
+    - Unknown relations: an `nn.Parameter` of the rank you choose, started from random numbers;
+      equal columns would stay equal.
+
+    If r < p, this prior knows p − r combinations of the outputs exactly: they are zero. Where data
+    contradict that, predictions are too certain, and `MultitaskKernel` or a second term helps.
 
     Brault et al. 2016, Definition 2.1 and Example 2.1; Minh 2016, Example 1.
 
