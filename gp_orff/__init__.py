@@ -30,6 +30,7 @@ from gp_orff.features.frequencies import (
 from gp_orff.inference.overconfidence import FeatureWarning
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import GeneralMaternKernel
@@ -87,6 +88,7 @@ __all__ = [
     "Orthogonal",
     "Potential",
     "QuasiMonteCarlo",
+    "SeparableKernel",
     "SpectralMatrixKernel",
     "StreamFunction",
     "Symbol",

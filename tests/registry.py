@@ -228,6 +228,30 @@ def _separable_sum():
     )
 
 
+def _rank_one():
+    leaf, root = base("rbf", 2), torch.tensor([[0.7], [-1.2], [0.4]], dtype=torch.float64)
+    kernel = gp_orff.SeparableKernel(leaf, root).double()
+    return Case(kernel, 2, 3, [Part([(leaf, (0, 1))], _one, _root_matrix(kernel))])
+
+
+def _trained_root():
+    """Rank 2 of 3 outputs; a sum with a kernel of one input, and selections inside selections."""
+    first, second = base("rbf", 2), ScaleKernel(base("matern52", 1)).double()
+    second.outputscale, second.active_dims = 0.5, torch.tensor([1])
+    root = torch.nn.Parameter(torch.tensor([[0.7, 0.3], [-1.2, 0.5], [0.4, 0.9]]).double())
+    kernel = gp_orff.SeparableKernel(first + second, root, active_dims=(2, 0)).double()
+    matrix = _root_matrix(kernel)
+    parts = [
+        Part([(first, (2, 0))], _one, matrix),
+        Part([(second.base_kernel, (0,))], lambda: second.outputscale, matrix),
+    ]
+    return Case(kernel, 3, 3, parts)
+
+
+def _root_matrix(kernel):
+    return lambda omega: (kernel.root @ kernel.root.mT).expand(len(omega), -1, -1)
+
+
 def _potential_of_a_sum():
     smooth, rough = base("rbf", 3), ScaleKernel(base("matern52", 3)).double()
     rough.outputscale = 0.4
@@ -347,6 +371,8 @@ CASES = {
     "general_matern": _general_matern,
     "separable": _separable,
     "separable_sum": _separable_sum,
+    "rank_one": _rank_one,
+    "trained_root": _trained_root,
     "lcm": _lcm,
     "spectral_matrix": _spectral_matrix,
     "scaled": _scaled,

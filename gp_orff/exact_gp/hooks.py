@@ -15,6 +15,7 @@ from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.exact_gp.prediction import ExactFieldPredictionStrategy, ORFFPredictionStrategy
 from gp_orff.kernels.base import WrapperKernel
 from gp_orff.kernels.fields import PotentialKernel
+from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
 
@@ -30,7 +31,7 @@ def _is_features(kernel: Kernel) -> bool:
 
 def _is_field(kernel: object) -> bool:
     """Whether a kernel contains a field kernel."""
-    fields = (PotentialKernel, SpectralMatrixKernel, FieldProductKernel)
+    fields = (PotentialKernel, SeparableKernel, SpectralMatrixKernel, FieldProductKernel)
     return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
 
 

@@ -16,6 +16,12 @@ from torch import Tensor
 from gp_orff.data.noise.covariances import independent, same_point
 
 
+def with_one_batch(*matrices: Float[Tensor, "*_ m n"]) -> tuple[Float[Tensor, "*b m n"], ...]:
+    """The matrices expanded to one batch shape, as the arguments of one operator must be."""
+    batch = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in matrices))
+    return tuple(matrix.expand(*batch, *matrix.shape[-2:]) for matrix in matrices)
+
+
 class PointwiseOperator(LinearOperator):
     """A covariance between the p outputs of points; slices of whole points keep its structure."""
 

@@ -4,6 +4,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gp_orff.exact_gp.feature_operator import FeatureOperator
 from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
 from gp_orff.features.accuracy import GridAccuracy, SampleAccuracy, accuracy
 from gp_orff.features.assemble import check_domain, draw, expand
@@ -28,12 +29,13 @@ class ORFFKernel(WrapperKernel):
     hyperparameters. The computations are in float64; in a float32 model, inputs, hyperparameters
     and results are float32, which saves no time.
 
-    Brault et al. 2016 (operator-valued features); Minh 2016, Theorem 3.
+    Brault et al. 2016, Section 2.3; Minh 2016, Section 3.2.
 
     Args:
         kernel: the kernel to approximate: a curl-free, divergence-free or Helmholtz kernel, a
-            gpytorch `MultitaskKernel`, a scalar kernel, or sums, products and scaled forms of
-            them. Its parameters are not copied: they are trained through the features.
+            `SeparableKernel`, a gpytorch `MultitaskKernel`, a scalar kernel, or sums, products and
+            scaled forms of them. Its parameters are not copied: they are trained through the
+            features.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(256)`.
         num_dims: d, the number of input columns; needed if the kernel does not determine it (a
             scalar kernel without ARD or active_dims).
@@ -141,6 +143,85 @@ class ORFFKernel(WrapperKernel):
         if truncated is not None and covariance.symmetric:
             covariance = NoisyFeatureCovariance.of(covariance, truncated[0].to(x1.dtype))
         return covariance.diagonal() if diag else covariance
+
+    def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
+        """Φ(x) as a dense matrix, for few points or a linear model of your own.
+
+        Φ(x) Φ(z)ᵀ is this kernel's covariance between two different sets of points. Between the
+        same points, `kernel(x)` of a `Grid` has the variance that the grid truncates added to its
+        diagonal blocks, unless the grid has `diagonal_correction=False`. Weights θ ~ N(0, I_F) give
+        fields Φ(x)θ of this kernel.
+
+        Brault et al. 2016, Section 2.3.
+
+        Args:
+            x: points (*b, N, d).
+
+        Returns:
+            (*b, N·p, F) in the dtype of x, computed in float64, differentiable in x and in the
+            hyperparameters. Row n·p + i is output i at point n.
+
+        Raises:
+            TypeError: inputs of another dtype than the hyperparameters.
+            ValueError: inputs with a wrong number of columns, NaN or infinity, no points, or points
+                outside the domain of a grid.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> exact = gp_orff.CurlFreeKernel(num_dims=2)
+            >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.MonteCarlo(64))
+            >>> x, z = torch.rand(5, 2), torch.rand(3, 2)
+            >>> phi = kernel.features(x)
+            >>> phi.shape
+            torch.Size([10, 128])
+            >>> torch.allclose(phi @ kernel.features(z).mT, kernel(x, z).to_dense(), atol=1e-5)
+            True
+        """
+        return self.feature_operator(x).to_dense()
+
+    def feature_operator(self, x: Float[Tensor, "*b N d"]) -> FeatureOperator:
+        """Φ(x) as a `LinearOperator`, without storing a matrix of N rows.
+
+        A product with it, or with its transpose `.mT`, computes the M cosines and sines of every
+        point once and multiplies them, and then needs the directions of the features: N·M·p + F·p
+        operations, N·M·p + M·r·p for separable kernels (M = 2D if no columns are shared). On a
+        lattice of frequencies the first term is a fast Fourier transform. Iterative solvers need no
+        more than such products.
+
+        Brault et al. 2016, Appendix D.1.2, Tables 1 and 2, where P is the p rows of one point. For
+        curl-free kernels, P* P there has ‖ω_k‖² in the place of ⟨ω_j, ω_k⟩, and likewise for
+        divergence-free kernels; `operator.mT @ (operator @ theta)` has all these terms.
+
+        Args:
+            x: points (*b, N, d).
+
+        Returns:
+            An operator of shape (*b, N·p, F) with the entries of `features(x)`, differentiable in x
+            and in the hyperparameters.
+
+        Raises:
+            TypeError: as for `features`.
+            ValueError: as for `features`.
+
+        Example:
+            A ridge regression by conjugate gradients on (ΦᵀΦ + I) θ = Φᵀy:
+
+            >>> import gp_orff, torch
+            >>> from linear_operator.utils import linear_cg
+            >>> exact = gp_orff.CurlFreeKernel(num_dims=2)
+            >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.MonteCarlo(64)).double()
+            >>> x = torch.rand(1000, 2, dtype=torch.float64)
+            >>> phi = kernel.feature_operator(x)
+            >>> phi.shape
+            torch.Size([2000, 128])
+            >>> right = phi.mT @ torch.cos(3 * x).flatten().unsqueeze(-1)
+            >>> with torch.no_grad():
+            ...     theta = linear_cg(lambda v: phi.mT @ (phi @ v) + v, right)
+            >>> fitted = (phi @ theta).reshape(1000, 2)
+        """
+        self._check_inputs(x)
+        check_domain(self.base_kernel, self.frequencies, x)
+        return FeatureOperator.of(x, self._expansion(x.shape[-1]))
 
     def accuracy(self) -> list[GridAccuracy | SampleAccuracy]:
         """The errors of the frequencies at the present hyperparameters, one for each term.

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
-from gp_orff.exact_gp.operators import RootedOperator, WithWhiteNoise, noise_covariance
+from gp_orff.exact_gp.operators import (
+    RootedOperator,
+    WithWhiteNoise,
+    noise_covariance,
+    with_one_batch,
+)
 from gp_orff.features.expansion import Expansion, merge
 from gp_orff.inference.equations import (
     Group,
@@ -37,11 +42,7 @@ class FeatureCovariance(RootedOperator):
     def of(
         cls, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"], expansion: Expansion
     ) -> "FeatureCovariance":
-        parts = (x1, x2, *expansion.tensors)
-        batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
-        if batch:
-            parts = tuple(t.expand(*batch, *t.shape[-2:]) for t in parts)
-        first, second, *tensors = parts
+        first, second, *tensors = with_one_batch(x1, x2, *expansion.tensors)
         return cls(first, first if x1 is x2 else second, *tensors, rebuild=expansion.rebuild)
 
     @property
@@ -128,9 +129,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     def of(
         cls, latent: FeatureCovariance, noise: Float[Tensor, "*b p p"]
     ) -> "NoisyFeatureCovariance":
-        parts = (latent.x1, noise, *latent.expansion.tensors)
-        batch = torch.broadcast_shapes(*(t.shape[:-2] for t in parts))
-        parts = tuple(t.expand(*batch, *t.shape[-2:]) for t in parts)
+        parts = with_one_batch(latent.x1, noise, *latent.expansion.tensors)
         return cls(*parts, rebuild=latent.expansion.rebuild)
 
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:

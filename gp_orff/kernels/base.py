@@ -25,6 +25,7 @@ class WrapperKernel(Kernel):
         """A copy of this kernel in which `change` has been applied to each kernel inside."""
         new = type(self).__new__(type(self))  # copy.copy would share gpytorch kernels' __dict__
         new.__dict__.update(self.__dict__)
+        new._parameters, new._buffers = dict(self._parameters), dict(self._buffers)
         new._modules = {
             name: change(child) if isinstance(child, Kernel) else child
             for name, child in self._modules.items()

@@ -161,7 +161,7 @@ class CurlFreeKernel(PotentialKernel):
     outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale: 1 for the RBF
     kernel, ν/(ν − 1) for Matérn kernels. Its units are potential² / length².
 
-    Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
+    Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
     Args:
         base_kernel: the scalar kernel k of the potential, an instance of a gpytorch kernel: RBF,
@@ -202,7 +202,7 @@ class DivergenceFreeKernel(PotentialKernel):
     variance of each component is (d − 1) times that of the curl-free kernel with the same k, for
     one lengthscale.
 
-    Brault et al. 2016, Section 3.2; Minh 2016, Section 4.
+    Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
     Args:
         base_kernel: the scalar kernel k, as for `CurlFreeKernel`; an `RBFKernel` if None.

@@ -31,7 +31,7 @@ class Measure(ABC):
 
 @dataclass(frozen=True)
 class Trace(Measure):
-    """The density ∝ tr A(ω), A = B Bᵀ; features are bounded (Minh 2016, Section 4)."""
+    """The density ∝ tr A(ω), A = B Bᵀ; features are bounded (Minh 2016, Corollary 10)."""
 
     def order(self, leaf: LeafSpectrum) -> int:
         return leaf.degree
@@ -42,7 +42,7 @@ class Trace(Measure):
 
 @dataclass(frozen=True)
 class Base(Measure):
-    """The density p; features are unbounded (Brault et al. 2016, Algorithm 1)."""
+    """The density p; features are unbounded (Brault et al. 2016, Section 2.3)."""
 
     def order(self, leaf: LeafSpectrum) -> int:
         return 0
@@ -115,7 +115,7 @@ class _RandomRule(ABC):
 
 
 class MonteCarlo(_RandomRule):
-    r"""Independent random frequencies, as in random Fourier features.
+    r"""Independent random frequencies, as in random Fourier features (Rahimi & Recht 2007).
 
     The matrix-valued kernel has the spectral density A(ω) p(ω). Here p is the spectral density of
     the scalar kernel, and A(ω) is a matrix: ωωᵀ for curl-free and ‖ω‖² I − ωωᵀ for divergence-free
@@ -123,11 +123,12 @@ class MonteCarlo(_RandomRule):
     weights correct for the difference:
 
     - `"trace"`: the density ∝ tr A(ω) p(ω), which is ∝ ‖ω‖² p(ω) for curl-free and divergence-free
-      kernels (‖ℓω‖² p(ω) with ARD). Features are bounded (Minh 2016, Section 4).
-    - `"base"`: the density p. Features are unbounded (Brault et al. 2016, Algorithm 1). For
-      curl-free and divergence-free Matérn kernels their error has a finite variance only if ν > 2.
+      kernels (‖ℓω‖² p(ω) with ARD). Features are bounded (Minh 2016, Section 3.4, Example 4).
+    - `"base"`: the density p. Features are unbounded (Brault et al. 2016, Section 2.3, Examples 2.2
+      and 2.3; Minh 2016, Section 3.3, Example 2). For curl-free and divergence-free Matérn kernels
+      their error has a finite variance only if ν > 2.
 
-    For separable and scalar kernels both are the same (Rahimi & Recht 2007).
+    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3).
 
     Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
     divided by the present lengthscales, so that gradients reach these. The approximate kernel is

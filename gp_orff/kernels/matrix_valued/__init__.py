@@ -1,1 +1,1 @@
-"""Kernels with matrix values that are given by a matrix: separable and general spectral ones."""
+"""Kernels whose spectral matrix A(ω) is given as a matrix or as a function."""

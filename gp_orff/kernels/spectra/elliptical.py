@@ -70,7 +70,8 @@ class Elliptical(GridSpectrum):
 class Gaussian(Elliptical):
     """Spectrum of the RBF kernel exp(−½‖τ/ℓ‖²): ω ~ N(0, diag ℓ⁻²), so that ‖z‖² ~ χ²_d.
 
-    Weighted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; Minh 2016 for the weight).
+    Weighted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; with the weight, Minh
+    2016, Example 4).
 
     Args:
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.

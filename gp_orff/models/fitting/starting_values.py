@@ -27,6 +27,7 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.kernels.closed_form import at_zero
+from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.tree import Leaf, Term, terms
 from gp_orff.models.fitting.coordinates import admissible
 
@@ -193,6 +194,14 @@ def _(kernel: MultitaskKernel, factor: float) -> bool:
         return rescale(kernel.data_covar_module, factor)
     tasks.covar_factor.data.mul_(math.sqrt(factor))
     tasks.var = admissible(tasks.raw_var_constraint, tasks.var * factor)
+    return True
+
+
+@rescale.register
+def _(kernel: SeparableKernel, factor: float) -> bool:
+    if not kernel.root.requires_grad:
+        return rescale(kernel.base_kernel, factor)
+    kernel.root.data.mul_(math.sqrt(factor))
     return True
 
 

@@ -28,6 +28,7 @@ from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.features import frequencies
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import GeneralMaternKernel
@@ -83,6 +84,11 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     DivergenceFreeKernel: _field,
     HelmholtzKernel: lambda k: _field(k.curl_free.base_kernel),
     FieldProductKernel: lambda k: {"*": [k.field_kernel, k.scalar_kernel]},
+    SeparableKernel: lambda k: {
+        "base_kernel": k.base_kernel,
+        "root": k.root,  # a parameter if it is trained
+        **_active_dims(k),
+    },
     GaussianLikelihood: lambda likelihood: {},
     MultitaskGaussianLikelihood: _multitask,
     MultitaskStudentTLikelihood: lambda noise: {"deg_free": noise.deg_free, **_multitask(noise)},
@@ -99,17 +105,15 @@ def describe(module: Module) -> dict:
     Raises:
         ValueError: a spectral matrix that is a plain function, whose values are in no state.
     """
-    parts = [part for _, part in module.named_modules(remove_duplicate=False)]
-    for part in parts:
+    for part in module.modules():
         if isinstance(part, SpectralMatrixKernel) and not isinstance(part.amplitude, nn.Module):
             raise ValueError(
                 "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
                 f"parameters and buffers a file keeps, got {part.amplitude!r}; put the function "
                 "into the forward of a module, and pass kernel= to load"
             )
-    shared = len({id(part) for part in parts if isinstance(part, Kernel)}) < sum(
-        isinstance(part, Kernel) for part in parts
-    )  # one kernel in two places of the tree
+    parameters = [own for _, own in module.named_parameters(remove_duplicate=False)]
+    shared = len(set(map(id, parameters))) < len(parameters)  # in two places of the tree
     return {
         "name": type(module).__name__,
         "recipe": None if shared else _recipe(module),
