@@ -50,8 +50,16 @@ class _RandomRule(ABC):
     num_frequencies: int
     measure: str | Measure  # the name of the measure, if it has one
     seed: int
+    shared: bool = False  # whether the terms of a sum are drawn from one mixture
 
-    def __init__(self, num_frequencies: int, *, measure: str | Measure = "trace", seed: int = 0):
+    def __init__(
+        self,
+        num_frequencies: int,
+        *,
+        measure: str | Measure = "trace",
+        seed: int = 0,
+        shared: bool = False,
+    ):
         name = type(self).__name__
         valid = isinstance(num_frequencies, int | np.integer) and num_frequencies >= 1
         if not valid or isinstance(num_frequencies, bool):
@@ -64,17 +72,39 @@ class _RandomRule(ABC):
             raise ValueError(f'{name} expects measure "trace" or "base", got {measure!r}')
         object.__setattr__(self, "num_frequencies", int(num_frequencies))
         object.__setattr__(self, "measure", _NAMES.get(measure, measure))
+        if not isinstance(shared, bool):
+            raise ValueError(f"{name} expects shared to be True or False, got {shared!r}")
         object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "shared", shared)
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
         """The frequencies of each of `terms`, from independent random streams of the seed."""
         streams = np.random.default_rng(self.seed).spawn(len(terms))
-        return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
+        mixtures = [
+            next((index for index, other in enumerate(terms) if self._shares(term, other)), None)
+            for term in terms
+        ]
+        return [
+            self._draw(term, rng, mixture, 1 if mixture is None else mixtures.count(mixture))
+            for term, rng, mixture in zip(terms, streams, mixtures, strict=True)
+        ]
 
-    def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
+    def _shares(self, term: TermSpectrum, other: TermSpectrum) -> bool:
+        """Whether two terms, of one kernel each, on the same inputs, are drawn from one mixture."""
+        in_group = term.group is not None and term.group is other.group
+        return (
+            (self.shared or in_group)
+            and len(term.leaves) == len(other.leaves) == 1
+            and term.leaves[0].dims == other.leaves[0].dims
+        )
+
+    def _draw(
+        self, term: TermSpectrum, rng: np.random.Generator, mixture: int | None, num_terms: int
+    ) -> Draw:
+        """The frequencies of one of the `num_terms` terms of a mixture."""
         if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
-        number = -(-self.num_frequencies // term.share)
+        number = -(-self.num_frequencies // num_terms)
         measure = _MEASURES.get(self.measure, self.measure)
         orders = [measure.order(leaf) for leaf in term.leaves]
         points = self._directions_and_coordinates(number, term.leaves, rng)
@@ -82,7 +112,7 @@ class _RandomRule(ABC):
             leaf.spectrum.base(directions, u, order)
             for leaf, order, (directions, u) in zip(term.leaves, orders, points, strict=True)
         ]
-        return Draw([torch.from_numpy(base) for base in bases], orders)
+        return Draw([torch.from_numpy(base) for base in bases], orders, mixture)
 
     @abstractmethod
     def _directions_and_coordinates(
