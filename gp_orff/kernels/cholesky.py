@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+_SINGULAR = 1e-7  # a smaller pivot, relative to the standard deviation, is zero to rounding
+
 
 def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """The Cholesky factor L of a covariance matrix a = L Lᵀ.
@@ -55,8 +57,11 @@ def reduced_root(root: Float[Tensor, "*b p r"]) -> Float[Tensor, "*b p q"]:
     p, r = root.shape[-2:]
     if r <= p:
         return root
-    factor, info = torch.linalg.cholesky_ex(root @ root.mT)
-    return _RootOnRows.apply(root) if info.any() else factor
+    a = root @ root.mT
+    factor, info = torch.linalg.cholesky_ex(a)
+    pivots, variances = (t.detach().diagonal(dim1=-1, dim2=-2) for t in (factor, a))
+    singular = info.any() or (pivots <= _SINGULAR * variances.sqrt()).any()
+    return _RootOnRows.apply(root) if singular else factor
 
 
 class _RootOnRows(Function):
