@@ -59,7 +59,7 @@ def curl_free(base_kernel, num_dims=2, outputscale=0.7):
 
 def coregionalisation(num_tasks=2):
     """Three terms with p columns each, of which p are left."""
-    names = ("rbf", "matern52", "rq")
+    names = ("rbf", "matern52", "matern32")
     parts = [tasks(base(name, 2), num_tasks, seed) for seed, name in enumerate(names)]
     return parts[0] + parts[1] + parts[2]
 
@@ -263,12 +263,12 @@ def test_errors_of_the_covariance_with_equal_features(name):
     build, ratio, (low, high) = COMPARED[name]
     kernel, x = build(), fields.draw(15, 2)
     errors = []
-    for shared, number in ((True, 120), (False, 120 / ratio)):
+    for shared, number in ((True, 60), (False, 60 / ratio)):
         rules = [gp_orff.MonteCarlo(int(number), seed=s, shared=shared) for s in range(100)]
         with torch.no_grad():
             found = torch.stack([estimate(kernel, rule, x, x) for rule in rules])
         errors.append((found - kernel(x).to_dense()).square().sum((-1, -2)).mean().item())
-    assert features(kernel, 120, shared=True)[1] == features(kernel, int(number), shared=False)[1]
+    assert features(kernel, 60, shared=True)[1] == features(kernel, int(number), shared=False)[1]
     assert low < errors[0] / errors[1] < high
 
 
@@ -401,7 +401,8 @@ def test_sampling_densities(name, order):
 
     def density(omega):
         omega = torch.tensor([[omega]], dtype=torch.float64)
-        return spectrum.log_sampling_density(omega, order).exp().item()
+        log_density = spectrum.log_density(omega) - spectrum.log_importance(omega, order)
+        return log_density.exp().item()
 
     total = 2 * scipy.integrate.quad(density, 0, math.inf, limit=400)[0]
     assert total == pytest.approx(1, abs=1e-5)

@@ -175,20 +175,20 @@ def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Ex
     ρ_q, with the weights w_qk = v_q S_q(ω_k) / Σ_q′ D_q′ ρ_q′(ω_k) of the balance heuristic. B_k
     has the columns √w_qk B_q(ω_k) side by side, or fewer, if they are more than p.
     """
-    spectra = [spectra_of(term)[0] for term, _ in members]
-    sources = list(zip(spectra, (frequencies for _, frequencies in members), strict=True))
+    sources = [(spectra_of(term)[0], frequencies) for term, frequencies in members]
     omega = stack_rows([frequencies.nodes([density])[0][0] for density, frequencies in sources])
+    log_densities = [density.log_density(omega) for density, _ in sources]
     log_mixture = _logsumexp(
         [
-            density.log_sampling_density(omega, *frequencies.orders)
-            + math.log(frequencies.num_frequencies)
-            for density, frequencies in sources
+            math.log(frequencies.num_frequencies)
+            + log_density
+            - density.log_importance(omega, *frequencies.orders)
+            for (density, frequencies), log_density in zip(sources, log_densities, strict=True)
         ]
     )
     log_weights: dict[Factor, list[Tensor]] = {}  # terms with one factor have one set of columns
-    for (term, _), density in zip(members, spectra, strict=True):
-        log_ratio = density.log_density(omega) - log_mixture
-        log_weight = term.outputscale.log().unsqueeze(-1) + log_ratio
+    for (term, _), log_density in zip(members, log_densities, strict=True):
+        log_weight = term.outputscale.log().unsqueeze(-1) + log_density - log_mixture
         log_weights.setdefault(term.factor, []).append(log_weight)
     scales = {factor: (0.5 * _logsumexp(logs)).exp() for factor, logs in log_weights.items()}
     term, frequencies = members[0]

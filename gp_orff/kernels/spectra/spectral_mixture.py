@@ -83,12 +83,10 @@ class SpectralMixture(GridSpectrum):
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         return self._log_mixture(omega, self._share)
 
-    def log_sampling_density(
-        self, omega: Float[Tensor, "*b m d"], order: int
-    ) -> Float[Tensor, "*b m"]:
+    def log_importance(self, omega: Float[Tensor, "*b m d"], order: int) -> Float[Tensor, "*b m"]:
         # components are drawn with equal probabilities
         equal = torch.full_like(self.weights, 1 / self.weights.shape[-1])
-        return self._log_mixture(omega, equal)
+        return self.log_density(omega) - self._log_mixture(omega, equal)
 
     def _log_mixture(
         self, omega: Float[Tensor, "*b m d"], share: Float[Tensor, "*b Q"]
