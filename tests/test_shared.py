@@ -10,7 +10,6 @@ import torch
 from gpytorch.kernels import (
     ConstantKernel,
     LCMKernel,
-    MaternKernel,
     MultitaskKernel,
     RBFKernel,
     ScaleKernel,
@@ -445,6 +444,19 @@ def test_parts_of_a_helmholtz_kernel(name):
     torch.testing.assert_close(total, posterior.mean(xs), rtol=0, atol=1e-10)
 
 
+def test_parts_beside_a_linear_model_of_coregionalisation():
+    """Without a nugget in the features of the others, which are zero."""
+    linear = LCMKernel([base("rbf", 2), base("matern52", 2)], num_tasks=2, rank=1).double()
+    for seed, part in enumerate(linear.covar_module_list):
+        randomise_tasks(part, seed)
+    model = gp_orff.VectorFieldGP(linear + curl_free(rbf(0.6)), frequencies=gp_orff.MonteCarlo(32))
+    x, y = fields.draw(40, 2), fields.draw(40, 2, seed=1)
+    field = model.condition(x, y).posterior()
+    total = field.part(0).mean(x) + field.part(1).mean(x)
+    rest = field.mean(x) - total  # the mean μ, one for each component
+    torch.testing.assert_close(rest, rest[:1].expand(40, 2), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", ["coregionalisation", "three_potentials"])
 def test_terms_whose_directions_were_added_have_no_posterior(name):
     model = gp_orff.VectorFieldGP(KERNELS[name](), frequencies=gp_orff.MonteCarlo(8, shared=True))
@@ -487,26 +499,6 @@ def test_batches_of_kernels():
         torch.testing.assert_close(found[index], estimate(single, rule, x, z))
 
 
-class Rough(gpytorch.kernels.Kernel):
-    """A kernel whose spectrum has no lengthscale that is known."""
-
-    has_lengthscale = True
-
-
-class NoLengthscale(gp_orff.spectra.StudentT):
-    isotropic_lengthscale = None
-
-
-@gp_orff.spectrum.register
-def _(kernel: Rough):
-    return NoLengthscale(kernel.lengthscale, 2.5)
-
-
-@gp_orff.radial_derivatives.register
-def _(kernel: Rough, s):
-    return gp_orff.radial_derivatives.dispatch(MaternKernel)(MaternKernel(nu=2.5), s)
-
-
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_bad_input(value):
     for name, rule in RULES.items():
@@ -515,8 +507,9 @@ def test_bad_input(value):
         assert "shared=True" in repr(RULES[name](8, shared=True))
 
 
-def test_a_spectrum_without_lengthscale_has_no_trace_measure_to_share():
-    kernel = curl_free(Rough().double()) + tasks(rbf(1.0))
+def test_a_spectrum_without_lengthscale_has_no_trace_measure_to_share(monkeypatch):
+    monkeypatch.setattr(gp_orff.spectra.StudentT, "isotropic_lengthscale", None)
+    kernel = curl_free(base("matern52", 2)) + tasks(rbf(1.0))
     with pytest.raises(NotImplementedError, match="use shared=False"):
         estimate(kernel, gp_orff.MonteCarlo(8, shared=True), *pair(2))
     estimate(kernel, gp_orff.MonteCarlo(8, shared=True, measure="base"), *pair(2))

@@ -143,14 +143,15 @@ class MonteCarlo(_RandomRule):
 
     The terms of a sum have frequencies of their own, D each (Minh 2016, eq. 60). With `shared`,
     those with one scalar kernel each, on the same inputs, have D together: a sample of the mixture
-    of their densities (Minh 2016, Example 5), D/Q from each of Q terms. Every frequency then serves
-    all terms, by a root of Σ_q w_q A_q(ω) with at most p columns, where the w_q are the weights of
-    the balance heuristic. An `LCMKernel` is always drawn like this.
+    of their densities (Minh 2016, Example 5), D/Q, rounded up, from each of Q terms. Every
+    frequency then serves all terms, by a root of Σ_q w_q A_q(ω) with at most p columns, where the
+    w_q are the weights of the balance heuristic. An `LCMKernel` is always drawn like this.
 
     For the same number of features, `shared` has smaller errors in sums of separable or of scalar
-    kernels: p columns serve all terms, not each. In a `HelmholtzKernel` the columns of both terms
-    stand side by side, and nothing is saved. Its errors are then about the same for terms with one
-    lengthscale, larger for different ones, and larger with `QuasiMonteCarlo`.
+    kernels, or the same: p columns serve all terms, not each. In a `HelmholtzKernel` the columns of
+    both terms stand side by side, and nothing is saved. Its errors are then about the same for
+    terms with one lengthscale, larger for different ones, and larger with `QuasiMonteCarlo`. The
+    posterior of one term (`field.part`) exists only where the columns stand side by side.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
