@@ -1,5 +1,6 @@
 """Kernel tree + frequency rule → features; rules are resolved here only."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +16,8 @@ from gp_orff.features.expansion import (
     merge,
 )
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
-from gp_orff.kernels.cholesky import cholesky
-from gp_orff.kernels.factors import Mixing, embedded
+from gp_orff.kernels.cholesky import reduced_root
+from gp_orff.kernels.factors import Factor, Mixing, embedded
 from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
 
@@ -28,18 +29,16 @@ def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
 
 def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectrum]:
     """The spectrum of every term of a kernel tree, at its present hyperparameters."""
-    every = terms(kernel)
-    return [_term_spectrum(term, every, num_dims) for term in every]
+    return [_term_spectrum(term, num_dims) for term in terms(kernel)]
 
 
-def _term_spectrum(term: Term, every: Sequence[Term], num_dims: int | None) -> TermSpectrum:
-    """The spectra of a term's leaves; `every` has all terms of the tree."""
-    share = len(_frequency_group(term, every)) or 1
+def _term_spectrum(term: Term, num_dims: int | None) -> TermSpectrum:
+    """The spectra of a term's leaves."""
     leaves = [
         _leaf_spectrum(term, leaf, leaf_dims(term, leaf, num_dims), index == 0)
         for index, leaf in enumerate(term.leaves)
     ]
-    return TermSpectrum(tuple(leaves), term.factor.rank, share)
+    return TermSpectrum(tuple(leaves), term.factor.rank, term.group)
 
 
 def _leaf_spectrum(term: Term, leaf: Leaf, num_dims: int, first: bool) -> LeafSpectrum:
@@ -51,20 +50,46 @@ def _leaf_spectrum(term: Term, leaf: Leaf, num_dims: int, first: bool) -> LeafSp
     return LeafSpectrum(density, dims, term.factor.degree, variance, term.factor.sampler)
 
 
-def _frequency_group(term: Term, every: Sequence[Term]) -> list[int]:
-    """The indices of the terms that share frequencies with this term, itself included.
+def mixtures(draws: Sequence[Draw]) -> list[list[int]]:
+    """The indices of the terms that are drawn from one mixture, for each mixture; each other term
+    by itself."""
+    members: dict[int | Draw, list[int]] = {}
+    for index, frequencies in enumerate(draws):
+        label = frequencies if frequencies.mixture is None else frequencies.mixture
+        members.setdefault(label, []).append(index)
+    return list(members.values())
 
-    The terms of a linear model of coregionalisation do, if each has one kernel, on the same inputs.
+
+def num_features(kernel: Kernel, draws: Sequence[Draw]) -> int:
+    """F of these frequencies."""
+    summands, total = terms(kernel), 0
+    for members in mixtures(draws):
+        factors = {summands[index].factor for index in members}
+        rank = sum(factor.rank for factor in factors)
+        if len(factors) > 1:
+            rank = min(rank, summands[members[0]].num_outputs)
+        total += 2 * rank * sum(draws[index].num_frequencies for index in members)
+    return total
+
+
+def require_separate(
+    summands: Sequence[Term], draws: Sequence[Draw], chosen: Sequence[int]
+) -> None:
+    """Check that the `chosen` terms of a sum have features of their own.
+
+    Raises:
+        NotImplementedError: their directions were added to those of other terms.
     """
-    if term.group is None or len(term.leaves) != 1:
-        return []
-    return [
-        index
-        for index, other in enumerate(every)
-        if other.group is term.group
-        and len(other.leaves) == 1
-        and other.leaves[0].active_dims == term.leaves[0].active_dims
-    ]
+    for members in mixtures(draws):
+        factors = [summands[index].factor for index in members]
+        rank = sum(factor.rank for factor in factors)
+        added = len(set(factors)) < len(factors) or rank > factors[0].num_outputs
+        if added and 0 < len(set(members) & set(chosen)) < len(members):
+            raise NotImplementedError(
+                "expected terms with features of their own, got random frequencies with "
+                f"shared=True, whose {factors[0].num_outputs} features a column serve the sum of "
+                f"{len(members)} terms; use shared=False"
+            )
 
 
 def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
@@ -74,18 +99,19 @@ def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
 
 def expand_terms(summands: Sequence[Term], draws: Sequence[Draw], num_inputs: int) -> Expansion:
     """The features of a sum of terms, for `num_inputs` inputs."""
-    parts = []
     phi = draws[0].shared_columns()
     if phi is not None:
         return _expand_on_lattice(phi, summands, draws)
-    for index, (term, frequencies) in enumerate(zip(summands, draws, strict=True)):
-        group = _frequency_group(term, summands)
-        if len(group) < 2:
-            parts.append(_expand_term(term, frequencies, num_inputs))
-        elif group[0] == index:
-            members = [(summands[i], draws[i]) for i in group]
-            parts.append(_expand_shared(members, num_inputs))
-    return merge(parts)
+    pairs = list(zip(summands, draws, strict=True))
+    parts = [[pairs[index] for index in members] for members in mixtures(draws)]
+    return merge(
+        [
+            _expand_term(*part[0], num_inputs)
+            if len(part) == 1
+            else _expand_mixture(part, num_inputs)
+            for part in parts
+        ]
+    )
 
 
 def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
@@ -102,9 +128,7 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         for omega, leaf in zip(omegas, term.leaves, strict=True)
     )
     phi = TrigColumns.of(omega, frequencies.sampled)
-    if isinstance(term.factor, Mixing):  # the same directions for every frequency
-        return KroneckerExpansion(phi, phi.of_frequencies(scales.unsqueeze(-1)), term.factor.matrix)
-    return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
+    return _expand_factor(phi, omegas[0], term.factor, scales)
 
 
 def _expand_on_lattice(
@@ -149,32 +173,51 @@ def _kronecker_on_lattice(
     return KroneckerExpansion(phi, root.unsqueeze(-1), factor.matrix)
 
 
-def _expand_shared(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> FeatureExpansion:
-    """Features of Σ_q A_q k_q on the frequencies of all k_q, with B_k = chol(Σ_q w_qk A_q).
+def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Expansion:
+    """Features of Σ_q v_q k_q A_q on frequencies of all terms q, B_k B_kᵀ = Σ_q w_qk A_q(ω_k).
 
-    The frequencies are a stratified sample of the mixture of the spectral densities S_q, D_q from
-    each, with the weights w_qk = S_q(ω_k) / Σ_q′ D_q′ S_q′(ω_k) of the balance heuristic.
+    The frequencies are a stratified sample of a mixture (Minh 2016, Example 5), D_q from a density
+    ρ_q, with the weights w_qk = v_q S_q(ω_k) / Σ_q′ D_q′ ρ_q′(ω_k) of the balance heuristic. B_k
+    has the columns √w_qk B_q(ω_k) side by side, or fewer, if they are more than p.
     """
-    spectra = [spectrum(term.leaves[0].kernel) for term, _ in members]
-    omegas = [
-        frequencies.nodes([density])[0][0]
-        for density, (_, frequencies) in zip(spectra, members, strict=True)
-    ]
-    omega = stack_rows(omegas)  # (*b, D, d)
-    log_density = torch.stack([density.log_density(omega) for density in spectra])  # (q, *b, D)
-    counts = omega.new_tensor([frequencies.num_frequencies for _, frequencies in members])
-    mixture = torch.logsumexp(
-        log_density + counts.log().reshape(-1, *[1] * (log_density.dim() - 1)), dim=0
+    sources = [(spectra_of(term)[0], frequencies) for term, frequencies in members]
+    omega = stack_rows([frequencies.nodes([density])[0][0] for density, frequencies in sources])
+    log_densities = [density.log_density(omega) for density, _ in sources]
+    log_mixture = _logsumexp(
+        [
+            math.log(frequencies.num_frequencies)
+            + log_density
+            - density.log_importance(omega, *frequencies.orders)
+            for (density, frequencies), log_density in zip(sources, log_densities, strict=True)
+        ]
     )
-    spectral_matrix = sum(
-        (term.outputscale.unsqueeze(-1) * (density - mixture).exp())[..., None, None]
-        * (term.factor.matrix @ term.factor.matrix.mT).unsqueeze(-3)
-        for (term, _), density in zip(members, log_density, strict=True)
-    )
-    factor = cholesky(spectral_matrix)  # (*b, D, p, p)
+    log_weights: dict[Factor, list[Tensor]] = {}  # terms with one factor have one set of columns
+    for (term, _), log_density in zip(members, log_densities, strict=True):
+        log_weight = term.outputscale.log().unsqueeze(-1) + log_density - log_mixture
+        log_weights.setdefault(term.factor, []).append(log_weight)
+    scales = {factor: (0.5 * _logsumexp(logs)).exp() for factor, logs in log_weights.items()}
     term, frequencies = members[0]
-    omega = embedded(omega, term.leaves[0].active_dims, num_inputs)
-    return _features(TrigColumns.of(omega, frequencies.sampled), factor)
+    phi = TrigColumns.of(
+        embedded(omega, term.leaves[0].active_dims, num_inputs), frequencies.sampled
+    )
+    if len(scales) == 1:
+        return _expand_factor(phi, omega, term.factor, scales[term.factor])
+    rows = [(scale[..., None, None] * factor(omega)).mT for factor, scale in scales.items()]
+    return _features(phi, reduced_root(stack_rows(rows).mT))
+
+
+def _logsumexp(logs: Sequence[Float[Tensor, "*b D"]]) -> Float[Tensor, "*b D"]:
+    """The log of the sum of numbers of which these are the logs."""
+    return torch.logsumexp(torch.stack(torch.broadcast_tensors(*logs)), dim=0)
+
+
+def _expand_factor(
+    phi: TrigColumns, omega: Float[Tensor, "*b D k"], factor: Factor, scale: Float[Tensor, "*b D"]
+) -> Expansion:
+    """The features of one factor, with the directions scale_k B(ω_k)."""
+    if isinstance(factor, Mixing):  # the same directions for every frequency
+        return KroneckerExpansion(phi, phi.of_frequencies(scale.unsqueeze(-1)), factor.matrix)
+    return _features(phi, scale[..., None, None] * factor(omega))
 
 
 def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:

@@ -17,7 +17,7 @@ from gp_orff.data.noise.covariances import Noise, Noises, noises_of
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
 from gp_orff.data.patterns import GroupKey
-from gp_orff.features.assemble import check_domain, expand, expand_terms
+from gp_orff.features.assemble import check_domain, expand, expand_terms, require_separate
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import truncated_variance
@@ -257,9 +257,11 @@ class FeatureInference(Inference):
         return truncated_variance(symbol, kernel, self.draws, space)
 
     def of_terms(self, kernel, chosen):
+        every = terms(kernel)
+        require_separate(every, self.draws, chosen)
         summands = [
             term if i in chosen else term.scaled(torch.zeros_like(term.outputscale))
-            for i, term in enumerate(terms(kernel))
+            for i, term in enumerate(every)
         ]
         expansion = expand_terms(summands, self.draws, self.data.num_inputs).double().general()
         return replace(self, draws=[self.draws[i] for i in chosen]), expansion

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
-from gp_orff.features.assemble import draw, expand, term_spectra
+from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.domain import Box, box_of, contains, union
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
@@ -281,12 +281,6 @@ def has_covariance(kernel: Kernel, data: Data) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def num_features(kernel: Kernel, draws: list[Draw]) -> int:
-    """F of these frequencies."""
-    pairs = zip(draws, terms(kernel), strict=True)
-    return sum(2 * nodes.num_frequencies * term.factor.rank for nodes, term in pairs)
 
 
 def _far_message(data: Box, requested: Box) -> str:

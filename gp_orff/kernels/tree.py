@@ -55,7 +55,7 @@ class Term:
     leaves: tuple[Leaf, ...]
     factor: Factor
     outputscale: Float[Tensor, "*b"]
-    group: Kernel | None = None  # terms of one group may share their frequencies
+    group: Kernel | None = None  # terms of one group share random frequencies
 
     @property
     def num_outputs(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -47,17 +48,26 @@ class TermSpectrum:
 
     leaves: tuple[LeafSpectrum, ...]
     rank: int = 1  # features for each trigonometric column: the columns of B(ω)
-    share: int = 1  # the number of terms that share their frequencies, this term included
+    group: Kernel | None = None  # terms of one group share random frequencies
 
 
 class Draw(nn.Module):
-    """The frequencies of one term, drawn once as base variables free of hyperparameters."""
+    """The frequencies of one term, drawn once as base variables free of hyperparameters.
+
+    Terms with the same `mixture` are drawn from one mixture of their densities: each gives some of
+    the frequencies, and uses all of them.
+    """
 
     sampled = True  # whether they are a random sample, whose halves can be compared
 
-    def __init__(self, bases: Sequence[Float[Tensor, "D c"]], orders: Sequence[int]):
+    def __init__(
+        self,
+        bases: Sequence[Float[Tensor, "D c"]],
+        orders: Sequence[int],
+        mixture: int | None = None,  # None: the term is drawn by itself
+    ):
         super().__init__()
-        self.orders = tuple(orders)
+        self.orders, self.mixture = tuple(orders), mixture
         for index, base in enumerate(bases):
             self.register_buffer(f"base_{index}", base)
 

@@ -40,7 +40,8 @@ class Spectrum(ABC):
 
     Subclass this class for a kernel of your own, or `GridSpectrum`, for `Grid` as well. Define
     `num_coordinates`, `base`, `frequencies`, `importance`, `log_density` and `moment`; then
-    register a function of the kernel with `gp_orff.spectrum.register`.
+    register a function of the kernel with `gp_orff.spectrum.register`. Define
+    `log_importance` too if `base` draws from another density than ∝ ‖z‖^{2t} p(z).
 
     Example:
         `gp_orff.spectrum` returns the spectrum of a kernel of gpytorch:
@@ -86,6 +87,25 @@ class Spectrum(ABC):
     @abstractmethod
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         """log S(ω), (*b, m), at `omega` (*b, m, d), with ∫ S(ω) dω = k(0) = 1."""
+
+    def log_importance(self, omega: Float[Tensor, "*b m d"], order: int) -> Float[Tensor, "*b m"]:
+        """log S(ω)/ρ(ω), (*b, m), at any `omega` (*b, m, d).
+
+        ρ is the density of `frequencies(base, order)`: S(ω) ‖z‖^{2t} / E‖z‖^{2t}, z = ℓω and
+        t = `order`.
+
+        Raises:
+            NotImplementedError: t > 0, and no lengthscale ℓ is known.
+        """
+        if order == 0:
+            return torch.zeros_like(omega[..., 0])
+        if self.isotropic_lengthscale is None:
+            raise NotImplementedError(
+                f"expected a spectrum with an isotropic_lengthscale or a log_importance, got "
+                f"{type(self).__name__}, which has neither; use shared=False"
+            )
+        squared_radius = (omega * self.isotropic_lengthscale).square().sum(-1)
+        return (self.moment(order, omega.shape[-1]) / squared_radius**order).log()
 
     @abstractmethod
     def moment(self, order: float, num_dims: int) -> float:

@@ -81,12 +81,23 @@ class SpectralMixture(GridSpectrum):
         return ratio[..., base.chunk(3, dim=-1)[2].long()].prod(-1)
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        return self._log_mixture(omega, self._share)
+
+    def log_importance(self, omega: Float[Tensor, "*b m d"], order: int) -> Float[Tensor, "*b m"]:
+        # components are drawn with equal probabilities
+        equal = torch.full_like(self.weights, 1 / self.weights.shape[-1])
+        return self.log_density(omega) - self._log_mixture(omega, equal)
+
+    def _log_mixture(
+        self, omega: Float[Tensor, "*b m d"], share: Float[Tensor, "*b Q"]
+    ) -> Float[Tensor, "*b m"]:
+        """The log density at `omega` of components with these probabilities."""
         centre, sd = 2 * math.pi * self.means, 2 * math.pi * self.scales
         exponents = [
             -0.5 * ((omega.unsqueeze(-3) - sign * centre) / sd).square() for sign in (1, -1)
         ]  # (*b, Q, m, d)
         log_density = torch.logaddexp(*exponents) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
-        return torch.logsumexp(log_density + self._share[..., None, None].log(), dim=-3).sum(-1)
+        return torch.logsumexp(log_density + share[..., None, None].log(), dim=-3).sum(-1)
 
     def moment(self, order: float, num_dims: int) -> float:
         """1 for every `order` and `num_dims`: finite, but not in base units for order > 0."""

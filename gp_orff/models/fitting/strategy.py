@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.survey import warn_of_far_points
+from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
@@ -23,7 +24,6 @@ from gp_orff.inference.representation import (
     COARSE_FACTOR,
     FINE_FACTOR,
     Representation,
-    num_features,
 )
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
