@@ -71,16 +71,7 @@ def constants(
 
 @torch.no_grad()
 def term_constants(term: Term, spectrum: TermSpectrum, measure: Measure) -> Constants:
-    """The constants of a term.
-
-    Raises:
-        NotImplementedError: a term that shares its frequencies with another one.
-    """
-    if spectrum.share > 1:
-        raise NotImplementedError(
-            "no bound is known for the terms of an LCMKernel on shared frequencies; measure the "
-            "error with gp_orff.compare_with_exact"
-        )
+    """The constants of a term."""
     orders = tuple(measure.order(leaf) for leaf in spectrum.leaves)
     return constants(term.factor, term, spectrum, orders)
 

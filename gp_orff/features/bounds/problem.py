@@ -43,6 +43,7 @@ class Problem:
             ValueError: a batch of kernels; a kernel without random terms, or whose terms have
                 different numbers of outputs; a domain that is not a finite box of its inputs; an
                 unknown measure.
+            NotImplementedError: terms that share their frequencies.
         """
         if not isinstance(kernel, Kernel):
             raise TypeError(
@@ -75,6 +76,12 @@ class Problem:
             raise ValueError(
                 f"{name} expects a kernel with a spectral density, got constants only, whose "
                 "features are exact; add a stationary kernel"
+            )
+        groups = [term.group for term, _ in random if term.group is not None]
+        if len(set(groups)) < len(groups):
+            raise NotImplementedError(
+                f"{name} is not known for the terms of an LCMKernel, which share their "
+                "frequencies; measure the error with gp_orff.compare_with_exact"
             )
         return cls(name, random, measure, domain)
 

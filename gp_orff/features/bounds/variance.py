@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gp_orff.features.bounds.leaf_moments import Moments
 from gp_orff.features.frequencies.rule import LeafSpectrum
-from gp_orff.kernels.closed_form import derivatives, field_block, scalar_covariance
+from gp_orff.kernels.closed_form import derivatives, scalar_covariance
 from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.tree import Leaf
 
@@ -56,14 +56,14 @@ def field_variance(
         return ceiling
 
     def covariance(tau: Float[Tensor, "n k"]) -> Float[Tensor, "n p p"]:
-        return field_block(factor, -derivatives(leaf.kernel, tau, 2))
+        return factor.block(-derivatives(leaf.kernel, tau, 2))
 
     def square(tau: Float[Tensor, "n k"]) -> Float[Tensor, "n p p"]:
         """E cos⟨ω, τ⟩ W²."""
         if order:
             return moments.largest * covariance(tau)
         fourth = derivatives(leaf.kernel, tau, 4).diagonal(dim1=-1, dim2=-2).sum(-1)
-        return field_block(factor, fourth)
+        return factor.block(fourth)
 
     def variance(lags: Float[Tensor, "n"], limit: bool) -> Float[Tensor, "n"]:
         zero, at, double = (_along_axis(spectrum, r) for r in (0 * lags, lags, 2 * lags))
@@ -80,7 +80,7 @@ def square_bound(factor: Factor, moments: Moments) -> float:
     if math.isinf(moments.mean_square):
         return math.inf
     outer = torch.tensor(moments.outer, dtype=torch.float64).diag()
-    return float(torch.linalg.matrix_norm(field_block(factor, outer), 2))
+    return float(torch.linalg.matrix_norm(factor.block(outer), 2))
 
 
 def _along_axis(spectrum: LeafSpectrum, lags: Float[Tensor, "n"]) -> Float[Tensor, "n k"]:
