@@ -14,6 +14,7 @@ from gp_orff.features.bounds.constants import Constants, term_constants
 from gp_orff.features.domain import Box, as_box
 from gp_orff.features.frequencies.random import Measure, as_measure
 from gp_orff.features.frequencies.rule import TermSpectrum
+from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.tree import Term, infer_num_dims, input_columns, terms
 
 
@@ -113,6 +114,38 @@ class Problem:
                 "pass domain=((low, high), ...), one pair for each input"
             )
         return math.hypot(*(self.domain[dim][1] - self.domain[dim][0] for dim in self.columns))
+
+    def number_of_matrices(self, others: str) -> int:
+        """The number of different L of the terms k_q(δ) L_q L_qᵀ of a separable kernel.
+
+        Raises:
+            ValueError: another kernel; the message names `others`, the bounds that it has.
+        """
+        factors = [term.factor for term, _ in self.terms]
+        if not all(isinstance(factor, Mixing) for factor in factors):
+            raise ValueError(
+                f"{self.name} expects a scalar or separable kernel, got one whose spectral matrix "
+                f"varies with the frequency; use {others}"
+            )
+        return len({tuple(factor.matrix.flatten().tolist()) for factor in factors})
+
+    def check_slope(self, slope: float, moment: str, others: str) -> None:
+        """Refuse a kernel that is too rough for the theorem.
+
+        Raises:
+            ValueError: an infinite moment; the message names it, and `others`, the bounds without.
+        """
+        if math.isinf(slope):
+            leaves = [leaf.kernel for term, _ in self.terms for leaf in term.leaves]
+            kernels = {
+                type(leaf).__name__ + (f"(nu={leaf.nu})" if hasattr(leaf, "nu") else "")
+                for leaf in leaves
+            }
+            raise ValueError(
+                f"{self.name} expects a kernel with {moment} < ∞, got "
+                f"{', '.join(sorted(kernels))} with {moment} = ∞; use {others}, or a smoother "
+                "kernel"
+            )
 
 
 def _check_columns(name: str, domain: Box | None, number: int, exact: bool) -> None:

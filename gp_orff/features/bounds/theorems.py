@@ -18,7 +18,6 @@ from gp_orff.features.bounds.problem import Problem
 from gp_orff.features.bounds.tails import Bernstein, Hoeffding, Logarithmic, Subexponential, Tail
 from gp_orff.features.domain import Box
 from gp_orff.features.frequencies.random import Measure
-from gp_orff.kernels.factors import Mixing
 
 
 def hoeffding(
@@ -65,7 +64,7 @@ def hoeffding(
         738
     """
     problem = Problem.of("hoeffding", kernel, domain, measure, num_dims)
-    count = _number_of_matrices(problem, "minh_pointwise")
+    count = problem.number_of_matrices("minh_pointwise")
     return Bound(Hoeffding(problem.constants.largest), (Part(math.log(2 * count)),))
 
 
@@ -114,9 +113,9 @@ def rahimi_recht(
         25470
     """
     problem = Problem.of("rahimi_recht", kernel, domain, measure, num_dims)
-    count = _number_of_matrices(problem, "brault or minh")
+    count = problem.number_of_matrices("brault or minh")
     c, d = problem.constants, len(problem.columns)
-    _check_slope(problem, c.lipschitz, "E‖ω‖²")
+    problem.check_slope(c.lipschitz, "E‖ω‖²", "minh, where E‖ω‖ < ∞, or hoeffding (one lag)")
     net = _over_box(problem, Hoeffding(c.largest), 2 * count, c.lipschitz, 2)
     printed = 8 * math.log(2) + math.log(count) + 2 * _log(c.lipschitz * problem.diagonal)
     return Bound(net.tail, (*net.parts, Part(printed, 2, 2 / (d + 2))), net.fraction)
@@ -185,7 +184,8 @@ def brault(
             "brault expects features that are bounded or have an Orlicz norm (E exp(‖W‖/c) < ∞), "
             'got a field kernel with heavier tails in the measure "base"; use measure="trace"'
         )
-    _check_slope(problem, c.lipschitz, "E‖ω‖²‖W‖₂²")
+    others = "minh, where E‖ω‖‖W‖_F < ∞, or minh_pointwise (one lag)"
+    problem.check_slope(c.lipschitz, "E‖ω‖²‖W‖₂²", others)
     return _over_box(problem, tail, 2 * problem.num_outputs, c.lipschitz, 2)
 
 
@@ -275,7 +275,7 @@ def minh(
     """
     problem = Problem.of("minh", kernel, domain, measure, num_dims)
     tail, slope = _logarithmic(problem), problem.constants.lipschitz_frobenius
-    _check_slope(problem, slope, "E‖ω‖‖W‖_F")
+    problem.check_slope(slope, "E‖ω‖‖W‖_F", "minh_pointwise (one lag)")
     return _over_box(problem, tail, 2, slope, 1)
 
 
@@ -314,26 +314,3 @@ def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) 
 def _log(number: float) -> float:
     """The logarithm, −∞ for 0."""
     return math.log(number) if number else -math.inf
-
-
-def _number_of_matrices(problem: Problem, others: str) -> int:
-    """Q, the number of different L of the terms of a separable kernel.
-
-    Raises:
-        ValueError: another kernel.
-    """
-    factors = [term.factor for term, _ in problem.terms]
-    if not all(isinstance(factor, Mixing) for factor in factors):
-        raise ValueError(
-            f"{problem.name} expects a scalar or separable kernel, got one whose spectral matrix "
-            f"varies with the frequency; use {others}"
-        )
-    return len({tuple(factor.matrix.flatten().tolist()) for factor in factors})
-
-
-def _check_slope(problem: Problem, slope: float, moment: str) -> None:
-    if math.isinf(slope):
-        raise ValueError(
-            f"{problem.name} expects a kernel with {moment} < ∞, got one that is too rough for it, "
-            "such as Matérn with a small nu; use minh_pointwise (one lag), or a larger nu"
-        )
