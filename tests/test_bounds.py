@@ -471,6 +471,7 @@ def test_where_bounds_exist():
     missing = {cell: set(BOUNDS) - set(existing(*cell)) for cell in cells}
     separable = {"separable", "separable_sum", "two_tasks", "rbf_unit", "matern32_3d", "matern12"}
     separable |= {"scalar", "scalar_rq", "scalar_product", "spectral_mixture"}
+    separable |= {"rank_one", "trained_root"}
     scalar_only = {"hoeffding", "rahimi_recht"}
     everything = set(BOUNDS)
     gaussian = {"curl_free", "divergence_free_2d", "scaled", "field_times_time", "active_dims"}
@@ -482,6 +483,7 @@ def test_where_bounds_exist():
             expected = everything - {"brault"} if smooth else everything
         expected = {
             "lcm": everything,
+            "spectral_matrix": everything,
             "matern12": everything - {"hoeffding", "minh_pointwise"},
         }.get(name, expected)
         rough = {"general_matern": {"brault"}, "curl_free_matern32": {"brault", "minh"}}

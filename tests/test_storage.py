@@ -103,7 +103,7 @@ def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path):
         assert loaded.log_marginal_likelihood().item() > nats + 10
 
 
-@pytest.mark.parametrize("name", registry.CASES)
+@pytest.mark.parametrize("name", [name for name in registry.CASES if name != "spectral_matrix"])
 def test_every_kernel_has_a_recipe(name, tmp_path):
     case = registry.CASES[name]()
     model = gp_orff.VectorFieldGP(case.kernel, frequencies=gp_orff.MonteCarlo(4))

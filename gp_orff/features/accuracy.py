@@ -1,7 +1,8 @@
 """How accurately a frequency grid represents each term of a kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -9,7 +10,7 @@ from gpytorch.kernels import Kernel
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import grid_variance, periodised_variance
-from gp_orff.kernels.factors import Factor
+from gp_orff.kernels.factors import Factor, Mixing
 from gp_orff.kernels.spectra.base import Spectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import aliased, aliased_curvature, nonzero_sum
@@ -86,13 +87,18 @@ def _accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
 
 def _aliasing(term: Term, draw: LatticeDraw, spectra: Sequence[Spectrum]) -> float:
     """The sum of the errors of the leaves, which bounds the error of their product."""
-    factors = [term.factor if term.factor.degree else None, *[None] * len(spectra[1:])]
-    return sum(
-        (_largest_error if isinstance(spectrum, GammaMixture) else _sum_of_images)(
-            spectrum, factor, draw.lattice, dims
-        )
-        for spectrum, factor, dims in zip(spectra, factors, draw.dims, strict=True)
-    )
+    total = 0.0
+    for index, (spectrum, dims) in enumerate(zip(spectra, draw.dims, strict=True)):
+        factor = term.factor if index == 0 and not isinstance(term.factor, Mixing) else None
+        if factor is not None and not factor.closed_form:
+            correlation = factor.variance_spectrum(spectrum).correlation
+            total += _sum_of_images(correlation, draw.lattice, dims)
+        elif isinstance(spectrum, GammaMixture):
+            total += _largest_error(spectrum, factor, draw.lattice, dims)
+        else:
+            correlation = partial(spectrum.correlation, order=factor.degree if factor else 0)
+            total += _sum_of_images(correlation, draw.lattice, dims)
+    return total
 
 
 def _largest_error(
@@ -113,20 +119,19 @@ def _largest_error(
 
 
 def _sum_of_images(
-    spectrum: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+    correlation: Callable[[float, int], float], lattice: Lattice, dims: tuple[int, ...]
 ) -> float:
     """A bound from correlations: the image at P − L along every axis, and shells of images at jP.
 
     P is the period and L the longest lag from a datum.
     """
-    period, lag = lattice.period.tolist(), lattice.lag.tolist()
-    order, d = 0 if factor is None else factor.degree, len(dims)
+    period, lag, d = lattice.period.tolist(), lattice.lag.tolist(), len(dims)
 
-    def correlation(j: int, share: float) -> float:
+    def largest(j: int, share: float) -> float:
         """The largest correlation over the axes at the lag j P − share · L."""
         lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
-        return max(float(spectrum.correlation(r, axis, order)) for axis, r in enumerate(lags))
+        return max(float(correlation(r, axis)) for axis, r in enumerate(lags))
 
     shells = range(1, _SHELLS + 1)
-    shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0) for j in shells)
-    return d * correlation(1, 1.0) + shell_sum
+    shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * largest(j, 0.0) for j in shells)
+    return d * largest(1, 1.0) + shell_sum

@@ -70,7 +70,7 @@ class SpectralMatrixKernel(WrapperKernel):
         tensor([1.0000, 0.3017])
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
         >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features
-        17
+        29
     """
 
     is_stationary = True

@@ -25,6 +25,7 @@ _LONGEST_LAG, _NUM_LAGS = 20.0, 401  # of a table of correlations, in units of t
 _LAG_STEP = math.pi / (1.25 * _LONGEST_LAG)  # of its frequencies: a period beyond the longest lag
 _CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where its frequencies end; elsewhere _FEWEST
 _FEWEST = 20.0
+_TINY = 1e-300  # for logarithms
 _CHUNK = 2**16  # frequencies at a time
 
 
@@ -68,8 +69,13 @@ class VarianceSpectrum:
 
     def tail(self, scaled_radius: float) -> float:
         """The share of tr K(0) beyond a scaled radius."""
-        radii, shares = self._shares
-        return float(shares[..., radii > scaled_radius].sum(-1).max())
+        radii, tails = self._tails
+        return float(np.exp(np.interp(math.log(scaled_radius), np.log(radii), np.log(tails))))
+
+    def radius(self, share: float) -> float:
+        """The scaled radius beyond which this share of tr K(0) lies."""
+        radii, tails = self._tails
+        return float(np.exp(np.interp(-math.log(share), -np.log(tails), np.log(radii))))
 
     def moment(self, order: int) -> float:
         """E ρ^{2t}, t = `order`, of the scaled radius ρ under the density tr A S / tr K(0)."""
@@ -94,12 +100,6 @@ class VarianceSpectrum:
         last, half = max(bounds[-1], 1e-300), max(bounds[_NUM_LAGS // 2], 1e-300)
         power = max(math.log2(half / last), 1.0)
         return float(last * (scaled / _LONGEST_LAG) ** -power)
-
-    def radius(self, share: float) -> float:
-        """The scaled radius beyond which at most this share of tr K(0) lies."""
-        radii, shares = self._shares
-        beyond = shares.reshape(-1, shares.shape[-1])[:, ::-1].cumsum(-1).max(0)[::-1]
-        return float(radii[np.searchsorted(-beyond, -share, side="left").clip(max=len(radii) - 1)])
 
     def correlation_lag(self, axis: int, bound: float) -> float:
         """The lag along an axis beyond which the bound of the correlation is below this."""
@@ -141,16 +141,27 @@ class VarianceSpectrum:
 
     @cached_property
     def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
-        """Scaled radii, in ascending order, and the shares of tr K(0) at each of them."""
+        """Scaled radii, in ascending order, and the shares of tr K(0) in the shell of each."""
         omega, volumes = self._polar
         with torch.no_grad():
             masses = self._masses(omega, volumes)
             parts = [mass * b.square().sum((-1, -2)) for mass, b in masses]
         traces = torch.cat(parts, dim=-1).cpu().numpy()
-        radii = self.spectrum.scaled_radius(omega.cpu().numpy())
-        order = np.argsort(radii)
-        total = traces.sum(-1, keepdims=True)
-        return radii[order], traces[..., order] / np.where(total > 0, total, 1.0)
+        radii, place = np.unique(
+            self.spectrum.scaled_radius(omega.cpu().numpy()).round(12), return_inverse=True
+        )
+        shares = np.zeros((*traces.shape[:-1], len(radii)))
+        np.add.at(shares, (..., place.reshape(-1)), traces)
+        total = shares.sum(-1, keepdims=True)
+        return radii, shares / np.where(total > 0, total, 1.0)
+
+    @cached_property
+    def _tails(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
+        """Scaled radii, in ascending order, and the shares of tr K(0) beyond each of them."""
+        radii, shares = self._shares
+        beyond = shares[..., ::-1].cumsum(-1)[..., ::-1] - 0.5 * shares  # half of its own shell
+        tails = beyond.reshape(-1, len(radii)).max(0)
+        return radii, np.maximum(tails, _TINY * (1 + np.arange(len(radii))[::-1]))
 
     @cached_property
     def _bounds(self) -> list[Float[np.ndarray, "l"]]:
