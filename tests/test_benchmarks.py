@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 RESULTS = FOLDER / "results"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+SCRIPTS = sorted(
+    path.relative_to(FOLDER).with_suffix("").as_posix()
+    for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
+)
 QUICK = ["kronecker_step", "robot_loop", "rules_error"]  # seconds each with --smoke
 
 
@@ -94,7 +97,7 @@ def test_small_benchmarks_give_what_large_ones_give(script, tmp_path, name):
 
 def test_smoke_runs_keep_the_results_and_commands_name_no_folder(script):
     command = script("drifters")
-    sizes = command.Sizes("benchmarks/waves.py", "Waves.", points=(300, 20), most=(1e7, 1e3))
+    sizes = command.Sizes(FOLDER / "waves.py", "Waves.", points=(300, 20), most=(1e7, 1e3))
     parser = command.with_folder(sizes, "of the waves")
     small = parser.parse_args(["/home/me/waves", "--smoke"])
     assert (small.points, small.output) == (20, None)
