@@ -13,7 +13,7 @@ with warnings.catch_warnings():  # linear_operator, for what it does when it is 
     import gpytorch  # noqa: F401
 
 import gp_orff.exact_gp.hooks  # noqa: F401  sums and products of our kernels inside gpytorch
-from gp_orff import settings, spectra
+from gp_orff import bounds, settings, spectra
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.survey import DataWarning
@@ -90,6 +90,7 @@ __all__ = [
     "Symbol",
     "VectorFieldGP",
     "VectorPotential",
+    "bounds",
     "compare_kernels",
     "compare_with_exact",
     "plotting",

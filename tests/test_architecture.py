@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gp_orff"
 ROOMS = ["symbols", "kernels", "features", "data", "inference", "exact_gp", "models"]
 """A room may import from those before it, and from the settings."""
-LEAVES = {"settings": set(), "plotting": set(), "labelled": {"symbols"}, "spectra": {"kernels"}}
+LEAVES = {
+    "settings": set(),
+    "plotting": set(),
+    "labelled": {"symbols"},
+    "spectra": {"kernels"},
+    "bounds": {"features"},
+}
 
 
 def module_of(path):

@@ -42,7 +42,7 @@ def subjects():
             for name, value in vars(module).items()
             if not name.startswith("_")
             and written_here(value)
-            and value.__module__ == module.__name__
+            and (value.__module__ == module.__name__ or name in getattr(module, "__all__", ()))
         }
     for label, value in found.items():
         if inspect.isclass(value) and not issubclass(value, Warning):

@@ -28,12 +28,12 @@ def box_of(x: Float[Tensor, "N d"]) -> Box:
     return tuple(zip(low.tolist(), high.tolist(), strict=True))
 
 
-def as_box(box: Box, name: str) -> Box:
-    """`box` with floats as bounds, after a check; errors call it the argument `name` of Grid."""
+def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
+    """`box` with floats as bounds, after a check; errors call it the argument `name` of `owner`."""
     bounds = tuple((float(low), float(high)) for low, high in box)
     if not all(low <= high and math.isfinite(high - low) for low, high in bounds):
         raise ValueError(
-            f"Grid expects {name}=((low, high), ...), finite, one pair for each input, got {box}"
+            f"{owner} expects {name}=((low, high), ...), finite, one pair for each input, got {box}"
         )
     return bounds
 

@@ -11,6 +11,7 @@ from gp_orff.features.frequencies.random import (
     Orthogonal,
     QuasiMonteCarlo,
     Trace,
+    as_measure,
 )
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
@@ -32,5 +33,6 @@ __all__ = [
     "Rule",
     "TermSpectrum",
     "Trace",
+    "as_measure",
     "remainder",
 ]

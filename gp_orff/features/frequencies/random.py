@@ -43,6 +43,19 @@ _MEASURES: dict[str, Measure] = {"trace": Trace(), "base": Base()}
 _NAMES = {measure: name for name, measure in _MEASURES.items()}
 
 
+def as_measure(measure: str | Measure, owner: str) -> Measure:
+    """The measure of this name; errors say that `owner` expects it.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if isinstance(measure, Measure):
+        return measure
+    if measure not in tuple(_MEASURES):
+        raise ValueError(f'{owner} expects measure "trace" or "base", got {measure!r}')
+    return _MEASURES[measure]
+
+
 @dataclass(frozen=True, init=False)
 class _RandomRule(ABC):
     """A random rule: subclasses give directions and uniform coordinates, spectra the radii."""
@@ -60,8 +73,7 @@ class _RandomRule(ABC):
             )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise ValueError(f"{name} expects seed to be a non-negative integer, got {seed!r}")
-        if not isinstance(measure, Measure) and measure not in tuple(_MEASURES):
-            raise ValueError(f'{name} expects measure "trace" or "base", got {measure!r}')
+        measure = as_measure(measure, name)
         object.__setattr__(self, "num_frequencies", int(num_frequencies))
         object.__setattr__(self, "measure", _NAMES.get(measure, measure))
         object.__setattr__(self, "seed", seed)
@@ -75,7 +87,7 @@ class _RandomRule(ABC):
         if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
         number = -(-self.num_frequencies // term.share)
-        measure = _MEASURES.get(self.measure, self.measure)
+        measure = as_measure(self.measure, type(self).__name__)
         orders = [measure.order(leaf) for leaf in term.leaves]
         points = self._directions_and_coordinates(number, term.leaves, rng)
         bases = [

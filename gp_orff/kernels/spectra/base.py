@@ -88,8 +88,11 @@ class Spectrum(ABC):
         """log S(ω), (*b, m), at `omega` (*b, m, d), with ∫ S(ω) dω = k(0) = 1."""
 
     @abstractmethod
-    def moment(self, order: int, num_dims: int) -> float:
-        """E‖z‖^{2t}, t = `order`, for `num_dims` inputs; infinite if the kernel is too rough."""
+    def moment(self, order: float, num_dims: int) -> float:
+        """E‖z‖^{2t}, t = `order`, for `num_dims` inputs; infinite if the kernel is too rough.
+
+        t is a whole number or, for `gp_orff.bounds`, half of one.
+        """
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"] | None:

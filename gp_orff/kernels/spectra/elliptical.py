@@ -85,7 +85,7 @@ class Gaussian(Elliptical):
         radius2, log_det = self._scaled(omega)
         return log_det - 0.5 * (radius2 + omega.shape[-1] * math.log(2 * math.pi))
 
-    def moment(self, order: int, num_dims: int) -> float:
+    def moment(self, order: float, num_dims: int) -> float:
         return chi2_moment(order, num_dims)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
@@ -126,7 +126,7 @@ class StudentT(Elliptical):
         )
         return log_det + normaliser - (nu + d / 2) * torch.log1p(radius2 / (2 * nu))
 
-    def moment(self, order: int, num_dims: int) -> float:
+    def moment(self, order: float, num_dims: int) -> float:
         if self.nu <= order:
             return math.inf
         # E‖z‖^{2t} = ν^t · E[χ²_d^t] · Γ(ν − t)/Γ(ν)
@@ -166,9 +166,9 @@ def chi2_tail(x: np.ndarray | float, degrees: int) -> np.ndarray | float:
     return scipy.special.gammaincc(degrees / 2, x / 2)
 
 
-def chi2_moment(order: int, degrees: int) -> float:
+def chi2_moment(order: float, degrees: int) -> float:
     """E[(χ²_d)^t], t = order, d = degrees of freedom."""
-    return 2.0**order * math.gamma(degrees / 2 + order) / math.gamma(degrees / 2)
+    return float(2.0**order * scipy.special.poch(degrees / 2, order))
 
 
 @spectrum.register

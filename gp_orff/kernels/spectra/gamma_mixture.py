@@ -71,11 +71,17 @@ class GammaMixture(Elliptical):
         radius2 = self._scale(base, order) * base[:, :-1].square().sum(-1)
         return self.moment(order, base.shape[-1] - 1) / radius2**order
 
-    def moment(self, order: int, num_dims: int) -> float | Tensor:
-        if order <= 1:  # E s = 1
+    def moment(self, order: float, num_dims: int) -> float | Tensor:
+        if order in (0, 1):  # E s = 1
             return chi2_moment(order, num_dims)
-        rising = math.prod((self.alpha + i) / self.alpha for i in range(order))  # E s^t
-        return rising * chi2_moment(order, num_dims)
+        whole = int(order)
+        part, alpha = order - whole, self.alpha
+        # E s^t = Γ(α + t) / (Γ(α) α^t)
+        scale = math.prod((alpha + part + i) / alpha for i in range(whole))
+        if part:
+            fraction = torch.lgamma(alpha + part) - torch.lgamma(alpha) - part * alpha.log()
+            scale = scale * fraction.exp()
+        return scale * chi2_moment(order, num_dims)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         # E[P(s χ²_{d+2t} > W²)] over s ~ Gamma(α + t, rate α)

@@ -88,7 +88,7 @@ class SpectralMixture(GridSpectrum):
         log_density = torch.logaddexp(*exponents) - (2 * sd).log() - 0.5 * math.log(2 * math.pi)
         return torch.logsumexp(log_density + self._share[..., None, None].log(), dim=-3).sum(-1)
 
-    def moment(self, order: int, num_dims: int) -> float:
+    def moment(self, order: float, num_dims: int) -> float:
         """1 for every `order` and `num_dims`: finite, but not in base units for order > 0."""
         return 1.0
 

@@ -1,0 +1,157 @@
+"""A bound of the error of random features as a value, with its inverses."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gp_orff.features.bounds.tails import Tail
+
+
+@dataclass(frozen=True)
+class Part:
+    """C ε^{−power} exp(−share · D · tail): the tail of the error at one lag, raised to `share`."""
+
+    log_constant: float  # log C
+    power: float = 0.0
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound of the probability that random features have a larger error than ε.
+
+    The error is a norm of K̃(δ) − K(δ), where K̃ is the kernel of D independent random frequencies
+    for each term (`MonteCarlo`), at one lag δ = x − z or the largest over all x and z of a box. The
+    functions of `gp_orff.bounds` return bounds. With constants C_i, powers c_i and shares s_i,
+
+        P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′)) ,
+
+    where t is the tail of the error at one lag, and ε′ is ε at one lag and ε/2 over a box. log P is
+    linear in D and decreases in ε, so that each of the three numbers follows from the two others.
+
+    Args:
+        tail: t, as a function of the error at one lag.
+        parts: C_i, c_i and s_i.
+        fraction: ε′/ε.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> bound = gp_orff.bounds.minh(kernel, ((-1, 1), (-1, 1)))
+        >>> error = bound.error(10_000)  # with a probability of 95 %
+        >>> round(error, 3)
+        0.289
+        >>> bound.num_frequencies(error)
+        10000
+        >>> round(bound.probability(10_000, error), 6)
+        0.05
+    """
+
+    tail: Tail
+    parts: tuple[Part, ...]
+    fraction: float = 1.0
+
+    def probability(self, num_frequencies: int, error: float) -> float:
+        """The bound of the probability of an error of at least `error`, at most 1.
+
+        Args:
+            num_frequencies: D, the number of frequencies of each term (2D columns).
+            error: ε > 0, in units of the kernel, which are those of the outputs squared.
+
+        Raises:
+            ValueError: fewer frequencies than one, or an error that is not positive and finite.
+        """
+        _check_number(num_frequencies)
+        _check_error(error)
+        return math.exp(min(0.0, self._log_probability(num_frequencies, error)))
+
+    def error(self, num_frequencies: int, confidence: float = 0.95) -> float:
+        """The error that D frequencies do not exceed, with a probability of at least `confidence`.
+
+        Args:
+            num_frequencies: D, the number of frequencies of each term (2D columns).
+            confidence: the probability, between 0 and 1.
+
+        Returns:
+            ε, in units of the kernel, which are those of the outputs squared.
+
+        Raises:
+            ValueError: fewer frequencies than one, or a confidence that is not between 0 and 1.
+        """
+        _check_number(num_frequencies)
+        target = _log_of_rest(confidence)
+        return crossing(
+            lambda error: self._log_probability(num_frequencies, error) - target, self.tail.scale
+        )
+
+    def num_frequencies(self, error: float, confidence: float = 0.95) -> int:
+        """The number of frequencies that keep the error below `error`, by this bound.
+
+        Args:
+            error: ε > 0, in units of the kernel, which are those of the outputs squared.
+            confidence: the probability that the error stays below, between 0 and 1.
+
+        Returns:
+            D, the number of frequencies of each term (2D columns).
+
+        Raises:
+            ValueError: an error that is not positive and finite, or a confidence that is not
+                between 0 and 1.
+        """
+        _check_error(error)
+        target, rate = _log_of_rest(confidence), self.tail(self.fraction * error)
+        log_error = math.log(error)
+        return math.ceil(
+            max(
+                1.0,
+                *(
+                    (part.log_constant - part.power * log_error - target) / (part.share * rate)
+                    for part in self.parts
+                ),
+            )
+        )
+
+    def _log_probability(self, num_frequencies: int, error: float) -> float:
+        exponent = num_frequencies * self.tail(self.fraction * error)
+        return max(
+            part.log_constant - part.power * math.log(error) - part.share * exponent
+            for part in self.parts
+        )
+
+
+def crossing(decreasing: Callable[[float], float], start: float) -> float:
+    """The smallest x > 0 at which a decreasing function is not positive, found from `start`."""
+    low = high = start
+    while decreasing(high) > 0:
+        high *= 2
+    while decreasing(low) <= 0:
+        low /= 2
+    while high - low > 1e-15 * high:
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if decreasing(middle) > 0 else (low, middle)
+    return high
+
+
+def _check_number(num_frequencies: int) -> None:
+    if not num_frequencies >= 1:
+        raise ValueError(f"a bound expects num_frequencies >= 1, got {num_frequencies}; raise it")
+
+
+def _check_error(error: float) -> None:
+    if not 0 < error < math.inf:
+        raise ValueError(
+            f"a bound expects a positive and finite error, got {error}; it has the units of the "
+            "kernel"
+        )
+
+
+def _log_of_rest(confidence: float) -> float:
+    """log(1 − confidence)."""
+    if not 0 < confidence < 1:
+        raise ValueError(
+            f"a bound expects a confidence between 0 and 1, got {confidence}; pass 0.95 for 95 %"
+        )
+    return math.log1p(-confidence)

@@ -1,0 +1,339 @@
+"""Theorems on the error of random features, for every kernel of the package.
+
+The lags x − z of a box with the diagonal l lie in a ball of radius l, which (4l/s)^d balls of
+radius s cover, s ≤ 4l. With a tail of the error at their centres and a bound of its slope between,
+
+    P(sup ‖F‖ ≥ ε) ≤ C e^{−D t(ε/2)} (4l/s)^d + (4Λs/ε)^k ,    F = K̃ − K ,
+
+which the best s minimises. Λ is the norm of ‖ω‖‖W‖ in L^k; that of the slope of F is at most 2Λ.
+Where the best s exceeds 4l, one ball is enough.
+"""
+
+import math
+
+from gpytorch.kernels import Kernel
+
+from gp_orff.features.bounds.bound import Bound, Part
+from gp_orff.features.bounds.problem import Problem
+from gp_orff.features.bounds.tails import Bernstein, Hoeffding, Logarithmic, Subexponential, Tail
+from gp_orff.features.domain import Box
+from gp_orff.features.frequencies.random import Measure
+from gp_orff.kernels.factors import Mixing
+
+
+def hoeffding(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the error of a scalar or separable kernel at one lag, by Hoeffding's inequality.
+
+    For any two points x and z, chosen before the frequencies are drawn,
+
+        P(‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2Q exp(−Dε²/(2a²)) ,
+
+    where a = Σ_q ‖K_q(0)‖₂ over the terms k_q(δ) L_q L_qᵀ of the kernel. Q is the number of
+    different L_q: 1 for a scalar kernel and for one `MultitaskKernel`. For a scalar kernel with
+    k(0) = 1 this is 2 exp(−Dε²/2). Rahimi & Recht 2007, Section 3. Frequencies of a spectral
+    mixture kernel have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest of them.
+
+    Args:
+        kernel: a scalar kernel or a `MultitaskKernel`, or sums, products and scaled forms of them,
+            at its present hyperparameters.
+        domain: not needed; the bound holds at every lag.
+        measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
+        num_dims: d, the number of inputs; not needed.
+
+    Returns:
+        A `Bound`, whose D counts frequencies of each term: 2D columns.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: a curl-free or divergence-free kernel, for which there is `minh_pointwise`; a
+            batch of kernels, or an unknown measure.
+        NotImplementedError: a kernel whose moments are not known; an `LCMKernel` on shared
+            frequencies.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> bound = gp_orff.bounds.hoeffding(gpytorch.kernels.RBFKernel())
+        >>> round(bound.probability(1000, error=0.1), 4)  # 2 exp(−5)
+        0.0135
+        >>> bound.num_frequencies(error=0.1, confidence=0.95)
+        738
+    """
+    problem = Problem.of("hoeffding", kernel, domain, measure, num_dims)
+    count = _number_of_matrices(problem, "minh_pointwise")
+    return Bound(Hoeffding(problem.constants.largest), (Part(math.log(2 * count)),))
+
+
+def rahimi_recht(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the largest error of a scalar or separable kernel over a box, by Hoeffding's method.
+
+    With r = σ a l/ε, where l is the diagonal of the box, σ² = E‖ω‖², and a and Q are as for
+    `hoeffding`,
+
+        P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,
+
+    over all x and z in the box (Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and
+    Corollary A.1.1, which print dσ for σ). The last step of the proof enlarges a factor, which it
+    does for r ≥ 1; where that factor is larger, for r < 1, it is used as it is. For several terms,
+    σ a is the sum of their own.
+
+    Args:
+        kernel: a scalar kernel or a `MultitaskKernel`, or sums, products and scaled forms of them,
+            at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each.
+        measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
+        num_dims: d, the number of inputs; that of `domain` if None.
+
+    Returns:
+        A `Bound`, whose D counts frequencies of each term: 2D columns.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: a curl-free or divergence-free kernel, for which there are `brault` and `minh`;
+            E‖ω‖² = ∞, as for a Matérn kernel with ν ≤ 1; a domain that is no finite box of the
+            inputs; a batch of kernels, or an unknown measure.
+        NotImplementedError: as for `hoeffding`.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.RBFKernel()
+        >>> kernel.lengthscale = 1.0
+        >>> bound = gp_orff.bounds.rahimi_recht(kernel, ((-1, 1), (-1, 1)))
+        >>> bound.num_frequencies(error=0.1, confidence=0.95)
+        25470
+    """
+    problem = Problem.of("rahimi_recht", kernel, domain, measure, num_dims)
+    count = _number_of_matrices(problem, "brault or minh")
+    c, d = problem.constants, len(problem.columns)
+    _check_slope(problem, c.lipschitz, "E‖ω‖²")
+    net = _over_box(problem, Hoeffding(c.largest), 2 * count, c.lipschitz, 2)
+    printed = 8 * math.log(2) + math.log(count) + 2 * _log(c.lipschitz * problem.diagonal)
+    return Bound(net.tail, (*net.parts, Part(printed, 2, 2 / (d + 2))), net.fraction)
+
+
+def brault(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the largest error of a kernel over a box, in the spectral norm.
+
+    With C′ = (d/2)^{−d/(d+2)} + (d/2)^{2/(d+2)}, the diagonal l of the box and p outputs,
+
+        P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε)
+            ≤ C′ 2^{(6d+2)/(d+2)} p^{2/(d+2)} (2σ_p l/ε)^{2d/(d+2)} exp(−2D t/(d + 2)) .
+
+    W is the random matrix of one frequency, with mean K(0): A(ω) with the measure "base", A(ω)
+    E‖z‖²/‖z‖² with "trace". Its constants are σ_p² = E‖ω‖²‖W‖₂² and, over all lags δ,
+    b = sup ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂. For bounded W, with U = sup‖W‖₂ + ‖K(0)‖₂, and else, with
+    m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2 and ū = m log(2m²/b + 1),
+
+        2t = ε²/(4b + 2Uε/3) ,
+        2t = ε²/(8(b + εū/12)) where εū ≤ 4(e − 1)b, or ε/((e − 1)ū) .
+
+    Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
+    B.2. As printed, ū changes with the unit of K, p stands for p^{2/(d+2)}, and σ_p for 2σ_p; the
+    slope of K̃ − K is needed at the lag, a random one, where it is largest. b is found by a search
+    where the kernel is isotropic and has a closed form, and is bounded by ‖E W²‖₂ elsewhere.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+
+    Returns:
+        A `Bound`, whose D counts frequencies of each term: 2D columns.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: with "base", a curl-free or divergence-free kernel of a Matérn or rational
+            quadratic one (W has no Orlicz norm); σ_p = ∞, as for those of a Matérn kernel with
+            ν ≤ 2; a domain that is no finite box of the inputs; a batch of kernels, or an unknown
+            measure.
+        NotImplementedError: a kernel whose moments are not known; an `LCMKernel` on shared
+            frequencies; "trace" for a field over a spectral mixture.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> round(gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3)
+        0.403
+    """
+    problem = Problem.of("brault", kernel, domain, measure, num_dims)
+    c = problem.constants
+    if math.isfinite(c.largest):
+        tail: Tail = Bernstein(c.variance, c.largest + c.size)
+    elif math.isfinite(c.orlicz):
+        tail = Subexponential(c.variance, 2 * c.orlicz + 2 * c.size / math.log(2))
+    else:
+        raise ValueError(
+            "brault expects features that are bounded or have an Orlicz norm (E exp(‖W‖/c) < ∞), "
+            'got a field kernel with heavier tails in the measure "base"; use measure="trace"'
+        )
+    _check_slope(problem, c.lipschitz, "E‖ω‖²‖W‖₂²")
+    return _over_box(problem, tail, 2 * problem.num_outputs, c.lipschitz, 2)
+
+
+def minh_pointwise(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the error of a kernel at one lag, in the Hilbert–Schmidt norm.
+
+    For any two points x and z, chosen before the frequencies are drawn,
+
+        P(‖K̃(x, z) − K(x, z)‖_F ≥ ε) ≤ 2 exp(−(Dε/4M) log(1 + 2Mε/σ²)) .
+
+    W is the random matrix of one frequency, as for `brault`; M = sup‖W‖_F and σ² = E‖W‖_F². Minh
+    2016, Theorem 11, which has M for 2M: its Lemma 15 bounds cos⟨ω, x − z⟩ W − K(x, z), by 2M.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        domain: not needed; the bound holds at every lag.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        num_dims: d, the number of inputs; not needed.
+
+    Returns:
+        A `Bound`, whose D counts frequencies of each term: 2D columns.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: "base" for a curl-free or divergence-free kernel, whose features are then
+            unbounded; a batch of kernels, or an unknown measure.
+        NotImplementedError: as for `brault`.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> bound = gp_orff.bounds.minh_pointwise(kernel)
+        >>> bound.num_frequencies(error=0.1, confidence=0.95)
+        3097
+    """
+    problem = Problem.of("minh_pointwise", kernel, domain, measure, num_dims)
+    return Bound(_logarithmic(problem), (Part(math.log(2)),))
+
+
+def minh(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the largest error of a kernel over a box, in the Hilbert–Schmidt norm.
+
+    With a(d) = 2^{(3d+1)/(d+1)} (d^{1/(d+1)} + d^{−d/(d+1)}) and the diagonal l of the box,
+
+        P(sup ‖K̃(x, z) − K(x, z)‖_F ≥ ε)
+            ≤ a(d) (2 m₁ l/ε)^{d/(d+1)} exp(−Dε/(8(d + 1)M) · log(1 + Mε/σ²)) .
+
+    M and σ² are as for `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F, which does not depend on the measure.
+    Minh 2016, Theorem 12, for the set of lags x − z, whose diameter is 2l, and with 2M for M as in
+    `minh_pointwise`.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+
+    Returns:
+        A `Bound`, whose D counts frequencies of each term: 2D columns.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: "base" for a curl-free or divergence-free kernel, whose features are then
+            unbounded; m₁ = ∞, as for those of a Matérn kernel with ν ≤ 3/2; a domain that is no
+            finite box of the inputs; a batch of kernels, or an unknown measure.
+        NotImplementedError: as for `brault`.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> round(gp_orff.bounds.minh(kernel, box).error(10_000), 3)
+        0.289
+    """
+    problem = Problem.of("minh", kernel, domain, measure, num_dims)
+    tail, slope = _logarithmic(problem), problem.constants.lipschitz_frobenius
+    _check_slope(problem, slope, "E‖ω‖‖W‖_F")
+    return _over_box(problem, tail, 2, slope, 1)
+
+
+def _logarithmic(problem: Problem) -> Logarithmic:
+    """The tail of Theorem 11 of Minh 2016."""
+    c = problem.constants
+    if math.isinf(c.largest_frobenius):
+        raise ValueError(
+            f'{problem.name} expects bounded features, got a field kernel in the measure "base", '
+            'where they are not; use measure="trace"'
+        )
+    return Logarithmic(c.variance_frobenius, c.largest_frobenius)
+
+
+def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) -> Bound:
+    """The bound of the largest error over a box, with the best radius s of the balls.
+
+    Args:
+        problem: the kernel and the box.
+        tail: t, of the error at one lag.
+        count: C, the factor of the tail.
+        slope: Λ, half a bound of the norm of the slope in L^k.
+        k: the moment of the slope in Markov's inequality.
+    """
+    d, diagonal = len(problem.columns), problem.diagonal
+    ratio, log_count = d / k, math.log(count)
+    log_constant = (k * (log_count + d * _log(4 * diagonal)) + d * k * math.log(4 * slope)) / (
+        d + k
+    ) + math.log(ratio ** (k / (d + k)) + ratio ** (-d / (d + k)))
+    net = Part(log_constant, power=d * k / (d + k), share=k / (d + k))
+    # s > 4l only if (4Λ · 4l/ε)^k < (d/k) C e^{−Dt}; then one ball of radius s = l gives
+    ball = Part(log_count + math.log1p(ratio / 4**k))
+    return Bound(tail, (net, ball), fraction=0.5)
+
+
+def _log(number: float) -> float:
+    """The logarithm, −∞ for 0."""
+    return math.log(number) if number else -math.inf
+
+
+def _number_of_matrices(problem: Problem, others: str) -> int:
+    """Q, the number of different L of the terms of a separable kernel.
+
+    Raises:
+        ValueError: another kernel.
+    """
+    factors = [term.factor for term, _ in problem.terms]
+    if not all(isinstance(factor, Mixing) for factor in factors):
+        raise ValueError(
+            f"{problem.name} expects a scalar or separable kernel, got one whose spectral matrix "
+            f"varies with the frequency; use {others}"
+        )
+    return len({tuple(factor.matrix.flatten().tolist()) for factor in factors})
+
+
+def _check_slope(problem: Problem, slope: float, moment: str) -> None:
+    if math.isinf(slope):
+        raise ValueError(
+            f"{problem.name} expects a kernel with {moment} < ∞, got one that is too rough for it, "
+            "such as Matérn with a small nu; use minh_pointwise (one lag), or a larger nu"
+        )
