@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 1: the uniform error against the number of frequencies.
 
-    python benchmarks/papers/brault_figure1.py [--seeds 20] [--smoke] [--output FOLDER]
+    python benchmarks/papers/brault_figure1.py [--seeds 10] [--smoke] [--output FOLDER]
 
 The largest spectral norm of K̃(x, z) − K(x, z) over all pairs of 66 points of [−1, 1]⁴ (50 random
 ones, always the same, and the 16 corners: 2145 lags and lag 0), for the decomposable, curl-free and
@@ -96,35 +96,46 @@ def fixed_rows(name, errors, numbers) -> Iterator[dict]:
 
 
 def picture(rows):
-    figure, axes = pictures.panels(1, len(KERNELS), sharey=True)
-    for ax, kernel in zip(axes.flat, KERNELS, strict=True):
+    """Random rules over D, in both measures; all rules over F, the random ones in one measure."""
+    figure, axes = pictures.panels(2, len(KERNELS), sharey="row")
+    for (upper, lower), kernel in zip(axes.T, KERNELS, strict=True):
         own = [row for row in rows if row["kernel"] == kernel]
         for rule, (colour, marker) in STYLES.items():
-            for measure, line in (("trace", "-"), ("base", "--"), ("", "-")):
-                line = "-" if kernel == "decomposable" else line
-                line_rows = [r for r in own if (r["rule"], r["measure"]) == (rule, measure)]
-                F, error = ([row[key] for row in line_rows] for key in ("F", "error"))
-                ax.loglog(F, error, line, color=colour, marker=marker, ms=4, lw=1.3)
-        F = np.array([min(row["F"] for row in own), max(row["F"] for row in own)])
+            for measure, face in {"base": "white", "trace": colour, "": colour}.items():
+                line = [row for row in own if (row["rule"], row["measure"]) == (rule, measure)]
+                D, F, error = ([row[key] for row in line] for key in ("D", "F", "error"))
+                style = {"color": colour, "marker": marker, "ms": 4, "lw": 1.2}
+                if measure:
+                    kind = "-" if measure == "trace" else "--"
+                    upper.loglog(D, error, kind, mfc=face, **style)
+                if measure != "base":
+                    lower.loglog(F, error, **style)
+        D = np.array([row["D"] for row in own if row["rule"] == "MonteCarlo"])
         level = next(row for row in own if row["rule"] == "MonteCarlo")["error"]
-        ax.loglog(F, 1.6 * level * (F / F[0]) ** -0.5, ":", color="0.3", lw=1)
-        ax.set(title=kernel, xlabel="features F = 2Dr")
-    axes[0][0].set_ylabel("largest ‖K̃(x, z) − K(x, z)‖₂ on [−1, 1]⁴")
-    line = pictures.plt.Line2D
+        upper.loglog(D, 1.5 * level * (D / D[0]) ** -0.5, ":", color="0.3", lw=1)
+        upper.set(title=kernel, xlabel="frequencies D")
+        lower.set(xlabel="features F")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("largest ‖K̃(x, z) − K(x, z)‖₂")
+    line = partial(pictures.plt.Line2D, [], [])
     handles = [
-        line([], [], color=colour, marker=marker, ms=5, lw=1.3, label=rule)
+        line(color=colour, marker=marker, ms=5, lw=1.2, label=rule)
         for rule, (colour, marker) in STYLES.items()
     ]
     handles += [
-        line([], [], color="0.3", linestyle=style, label=label)
-        for style, label in (("-", "trace measure"), ("--", "base measure"), (":", "slope −1/2"))
+        line(color="0.3", linestyle=kind, marker="o", mfc=face, ms=5, lw=1.2, label=label)
+        for kind, face, label in (
+            ("-", "0.3", "trace measure"),
+            ("--", "white", "base measure"),
+        )
     ]
+    handles.append(line(color="0.3", linestyle=":", label="slope −1/2"))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    arguments = Sizes(__file__, __doc__, seeds=(20, 2), most=(8192, 128)).parse_args(words)
+    arguments = Sizes(__file__, __doc__, seeds=(10, 2), most=(8192, 128)).parse_args(words)
     numbers = [2**k for k in range(LEAST, 20) if 2**k <= arguments.most]
     rows, slopes, fits, x = Rows(), Rows(), [], points(POINTS, DIMS)
     for name, measure, kernel in cells(DIMS):
@@ -133,7 +144,7 @@ def main(words: Sequence[str] | None = None) -> None:
             for row in found:
                 rows.add(**row)
             fits.append(slope)
-        if measure == "base":
+        if measure == "trace":
             for row in fixed_rows(name, errors, numbers):
                 rows.add(**row)
     for fit in fits:

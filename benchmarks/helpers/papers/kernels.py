@@ -41,11 +41,11 @@ KERNELS = {
 
 
 def cells(num_dims: int) -> list[tuple[str, str, Kernel]]:
-    """Name, measure and kernel; for the decomposable kernel both measures are one."""
+    """Name, measure and kernel; both measures of the decomposable kernel are the same."""
     return [
         (name, measure, make(num_dims))
         for name, make in KERNELS.items()
-        for measure in MEASURES[: 1 if name == "decomposable" else None]
+        for measure in MEASURES[name == "decomposable" :]
     ]
 
 
