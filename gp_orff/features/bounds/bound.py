@@ -127,10 +127,7 @@ def crossing(decreasing: Callable[[float], float], start: float) -> float:
         high *= 2
     while decreasing(low) <= 0:
         low /= 2
-    while high - low > 1e-15 * high:
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
+    while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if decreasing(middle) > 0 else (low, middle)
     return high
 

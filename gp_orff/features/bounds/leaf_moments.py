@@ -62,7 +62,7 @@ def moments(spectrum: Spectrum, degree: int, order: int, num_dims: int) -> Momen
             f"{type(spectrum).__name__}, whose moments are not known; register a function that "
             "returns its Moments with @gp_orff.features.bounds.moments.register"
         )
-    scales = lengthscale.detach().double().cpu().flatten().expand(num_dims).pow(-2).numpy()
+    scales = lengthscale.detach().double().flatten().expand(num_dims).pow(-2).numpy()
     square = quadratic_moments(scales)  # E q^k
     g, tilt = degree, _radial_moment(spectrum, 2 * order, num_dims)
 
@@ -86,7 +86,8 @@ def moments(spectrum: Spectrum, degree: int, order: int, num_dims: int) -> Momen
 
 def _radial_moment(spectrum: Spectrum, power: int, num_dims: int) -> float:
     """E r^power, r = ‖z‖."""
-    return float(torch.as_tensor(spectrum.moment(power / 2, num_dims)).detach())
+    moment = torch.as_tensor(spectrum.moment(power / 2, num_dims), dtype=torch.float64)
+    return float(moment.detach())
 
 
 def quadratic_moments(scales: Float[np.ndarray, "d"]) -> list[float]:
@@ -136,9 +137,9 @@ def _(spectrum: SpectralMixture, degree: int, order: int, num_dims: int) -> Mome
         raise NotImplementedError(
             'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
         )
-    weights = spectrum.weights.detach().double().cpu().numpy()
+    weights = spectrum.weights.detach().double().numpy()
     means, scales = (
-        2 * math.pi * t.detach().double().cpu().numpy().squeeze(-2)
+        2 * math.pi * t.detach().double().numpy().squeeze(-2)
         for t in (spectrum.means, spectrum.scales)
     )
     v, variances = len(weights) * weights / weights.sum(), scales**2

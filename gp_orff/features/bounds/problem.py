@@ -55,7 +55,7 @@ class Problem:
                 "pass one kernel of the batch, kernel[i]"
             )
         measure = as_measure(measure, name)
-        kernel = deepcopy(kernel).double()
+        kernel = deepcopy(kernel).double().cpu()
         summands = terms(kernel)
         outputs = sorted({term.num_outputs for term in summands})
         if len(outputs) > 1:

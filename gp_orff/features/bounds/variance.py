@@ -19,7 +19,7 @@ from gp_orff.kernels.tree import Leaf
 
 _LAGS = 600  # lags of the search, from 1e-3 to 1e4 lengthscales
 _REFINED = 200  # lags between the neighbours of the best one
-_LARGEST_DIMS = 4  # inputs up to which the fourth derivatives of a kernel are computed
+_LARGEST_SIZE = 256  # derivatives at one lag: second ones up to d = 16, fourth ones up to d = 4
 
 
 def scalar_variance(leaf: Leaf, spectrum: LeafSpectrum, moments: Moments) -> float:
@@ -50,7 +50,9 @@ def field_variance(
     lengthscale = spectrum.spectrum.isotropic_lengthscale
     if lengthscale is None or lengthscale.min() < lengthscale.max():
         return ceiling
-    if order != factor.degree and (order or spectrum.num_dims > _LARGEST_DIMS):
+    if order not in (0, factor.degree):
+        return ceiling
+    if spectrum.num_dims ** (2 if order else 4) > _LARGEST_SIZE:
         return ceiling
 
     def covariance(tau: Float[Tensor, "n k"]) -> Float[Tensor, "n p p"]:
