@@ -110,7 +110,7 @@ def picture(rows):
                     upper.loglog(D, error, kind, mfc=face, **style)
                 if measure != "base":
                     lower.loglog(F, error, **style)
-        D = np.array([row["D"] for row in own if row["rule"] == "MonteCarlo"])
+        D = np.unique([row["D"] for row in own if row["rule"] == "MonteCarlo"])
         level = next(row for row in own if row["rule"] == "MonteCarlo")["error"]
         upper.loglog(D, 1.5 * level * (D / D[0]) ** -0.5, ":", color="0.3", lw=1)
         upper.set(title=kernel, xlabel="frequencies D")
@@ -135,7 +135,7 @@ def picture(rows):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    arguments = Sizes(__file__, __doc__, seeds=(10, 2), most=(8192, 128)).parse_args(words)
+    arguments = Sizes(__file__, __doc__, seeds=(10, 2), most=(8192, 64)).parse_args(words)
     numbers = [2**k for k in range(LEAST, 20) if 2**k <= arguments.most]
     rows, slopes, fits, x = Rows(), Rows(), [], points(POINTS, DIMS)
     for name, measure, kernel in cells(DIMS):

@@ -42,7 +42,7 @@ class Errors:
 
     def _blocks(self, kernel: Kernel) -> Float[Tensor, "n p p"]:
         with torch.no_grad():
-            dense = kernel(self.points, self.points.clone()).to_dense()
+            dense = kernel(self.points).to_dense()
         blocks = dense.unflatten(0, (len(self.points), -1)).unflatten(-1, (len(self.points), -1))
         rows, columns = self._pairs
         return blocks.permute(0, 2, 1, 3)[rows, columns]
