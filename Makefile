@@ -38,7 +38,7 @@ tutorials: $(VENV)/.installed
 		$(BIN)/python $$file --output tutorials/output $(if $(SMOKE),--smoke); done
 
 bench: $(VENV)/.installed
-	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py)); do echo "$$file"; \
+	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \
 		case $$file in \
 		*/magnetometer.py|*/drifters.py) test -z "$(DATA)" || \
 			$(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \

@@ -10,8 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 RESULTS = FOLDER / "results"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-QUICK = ["kronecker_step", "robot_loop", "rules_error"]  # seconds each with --smoke
+SCRIPTS = sorted(
+    path.relative_to(FOLDER).with_suffix("").as_posix()
+    for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
+)
+PAPERS = ["papers/bounds", "papers/brault_figure1", "papers/brault_figure6"]
+QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
 
 
 @pytest.fixture
@@ -94,10 +98,42 @@ def test_small_benchmarks_give_what_large_ones_give(script, tmp_path, name):
 
 def test_smoke_runs_keep_the_results_and_commands_name_no_folder(script):
     command = script("drifters")
-    sizes = command.Sizes("benchmarks/waves.py", "Waves.", points=(300, 20), most=(1e7, 1e3))
+    sizes = command.Sizes(FOLDER / "waves.py", "Waves.", points=(300, 20), most=(1e7, 1e3))
     parser = command.with_folder(sizes, "of the waves")
     small = parser.parse_args(["/home/me/waves", "--smoke"])
     assert (small.points, small.output) == (20, None)
     full = parser.parse_args(["/home/me/waves", "--most", "1e6"])
     assert (full.points, full.most, full.output) == (300, 1e6, RESULTS)
     assert full.command == "python benchmarks/waves.py DIR --most 1e+06"
+
+
+def results_of(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def test_errors_of_independent_frequencies_fall_as_the_root_of_their_number():
+    """Brault et al. 2016, Figure 1."""
+    slopes = [r for r in results_of("papers/brault_figure1")["slopes"] if r["rule"] == "MonteCarlo"]
+    assert len(slopes) == 5
+    for row in slopes:
+        assert row["slope"] == pytest.approx(-0.5, abs=0.05)
+        assert row["standard error"] < 0.02  # the tolerance is no chance
+
+
+def test_variances_of_independent_frequencies_are_as_computed():
+    """Brault et al. 2016, Figure 6: D‖E F²‖ = b(δ), within 4 standard errors; 15 rows."""
+    found = results_of("papers/brault_figure6")
+    exact = {(r["kernel"], r["measure"]): r["b"] for r in found["bounds"] if r["t"] == 1}
+    rows = [row for row in found["variances"] if row["rule"] == "MonteCarlo"]
+    assert len(rows) == 15
+    for row in rows:
+        difference = row["D‖E F²‖"] - exact[row["kernel"], row["measure"]]
+        assert abs(difference) < 4 * row["standard error"]
+    assert all(row["b"] <= row["bound"] * (1 + 1e-4) for row in found["bounds"])  # 5 digits kept
+    assert found["counterexample"]["b"] > found["counterexample"]["bound"]
+
+
+def test_errors_stay_below_their_bounds():
+    rows = results_of("papers/bounds")["errors"]
+    assert all(row["error"] < row["at most"] for row in rows)
+    assert any(20 * row["error"] > row["at most"] for row in rows)

@@ -20,7 +20,8 @@ class Sizes(argparse.ArgumentParser):
             description=doc.splitlines()[0],
             epilog="Smoke runs take seconds, and write no results unless --output is given.",
         )
-        self.benchmark, self.sizes = Path(file).stem, sizes
+        place = Path(file).absolute().relative_to(RESULTS.parent.absolute())
+        self.benchmark, self.sizes = place.with_suffix("").as_posix(), sizes
         for name, (full, small) in sizes.items():
             flag = "--" + name.replace("_", "-")
             self.add_argument(flag, type=type(full), help=f"{full}; {small} with --smoke")

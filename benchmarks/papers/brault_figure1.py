@@ -1,0 +1,158 @@
+"""Brault et al. 2016, Figure 1: the uniform error against the number of frequencies.
+
+    python benchmarks/papers/brault_figure1.py [--seeds 10] [--smoke] [--output FOLDER]
+
+The largest spectral norm of K̃(x, z) − K(x, z) over all pairs of 66 points of [−1, 1]⁴ (50 random
+ones, always the same, and the 16 corners: 2145 lags and lag 0), for the decomposable, curl-free and
+divergence-free kernel of a Gaussian k. The paper does not give its settings; here k has lengthscale
+one, and the decomposable kernel A = (I + 11ᵀ)/2. `base` is the measure of the paper, in which maps
+are unbounded, `trace` that of Minh 2016. Medians over seeds; slope of a line through log error over
+log D for each seed, and its mean and standard error over the seeds.
+
+Grid and Gauss–Hermite quadrature take the most frequencies that need no more features F than the
+random rules; the domain is known to both. `GaussHermite` refuses lags at which its error exceeds
+1e-3, which leaves no row for fewer than 9 nodes along each axis. F = 2Dr, with r = 4, 1, 3 columns
+of B(ω) for the three kernels. Draws brault_figure1.png beside the results.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))
+from helpers.command import Sizes
+from helpers.papers import pictures
+from helpers.papers.kernels import KERNELS, cells
+from helpers.papers.lags import Errors, points
+from helpers.results import save
+from helpers.rows import Rows
+
+import gp_orff
+
+DIMS, POINTS = 4, 50
+LEAST, MOST_NODES = 5, 12  # 2⁵ frequencies; nodes of GaussHermite along an axis
+RULES = (gp_orff.MonteCarlo, gp_orff.Orthogonal, gp_orff.QuasiMonteCarlo)
+STYLES = {  # colour and marker; lines are solid in trace measure, dashed in base measure
+    "MonteCarlo": (pictures.ORANGE, "o"),
+    "Orthogonal": (pictures.PINK, "v"),
+    "QuasiMonteCarlo": (pictures.GREEN, "^"),
+    "GaussHermite": (pictures.RED, "D"),
+    "Grid": (pictures.BLUE, "s"),
+}
+
+
+def random_rows(name, measure, errors, numbers, seeds) -> Iterator[tuple[list[dict], dict]]:
+    """For each random rule a row for each number of frequencies, and the slope."""
+    columns = gp_orff.ORFFKernel(errors.kernel, RULES[0](1)).num_features  # 2r
+    for rule in RULES:
+        found = np.array(
+            [
+                [errors.of(rule(number, measure=measure, seed=seed))[0] for number in numbers]
+                for seed in range(seeds)
+            ]
+        )
+        slopes = np.polyfit(np.log(numbers), np.log(found).T, 1)[0]
+        what = {"kernel": name, "measure": measure, "rule": rule.__name__}
+        medians = np.median(found, axis=0).tolist()
+        yield (
+            [
+                {**what, "D": D, "F": columns * D, "error": error}
+                for D, error in zip(numbers, medians, strict=True)
+            ],
+            {
+                **what,
+                "slope": float(slopes.mean()),
+                "standard error": float(slopes.std(ddof=1) / seeds**0.5),
+            },
+        )
+
+
+def fixed_rules(kernel, numbers) -> Iterator:
+    """Grids of at most as many features as random rules have, and quadratures."""
+    columns = gp_orff.ORFFKernel(kernel, RULES[0](1)).num_features
+    box = ((-1.0, 1.0),) * DIMS
+    grid = partial(gp_orff.Grid, box, lengthscale_range=(1, 1), tolerance=1e-8)
+    for number in numbers:
+        yield grid(max_features=columns * number, diagonal_correction=False)
+    nodes = [n for n in range(2, MOST_NODES) if n**DIMS <= 2 * numbers[-1]]
+    yield from map(gp_orff.GaussHermite, nodes)
+
+
+def fixed_rows(name, errors, numbers) -> Iterator[dict]:
+    for rule in fixed_rules(errors.kernel, numbers):
+        what = {"kernel": name, "measure": "", "rule": type(rule).__name__}
+        try:
+            features = gp_orff.ORFFKernel(errors.kernel, rule)
+            error, _ = errors.of_features(features)
+        except ValueError as refused:
+            if "smaller domain" not in str(refused) and "larger nodes" not in str(refused):
+                raise
+            continue
+        D = features.frequencies[0].num_frequencies
+        yield {**what, "D": D, "F": features.num_features, "error": error}
+
+
+def picture(rows):
+    """Random rules over D, in both measures; all rules over F, the random ones in one measure."""
+    figure, axes = pictures.panels(2, len(KERNELS), sharey="row")
+    for (upper, lower), kernel in zip(axes.T, KERNELS, strict=True):
+        own = [row for row in rows if row["kernel"] == kernel]
+        for rule, (colour, marker) in STYLES.items():
+            for measure, face in {"base": "white", "trace": colour, "": colour}.items():
+                line = [row for row in own if (row["rule"], row["measure"]) == (rule, measure)]
+                D, F, error = ([row[key] for row in line] for key in ("D", "F", "error"))
+                style = {"color": colour, "marker": marker, "ms": 4, "lw": 1.2}
+                if measure:
+                    kind = "-" if measure == "trace" else "--"
+                    upper.loglog(D, error, kind, mfc=face, **style)
+                if measure != "base":
+                    lower.loglog(F, error, **style)
+        D = np.unique([row["D"] for row in own if row["rule"] == "MonteCarlo"])
+        level = next(row for row in own if row["rule"] == "MonteCarlo")["error"]
+        upper.loglog(D, 1.5 * level * (D / D[0]) ** -0.5, ":", color="0.3", lw=1)
+        upper.set(title=kernel, xlabel="frequencies D")
+        lower.set(xlabel="features F")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("largest ‖K̃(x, z) − K(x, z)‖₂")
+    line = partial(pictures.plt.Line2D, [], [])
+    handles = [
+        line(color=colour, marker=marker, ms=5, lw=1.2, label=rule)
+        for rule, (colour, marker) in STYLES.items()
+    ]
+    handles += [
+        line(color="0.3", linestyle=kind, marker="o", mfc=face, ms=5, lw=1.2, label=label)
+        for kind, face, label in (
+            ("-", "0.3", "trace measure"),
+            ("--", "white", "base measure"),
+        )
+    ]
+    handles.append(line(color="0.3", linestyle=":", label="slope −1/2"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    arguments = Sizes(__file__, __doc__, seeds=(10, 2), most=(8192, 64)).parse_args(words)
+    numbers = [2**k for k in range(LEAST, 20) if 2**k <= arguments.most]
+    rows, slopes, fits, x = Rows(), Rows(), [], points(POINTS, DIMS)
+    for name, measure, kernel in cells(DIMS):
+        errors = Errors(kernel, x)
+        for found, slope in random_rows(name, measure, errors, numbers, arguments.seeds):
+            for row in found:
+                rows.add(**row)
+            fits.append(slope)
+        if measure == "trace":
+            for row in fixed_rows(name, errors, numbers):
+                rows.add(**row)
+    for fit in fits:
+        slopes.add(**fit)
+    pictures.save_picture(arguments, picture(rows))
+    sizes = {"seeds": arguments.seeds, "d": DIMS, "points": len(x)}
+    save(arguments, {**sizes, "slopes": slopes, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
