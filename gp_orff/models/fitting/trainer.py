@@ -26,6 +26,7 @@ from gp_orff.inference.conditioning import (
     log_marginal_likelihood,
 )
 from gp_orff.inference.representation import has_covariance
+from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
@@ -35,6 +36,7 @@ from gp_orff.models.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 _SHORT = 4  # iterations
+_FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,10 @@ class Trainer:
         """Inference from a subset of the data, under the exact kernel if there is one."""
         if has_covariance(self.kernel, data):
             return ExactInference(data)
-        return FeatureInference(data, draw(self.kernel, QuasiMonteCarlo(1024), data.num_inputs))
+        rank = max(term.factor.rank for term in terms(self.kernel))
+        number = min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length())
+        rule = QuasiMonteCarlo(max(1, number // rank))
+        return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
