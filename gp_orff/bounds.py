@@ -1,4 +1,4 @@
-"""How many random frequencies suffice, by the theorems of three papers.
+"""How many random frequencies suffice, by the theorems of Rahimi & Recht, Brault et al. and Minh.
 
 Random features replace a kernel K by K̃. Each function here takes the kernel and returns a `Bound`
 of the norm of K̃(x, z) − K(x, z), for the independent frequencies of `gp_orff.MonteCarlo(D)`:

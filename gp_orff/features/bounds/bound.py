@@ -18,12 +18,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Bound:
-    """How the number of random frequencies, their error and its probability hang together.
+    """A bound of the probability that random features have a larger error than ε, with inverses.
 
-    The functions of `gp_orff.bounds` return it; you need not build one. Each of three numbers
-    follows from the two others:
+    The functions of `gp_orff.bounds` return it; you need not build one. Any one of three numbers
+    follows from the other two:
 
-    - D, the frequencies of `MonteCarlo(D)`, by `num_frequencies(error, confidence)`;
+    - D, as in `MonteCarlo(D)`, by `num_frequencies(error, confidence)`;
     - the error ε of the kernel, by `error(num_frequencies, confidence)`;
     - the probability of a larger error, by `probability(num_frequencies, error)`.
 

@@ -46,7 +46,8 @@ class SeparableKernel(WrapperKernel):
         root: L, of shape (p, r), or (\*b, p, r) for a batch. An `nn.Parameter` is trained, as the
             parameter `root` of this kernel. Any other tensor is copied and fixed; to train a
             common variance, make `base_kernel` a `ScaleKernel`. `VectorFieldGP` puts one around a
-            term with a fixed root and no scale. A fixed root is used in the dtype of `base_kernel`.
+            term with a fixed root and no scale. A fixed root is used in the dtype of `base_kernel`;
+            a trained one has to have that dtype.
         active_dims: the input columns that this kernel uses; all columns if None.
 
     Raises:

@@ -25,12 +25,13 @@ class SpectralMatrixKernel(WrapperKernel):
 
     K(x, z) = ∫ cos⟨ω, x − z⟩ B(ω) B(ω)ᵀ S(ω) dω
 
-    S is the spectral density of the scalar kernel `base_kernel`, B(ω) is a (p, r) matrix. The field
-    is a sum of waves B(ω) cos(⟨ω, x⟩ + phase), and S is how strong each frequency is: B = 1 gives
-    the scalar kernel itself. A is positive semidefinite for every B. Every shift-invariant kernel
-    with real values and a density is of this form (Brault et al. 2016, Propositions 2.2 and 2.3;
-    Minh 2016, Theorem 3 and equation 21). Only the product A·S matters: S can be any density, if B
-    makes up for it. Random frequencies are drawn from S.
+    S is the spectral density of the scalar kernel `base_kernel`, and B(ω) is a (p, r) matrix. The
+    field is a sum of random waves cos⟨ω, x⟩ and sin⟨ω, x⟩, each along a column of B(ω); S says how
+    strong each frequency is. With B = 1 it is the scalar kernel itself. A is positive semidefinite
+    for every B, and every shift-invariant kernel with real values and a density is of this form
+    (Brault et al. 2016, Propositions 2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the
+    product A·S matters: S can be any density, if B makes up for it. Random frequencies are drawn
+    from S, unless there is a `sampler`.
 
     How it is computed:
 
@@ -50,9 +51,9 @@ class SpectralMatrixKernel(WrapperKernel):
             `gp_orff.spectrum` knows, alone or in a `ScaleKernel`, or a sum of such kernels.
         amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
             per unit of the inputs, and returns a tensor (D, p, r). It has to be finite at every ω,
-            also at ω = 0, and each entry has to be even or each odd in ω, so that A(−ω) = A(ω). The
-            number D changes from call to call. ω has the dtype of the parameters and buffers of a
-            module, else float64.
+            also at ω = 0, and each column has to be even or odd in ω, so that A(−ω) = A(ω). D
+            changes from call to call. ω comes in float64, or in the dtype of the parameters of a
+            module, which has to be that of `base_kernel`.
         num_outputs: p, the number of outputs.
         num_dims: d, the number of input columns of the kernel.
         active_dims: the d input columns; all columns if None.
@@ -80,7 +81,7 @@ class SpectralMatrixKernel(WrapperKernel):
         >>> class Turned(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
-        ...         self.angle = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        ...         self.angle = torch.nn.Parameter(torch.tensor(0.5))
         ...
         ...     def forward(self, omega):  # (D, 2) -> (D, 2, 1)
         ...         c, s = self.angle.cos(), self.angle.sin()
@@ -90,6 +91,8 @@ class SpectralMatrixKernel(WrapperKernel):
         >>> kernel = gp_orff.SpectralMatrixKernel(rbf, Turned(), num_outputs=2, num_dims=2)
         >>> [name for name, _ in kernel.named_parameters()]
         ['base_kernel.raw_lengthscale', 'amplitude.angle']
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(100)).num_features
+        200
 
         Two outputs, of which the second lacks the long waves of the first (r = 1):
 
@@ -168,7 +171,7 @@ class SpectralMatrixKernel(WrapperKernel):
             domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs.
 
         Returns:
-            A `SpectralMatrixKernel` of d inputs and p outputs.
+            A `SpectralMatrixKernel` of d inputs and p outputs, in float64.
 
         Raises:
             ValueError: K₀ is not finite, symmetric and even; it does not vanish within 16 times the
@@ -180,7 +183,7 @@ class SpectralMatrixKernel(WrapperKernel):
             ...     near, far = torch.exp(-lag.square()), torch.exp(-lag.square() / 4)
             ...     return torch.stack([near + far, far, far, far], dim=-1).reshape(-1, 2, 2)
             >>> kernel = gp_orff.SpectralMatrixKernel.from_signature(signature, [(0, 3)])
-            >>> kernel.double()(torch.zeros(1, 1).double(), torch.ones(1, 1).double()).to_dense()
+            >>> kernel(torch.zeros(1, 1).double(), torch.ones(1, 1).double()).to_dense()
             tensor([[1.1467, 0.7788],
                     [0.7788, 0.7788]], dtype=torch.float64)
         """
