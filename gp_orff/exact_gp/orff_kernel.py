@@ -145,12 +145,13 @@ class ORFFKernel(WrapperKernel):
         return covariance.diagonal() if diag else covariance
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
-        """Φ(x) as a dense matrix, for few points or a linear model of your own.
+        """The feature matrix Φ(x) (N·p, F), dense, for few points or a linear model of your own.
 
-        Φ(x) Φ(z)ᵀ is this kernel's covariance between two different sets of points. Between the
-        same points, `kernel(x)` of a `Grid` has the variance that the grid truncates added to its
-        diagonal blocks, unless the grid has `diagonal_correction=False`. Weights θ ~ N(0, I_F) give
-        fields Φ(x)θ of this kernel.
+        Φ(x)θ with weights θ ~ N(0, I_F) is a draw of the field, and K̃(x, z) = Φ(x) Φ(z)ᵀ the
+        covariance `kernel(x, z)` of this kernel. Ridge regression on Φ with the penalty σ²‖θ‖² has
+        the posterior mean of a GP with noise variance σ²; y (N, p) goes with it as
+        `y.reshape(-1)`. One exception: on a `Grid`, `kernel(x)` of points with themselves also has
+        the truncated variance on its diagonal blocks, unless `diagonal_correction=False`.
 
         Brault et al. 2016, Section 2.3.
 
@@ -180,17 +181,20 @@ class ORFFKernel(WrapperKernel):
         return self.feature_operator(x).to_dense()
 
     def feature_operator(self, x: Float[Tensor, "*b N d"]) -> FeatureOperator:
-        """Φ(x) as a `LinearOperator`, without storing a matrix of N rows.
+        """Φ(x) as a `LinearOperator`, for products without storing a matrix of N rows.
 
-        A product with it, or with its transpose `.mT`, computes the M cosines and sines of every
-        point once and multiplies them, and then needs the directions of the features: N·M·p + F·p
-        operations, N·M·p + M·r·p for separable kernels (M = 2D if no columns are shared). On a
-        lattice of frequencies the first term is a fast Fourier transform. Iterative solvers need no
-        more than such products.
+        It has the entries of `features(x)`. `phi @ theta` is (N·p, m) for `theta` (F, m), and
+        `phi.mT @ y` is (F, m) for `y` (N·p, m); iterative solvers need no more. Pass the vectors of
+        a field (N, p) as a column: `y.reshape(-1, 1)`.
+
+        A product computes the M cosines and sines of every point (M = 2D if no columns are shared),
+        and applies the directions of the features to their sums: N·M·p + F·p operations, or
+        N·M·p + M·r·p for separable kernels of rank r. On a grid, the first term is a fast Fourier
+        transform.
 
         Brault et al. 2016, Appendix D.1.2, Tables 1 and 2, where P is the p rows of one point. For
         curl-free kernels, P* P there has ‖ω_k‖² in the place of ⟨ω_j, ω_k⟩, and likewise for
-        divergence-free kernels; `operator.mT @ (operator @ theta)` has all these terms.
+        divergence-free kernels; `phi.mT @ (phi @ theta)` has all these terms.
 
         Args:
             x: points (*b, N, d).
@@ -204,7 +208,8 @@ class ORFFKernel(WrapperKernel):
             ValueError: as for `features`.
 
         Example:
-            A ridge regression by conjugate gradients on (ΦᵀΦ + I) θ = Φᵀy:
+            A ridge regression by conjugate gradients on (ΦᵀΦ + I) θ = Φᵀy. By default `linear_cg`
+            stops early, so it needs a tolerance:
 
             >>> import gp_orff, torch
             >>> from linear_operator.utils import linear_cg
@@ -216,7 +221,7 @@ class ORFFKernel(WrapperKernel):
             torch.Size([2000, 128])
             >>> right = phi.mT @ torch.cos(3 * x).flatten().unsqueeze(-1)
             >>> with torch.no_grad():
-            ...     theta = linear_cg(lambda v: phi.mT @ (phi @ v) + v, right)
+            ...     theta = linear_cg(lambda v: phi.mT @ (phi @ v) + v, right, tolerance=1e-5)
             >>> fitted = (phi @ theta).reshape(1000, 2)
         """
         self._check_inputs(x)
@@ -224,16 +229,23 @@ class ORFFKernel(WrapperKernel):
         return FeatureOperator.of(x, self._expansion(x.shape[-1]))
 
     def accuracy(self) -> list[GridAccuracy | SampleAccuracy]:
-        """The errors of the frequencies at the present hyperparameters, one for each term.
+        """How good the frequencies are at the present hyperparameters, term by term.
 
         Returns:
-            For a frequency grid, one `GridAccuracy` for each term of the kernel, in order. It has
-            three attributes, as shares of the variance of the term: `truncated`, the variance
-            beyond the largest frequencies of the grid; `aliasing`, an estimate of the error from
-            the spacing of the grid; `tolerance`, that of the grid, which `max_features` may have
-            raised. For random frequencies, one `SampleAccuracy` for each term, with the attributes
-            `num_frequencies` and `effective_sample_size`: how many frequencies of equal variance
-            theirs are worth. For a quadrature, an empty list.
+            One entry for each term of the kernel, in order; what it is depends on the rule.
+
+            - A grid: `GridAccuracy`, with shares of the variance of the term. `truncated` is the
+              variance beyond the largest frequencies of the grid, `aliasing` an estimate of the
+              error from its spacing, `tolerance` that of the grid, which `max_features` may have
+              raised.
+            - A random rule: `SampleAccuracy`, with `num_frequencies`, D, and
+              `effective_sample_size` (Σ v_k)²/Σ v_k², v_k being the variance that frequency k
+              carries. It is D if all carry the same. If it is far below D, few frequencies carry
+              most of the variance: use `measure="trace"`, or a `sampler` closer to S tr A. It is no
+              error of the kernel; for this see `gp_orff.compare_with_exact` and `gp_orff.bounds`.
+              If terms share their frequencies (`shared=True`, `LCMKernel`), it counts only those
+              drawn from the term itself.
+            - `GaussHermite`: the list is empty.
         """
         return accuracy(self.base_kernel, self.frequencies)
 

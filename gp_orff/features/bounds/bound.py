@@ -18,20 +18,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound of the probability that random features have a larger error than ε.
+    """A bound of the probability that random features have a larger error than ε, with inverses.
 
-    The error is a norm of K̃(δ) − K(δ), where K̃ is the kernel of D independent random frequencies
-    for each term (`MonteCarlo`), at one lag δ = x − z or the largest over all x and z of a box. The
-    functions of `gp_orff.bounds` return bounds. With constants C_i, powers c_i and shares s_i,
+    The functions of `gp_orff.bounds` return it; you need not build one. Any one of three numbers
+    follows from the other two:
 
-        P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′)) ,
+    - D, as in `MonteCarlo(D)`, by `num_frequencies(error, confidence)`;
+    - the error ε of the kernel, by `error(num_frequencies, confidence)`;
+    - the probability of a larger error, by `probability(num_frequencies, error)`.
 
-    where t is the tail of the error at one lag, and ε′ is ε at one lag and ε/2 over a box. log P is
-    linear in D and decreases in ε, so that each of the three numbers follows from the two others.
+    The error is a norm of K̃(x, z) − K(x, z), K̃ being the kernel of D independent frequencies, at
+    one pair of points or the largest over all x and z in a box. It is absolute, in units of the
+    kernel, which are those of the outputs squared: for 5 %, take 0.05 times the norm of K(0).
+
+        P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′))
+
+    Here t is the tail of the error at one pair of points. ε′ is ε for one pair and ε/2 over a box.
 
     Args:
-        tail: t, as a function of the error at one lag.
-        parts: C_i, c_i and s_i.
+        tail: t, as a function of the error at one pair of points.
+        parts: the constants C_i, powers c_i and shares s_i.
         fraction: ε′/ε.
 
     Example:
@@ -53,10 +59,12 @@ class Bound:
     fraction: float = 1.0
 
     def probability(self, num_frequencies: int, error: float) -> float:
-        """The bound of the probability of an error of at least `error`, at most 1.
+        """A probability that is not exceeded: that of an error of at least `error`.
+
+        It is 1 where the bound says nothing.
 
         Args:
-            num_frequencies: D, the number of frequencies of each term (2D columns).
+            num_frequencies: D, the number in `MonteCarlo(D)`, of each term of a sum.
             error: ε > 0, in units of the kernel, which are those of the outputs squared.
 
         Raises:
@@ -70,8 +78,8 @@ class Bound:
         """The error that D frequencies do not exceed, with a probability of at least `confidence`.
 
         Args:
-            num_frequencies: D, the number of frequencies of each term (2D columns).
-            confidence: the probability, between 0 and 1.
+            num_frequencies: D, the number in `MonteCarlo(D)`, of each term of a sum.
+            confidence: the probability, between 0 and 1: 0.95 for 95 %.
 
         Returns:
             ε, in units of the kernel, which are those of the outputs squared.
@@ -86,14 +94,15 @@ class Bound:
         )
 
     def num_frequencies(self, error: float, confidence: float = 0.95) -> int:
-        """The number of frequencies that keep the error below `error`, by this bound.
+        """The number of frequencies that suffice for an error below `error`, by this bound.
 
         Args:
             error: ε > 0, in units of the kernel, which are those of the outputs squared.
             confidence: the probability that the error stays below, between 0 and 1.
 
         Returns:
-            D, the number of frequencies of each term (2D columns).
+            D for `MonteCarlo(D)`, the number of frequencies of each term of a sum. Each makes a
+            cosine and a sine.
 
         Raises:
             ValueError: an error that is not positive and finite, or a confidence that is not

@@ -27,33 +27,36 @@ def hoeffding(
     measure: str | Measure = "trace",
     num_dims: int | None = None,
 ) -> Bound:
-    """Bound the error of a scalar or separable kernel at one lag, by Hoeffding's inequality.
+    """Bound the error of a scalar or separable kernel at one pair of points, in the spectral norm.
 
-    For any two points x and z, chosen before the frequencies are drawn,
+    K̃ is the kernel of the random features. For two points x and z that are chosen before the
+    frequencies are drawn,
 
-        P(‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2Q exp(−Dε²/(2a²)) ,
+        P(‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2Q exp(−Dε²/(2a²)) .
 
-    where a = Σ_q ‖K_q(0)‖₂ over the terms k_q(δ) L_q L_qᵀ of the kernel. Q is the number of
-    different L_q: 1 for a scalar kernel and for one `MultitaskKernel`. For a scalar kernel with
-    k(0) = 1 this is 2 exp(−Dε²/2). Rahimi & Recht 2007, Section 3. Frequencies of a spectral
-    mixture kernel have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest of them.
+    For a scalar kernel with k(0) = 1 this is 2 exp(−Dε²/2). In general the kernel is a sum of terms
+    k_q(x − z) L_q L_qᵀ. Then a = Σ_q ‖K_q(0)‖₂, and Q is the number of different L_q: 1 for a
+    scalar kernel, for one `SeparableKernel` and for one `MultitaskKernel`. In a spectral mixture
+    kernel, frequencies have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest of them.
+
+    Hoeffding's inequality, as in Rahimi & Recht 2007, Section 3.
 
     Args:
-        kernel: a scalar kernel or a `MultitaskKernel`, or sums, products and scaled forms of them,
-            at its present hyperparameters.
-        domain: not needed; the bound holds at every lag.
+        kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
+            scaled forms of them, at its present hyperparameters.
+        domain: not needed; the bound is the same for every pair of points.
         measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
         num_dims: d, the number of inputs; not needed.
 
     Returns:
-        A `Bound`, whose D counts frequencies of each term: 2D columns.
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
         ValueError: a curl-free or divergence-free kernel, for which there is `minh_pointwise`; a
             batch of kernels, or an unknown measure.
-        NotImplementedError: a kernel whose moments are not known; an `LCMKernel` on shared
-            frequencies.
+        NotImplementedError: a kernel whose moments are not known; an `LCMKernel`, whose terms
+            share frequencies.
 
     Example:
         >>> import gp_orff, gpytorch
@@ -75,27 +78,30 @@ def rahimi_recht(
     measure: str | Measure = "trace",
     num_dims: int | None = None,
 ) -> Bound:
-    """Bound the largest error of a scalar or separable kernel over a box, by Hoeffding's method.
+    """Bound the largest error of a scalar or separable kernel over a box, in the spectral norm.
 
-    With r = σ a l/ε, where l is the diagonal of the box, σ² = E‖ω‖², and a and Q are as for
-    `hoeffding`,
+    The largest error is over all x and z in the box:
 
-        P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,
+        P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,    r = σ a l/ε .
 
-    over all x and z in the box (Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and
-    Corollary A.1.1, which print dσ for σ). The last step of the proof enlarges a factor, which it
-    does for r ≥ 1; where that factor is larger, for r < 1, it is used as it is. For several terms,
-    σ a is the sum of their own.
+    l is the diagonal of the box and σ² = E‖ω‖², for random frequencies ω of the spectral density; a
+    and Q are those of `hoeffding`. For several terms, σ a is the sum of their own. `brault` usually
+    asks for fewer frequencies.
+
+    Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1, which print
+    dσ for σ. The last step of the proof enlarges a factor only if r ≥ 1; for r < 1 the factor of
+    the step before is used.
 
     Args:
-        kernel: a scalar kernel or a `MultitaskKernel`, or sums, products and scaled forms of them,
-            at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each.
+        kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
+            scaled forms of them, at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it.
         measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
         num_dims: d, the number of inputs; that of `domain` if None.
 
     Returns:
-        A `Bound`, whose D counts frequencies of each term: 2D columns.
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
@@ -128,34 +134,47 @@ def brault(
     measure: str | Measure = "trace",
     num_dims: int | None = None,
 ) -> Bound:
-    """Bound the largest error of a kernel over a box, in the spectral norm.
+    """Bound the largest error of any kernel over a box, in the spectral norm.
 
-    With C′ = (d/2)^{−d/(d+2)} + (d/2)^{2/(d+2)}, the diagonal l of the box and p outputs,
+    The largest error is over all x and z in the box, which has the diagonal l; p is the number of
+    outputs:
 
         P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε)
-            ≤ C′ 2^{(6d+2)/(d+2)} p^{2/(d+2)} (2σ_p l/ε)^{2d/(d+2)} exp(−2D t/(d + 2)) .
+            ≤ C′ 2^{(6d+2)/(d+2)} p^{2/(d+2)} (2σ_p l/ε)^{2d/(d+2)} exp(−2D t/(d + 2)) ,
+        C′ = (d/2)^{−d/(d+2)} + (d/2)^{2/(d+2)} .
 
-    W is the random matrix of one frequency, with mean K(0): A(ω) with the measure "base", A(ω)
-    E‖z‖²/‖z‖² with "trace". Its constants are σ_p² = E‖ω‖²‖W‖₂² and, over all lags δ,
-    b = sup ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂. For bounded W, with U = sup‖W‖₂ + ‖K(0)‖₂, and else, with
-    m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2 and ū = m log(2m²/b + 1),
+    W is the random matrix of one frequency, with mean K(0). It is A(ω) with the measure "base", and
+    A(ω) E‖z‖²/‖z‖² with "trace", where z is ω at unit lengthscale. Its constants are
 
-        2t = ε²/(4b + 2Uε/3) ,
-        2t = ε²/(8(b + εū/12)) where εū ≤ 4(e − 1)b, or ε/((e − 1)ū) .
+        σ_p² = E ‖ω‖² ‖W‖₂² ,    b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂ .
+
+    t depends on whether W is bounded. If it is, as for "trace" and for separable kernels,
+
+        2t = ε²/(4b + 2Uε/3) ,    U = sup‖W‖₂ + ‖K(0)‖₂ .
+
+    If it is not, as for fields with "base", the Orlicz norm ψ₁ of ‖W‖₂ takes the place of its
+    supremum:
+
+        2t = ε²/(8(b + εū/12)) where εū ≤ 4(e − 1)b, or else ε/((e − 1)ū) ,
+        ū = m log(2m²/b + 1) ,    m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2 .
+
+    b is found by a search where the kernel is isotropic and has a closed form, and is bounded by
+    ‖E W²‖₂ elsewhere.
 
     Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
-    B.2. As printed, ū changes with the unit of K, p stands for p^{2/(d+2)}, and σ_p for 2σ_p; the
-    slope of K̃ − K is needed at the lag, a random one, where it is largest. b is found by a search
-    where the kernel is isotropic and has a closed form, and is bounded by ‖E W²‖₂ elsewhere.
+    B.2. The formulas here differ from the printed ones, in which ū changes with the unit of K, p
+    stands for p^{2/(d+2)}, and σ_p for 2σ_p: the slope of K̃ − K is needed at the lag, a random one,
+    where it is largest.
 
     Args:
         kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it.
         measure: "trace" or "base", as for `MonteCarlo`.
         num_dims: d, the number of inputs; what the kernel or `domain` says if None.
 
     Returns:
-        A `Bound`, whose D counts frequencies of each term: 2D columns.
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
@@ -163,8 +182,9 @@ def brault(
             quadratic one (W has no Orlicz norm); σ_p = ∞, as for those of a Matérn kernel with
             ν ≤ 2; a domain that is no finite box of the inputs; a batch of kernels, or an unknown
             measure.
-        NotImplementedError: a kernel whose moments are not known; an `LCMKernel` on shared
-            frequencies; "trace" for a field over a spectral mixture.
+        NotImplementedError: a kernel whose moments are not known, such as `SpectralMatrixKernel`;
+            an `LCMKernel`, whose terms share frequencies; "trace" for a field over a spectral
+            mixture.
 
     Example:
         >>> import gp_orff
@@ -196,23 +216,27 @@ def minh_pointwise(
     measure: str | Measure = "trace",
     num_dims: int | None = None,
 ) -> Bound:
-    """Bound the error of a kernel at one lag, in the Hilbert–Schmidt norm.
+    """Bound the error of any kernel at one pair of points, in the Hilbert–Schmidt (Frobenius) norm.
 
-    For any two points x and z, chosen before the frequencies are drawn,
+    K̃ is the kernel of the random features. For two points x and z that are chosen before the
+    frequencies are drawn,
 
         P(‖K̃(x, z) − K(x, z)‖_F ≥ ε) ≤ 2 exp(−(Dε/4M) log(1 + 2Mε/σ²)) .
 
-    W is the random matrix of one frequency, as for `brault`; M = sup‖W‖_F and σ² = E‖W‖_F². Minh
-    2016, Theorem 11, which has M for 2M: its Lemma 15 bounds cos⟨ω, x − z⟩ W − K(x, z), by 2M.
+    M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as for `brault`.
+    It has to be bounded.
+
+    Minh 2016, Theorem 11, which prints M for 2M: its Lemma 15 needs a bound of
+    cos⟨ω, x − z⟩ W − K(x, z), which is 2M.
 
     Args:
         kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
-        domain: not needed; the bound holds at every lag.
+        domain: not needed; the bound is the same for every pair of points.
         measure: "trace" or "base", as for `MonteCarlo`.
         num_dims: d, the number of inputs; not needed.
 
     Returns:
-        A `Bound`, whose D counts frequencies of each term: 2D columns.
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
@@ -239,25 +263,29 @@ def minh(
     measure: str | Measure = "trace",
     num_dims: int | None = None,
 ) -> Bound:
-    """Bound the largest error of a kernel over a box, in the Hilbert–Schmidt norm.
+    """Bound the largest error of any kernel over a box, in the Hilbert–Schmidt (Frobenius) norm.
 
-    With a(d) = 2^{(3d+1)/(d+1)} (d^{1/(d+1)} + d^{−d/(d+1)}) and the diagonal l of the box,
+    The largest error is over all x and z in the box, which has the diagonal l:
 
         P(sup ‖K̃(x, z) − K(x, z)‖_F ≥ ε)
-            ≤ a(d) (2 m₁ l/ε)^{d/(d+1)} exp(−Dε/(8(d + 1)M) · log(1 + Mε/σ²)) .
+            ≤ a(d) (2 m₁ l/ε)^{d/(d+1)} exp(−Dε/(8(d + 1)M) · log(1 + Mε/σ²)) ,
+        a(d) = 2^{(3d+1)/(d+1)} (d^{1/(d+1)} + d^{−d/(d+1)}) .
 
-    M and σ² are as for `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F, which does not depend on the measure.
+    M and σ² are those of `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F, which is the same for both measures.
+    The norm is never smaller than the spectral norm of `brault`, which usually asks for fewer.
+
     Minh 2016, Theorem 12, for the set of lags x − z, whose diameter is 2l, and with 2M for M as in
     `minh_pointwise`.
 
     Args:
         kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it.
         measure: "trace" or "base", as for `MonteCarlo`.
         num_dims: d, the number of inputs; what the kernel or `domain` says if None.
 
     Returns:
-        A `Bound`, whose D counts frequencies of each term: 2D columns.
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.

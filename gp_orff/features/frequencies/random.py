@@ -162,33 +162,42 @@ class MonteCarlo(_RandomRule):
       and 2.3; Minh 2016, Section 3.3, Example 2). For curl-free and divergence-free Matérn kernels
       their error has a finite variance only if ν > 2.
 
-    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3).
+    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3). A
+    `SpectralMatrixKernel` is drawn from S in both, and with "trace" from its `sampler` if it has
+    one.
 
     Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
     divided by the present lengthscales, so that gradients reach these. The approximate kernel is
     unbiased over seeds, with a standard error of order D^(−1/2). Predictive variances, however, are
     too small, most of all for spectra with heavy tails and for little noise. `Grid` avoids this.
 
-    The terms of a sum have frequencies of their own, D each (Minh 2016, eq. 60). With `shared`,
-    those with one scalar kernel each, on the same inputs, have D together: a sample of the mixture
-    of their densities (Minh 2016, Example 5), D/Q, rounded up, from each of Q terms. Every
-    frequency then serves all terms, by a root of Σ_q w_q A_q(ω) with at most p columns, where the
-    w_q are the weights of the balance heuristic. An `LCMKernel` is always drawn like this.
+    **Sums.** Each term of a sum has D frequencies of its own (Minh 2016, eq. 60). With
+    `shared=True`, the Q terms have D frequencies together, each of which serves all terms:
 
-    For the same number of features, `shared` has smaller errors in sums of separable or of scalar
-    kernels, or the same: p columns serve all terms, not each. In a `HelmholtzKernel` the columns of
-    both terms stand side by side, and nothing is saved. Its errors are then about the same for
-    terms with one lengthscale, larger for different ones, and larger with `QuasiMonteCarlo`. The
-    posterior of one term (`field.part`) exists only where the columns stand side by side.
+    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5): D/Q, rounded up, from
+      each term.
+    - Its features are the columns of a root of Σ_q w_q A_q(ω), at most p of them. The w_q are the
+      weights of the balance heuristic, which keep K̃ unbiased.
+    - Only terms with one scalar kernel each, on the same inputs and without a `sampler`, take part.
+      Products keep frequencies of their own. An `LCMKernel` always shares.
+
+    Share in sums of separable or of scalar kernels: for the same number of features the error is
+    smaller, or the same. Do not share in a `HelmholtzKernel`: its terms have features side by side,
+    so that nothing is saved. There the error is about the same if both lengthscales are equal,
+    larger if they differ, and larger with `QuasiMonteCarlo`. The posterior of one term
+    (`field.part`) exists only where features are side by side: if all A_q differ, and their ranks
+    sum to at most p.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
-            come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
-        measure: "trace" or "base"; `Trace()` and `Base()` of `gp_orff.features.frequencies` mean
-            the same.
+            come a cosine and a sine, so that a scalar or a curl-free term has 2D features. With
+            `shared=True`, D is the number of all terms together.
+        measure: "trace" or "base", the density to draw from; `Trace()` and `Base()` of
+            `gp_orff.features.frequencies` mean the same.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies on every
             machine. The global random state is neither read nor changed.
-        shared: whether the terms of a sum are drawn from one mixture, D frequencies in all.
+        shared: whether the terms of a sum share D frequencies, drawn from one mixture. No effect
+            on a kernel that is no sum.
 
     Raises:
         ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is
@@ -200,7 +209,7 @@ class MonteCarlo(_RandomRule):
         >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(256, seed=0)).num_features
         512
 
-        Two separable kernels of two outputs, apart and from one mixture:
+        A sum of two separable kernels of two outputs, without and with shared frequencies:
 
         >>> from gpytorch.kernels import MultitaskKernel, RBFKernel
         >>> one, other = (MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2) for _ in "12")
@@ -232,7 +241,7 @@ class Orthogonal(_RandomRule):
             come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`.
-        shared: whether the terms of a sum are drawn from one mixture, as for `MonteCarlo`.
+        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`.
 
     Raises:
         ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is
@@ -264,7 +273,7 @@ class QuasiMonteCarlo(_RandomRule):
             come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`, which scrambles the sequence.
-        shared: whether the terms of a sum are drawn from one mixture, as for `MonteCarlo`.
+        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`.
 
     Raises:
         ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is

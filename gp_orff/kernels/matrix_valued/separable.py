@@ -15,37 +15,40 @@ from gp_orff.kernels.tree import Term, inner_terms, terms
 class SeparableKernel(WrapperKernel):
     r"""Separable kernel K(x, z) = k(x, z) L Lᵀ with a root L (p, r) that is fixed or trained.
 
-    The p outputs are f(x) = L g(x), where the r functions g are independent and have the scalar
-    kernel k. L Lᵀ is the covariance of the outputs at one point if k(x, x) = 1. Features of this
-    kernel are r for each trigonometric column, where those of gpytorch's `MultitaskKernel` are p.
+    The p outputs are f(x) = L g(x), where g is r independent functions with the scalar kernel k.
+    L Lᵀ (p, p) is the covariance of the outputs at one point if k(x, x) = 1. D random frequencies
+    make 2D·r features; with gpytorch's `MultitaskKernel` they make 2D·p, whatever its rank.
 
     The covariance matrix of points x (N, d) is (N·p, N·p). Its rows are ordered point by point: row
     n·p + i is output i at point n.
 
-    What a root is made from:
+    Where a root comes from:
 
-    - A graph of the outputs ("tasks") with the Laplacian M: L Lᵀ = M†, the pseudoinverse, whose
-      rank is p minus the number of components of the graph. See the example. Such outputs sum to
-      zero in each component; add a second term with a root of ones for what they share.
+    - Outputs that are the nodes of a graph with the Laplacian M: L Lᵀ = M†, the pseudoinverse. The
+      root is not M† itself but made from its eigenvectors; see the example. Its rank is p minus the
+      number of connected components. The outputs of each component then sum to zero: for what they
+      share, add a second term whose root is `torch.ones(p, 1)`.
     - Classes coded by the corners of a simplex: L is (p, p − 1), one corner for each class.
     - One signal in all outputs: L is (p, 1), the strength of the signal in each output.
-    - Unknown relations: an `nn.Parameter` of the rank you choose, started from random numbers;
-      equal columns would stay equal.
+    - Unknown relations: an `nn.Parameter` (p, r) of the rank you choose. Start it from random
+      numbers, since equal columns would stay equal.
 
-    If r < p, this prior knows p − r combinations of the outputs exactly: they are zero. Where data
-    contradict that, predictions are too certain, and `MultitaskKernel` or a second term helps.
+    If r < p, p − r linear combinations of the outputs are zero in this prior. Where data contradict
+    that, predictions are too certain: use a larger r, a second term, or `MultitaskKernel`, which
+    adds a variance of its own to each output.
 
     Brault et al. 2016, Definition 2.1 and Example 2.1; Minh 2016, Example 1.
 
     Args:
         base_kernel: the scalar kernel k, an instance of a gpytorch kernel: sums, products, scaled
-            and constant kernels too. Its own `active_dims` count among the columns of this kernel.
-        root: L, of shape (p, r), or (\*b, p, r) for a batch. A tensor is fixed: it is copied, and
-            no gradient reaches it. An `nn.Parameter` is trained, and is the parameter `root` of
-            this kernel. A fixed root is used in the dtype of `base_kernel`. If the root is fixed,
-            the variance is that of `base_kernel`: give it a `ScaleKernel` to train it.
-            `VectorFieldGP` adds one around a kernel that has no variance to train.
-        active_dims: the input columns that `base_kernel` sees; all columns if None.
+            and constant kernels too. Its own `active_dims` number the columns that `active_dims`
+            of this kernel selects.
+        root: L, of shape (p, r), or (\*b, p, r) for a batch. An `nn.Parameter` is trained, as the
+            parameter `root` of this kernel. Any other tensor is copied and fixed; to train a
+            common variance, make `base_kernel` a `ScaleKernel`. `VectorFieldGP` puts one around a
+            term with a fixed root and no scale. A fixed root is used in the dtype of `base_kernel`;
+            a trained one has to have that dtype.
+        active_dims: the input columns that this kernel uses; all columns if None.
 
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, or `root` is not a tensor of
@@ -67,10 +70,10 @@ class SeparableKernel(WrapperKernel):
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([15, 15])
         >>> features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(10), num_dims=2)
-        >>> features.num_features  # 2 · 10 columns of rank 2
+        >>> features.num_features  # 2 · 10 columns, r = 2 features each
         40
 
-        A trained root:
+        A trained root of rank 1:
 
         >>> trained = torch.nn.Parameter(torch.ones(3, 1))
         >>> kernel = gp_orff.SeparableKernel(gpytorch.kernels.RBFKernel(), trained)
