@@ -53,7 +53,8 @@ class Trained(nn.Module):
         self.strength = nn.Parameter(torch.tensor(0.8, dtype=torch.float64))
 
     def forward(self, omega):
-        return uneven(omega) * (1 + self.strength * omega.square().sum(-1)[:, None, None]).sqrt()
+        growth = nn.functional.softplus(self.strength) * omega.square().sum(-1)
+        return uneven(omega) * (1 + growth)[:, None, None].sqrt()
 
 
 def matrix_kernel(amplitude=uneven, base_kernel=None, num_outputs=2, num_dims=2, **options):
@@ -196,6 +197,14 @@ def test_random_features_are_unbiased(by_scipy, rule, measure, sampler):
     assert (error.abs() <= 5 * draws.std(0) / math.sqrt(200) + 1e-6).all()
 
 
+def test_an_amplitude_that_is_no_longer_finite_is_named():
+    kernel = matrix_kernel(Trained())
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid(domain=((0, 1), (0, 1)), tolerance=1e-2))
+    kernel.amplitude.strength.data.fill_(math.nan)
+    with pytest.raises(ValueError, match="finite amplitude, got NaN or infinity at ω"):
+        orff.redraw()
+
+
 def test_the_sampler_is_used_for_the_trace_measure_only():
     kernel = matrix_kernel(sampler=wide_normal)
     proposed = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64, seed=1))
@@ -331,7 +340,7 @@ def test_a_batch_of_kernels():
 def test_training_moves_the_amplitude_and_raises_the_evidence():
     generator = torch.Generator().manual_seed(0)
     truth = matrix_kernel(Trained())
-    truth.amplitude.strength.data.fill_(0.1)
+    truth.amplitude.strength.data.fill_(-2.0)
     x = points(60, 2, scale=4.0)
     root = torch.linalg.cholesky(
         truth(x).to_dense().detach() + 1e-8 * torch.eye(120, dtype=torch.float64)
@@ -372,6 +381,7 @@ def random_of(omega, *shape):
 BAD = {
     "shape": (lambda w: random_of(w, 3, 1), ValueError, r"matrices \(65, 2, r\).*got \(65, 3, 1\)"),
     "vector": (lambda w: random_of(w, 2), ValueError, r"got \(65, 2\)"),
+    "numpy": (lambda w: np.ones((len(w), 2, 1)), TypeError, "a tensor .* got ndarray"),
     "number": (lambda w: torch.ones(2, 2).to(w), ValueError, r"one matrix of p rows"),
     "nan": (lambda w: random_of(w, 2, 1) / 0 * 0, ValueError, "finite amplitude"),
     "zero": (
@@ -427,6 +437,7 @@ def test_other_bad_input():
         matrix_kernel(lambda w: w.unsqueeze(-1), base("matern12", 2))
     for sampler, message in (
         (lambda u: (u[:, :1], u[:, 0]), r"\(8, 2\) and their log density"),
+        (lambda u: u, "two tensors"),
         (lambda u: (u, torch.full_like(u[:, 0], math.nan)), "finite"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -533,7 +544,7 @@ def test_bad_signatures(name):
 
 
 def test_bad_domains_of_signatures():
-    for domain in ([(1, 1)], [(0, math.inf)], [(2, 1)]):
+    for domain in ([(1, 1)], [(0, math.inf)], [(2, 1)], (0, 3)):
         with pytest.raises(ValueError, match="low < high"):
             gp_orff.SpectralMatrixKernel.from_signature(two_scales, domain)
 

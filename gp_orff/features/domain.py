@@ -30,10 +30,14 @@ def box_of(x: Float[Tensor, "N d"]) -> Box:
 
 def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
     """`box` with floats as bounds, after a check; errors call it the argument `name` of `owner`."""
-    bounds = tuple((float(low), float(high)) for low, high in box)
-    if not all(low <= high and math.isfinite(high - low) for low, high in bounds):
+    try:
+        bounds = tuple((float(low), float(high)) for low, high in box)
+    except TypeError:  # numbers in the place of pairs
+        bounds = ()
+    if not bounds or not all(low <= high and math.isfinite(high - low) for low, high in bounds):
         raise ValueError(
-            f"{owner} expects {name}=((low, high), ...), finite, one pair for each input, got {box}"
+            f"{owner} expects {name}=((low, high), ...), finite numbers low <= high, one pair for "
+            f"each input, got {box}"
         )
     return bounds
 

@@ -174,4 +174,10 @@ def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, 
         [*amplitude.parameters(), *amplitude.buffers()] if isinstance(amplitude, nn.Module) else []
     )
     floating = [t.dtype for t in tensors if t.is_floating_point()]
-    return amplitude(omega.to(floating[0]) if floating else omega).to(omega)
+    b = amplitude(omega.to(floating[0]) if floating else omega)
+    if not isinstance(b, Tensor):
+        raise TypeError(
+            "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r), got "
+            f"{type(b).__name__}; use torch operations"
+        )
+    return b.to(omega)

@@ -28,9 +28,14 @@ class Proposal:
         return num_dims
 
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
+        pair = self.sampler(torch.from_numpy(u))
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(
+                "sampler expects to return two tensors, frequencies (D, d) and their log density "
+                f"(D,), got {type(pair).__name__}"
+            )
         omega, log_density = (
-            np.asarray(torch.as_tensor(part).detach().cpu(), dtype=float)
-            for part in self.sampler(torch.from_numpy(u))
+            np.asarray(torch.as_tensor(part).detach().cpu(), dtype=float) for part in pair
         )
         if omega.shape != u.shape or log_density.shape != u.shape[:1]:
             raise ValueError(

@@ -85,11 +85,12 @@ def amplitude_of(
         ValueError: a signature that is not symmetric, even and finite, does not vanish, or has a
             spectral matrix C(ω) that is not positive.
     """
-    extent = np.array([high - low for low, high in domain], dtype=float)
+    bounds = np.asarray(domain, dtype=float)
+    extent = np.diff(bounds).squeeze(-1) if bounds.shape[1:] == (2,) else np.zeros(1)
     if not (np.isfinite(extent) & (extent > 0)).all():
         raise ValueError(
             "from_signature expects domain=((low, high), ...), one pair with low < high for each "
-            f"input, got {tuple(domain)}"
+            f"input, got {domain}"
         )
     _check(signature, extent)
     longest = np.array([_longest_lag(signature, extent, axis) for axis in range(len(extent))])
@@ -113,6 +114,11 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> None:
     lags = torch.from_numpy(extent * np.random.default_rng(0).uniform(-1, 1, (16, len(extent))))
     lags = torch.cat([torch.zeros_like(lags[:1]), lags])
     values, opposite = signature(lags), signature(-lags)
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            f"from_signature expects signature to return a tensor, got {type(values).__name__}; "
+            "use torch operations"
+        )
     if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
         raise ValueError(
             f"from_signature expects matrices ({len(lags)}, p, p) for {len(lags)} lags, got shape "

@@ -147,6 +147,13 @@ class VarianceSpectrum:
             masses = self._masses(omega, volumes)
             parts = [mass * b.square().sum((-1, -2)) for mass, b in masses]
         traces = torch.cat(parts, dim=-1).cpu().numpy()
+        invalid = ~np.isfinite(traces).reshape(-1, traces.shape[-1]).all(0)
+        if invalid.any():
+            raise ValueError(
+                "SpectralMatrixKernel expects a finite amplitude, got NaN or infinity at ω = "
+                f"{omega[int(invalid.argmax())].tolist()} with its present parameters; write it so "
+                "that it is finite for all of their values"
+            )
         radii, place = np.unique(
             self.spectrum.scaled_radius(omega.cpu().numpy()).round(12), return_inverse=True
         )
