@@ -47,7 +47,8 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
     if x.dtype != kernel.dtype:
         raise TypeError(
             f"{name} has {kernel.dtype} hyperparameters and expects inputs of the same type, got "
-            f"{x.dtype}; convert the inputs, x.to({kernel.dtype}), or the model, for instance by model.double()"
+            f"{x.dtype}; convert the inputs, x.to({kernel.dtype}), or the model, by .float() or "
+            ".double()"
         )
     if x.shape[-2] == 0:
         raise ValueError(f"{name} expects at least one point, got an empty set")
