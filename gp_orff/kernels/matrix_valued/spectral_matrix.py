@@ -41,7 +41,9 @@ class SpectralMatrixKernel(WrapperKernel):
       error is about 1e-9 for an RBF base kernel and a smooth B.
 
     Parameters of `amplitude` are trained with the others if it is a `torch.nn.Module`. `save` of a
-    `VectorFieldGP` needs a module; `load` then needs `kernel=`, this kernel built anew.
+    `VectorFieldGP` needs a module; `load` then needs `kernel=`, this kernel built anew. A fit tries
+    several lengthscales and variances, but starts from the present parameters of the module: set
+    them to values of the right size.
 
     The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by point: row n·p + i is
     output i at point n.
@@ -51,7 +53,7 @@ class SpectralMatrixKernel(WrapperKernel):
             `gp_orff.spectrum` knows, alone or in a `ScaleKernel`, or a sum of such kernels.
         amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
             per unit of the inputs, and returns a tensor (D, p, r). It has to be finite at every ω,
-            also at ω = 0, and each column has to be even or odd in ω, so that A(−ω) = A(ω). D
+            also at ω = 0, and so have its derivatives by the parameters; each column has to be even or odd in ω, so that A(−ω) = A(ω). D
             changes from call to call. ω comes in float64, or in the dtype of the parameters of a
             module, which has to be that of `base_kernel`.
         num_outputs: p, the number of outputs.
