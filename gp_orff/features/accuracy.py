@@ -1,7 +1,8 @@
 """How accurately a frequency grid represents each term of a kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -86,13 +87,26 @@ def _accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
 
 def _aliasing(term: Term, draw: LatticeDraw, spectra: Sequence[Spectrum]) -> float:
     """The sum of the errors of the leaves, which bounds the error of their product."""
-    factors = [term.factor if term.factor.degree else None, *[None] * len(spectra[1:])]
+    factors = [
+        term.factor if term.factor.degree or not term.factor.closed_form else None,
+        *[None] * len(spectra[1:]),
+    ]
     return sum(
-        (_largest_error if isinstance(spectrum, GammaMixture) else _sum_of_images)(
-            spectrum, factor, draw.lattice, dims
-        )
+        _leaf_aliasing(spectrum, factor, draw.lattice, dims)
         for spectrum, factor, dims in zip(spectra, factors, draw.dims, strict=True)
     )
+
+
+def _leaf_aliasing(
+    spectrum: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+) -> float:
+    """The error of one leaf, with a factor if it is the first of its term and B(ω) varies."""
+    if factor is not None and not factor.closed_form:
+        return _sum_of_images(factor.variance_spectrum(spectrum).correlation, lattice, dims)
+    if isinstance(spectrum, GammaMixture):
+        return _largest_error(spectrum, factor, lattice, dims)
+    order = 0 if factor is None else factor.degree
+    return _sum_of_images(partial(spectrum.correlation, order=order), lattice, dims)
 
 
 def _largest_error(
@@ -113,20 +127,20 @@ def _largest_error(
 
 
 def _sum_of_images(
-    spectrum: Spectrum, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+    correlation: Callable[[float, int], float], lattice: Lattice, dims: tuple[int, ...]
 ) -> float:
     """A bound from correlations: the image at P − L along every axis, and shells of images at jP.
 
     P is the period and L the longest lag from a datum.
     """
     period, lag = lattice.period.tolist(), lattice.lag.tolist()
-    order, d = 0 if factor is None else factor.degree, len(dims)
+    d = len(dims)
 
-    def correlation(j: int, share: float) -> float:
+    def largest(j: int, share: float) -> float:
         """The largest correlation over the axes at the lag j P − share · L."""
         lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
-        return max(float(spectrum.correlation(r, axis, order)) for axis, r in enumerate(lags))
+        return max(float(correlation(r, axis)) for axis, r in enumerate(lags))
 
     shells = range(1, _SHELLS + 1)
-    shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * correlation(j, 0.0) for j in shells)
-    return d * correlation(1, 1.0) + shell_sum
+    shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * largest(j, 0.0) for j in shells)
+    return d * largest(1, 1.0) + shell_sum
