@@ -59,7 +59,7 @@ def test_echoes_at_long_lags(name, delay):
     np.testing.assert_allclose(got, expected, atol=1e-5)  # the tolerance of the grid
 
 
-@pytest.mark.parametrize("stretch", [3.0, 30.0, 100.0, 1000.0])
+@pytest.mark.parametrize("stretch", [3.0, 30.0, 100.0, 300.0])
 def test_correlations_that_are_long_between_the_axes(stretch):
     """A Gaussian density, narrow along (1, 1): A = exp(−½ m ⟨v, ω⟩²), v = (1, 1)/√2."""
     matrix = 0.5 * stretch * torch.ones(2, 2, dtype=torch.float64)

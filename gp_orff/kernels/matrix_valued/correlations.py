@@ -93,14 +93,14 @@ def correlation_table(
     """
     total, sizes = 0.0, 0.0
     for part in density.split(_CHUNK, dim=-4):
-        waves = _transform(part, opposite, num_lags)
+        waves = _waves(part, opposite, num_lags)
         total = total + waves[..., 0, :, :, :, :].real.sum((-4, -3))
         sizes = sizes + waves.abs().square().sum((-1, -2)).sqrt().sum((-1, -2))
     shares = sizes / torch.linalg.matrix_norm(total).unsqueeze(-1)
     return CorrelationTable(shares.reshape(-1, shares.shape[-1]).amax(0).cpu().numpy(), num_lags)
 
 
-def _transform(
+def _waves(
     density: Float[Tensor, "*b m k n p p"], opposite: Int[Tensor, "n"], num_lags: int
 ) -> Complex[Tensor, "*b l k n p p"]:
     """∫ e^{irω} G dω at lags r up to half a period."""

@@ -73,13 +73,19 @@ class VarianceSpectrum:
             for mass, b in self._masses(omega, volumes)
         )
 
+    @cached_property
+    def _units(self) -> Float[Tensor, "*b p 1"]:
+        """The standard deviation of each output; 1 where it is zero."""
+        variances = self.variance.detach().diagonal(dim1=-1, dim2=-2)
+        return torch.where(variances > 0, variances, 1.0).sqrt().unsqueeze(-1)
+
     def tail(self, scaled_radius: float) -> float:
-        """The share of tr K(0) beyond a scaled radius."""
+        """The share of the variance beyond a scaled radius, a mean over the outputs."""
         radii, shares = self._shares
         return float(shares[..., radii > scaled_radius].sum(-1).max())
 
     def moment(self, order: int) -> float:
-        """E ρ^{2t}, t = `order`, of the scaled radius ρ under the density tr A S / tr K(0)."""
+        """E ρ^{2t}, t = `order`, of the scaled radius ρ, in the mean of Var_i⁻¹ A_ii S over i."""
         radii, shares = self._shares
         with np.errstate(over="ignore"):
             parts = shares * radii ** (2.0 * order)
@@ -88,7 +94,8 @@ class VarianceSpectrum:
         return math.inf if diverges or not np.isfinite(total).all() else float(total.max())
 
     def correlation(self, lag: float, axis: int) -> float:
-        """A bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag` along an axis i.
+        """A bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag` along an axis i, of
+        correlations: K in the units of the outputs.
 
         The lag along the other axes may be any: a kernel whose correlations are long in a direction
         between the axes has large values off the axes only.
@@ -96,7 +103,7 @@ class VarianceSpectrum:
         return self._tables[axis](lag * self.scales[axis])
 
     def radius(self, share: float) -> float:
-        """The scaled radius beyond which at most this share of tr K(0) lies."""
+        """The scaled radius beyond which at most this share of the variance lies."""
         radii, shares = self._shares
         beyond = shares.reshape(-1, shares.shape[-1])[:, ::-1].cumsum(-1).max(0)[::-1]
         return float(radii[np.searchsorted(-beyond, -share, side="left").clip(max=len(radii) - 1)])
@@ -138,11 +145,13 @@ class VarianceSpectrum:
 
     @cached_property
     def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
-        """Scaled radii, in ascending order, and the shares of tr K(0) at each of them."""
+        """Scaled radii, in ascending order, and the shares of the variance at each of them."""
         omega, volumes = self._polar
         with torch.no_grad():
             masses = self._masses(omega, volumes)
-            parts = [mass * b.square().sum((-1, -2)) for mass, b in masses]
+            parts = [
+                mass * (b / self._units.unsqueeze(-3)).square().sum((-1, -2)) for mass, b in masses
+            ]
         traces = torch.cat(parts, dim=-1).cpu().numpy()
         radii = self.spectrum.scaled_radius(omega.cpu().numpy())
         order = np.argsort(radii)
@@ -190,6 +199,7 @@ class VarianceSpectrum:
             weight = lattice_weights(self.spectrum, omega[:1, 0], spacing) / spacing
             b = self.factor(omega[:1, 0])
             density[..., :1, :, :] = 0.5 * weight[..., None, None] * (b @ b.mT)
+        density = density / (self._units * self._units.mT).unsqueeze(-3)
         directions = _directions(len(others), _FEW_ANGLES, self.device)[0]
         opposite = torch.cdist(directions, -directions).argmin(-1)
         return density.unflatten(-3, (count, -1, len(directions))), opposite
