@@ -30,7 +30,7 @@ _FEW_ANGLES, _LONG_STEP = 16, 0.25  # for the integral over the other axes
 _CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where frequencies of a table end; elsewhere _FEWEST
 _FEWEST = 20.0
 _FEWEST_LAGS, _MORE = 625, 1.6  # in the period of a table of correlations; in that of the next one
-_FAINT = 1e-5  # correlations at which two tables need not agree
+_FAINT = 1e-4  # correlations at which two tables need not agree
 _MOST_NODES = 2**21  # frequencies of the longest table
 _CHUNK = 2**16  # frequencies at a time
 
