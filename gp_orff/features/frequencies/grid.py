@@ -293,7 +293,8 @@ class Grid:
         regions = [self._region(leaf, tolerance, spacing) for leaf in term.leaves]
         counts = np.zeros(len(spacing), dtype=int)
         for leaf, region in zip(term.leaves, regions, strict=True):
-            steps = region.level / region.radius(_unit_steps(leaf, spacing))
+            with np.errstate(divide="ignore"):  # correlations that hardly fall: a spacing of zero
+                steps = region.level / region.radius(_unit_steps(leaf, spacing))
             counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
         if self.largest_index is not None:
             counts = np.minimum(counts, self.largest_index)

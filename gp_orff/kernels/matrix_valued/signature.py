@@ -27,19 +27,23 @@ class SignatureAmplitude(nn.Module):
     """B(ω) with B Bᵀ = C(ω)/S(ω), where C is the Fourier transform of samples of a signature.
 
     Args:
-        samples: K₀ at the lags j∘δ with |j| ≤ n/2 along each axis, n odd, (n, …, n, p, p).
+        units: of the outputs, (p,): their standard deviations, from K₀(0).
+        samples: K₀ in these units at the lags j∘δ with |j| ≤ n/2 along each axis, n odd,
+            (n, …, n, p, p).
         spacing: δ, (d,).
         lengthscale: of the density S, that of a Matérn 5/2 kernel, (1, d).
     """
 
     def __init__(
         self,
+        units: Float[Tensor, "p"],
         samples: Float[Tensor, "*n p p"],
         spacing: Float[Tensor, "d"],
         lengthscale: Float[Tensor, "1 d"],
     ):
         super().__init__()
         self.num_outputs = samples.shape[-1]
+        self.register_buffer("units", units)
         self.register_buffer("samples", samples * (spacing / (2 * math.pi)).prod())
         self.register_buffer("spacing", spacing)
         self.register_buffer("lengthscale", lengthscale)
@@ -61,6 +65,7 @@ class SignatureAmplitude(nn.Module):
         values, vectors = torch.linalg.eigh(self._spectral_matrix(part))
         density = StudentT(self.lengthscale, _NU).log_density(part).exp()
         b = vectors * (values.clamp_min(0) / density.unsqueeze(-1)).sqrt().unsqueeze(-2)
+        b = self.units.unsqueeze(-1) * b
         zeros = b.new_zeros(len(omega), *b.shape[1:])
         return zeros.index_copy(0, inside.nonzero().squeeze(-1), b)
 
@@ -85,14 +90,14 @@ def amplitude_of(
         ValueError: a signature that is not symmetric, even and finite, does not vanish, or has a
             spectral matrix C(ω) that is not positive.
     """
-    bounds = np.asarray(domain, dtype=float)
-    extent = np.diff(bounds).squeeze(-1) if bounds.shape[1:] == (2,) else np.zeros(1)
-    if not (np.isfinite(extent) & (extent > 0)).all():
-        raise ValueError(
-            "from_signature expects domain=((low, high), ...), one pair with low < high for each "
-            f"input, got {domain}"
-        )
-    _check(signature, extent)
+    extent = _extent(domain)
+    units = _check(signature, extent)
+    original = signature
+
+    def signature(lag: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
+        """The correlations of the outputs."""
+        return original(lag).double() / (units.unsqueeze(-1) * units)
+
     longest = np.array([_longest_lag(signature, extent, axis) for axis in range(len(extent))])
     samples, spectral_matrix = _resolve(signature, longest)
     frequencies = [
@@ -106,18 +111,39 @@ def amplitude_of(
     kernel.lengthscale = (_NU / (_NU - 1) / moments).sqrt()
     kernel.requires_grad_(False)
     spacing = torch.from_numpy(2 * longest / samples.shape[: len(extent)])
-    return kernel, SignatureAmplitude(samples, spacing, kernel.lengthscale.detach().clone())
+    return kernel, SignatureAmplitude(units, samples, spacing, kernel.lengthscale.detach().clone())
 
 
-def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> None:
-    """Refuse a signature that is not finite, symmetric and even at some lags."""
+def _extent(domain: Sequence[tuple[float, float]]) -> Float[np.ndarray, "d"]:
+    """high − low of every input."""
+    pairs = np.array(domain, dtype=float)
+    extent = np.diff(pairs).squeeze(-1) if pairs.ndim == 2 and pairs.shape[1] == 2 else np.zeros(0)
+    if not len(extent) or not (np.isfinite(extent) & (extent > 0)).all():
+        raise ValueError(
+            "from_signature expects domain=((low, high), ...), one pair with low < high for each "
+            f"input, got {domain}"
+        )
+    if len(extent) > 3:
+        raise NotImplementedError(
+            f"from_signature expects at most 3 inputs, got a domain of {len(extent)}; give the "
+            "amplitude to SpectralMatrixKernel instead"
+        )
+    return extent
+
+
+def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor, "p"]:
+    """The standard deviations of the outputs; refuse what is not finite, symmetric and even."""
+    if not callable(signature):
+        raise TypeError(
+            f"from_signature expects a function of lags (m, d) as signature, got {signature!r}"
+        )
     lags = torch.from_numpy(extent * np.random.default_rng(0).uniform(-1, 1, (16, len(extent))))
     lags = torch.cat([torch.zeros_like(lags[:1]), lags])
     values, opposite = signature(lags), signature(-lags)
     if not isinstance(values, Tensor):
         raise TypeError(
-            f"from_signature expects signature to return a tensor, got {type(values).__name__}; "
-            "use torch operations"
+            "from_signature expects a signature that returns a torch.Tensor (m, p, p), got "
+            f"{type(values).__name__}; for instance torch.as_tensor(values)"
         )
     if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
         raise ValueError(
@@ -126,15 +152,19 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> None:
         )
     if not torch.isfinite(values).all():
         raise ValueError("from_signature expects a finite signature, got NaN or infinity")
-    size = values.abs().max()
+    sd = values[0].diagonal().double().clamp_min(0).sqrt()
+    units = torch.where(sd > 0, sd, 1.0)
+    outer = units.unsqueeze(-1) * units
     for other, property_ in ((opposite, "even, K₀(−δ) = K₀(δ)"), (values.mT, "symmetric")):
-        difference = (values - other).abs().amax((-1, -2))
-        if (difference > _VANISHED * size).any():
+        difference = ((values - other) / outer).abs().amax((-1, -2))
+        if (difference > _VANISHED).any():
+            worst = difference.argmax()
             raise ValueError(
                 f"from_signature expects a signature that is {property_}, got a difference of "
-                f"{difference.max():.3g} at the lag {lags[difference.argmax()].tolist()}; kernels "
-                "with phases or delays are not supported"
+                f"{(values - other)[worst].abs().max():.3g} at the lag {lags[worst].tolist()}; "
+                "kernels with phases or delays are not supported"
             )
+    return units
 
 
 def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int) -> float:

@@ -1,17 +1,23 @@
 """How the variance ∫ A(ω) S(ω) dω of a kernel is distributed over frequencies, by quadrature."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from gp_orff.kernels.matrix_valued.correlations import (
+    CorrelationTable,
+    correlation_table,
+    frequency_step,
+)
 from gp_orff.kernels.spectra.base import GridSpectrum
+from gp_orff.kernels.spectra.lattice_sums import lattice_weights
 from gp_orff.kernels.spectra.sphere import unit_sphere
 
 # angles on a circle and steps of log-radii, by the number of inputs: a step of 0.1 is exact to
@@ -20,11 +26,12 @@ _NODES = {1: (0, 0.1), 2: (128, 0.1), 3: (32, 0.1)}
 _SMALLEST, _LARGEST = 1e-6, 1e6  # radii, in units of the spectrum
 _FAR = 1e5  # if more than _DIVERGES of an integral lies beyond this radius, it is infinite
 _DIVERGES = 1e-3
-_FEW_ANGLES, _LONG_STEP = 16, 0.25  # for the integral over the other axes
-_LONGEST_LAG, _NUM_LAGS = 20.0, 401  # of a table of correlations, in units of the spectrum
-_LAG_STEP = math.pi / (1.25 * _LONGEST_LAG)  # of its frequencies: a period beyond the longest lag
-_CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where its frequencies end; elsewhere _FEWEST
+_FEW_ANGLES, _LONG_STEP, _LEAST = 16, 0.25, 1e-3  # for the integral over the other axes
+_CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where frequencies of a table end; elsewhere _FEWEST
 _FEWEST = 20.0
+_FEWEST_LAGS, _MORE = 125, 1.6  # in the period of a table of correlations; in that of the next one
+_FAINT = 1e-4  # correlations at which two tables need not agree
+_MOST_NODES = 2**21  # frequencies of the longest table
 _TINY = 1e-300  # for logarithms
 _CHUNK = 2**16  # frequencies at a time
 
@@ -67,18 +74,24 @@ class VarianceSpectrum:
             for mass, b in self._masses(omega, volumes)
         )
 
+    @cached_property
+    def _units(self) -> Float[Tensor, "*b p 1"]:
+        """The standard deviation of each output; 1 where it is zero."""
+        variances = self.variance.detach().diagonal(dim1=-1, dim2=-2)
+        return torch.where(variances > 0, variances, 1.0).sqrt().unsqueeze(-1)
+
     def tail(self, scaled_radius: float) -> float:
-        """The share of tr K(0) beyond a scaled radius."""
+        """The share of the variance beyond a scaled radius, a mean over the outputs."""
         radii, tails = self._tails
         return float(np.exp(np.interp(math.log(scaled_radius), np.log(radii), np.log(tails))))
 
     def radius(self, share: float) -> float:
-        """The scaled radius beyond which this share of tr K(0) lies."""
+        """The scaled radius beyond which this share of the variance lies."""
         radii, tails = self._tails
         return float(np.exp(np.interp(-math.log(share), -np.log(tails), np.log(radii))))
 
     def moment(self, order: int) -> float:
-        """E ρ^{2t}, t = `order`, of the scaled radius ρ under the density tr A S / tr K(0)."""
+        """E ρ^{2t}, t = `order`, of the scaled radius ρ, in the mean of Var_i⁻¹ A_ii S over i."""
         radii, shares = self._shares
         with np.errstate(over="ignore"):
             parts = shares * radii ** (2.0 * order)
@@ -87,31 +100,22 @@ class VarianceSpectrum:
         return math.inf if diverges or not np.isfinite(total).all() else float(total.max())
 
     def correlation(self, lag: float, axis: int) -> float:
-        """A bound of ‖K(r)‖ / ‖K(0)‖ for all lags r ≥ `lag` along an axis.
+        """A bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag` along an axis i, of
+        correlations: K in the units of the outputs.
 
-        It comes from a table, continued by a power of the lag.
+        The lag along the other axes may be any: a kernel whose correlations are long in a direction
+        between the axes has large values off the axes only.
         """
-        bounds, unit = self._bounds[axis], self.scales[axis]
-        lags = np.linspace(0, _LONGEST_LAG, _NUM_LAGS)
-        scaled = lag * unit
-        inside = float(np.interp(scaled, lags, bounds))
-        if scaled <= _LONGEST_LAG:
-            return inside
-        last, half = max(bounds[-1], 1e-300), max(bounds[_NUM_LAGS // 2], 1e-300)
-        power = max(math.log2(half / last), 1.0)
-        return float(last * (scaled / _LONGEST_LAG) ** -power)
+        return self._tables[axis](lag * self.scales[axis])
 
     def correlation_lag(self, axis: int, bound: float) -> float:
         """The lag along an axis beyond which the bound of the correlation is below this."""
-        end = self.tail(self._cut) * _LAG_STEP / self._cut  # the table is no more accurate
-        bound = max(bound, end)
-        lag = _LONGEST_LAG / self.scales[axis]
-        if self.correlation(lag, axis) <= bound:
-            lags = np.linspace(0, lag, _NUM_LAGS)
-            return float(lags[np.searchsorted(-self._bounds[axis], -bound)])
-        while self.correlation(lag, axis) > bound and lag < _LARGEST / self.scales[axis]:
-            lag *= 2
-        return lag
+        table = self._tables[axis]
+        return table.lag(max(bound, self._floor(table.num_lags))) / self.scales[axis]
+
+    def _floor(self, num_lags: int) -> float:
+        """The accuracy of a table of correlations, which ends at a cut."""
+        return self.tail(self._cut) * frequency_step(num_lags) / self._cut
 
     @cached_property
     def _cut(self) -> float:
@@ -141,11 +145,13 @@ class VarianceSpectrum:
 
     @cached_property
     def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
-        """Scaled radii, in ascending order, and the shares of tr K(0) in the shell of each."""
+        """Scaled radii, in ascending order, and the shares of the variance in the shell of each."""
         omega, volumes = self._polar
         with torch.no_grad():
             masses = self._masses(omega, volumes)
-            parts = [mass * b.square().sum((-1, -2)) for mass, b in masses]
+            parts = [
+                mass * (b / self._units.unsqueeze(-3)).square().sum((-1, -2)) for mass, b in masses
+            ]
         traces = torch.cat(parts, dim=-1).cpu().numpy()
         invalid = ~np.isfinite(traces).reshape(-1, traces.shape[-1]).all(0)
         if invalid.any():
@@ -164,60 +170,93 @@ class VarianceSpectrum:
 
     @cached_property
     def _tails(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
-        """Scaled radii, in ascending order, and the shares of tr K(0) beyond each of them."""
+        """Scaled radii, in ascending order, and the shares of the variance beyond each of them."""
         radii, shares = self._shares
         beyond = shares[..., ::-1].cumsum(-1)[..., ::-1] - 0.5 * shares  # half of its own shell
         tails = beyond.reshape(-1, len(radii)).max(0)
         return radii, np.maximum(tails, _TINY * (1 + np.arange(len(radii))[::-1]))
 
     @cached_property
-    def _bounds(self) -> list[Float[np.ndarray, "l"]]:
-        """For each axis, the largest ‖K(r)‖/‖K(0)‖ from each lag of the table on."""
-        return [self._bound(axis) for axis in range(self.num_dims)]
+    def _tables(self) -> list[CorrelationTable]:
+        """For each axis, a table that agrees with a shorter one, whose aliasing is another."""
+        return [self._table(axis) for axis in range(self.num_dims)]
 
     @torch.no_grad()
-    def _bound(self, axis: int) -> Float[np.ndarray, "l"]:
-        density, frequencies = self._marginal(axis)
-        lags = torch.linspace(0, _LONGEST_LAG, _NUM_LAGS, dtype=torch.float64).to(frequencies)
-        cosines = torch.cos(lags.unsqueeze(-1) * frequencies)
-        blocks = torch.einsum("lm,...mpq->...lpq", cosines, density)
-        sizes = torch.linalg.matrix_norm(blocks, ord=2)
-        sizes = (sizes / sizes[..., :1]).reshape(-1, _NUM_LAGS).amax(0)
-        return sizes.flip(0).cummax(0).values.flip(0).cpu().numpy()
+    def _table(self, axis: int) -> CorrelationTable:
+        num_lags, shorter = _FEWEST_LAGS, None
+        while True:
+            table = correlation_table(*self._density(axis, frequency_step(num_lags)), num_lags)
+            floor = max(_FAINT, self._floor(num_lags))
+            if shorter is not None and table.agrees(shorter, floor):
+                return table
+            num_lags, shorter = round(_MORE * num_lags), table
+            others = len(self._others(range(1, self.num_dims))[1])
+            if others * self._cut / frequency_step(num_lags) > _MOST_NODES:
+                return replace(table, resolved=False)
 
-    def _marginal(self, axis: int) -> tuple[Float[Tensor, "*b m p p"], Float[Tensor, "m"]]:
-        """A S integrated over all axes but one, at equispaced scaled frequencies along that one."""
-        count = 1 + math.ceil(self._cut / _LAG_STEP)
-        along = _LAG_STEP * torch.arange(count, dtype=torch.float64, device=self.device)
+    def _others(self, axes: Sequence[int]) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
+        """Frequencies along the other axes, up to the cut, and their volumes."""
+        radii, tails = self._tails
+        least = radii[np.searchsorted(-tails, _FAINT - 1)]  # a smaller share lies below it
+        ends = min(least, _LEAST), self._cut
+        return _polar_nodes(self.scales[list(axes)], _FEW_ANGLES, _LONG_STEP, self.device, ends)
+
+    def _density(
+        self, axis: int, step: float
+    ) -> tuple[Float[Tensor, "*b m k n p p"], Int[Tensor, "n"]]:
+        """A S at equispaced frequencies ≥ 0 along an axis, for k lengths and n directions of the
+        others, times volumes; and the opposite of each direction."""
         others = [i for i in range(self.num_dims) if i != axis]
-        rest, volumes = _polar_nodes(self.scales[others], _FEW_ANGLES, _LONG_STEP, self.device)
+        rest, volumes = self._others(others)
+        count = 1 + math.ceil(self._cut / step)
+        along = step * torch.arange(count, dtype=torch.float64, device=self.device)
         omega = rest.new_empty(count, len(rest), self.num_dims)
         omega[..., axis] = along.unsqueeze(-1) * self.scales[axis]
         omega[..., others] = rest
-        half = torch.where(along == 0, 1.0, 2.0).unsqueeze(-1) * volumes
+        half = torch.where(along == 0, 0.5, 1.0).unsqueeze(-1) * volumes
         parts = [
             torch.einsum("...m,mpr,mqr->...mpq", mass, b, b)
             for mass, b in self._masses(omega.flatten(0, 1), half.flatten())
         ]
-        density = torch.cat(parts, dim=-3).unflatten(-3, (count, len(rest))).sum(-3)
-        return density, along
+        density = torch.cat(parts, dim=-3)
+        if not others:  # S may be infinite at ω = 0
+            spacing = torch.from_numpy(step * self.scales).to(rest)
+            weight = lattice_weights(self.spectrum, omega[:1, 0], spacing) / spacing
+            b = self.factor(omega[:1, 0])
+            density[..., :1, :, :] = 0.5 * weight[..., None, None] * (b @ b.mT)
+        density = density / (self._units * self._units.mT).unsqueeze(-3)
+        directions = _directions(len(others), _FEW_ANGLES, self.device)[0]
+        opposite = torch.cdist(directions, -directions).argmin(-1)
+        return density.unflatten(-3, (count, -1, len(directions))), opposite
+
+
+def _directions(
+    dims: int, angles: int, device: torch.device
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n"]]:
+    """Unit vectors and weights of a mean over the sphere; one vector without entries for k = 0."""
+    if not dims:
+        return torch.zeros(1, 0, dtype=torch.float64, device=device), torch.ones(1, device=device)
+    return unit_sphere(dims, device, angles)
 
 
 def _polar_nodes(
-    scales: Float[np.ndarray, "k"], angles: int, step: float, device: torch.device
+    scales: Float[np.ndarray, "k"],
+    angles: int,
+    step: float,
+    device: torch.device,
+    ends: tuple[float, float] = (_SMALLEST, _LARGEST),
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
-    """Nodes ω in k dimensions and weights of an integral over all of them, in polar coordinates."""
+    """Nodes ω in k dimensions and weights of an integral over all of them, in polar coordinates.
+
+    `ends` are the smallest and the largest radius.
+    """
     dims = len(scales)
+    directions, means = _directions(dims, angles, device)
     if not dims:
-        return torch.zeros(1, 0, dtype=torch.float64, device=device), torch.ones(1, device=device)
-    directions, means = unit_sphere(dims, device, angles)
-    radii = torch.from_numpy(_radii(step)).to(device)
+        return directions, means
+    low, high = np.log(ends)
+    radii = torch.from_numpy(np.exp(np.arange(low, high, step))).to(device)
     surface = 2 * math.pi ** (dims / 2) / math.gamma(dims / 2) * float(np.prod(scales))
     volumes = surface * step * radii.pow(dims).unsqueeze(-1) * means
     omega = radii[:, None, None] * directions * torch.from_numpy(scales).to(device)
     return omega.flatten(0, 1), volumes.flatten()
-
-
-@cache
-def _radii(step: float) -> Float[np.ndarray, "n"]:
-    return np.exp(np.arange(math.log(_SMALLEST), math.log(_LARGEST), step))
