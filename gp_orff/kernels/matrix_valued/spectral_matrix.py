@@ -106,8 +106,8 @@ class SpectralMatrixKernel(WrapperKernel):
         >>> kernel(torch.zeros(1, 1)).to_dense().detach().diagonal()
         tensor([1.0000, 0.3017])
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features
-        29
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features < 50
+        True
     """
 
     is_stationary = True
