@@ -14,10 +14,10 @@ function          norm        error at           kernels
 ================  ==========  =================  =============================================
 
 "Fields" are curl-free, divergence-free and Helmholtz kernels. No bound is known for a
-`SpectralMatrixKernel`. For a box use `brault`, which mostly asks for the fewest frequencies; the
-others are for comparison with the papers. Bounds over a box guarantee an error, but are far from
-sharp, and no way to choose D. Here `brault` asks for 82 501 frequencies for an error of 5 % of the
-variance, which is 1, and 4000 have it:
+`SpectralMatrixKernel`, for an `LCMKernel` and for rules with `shared=True`. For a box use `brault`,
+which mostly asks for the fewest frequencies; the others are for comparison with the papers. Bounds
+over a box guarantee an error, but are far from sharp, and no way to choose D. Here `brault` asks
+for 82 501 frequencies for an error of 5 % of the variance, which is 1, and 4000 have it:
 
 >>> import gp_orff, torch
 >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))

@@ -53,7 +53,8 @@ class SpectralMatrixKernel(WrapperKernel):
             `gp_orff.spectrum` knows, alone or in a `ScaleKernel`, or a sum of such kernels.
         amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
             per unit of the inputs, and returns a tensor (D, p, r). It has to be finite at every ω,
-            also at ω = 0, and so have its derivatives by its parameters. Each column has to be even
+            also at ω = 0, and so have its derivatives by its parameters. It has to be continuous,
+            since grids do not see a jump between their frequencies. Each column has to be even
             or odd in ω, so that A(−ω) = A(ω). D changes from call to call. ω comes in float64, or
             in the dtype of the parameters of a module, which has to be that of `base_kernel`.
         num_outputs: p, the number of outputs.
