@@ -163,19 +163,20 @@ def picture(rows):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"seeds": (200, 3), "most": (10_000, 1000)}
+    sizes = {"seeds": (200, 3), "most": (10_000, 1000), "dims": (3, 2)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
+    dims = [num_dims for num_dims in DIMS if num_dims <= arguments.dims]
     numbers = [number for number in NUMBERS if number <= arguments.most]
     fewer = [number for number in FEWER if number <= arguments.most]
     rows, asked, rules, waiting = Rows(), Rows(), Rows(), []
-    for num_dims in DIMS:
+    for num_dims in dims:
         for errors, frequencies in compare(num_dims, numbers, arguments.seeds):
             for row in errors:
                 rows.add(**row)
             waiting += frequencies
     for row in waiting:
         asked.add(**row)
-    for num_dims in DIMS:
+    for num_dims in dims:
         for row in other_rules(num_dims, fewer, arguments.seeds):
             rules.add(**row)
     pictures.save_picture(arguments, picture(rows))
