@@ -427,7 +427,7 @@ def test_other_bad_input():
     kernel = matrix_kernel()
     with pytest.raises(ValueError, match="expects inputs with 2 columns, got 3"):
         kernel(points(3, 3)).to_dense()
-    with pytest.raises(ValueError, match="2 active_dims, got 1"):
+    with pytest.raises(ValueError, match="2 active_dims, one for each input, got 1"):
         matrix_kernel(active_dims=(0,))
     deep = matrix_kernel(gradient, base("rbf", 4), 4, 4)
     with pytest.raises(NotImplementedError, match=r"at most 3 inputs, got 4.*ORFFKernel"):

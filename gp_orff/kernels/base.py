@@ -1,6 +1,6 @@
 """Base class of kernels that contain other kernels; checks of inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from gpytorch.kernels import Kernel
@@ -57,4 +57,61 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         raise ValueError(
             f"{name} expects finite inputs, got {invalid} points with NaN or infinite "
             "coordinates; drop them"
+        )
+
+
+def check_points(
+    kernel: Kernel, num_dims: int | None, x1: Tensor, x2: Tensor, last_dim_is_batch: bool
+) -> None:
+    """Refuse arguments of `forward` for which a kernel of `num_dims` inputs has no covariance.
+
+    Raises:
+        TypeError: as `check_inputs`.
+        ValueError: `last_dim_is_batch`, another number of columns, or as `check_inputs`.
+    """
+    name = type(kernel).__name__
+    if last_dim_is_batch:
+        raise ValueError(
+            f"{name} couples all input dimensions and expects last_dim_is_batch=False, got "
+            "last_dim_is_batch=True; use active_dims"
+        )
+    for x in (x1,) if x2 is x1 else (x1, x2):
+        if num_dims is not None and x.shape[-1] != num_dims:
+            raise ValueError(
+                f"{name}(num_dims={num_dims}) expects inputs with {num_dims} columns, got "
+                f"{x.shape[-1]}; select columns with active_dims"
+            )
+        check_inputs(kernel, x)
+
+
+def check_base_kernel(name: str, base_kernel: object) -> None:
+    """Refuse a base kernel of the class `name` that is no kernel, such as a class.
+
+    Raises:
+        TypeError: `base_kernel` is not an instance of a kernel.
+    """
+    if not isinstance(base_kernel, Kernel):
+        raise TypeError(
+            f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
+            f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), ...)"
+        )
+
+
+def check_num_dims(
+    name: str, num_dims: object, minimum: int, active_dims: Sequence[int] | None
+) -> None:
+    """Refuse a number of inputs of the class `name` that does not exist.
+
+    Raises:
+        TypeError: `num_dims` is not an integer.
+        ValueError: it is below `minimum`, or is not the number of `active_dims`.
+    """
+    if isinstance(num_dims, bool) or not isinstance(num_dims, int):
+        raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
+    if num_dims < minimum:
+        raise ValueError(f"{name} needs num_dims >= {minimum}, got {num_dims}")
+    if active_dims is not None and len(active_dims) != num_dims:
+        raise ValueError(
+            f"{name}(num_dims={num_dims}) expects {num_dims} active_dims, one for each input, got "
+            f"{len(active_dims)}"
         )

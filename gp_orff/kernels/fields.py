@@ -15,7 +15,12 @@ from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.kernels.base import WrapperKernel, check_inputs
+from gp_orff.kernels.base import (
+    WrapperKernel,
+    check_base_kernel,
+    check_num_dims,
+    check_points,
+)
 from gp_orff.kernels.closed_form import derivatives, radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
 from gp_orff.kernels.spectra.base import spectrum
@@ -40,20 +45,8 @@ class PotentialKernel(WrapperKernel):
     ):
         name = type(self).__name__
         base_kernel = RBFKernel() if base_kernel is None else base_kernel
-        if not isinstance(base_kernel, Kernel):
-            raise TypeError(
-                f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
-                f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), num_dims=2)"
-            )
-        if isinstance(num_dims, bool) or not isinstance(num_dims, int):
-            raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
-        if num_dims < self.minimum_dims:
-            raise ValueError(f"{name} needs num_dims >= {self.minimum_dims}, got {num_dims}")
-        if active_dims is not None and len(active_dims) != num_dims:
-            raise ValueError(
-                f"{name}(num_dims={num_dims}) expects {num_dims} active_dims, one for each "
-                f"component of the field, got {len(active_dims)}"
-            )
+        check_base_kernel(name, base_kernel)
+        check_num_dims(name, num_dims, self.minimum_dims, active_dims)
         super().__init__(active_dims=active_dims)
         self.num_dims = num_dims
         self.base_kernel = base_kernel
@@ -121,19 +114,7 @@ class PotentialKernel(WrapperKernel):
             ValueError: `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
             TypeError: inputs of another dtype than the hyperparameters.
         """
-        if last_dim_is_batch:
-            raise ValueError(
-                f"{type(self).__name__} couples all input dimensions and expects "
-                "last_dim_is_batch=False, got last_dim_is_batch=True; use active_dims"
-            )
-        if x1.shape[-1] != self.num_dims:
-            raise ValueError(
-                f"{type(self).__name__}(num_dims={self.num_dims}) expects inputs with "
-                f"{self.num_dims} columns, got {x1.shape[-1]}; select columns with active_dims"
-            )
-        check_inputs(self, x1)
-        if x2 is not x1:
-            check_inputs(self, x2)
+        check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
         hessians = [_minus_hessian(term, tau) for term in inner_terms(self)]
         blocks = self.factor(None).assemble(sum(hessians[1:], hessians[0]))  # (*b, n, m, d, d)

@@ -7,7 +7,7 @@ from linear_operator import to_dense
 from linear_operator.operators import KroneckerProductLinearOperator
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import WrapperKernel, check_inputs
+from gp_orff.kernels.base import WrapperKernel, check_base_kernel, check_points
 from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.tree import Term, inner_terms, terms
 
@@ -142,14 +142,7 @@ class SeparableKernel(WrapperKernel):
             ValueError: `last_dim_is_batch`, no points, NaN or infinity.
             TypeError: inputs of another dtype than the hyperparameters.
         """
-        if last_dim_is_batch:
-            raise ValueError(
-                "SeparableKernel expects last_dim_is_batch=False, got last_dim_is_batch=True; use "
-                "active_dims"
-            )
-        check_inputs(self, x1)
-        if x2 is not x1:
-            check_inputs(self, x2)
+        check_points(self, None, x1, x2, last_dim_is_batch)
         k = to_dense(self.base_kernel(x1, x2, diag=diag))
         root = self.root.to(k)
         if diag:
@@ -158,11 +151,7 @@ class SeparableKernel(WrapperKernel):
 
 
 def _check_base_kernel(base_kernel: Kernel) -> None:
-    if not isinstance(base_kernel, Kernel):
-        raise TypeError(
-            "SeparableKernel expects an instance of a gpytorch kernel as base_kernel, got "
-            f"{base_kernel!r}; for instance SeparableKernel(gpytorch.kernels.RBFKernel(), root)"
-        )
+    check_base_kernel("SeparableKernel", base_kernel)
     point = torch.zeros(1, 1)
     outputs = base_kernel.num_outputs_per_input(point, point)
     if outputs != 1:

@@ -9,7 +9,12 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.kernels.base import WrapperKernel, check_inputs
+from gp_orff.kernels.base import (
+    WrapperKernel,
+    check_base_kernel,
+    check_num_dims,
+    check_points,
+)
 from gp_orff.kernels.factors import Sampler, SpectralMatrix, evaluate
 from gp_orff.kernels.matrix_valued.quadrature import covariance, variances
 from gp_orff.kernels.matrix_valued.signature import amplitude_of
@@ -123,20 +128,13 @@ class SpectralMatrixKernel(WrapperKernel):
         active_dims: Sequence[int] | None = None,
         sampler: Sampler | None = None,
     ):
-        if not isinstance(base_kernel, Kernel):
-            raise TypeError(
-                "SpectralMatrixKernel expects an instance of a gpytorch kernel as base_kernel, got "
-                f"{base_kernel!r}; for instance gpytorch.kernels.RBFKernel()"
-            )
+        name = type(self).__name__
+        check_base_kernel(name, base_kernel)
+        check_num_dims(name, num_dims, 1, active_dims)
         if not callable(amplitude) or isinstance(amplitude, type):
             raise TypeError(
                 "SpectralMatrixKernel expects amplitude to be a function of frequencies (D, d), or "
                 f"an instance of torch.nn.Module, got {amplitude!r}"
-            )
-        if active_dims is not None and len(active_dims) != num_dims:
-            raise ValueError(
-                f"SpectralMatrixKernel(num_dims={num_dims}) expects {num_dims} active_dims, got "
-                f"{len(active_dims)}"
             )
         super().__init__(active_dims=active_dims)
         self.base_kernel = base_kernel
@@ -221,22 +219,12 @@ class SpectralMatrixKernel(WrapperKernel):
             TypeError: inputs of another dtype than the hyperparameters.
             NotImplementedError: more than 3 inputs.
         """
-        if last_dim_is_batch:
-            raise ValueError(
-                "SpectralMatrixKernel expects last_dim_is_batch=False, got True; use active_dims"
-            )
+        check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         if self.num_dims > 3:
             raise NotImplementedError(
                 "SpectralMatrixKernel computes covariances by quadrature for at most 3 inputs, got "
                 f"{self.num_dims}; put it inside ORFFKernel, with gp_orff.QuasiMonteCarlo"
             )
-        for x in (x1, x2):
-            if x.shape[-1] != self.num_dims:
-                raise ValueError(
-                    f"SpectralMatrixKernel(num_dims={self.num_dims}) expects inputs with "
-                    f"{self.num_dims} columns, got {x.shape[-1]}; select columns with active_dims"
-                )
-            check_inputs(self, x)
         quadrature = variances if diag else covariance
         total = 0.0
         for term in inner_terms(self):
