@@ -304,6 +304,58 @@ def test_posteriors_of_symbols_equal_those_of_the_known_kernel(name):
     torch.testing.assert_close(mine.variance, theirs.variance, rtol=1e-9, atol=1e-9)
 
 
+def written_out(kernel, spacing, cutoff):
+    """Φ(z) (n, 2, F) of a grid: half of a disc of frequencies, weights 2 S(ω) h², both columns."""
+    count = int(cutoff / spacing) + 1
+    index = torch.arange(-count, count + 1, dtype=torch.float64)
+    omega = spacing * torch.cartesian_prod(index, index)
+    omega = omega[omega.norm(dim=-1) <= cutoff]
+    omega = omega[(omega[:, 0] > 0) | ((omega[:, 0] == 0) & (omega[:, 1] >= 0))]
+    ell = kernel.lengthscale.detach().squeeze()
+    density = torch.exp(-0.5 * (ell * omega).square().sum(-1)) * ell.prod() / (2 * math.pi)
+    weights = density * spacing**2 * torch.where(omega.any(-1), 2.0, 1.0)
+    directions = weights.sqrt()[:, None, None] * uneven(omega)
+
+    def features(z):
+        phase = z @ omega.mT
+        parts = [
+            torch.einsum("nD,Dpr->npDr", wave, directions) for wave in (phase.cos(), phase.sin())
+        ]
+        return torch.cat([part.flatten(2) for part in parts], dim=-1)
+
+    return features
+
+
+def test_posteriors_are_those_of_features_written_out():
+    """Mean and covariance of the field, its divergence, Jacobian and a line integral."""
+    kernel, x, xs = base("rbf", 2), points(40, 2), points(3, 2, seed=2)
+    y = torch.stack([torch.sin(3 * x[:, 0]), x.prod(-1)], dim=-1)
+    grid = gp_orff.Grid(domain=((-1, 3),) * 2, spacing=0.6, cutoff=9.0, diagonal_correction=False)
+    mean = gpytorch.means.ZeroMean()
+    model = gp_orff.VectorFieldGP(matrix_kernel(base_kernel=kernel), mean=mean, frequencies=grid)
+    model.likelihood.noise = 0.3
+    field = model.condition(x, y).posterior()
+    features = written_out(kernel, 0.6, 9.0)
+    phi = features(x).flatten(0, 1)
+    covariance = torch.linalg.inv(torch.eye(phi.shape[-1]).double() + phi.mT @ phi / 0.3)
+    weights = covariance @ phi.mT @ y.flatten() / 0.3
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda z: features(z[None])[0]))(xs)  # n, p, F, d
+    path = torch.tensor([[0.2, 0.1], [1.7, 1.4]], dtype=torch.float64)
+    nodes, lengths = map(torch.from_numpy, np.polynomial.legendre.leggauss(40))
+    along = path[0] + 0.5 * (1 + nodes)[:, None] * (path[1] - path[0])
+    integral = torch.einsum("n,npF,p->F", 0.5 * lengths, features(along), path[1] - path[0])
+    for result, rows in (
+        (field(xs), features(xs)),
+        (field.divergence(xs), jacobian[:, 0, :, 0] + jacobian[:, 1, :, 1]),
+        (field.jacobian(xs), jacobian.permute(0, 1, 3, 2)),
+        (field(torch.zeros(1, 2).double(), gp_orff.LineIntegral(path)), integral),
+    ):
+        rows = rows.reshape(-1, phi.shape[-1])
+        expected = rows @ covariance @ rows.mT
+        torch.testing.assert_close(result.mean.flatten(), rows @ weights, rtol=0, atol=1e-10)
+        torch.testing.assert_close(result.covariance_matrix, expected, rtol=0, atol=1e-10)
+
+
 def test_derivatives_of_infinite_variance_are_refused():
     kernel = matrix_kernel(gradient, base("matern32", 2))
     x = points(10, 2)
