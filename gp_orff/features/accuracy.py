@@ -1,17 +1,16 @@
-"""How accurately a frequency grid represents each term of a kernel."""
+"""How accurately the frequencies represent each term of a kernel."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from gpytorch.kernels import Kernel
 
+from gp_orff.features.assemble import leaf_spectra
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
-from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.frequencies.rule import Draw, LeafSpectrum
 from gp_orff.features.truncation import grid_variance, periodised_variance
-from gp_orff.kernels.factors import Factor, Mixing
-from gp_orff.kernels.spectra.base import Spectrum
+from gp_orff.kernels.factors import Factor
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import aliased, aliased_curvature, nonzero_sum
 from gp_orff.kernels.tree import Term, spectra_of, terms
@@ -74,7 +73,7 @@ def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
 
 @torch.no_grad()
 def _accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
-    lattice, spectra = draw.lattice, spectra_of(term)
+    lattice = draw.lattice
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())
     grid, total = (
@@ -82,22 +81,18 @@ def _accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
         for block in (grid_variance(term, draw), periodised_variance(term, draw))
     )
     share = (1 - grid / total).abs().max().item()
-    return GridAccuracy(share, _aliasing(term, draw, spectra), lattice.tolerance.item())
+    return GridAccuracy(share, _aliasing(term, draw), lattice.tolerance.item())
 
 
-def _aliasing(term: Term, draw: LatticeDraw, spectra: Sequence[Spectrum]) -> float:
+def _aliasing(term: Term, draw: LatticeDraw) -> float:
     """The sum of the errors of the leaves, which bounds the error of their product."""
     total = 0.0
-    for index, (spectrum, dims) in enumerate(zip(spectra, draw.dims, strict=True)):
-        factor = term.factor if index == 0 and not isinstance(term.factor, Mixing) else None
-        if factor is not None and not factor.closed_form:
-            correlation = factor.variance_spectrum(spectrum).correlation
-            total += _sum_of_images(correlation, draw.lattice, dims)
-        elif isinstance(spectrum, GammaMixture):
-            total += _largest_error(spectrum, factor, draw.lattice, dims)
+    for leaf in leaf_spectra(term, draw.dims):
+        if isinstance(leaf.spectrum, GammaMixture) and leaf.variance is None:
+            factor = term.factor if leaf.degree else None
+            total += _largest_error(leaf.spectrum, factor, draw.lattice, leaf.dims)
         else:
-            correlation = partial(spectrum.correlation, order=factor.degree if factor else 0)
-            total += _sum_of_images(correlation, draw.lattice, dims)
+            total += _sum_of_images(leaf, draw.lattice)
     return total
 
 
@@ -118,19 +113,17 @@ def _largest_error(
     return max(error.abs().max().item() for error in errors)
 
 
-def _sum_of_images(
-    correlation: Callable[[float, int], float], lattice: Lattice, dims: tuple[int, ...]
-) -> float:
+def _sum_of_images(leaf: LeafSpectrum, lattice: Lattice) -> float:
     """A bound from correlations: the image at P − L along every axis, and shells of images at jP.
 
     P is the period and L the longest lag from a datum.
     """
-    period, lag, d = lattice.period.tolist(), lattice.lag.tolist(), len(dims)
+    period, lag, d = lattice.period.tolist(), lattice.lag.tolist(), leaf.num_dims
 
     def largest(j: int, share: float) -> float:
         """The largest correlation over the axes at the lag j P − share · L."""
-        lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in dims]
-        return max(float(correlation(r, axis)) for axis, r in enumerate(lags))
+        lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in leaf.dims]
+        return max(float(leaf.correlation(r, axis)) for axis, r in enumerate(lags))
 
     shells = range(1, _SHELLS + 1)
     shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * largest(j, 0.0) for j in shells)

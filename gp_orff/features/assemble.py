@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -18,8 +19,7 @@ from gp_orff.features.expansion import (
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
 from gp_orff.kernels.cholesky import reduced_root
 from gp_orff.kernels.factors import Factor, Mixing, embedded
-from gp_orff.kernels.spectra.base import spectrum
-from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
+from gp_orff.kernels.tree import Term, leaf_dims, spectra_of, terms
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
@@ -34,20 +34,21 @@ def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectr
 
 def _term_spectrum(term: Term, num_dims: int | None) -> TermSpectrum:
     """The spectra of a term's leaves."""
-    leaves = [
-        _leaf_spectrum(term, leaf, leaf_dims(term, leaf, num_dims), index == 0)
-        for index, leaf in enumerate(term.leaves)
-    ]
-    return TermSpectrum(tuple(leaves), term.factor.rank, term.group)
+    dims = [leaf.columns(leaf_dims(term, leaf, num_dims)) for leaf in term.leaves]
+    return TermSpectrum(tuple(leaf_spectra(term, dims)), term.factor.rank, term.group)
 
 
-def _leaf_spectrum(term: Term, leaf: Leaf, num_dims: int, first: bool) -> LeafSpectrum:
-    """The spectrum of a leaf; B is a function of the frequencies of the first leaf."""
-    density, dims = spectrum(leaf.kernel), leaf.columns(num_dims)
-    if not first or term.factor.closed_form:
-        return LeafSpectrum(density, dims, term.factor.degree if first else 0)
-    variance = term.factor.variance_spectrum(density)
-    return LeafSpectrum(density, dims, term.factor.degree, variance, term.factor.sampler)
+def leaf_spectra(term: Term, dims: Sequence[tuple[int, ...]]) -> list[LeafSpectrum]:
+    """The spectra of a term's leaves, which depend on the input columns `dims`.
+
+    B is a function of the frequencies of the first leaf.
+    """
+    spectra = [LeafSpectrum(*pair, degree=0) for pair in zip(spectra_of(term), dims, strict=True)]
+    if spectra:
+        density, factor = spectra[0].spectrum, term.factor
+        variance = None if factor.closed_form else factor.variance_spectrum(density)
+        spectra[0] = replace(spectra[0], degree=factor.degree, variance=variance)
+    return spectra
 
 
 def mixtures(draws: Sequence[Draw]) -> list[list[int]]:

@@ -12,13 +12,13 @@ from gp_orff.features.domain import Box, as_box, box_of
 from gp_orff.features.frequencies.grid_design import (
     axes_of,
     correlation_lag,
-    first_nonzero,
     lengthscales,
     require_separate_inputs,
     tail_radius,
 )
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
+from gp_orff.kernels.spectra.lattice_sums import first_nonzero
 
 MOST_FEATURES = 40_000  # their F×F matrix alone needs 13 GB
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import scipy.optimize
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
@@ -73,14 +73,6 @@ def lengthscales(terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.nda
     for leaf, axis, dim in axes_of(terms):
         largest[dim] = max(largest[dim], axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis])
     return largest
-
-
-def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
-    """The sign of the first coordinate that is not zero."""
-    sign = np.zeros(len(points), dtype=int)
-    for column in points.T:
-        sign = np.where(sign == 0, np.sign(column), sign)
-    return sign
 
 
 def require_separate_inputs(term: TermSpectrum) -> None:

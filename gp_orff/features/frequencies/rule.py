@@ -23,11 +23,15 @@ class LeafSpectrum:
     dims: tuple[int, ...]  # the input columns of the kernel
     degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}, unless B is a general function
     variance: VarianceSpectrum | None = None  # for a general B
-    sampler: Sampler | None = None  # that comes with a general B
 
     @property
     def num_dims(self) -> int:
         return len(self.dims)
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What draws frequencies from a density of its own, for a general B that has one."""
+        return None if self.variance is None else self.variance.factor.sampler
 
     def tail(self, scaled_radius: float) -> float:
         """The share of the variance beyond a scaled radius."""

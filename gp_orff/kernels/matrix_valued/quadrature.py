@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.kernels.matrix_valued.variance_spectrum import VarianceSpectrum
-from gp_orff.kernels.spectra.lattice_sums import lattice_weights
+from gp_orff.kernels.spectra.lattice_sums import first_nonzero, lattice_weights
 
 _TOLERANCES = 10.0 ** np.arange(-10, 0, 0.5)  # of truncation and aliasing; the first affordable
 _POOR = 1.1e-6  # the largest without a warning
@@ -40,6 +40,13 @@ class Lattice:
             counts = np.floor(variance.radius(tolerance) * variance.scales / spacing)
             if 0.5 * np.prod(2 * counts + 1) <= _MOST_NODES:
                 break
+        else:
+            raise NotImplementedError(
+                f"SpectralMatrixKernel computes covariances by quadrature with {_MOST_NODES} "
+                f"frequencies at most, which do not suffice for lags up to {np.round(lag, 3)} and "
+                "correlations that fall so slowly; put it inside ORFFKernel, with "
+                "gp_orff.QuasiMonteCarlo"
+            )
         if tolerance > _POOR:
             warnings.warn(
                 f"a quadrature with {_MOST_NODES} frequencies reaches a tolerance of "
@@ -48,20 +55,10 @@ class Lattice:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        counts = np.minimum(counts, _MOST_NODES).astype(int)
-        axes = [torch.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)]
-        indices = torch.cartesian_prod(*axes).reshape(-1, len(counts)).to(variance.device)
-        indices = indices[_in_half_space(indices)]
-        step = torch.from_numpy(spacing).to(variance.device)
-        return cls(indices * step, step)
-
-
-def _in_half_space(indices: Tensor) -> Tensor:
-    """Whether the first nonzero index is positive, or all are zero."""
-    inside = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
-    for column in reversed(indices.unbind(-1)):
-        inside = torch.where(column == 0, inside, column > 0)
-    return inside
+        axes = [np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)]
+        indices = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(counts))
+        omega = indices[first_nonzero(indices) >= 0] * spacing
+        return cls(*(torch.from_numpy(v).to(variance.device) for v in (omega, spacing)))
 
 
 def covariance(

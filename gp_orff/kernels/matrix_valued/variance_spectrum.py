@@ -1,7 +1,7 @@
 """How the variance ∫ A(ω) S(ω) dω of a kernel is distributed over frequencies, by quadrature."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -41,6 +41,7 @@ class MatrixFunction(Protocol):
 
     num_outputs: int
     rank: int  # r
+    sampler: Callable | None  # draws ω from a density of its own
 
     def __call__(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p r"]:
         """B at the frequencies ω."""

@@ -13,8 +13,9 @@ to rounding even where the sum of the images of the mixture converges slowly or 
 import math
 from functools import singledispatch
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.kernels.spectra.base import Spectrum
@@ -87,6 +88,14 @@ def aliased_curvature(
     """The error of minus the Hessian of the kernel of a lattice, at lag τ."""
     scales = _Scales(spectrum, spacing)
     return scales.mean(scales.curvature(lag) - scales.gaussian_curvature(lag))
+
+
+def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
+    """The sign of the first coordinate that is not zero."""
+    sign = np.zeros(len(points), dtype=int)
+    for column in points.T:
+        sign = np.where(sign == 0, np.sign(column), sign)
+    return sign
 
 
 class _Scales:
