@@ -96,7 +96,7 @@ def picture(rows):
             style = {"color": colour, "marker": marker, "ms": 5, "lw": 1.2}
             lower.errorbar(*columns(line, "F", "mean", "sd"), label=name, **style)
             shift = -0.24 if name == "unbounded" else 0.08
-            if name in {"unbounded", "bounded"}:
+            if (kernel, name) in PAPER:
                 apart = style | {"linestyle": "", "capsize": 3}
                 at = np.arange(len(line)) + shift
                 upper.errorbar(at, *columns(line, "mean", "sd"), **apart)
@@ -111,9 +111,8 @@ def picture(rows):
         lower.minorticks_off()
     for ax in axes[:, 0]:
         ax.set_ylabel("‖K̃ − K‖ / ‖K‖, Frobenius")
-    parts = [axes[row][0].get_legend_handles_labels() for row in (1, 0)]
-    handles, labels = (sum(own, []) for own in zip(*parts, strict=True))
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    handles = [h for row in (1, 0) for h in axes[row][0].get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

@@ -15,8 +15,6 @@ from helpers.papers import pictures
 from helpers.papers.kernels import KERNELS, gaussian
 
 FACTORS = {"curl-free": Gradient, "divergence-free": Solenoidal}
-PAPER = ("unbounded", "bounded")  # maps of the paper
-RANDOM = (*PAPER, "trace", "QuasiMonteCarlo")
 STYLES = {  # colour and marker
     "unbounded": (pictures.ORANGE, "o"),
     "bounded": (pictures.RED, "v"),
@@ -72,7 +70,7 @@ class Field:
         return kernel
 
     def random(self, number: int, seed: int) -> Iterator[tuple[str, Map]]:
-        """The maps `RANDOM` with D frequencies."""
+        """Maps with D random frequencies; the first two are those of the paper."""
         rule = gp_orff.MonteCarlo
         yield "unbounded", (self.kernel, rule(number, measure="base", seed=seed))
         yield "bounded", (self._split(), rule(number, seed=seed))
