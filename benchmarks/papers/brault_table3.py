@@ -31,9 +31,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gpytorch.kernels import RBFKernel
 from jaxtyping import Float
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
+from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
@@ -116,7 +118,7 @@ class Data:
         return self.x[part], self.targets[part]
 
 
-def rbf(lengthscale: float) -> gp_orff.ORFFKernel:
+def rbf(lengthscale: float) -> RBFKernel:
     kernel = gaussian(DIMS)
     kernel.lengthscale = lengthscale
     return kernel
@@ -240,7 +242,7 @@ def main(words: Sequence[str] | None = None) -> None:
     numbers = [number for number in NUMBERS if number <= arguments.most]
     alphas = chosen(Data.of(arguments.runs, numbers[-1]), numbers, arguments.frequencies)
     found, sizes = {key: [] for key in alphas}, []
-    for seed in range(arguments.runs):
+    for seed in tqdm(range(arguments.runs), "runs", leave=False):
         own = [n for n in numbers if n <= LARGEST_OVK or seed < arguments.large_runs]
         data = Data.of(seed, own[-1])
         sizes.append((data.lengthscale, data.rms, data.noise))

@@ -69,21 +69,22 @@ class Field:
         kernel.base_kernel.lengthscale = self.lengthscale
         return kernel
 
-    def random(self, number: int, seed: int) -> Iterator[tuple[str, Map]]:
-        """Maps with D random frequencies; the first two are those of the paper."""
-        rule = gp_orff.MonteCarlo
-        yield "unbounded", (self.kernel, rule(number, measure="base", seed=seed))
-        yield "bounded", (self._split(), rule(number, seed=seed))
-        yield "trace", (self.kernel, rule(number, seed=seed))
-        yield "QuasiMonteCarlo", (self.kernel, gp_orff.QuasiMonteCarlo(number, seed=seed))
-
-    def _split(self) -> Kernel:
+    @property
+    def split(self) -> Kernel:
         """The same kernel on the density ρ = N(0, 4/σ² I) of Equation 39."""
         density = gaussian(self.num_dims)
         density.lengthscale = self.sigma / 2
         psi = Split(FACTORS[self.name](self.num_dims), self.sigma)
         shape = {"num_outputs": self.num_dims, "num_dims": self.num_dims}
         return gp_orff.SpectralMatrixKernel(density, psi, **shape)
+
+    def random(self, number: int, seed: int) -> Iterator[tuple[str, Map]]:
+        """Maps with D random frequencies; the first two are those of the paper."""
+        rule = gp_orff.MonteCarlo
+        yield "unbounded", (self.kernel, rule(number, measure="base", seed=seed))
+        yield "bounded", (self.split, rule(number, seed=seed))
+        yield "trace", (self.kernel, rule(number, seed=seed))
+        yield "QuasiMonteCarlo", (self.kernel, gp_orff.QuasiMonteCarlo(number, seed=seed))
 
     def grid(self, number: int) -> Map:
         """With at most as many features as D random frequencies have."""
