@@ -14,10 +14,10 @@ from gp_orff.regression.problem import Problem
 class Options:
     """The settings of iterative solvers."""
 
-    max_iter: int | None
-    tol: float
-    loss: Callable[[Tensor, Tensor], Tensor] | None
-    seed: int
+    max_iter: int | None = None
+    tol: float | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,11 @@ class Equations:
         inverse = torch.where(self.eigenvalues > 0, 1 / denominators, 0.0)
         return self._weights(self._vectors @ (inverse * self._rotated))
 
+    def residual_freedom(self, alpha: float, num_values: int) -> float:
+        """tr(I − H) for the matrix H that maps `num_values` values y to their predictions."""
+        share = alpha / (self.eigenvalues + alpha)
+        return num_values - share.numel() + share.sum().item()
+
     @cached_property
     def eigenvalues(self) -> Float[Tensor, "n k"]:
         """Those of every σ_j² A; zero below their rounding error."""

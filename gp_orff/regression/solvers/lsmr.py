@@ -13,6 +13,7 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.regression.problem import Problem
 from gp_orff.regression.solvers.base import Options, Solution, Solver, refuse_laplacian
 
+_TOLERANCE = 1e-10
 _LIMIT_REACHED = 7  # the reason for stopping that scipy's lsmr returns
 
 
@@ -32,11 +33,12 @@ class Lsmr(Solver):
             dtype=np.float64,
         )
         limit = options.max_iter or 10 * expansion.num_features
-        stop = {"atol": options.tol, "btol": options.tol, "conlim": 0.0, "maxiter": limit}
+        tol = _TOLERANCE if options.tol is None else options.tol
+        stop = {"atol": tol, "btol": tol, "conlim": 0.0, "maxiter": limit}
         found = [lsmr(phi, column, damp=problem.alpha**0.5, **stop) for column in columns.T.numpy()]
         if any(reason == _LIMIT_REACHED for _, reason, *_ in found):
             warnings.warn(
-                f"lsmr reached max_iter={limit} before tol={options.tol:g}: raise either of them, "
+                f"lsmr reached max_iter={limit} before tol={tol:g}: raise either of them, "
                 "or alpha, or use solver='cholesky'",
                 ConvergenceWarning,
                 stacklevel=2,
