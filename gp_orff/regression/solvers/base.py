@@ -61,7 +61,7 @@ def refuse_laplacian(name: str, problem: Problem) -> None:
 
 
 def refuse_loss(name: str, options: Options) -> None:
-    """Raise ValueError if there is a loss other than the square, which direct solvers do not take."""
+    """Raise ValueError if there is a loss other than the square."""
     if options.loss is not None:
         raise ValueError(
             f"solver={name!r} minimises squares and expects loss=None, got {options.loss!r}; use "
