@@ -4,7 +4,7 @@
 
 The setting of Appendix D.2: x uniform on [−1, 1]²⁰, and y = Φ̃(x)θ of 20 numbers, where Φ̃ has 10⁴
 random frequencies of the kernel k A and θ is uniform on [−1, 1]. k is Gaussian, its lengthscale the
-median distance of points; A = uuᵀ has rank one and ‖A‖₂ = 1. Noise is N(0, Σ) with ‖Σ‖₂ = √V[y].
+median distance of 1000 points; A = uuᵀ has rank one and ‖A‖₂ = 1. Noise is N(0, Σ), ‖Σ‖₂ = √V[y].
 The same kernel learns from N points: `ORFF` with D = 1000 other frequencies, 2000 features of
 `SeparableKernel` with a root of one column, and `OVK` exactly. New data and frequencies in each run
 (`large_runs` of them for 10⁵ points).
