@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import gp_orff
+from gp_orff.regression import ORFFRidge
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -14,7 +18,13 @@ SCRIPTS = sorted(
     path.relative_to(FOLDER).with_suffix("").as_posix()
     for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
 )
-PAPERS = ["papers/bounds", "papers/brault_figure1", "papers/brault_figure6"]
+PAPERS = [
+    "papers/bounds",
+    "papers/brault_figure1",
+    "papers/brault_figure6",
+    "papers/minh_table1",
+    "papers/minh_table2",
+]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
 
 
@@ -137,3 +147,60 @@ def test_errors_stay_below_their_bounds():
     rows = results_of("papers/bounds")["errors"]
     assert all(row["error"] < row["at most"] for row in rows)
     assert any(20 * row["error"] > row["at most"] for row in rows)
+
+
+def test_gram_matrices_err_as_in_the_paper():
+    """Minh 2016, Table 1: his means within 2.5 standard deviations of ours; bounded below
+    unbounded maps."""
+    found = results_of("papers/minh_table1")
+    rows = [row for row in found["rows"] if row["paper"] is not None]
+    assert (found["runs"], len(rows)) == (50, 12)
+    for row in rows:
+        assert row["mean"] == pytest.approx(row["paper"], abs=2.5 * row["sd"])
+    mean = {(row["kernel"], row["D"], row["map"]): row["mean"] for row in rows}
+    for kernel, number, name in mean:
+        assert mean[kernel, number, "bounded"] <= mean[kernel, number, name]
+
+
+def test_field_from_few_points_is_no_worse_than_in_the_paper():
+    """Minh 2016, Table 2."""
+    found = results_of("papers/minh_table2")
+    rows = {(row["map"], row["D"]): row for row in found["rows"] if row["paper"] is not None}
+    assert (found["runs"], found["alpha"]) == (50, 8e-8)
+    printed = {
+        ("exact", None): 0.0020,
+        ("bounded", 50): 0.0079,
+        ("bounded", 100): 0.0032,
+        ("unbounded", 50): 0.0254,
+        ("unbounded", 100): 0.0118,
+    }
+    assert {key: row["paper"] for key, row in rows.items()} == printed
+    assert all(row["mean"] <= row["paper"] for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["curl-free", "divergence-free"])
+def test_bounded_maps_have_the_kernel_of_unbounded_ones(script, name):
+    """Minh 2016, Equations 40 and 42: quadrature of ψψᵀρ gives Equations 33 and 34."""
+    field = script("papers/minh_table1").Field(name, 2, 0.7, (-1.0, 1.0))
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(4, 2)
+    expected = field.kernel(x).to_dense()
+    error = (field.split(x).to_dense() - expected).abs().max()
+    assert error < 1e-6 * expected.max()  # of the quadrature
+
+
+def test_scalar_problem_along_an_eigenvector_is_the_regression_of_vectors(script):
+    """Brault et al. 2016, Table 3: A = uuᵀ."""
+    table3, rule = script("papers/brault_table3"), gp_orff.MonteCarlo(10, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    x, u, t = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((1050, 20), (20, 1), (1050, 2))
+    )
+    u = u / u.norm()
+    data = table3.Data(x, t, 3.0, 1.0, 1.0)
+    found = table3.Learner.orff(data, 50, rule).predictions(0.1)
+    kernel = gp_orff.SeparableKernel(table3.rbf(3.0), u)
+    for column in (0, 1):
+        model = ORFFRidge(kernel, rule, alpha=0.1).fit(x[1000:], t[1000:, column, None] @ u.mT)
+        expected = found[:, column, None] @ u.mT
+        assert model.predict(x[:1000]) == pytest.approx(expected.numpy(), abs=1e-10)
