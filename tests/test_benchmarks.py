@@ -22,6 +22,7 @@ PAPERS = [
     "papers/bounds",
     "papers/brault_figure1",
     "papers/brault_figure6",
+    "papers/brault_table3",
     "papers/minh_table1",
     "papers/minh_table2",
 ]
@@ -204,3 +205,15 @@ def test_scalar_problem_along_an_eigenvector_is_the_regression_of_vectors(script
         model = ORFFRidge(kernel, rule, alpha=0.1).fit(x[1000:], t[1000:, column, None] @ u.mT)
         expected = found[:, column, None] @ u.mT
         assert model.predict(x[:1000]) == pytest.approx(expected.numpy(), abs=1e-10)
+
+
+def test_features_and_exact_kernel_err_no_more_than_in_the_paper():
+    """Brault et al. 2016, Table 3, without noise; the exact kernel gains more from points."""
+    found = results_of("papers/brault_table3")
+    rows = [row for row in found["rows"] if row["paper"] is not None]
+    assert (found["frequencies"], len(rows)) == (1000, 14)
+    assert all(row["mean"] <= row["paper"] for row in rows)
+    mean = {(row["data"], row["method"], row["N"]): row["mean"] for row in rows}
+    for data in ("without noise", "with noise"):
+        ratios = [mean[data, "ORFF", N] / mean[data, "OVK", N] for N in (100, 1000, 10_000)]
+        assert ratios == sorted(ratios)
