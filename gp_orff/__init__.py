@@ -99,6 +99,7 @@ __all__ = [
     "compare_with_exact",
     "plotting",
     "radial_derivatives",
+    "regression",
     "settings",
     "spectra",
     "spectrum",
@@ -108,9 +109,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`gp_orff.plotting`, when it is asked for."""
-    if name == "plotting":
-        return import_module("gp_orff.plotting")
+    """`gp_orff.plotting` and `gp_orff.regression`, when they are asked for."""
+    if name in ("plotting", "regression"):
+        return import_module(f"gp_orff.{name}")
     raise AttributeError(f"module 'gp_orff' has no attribute {name!r}")
 
 

@@ -1,0 +1,108 @@
+"""Kernel, rule and data → the features of a regression."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import Kernel, RBFKernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.features.assemble import check_domain, expand
+from gp_orff.features.domain import Box, box_of, union
+from gp_orff.features.expansion import Expansion
+from gp_orff.features.frequencies.auto import Auto
+from gp_orff.features.frequencies.rule import Rule
+
+_SAMPLE = 1000  # points, for the median of their distances
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """The features of a kernel on the points of a box, at fixed hyperparameters.
+
+    Made by `FeatureMap.of`.
+    """
+
+    kernel: ORFFKernel  # in float64
+    rule: Rule | None  # as requested
+    box: Box  # of the points that it serves
+    expansion: Expansion
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, kernel: Kernel | None, rule: Rule | None, x: Float[Tensor, "N d"]) -> "FeatureMap":
+        """The features for the points x.
+
+        Without a kernel: an RBF kernel whose lengthscale is the median distance of the points. The
+        kernel is copied. Without a rule: `Auto`, for the lengthscales that the kernel has.
+
+        Raises:
+            TypeError: not an instance of a kernel, or not a rule.
+            ValueError: a kernel that does not fit the inputs; points outside the domain of a rule.
+        """
+        kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
+        if isinstance(kernel, Kernel):
+            kernel = kernel.double().requires_grad_(False)
+        return cls._on(kernel, rule, box_of(x), x)
+
+    @classmethod
+    def _on(
+        cls, kernel: Kernel, rule: Rule | None, box: Box, x: Float[Tensor, "N d"]
+    ) -> "FeatureMap":
+        orff = ORFFKernel(kernel, resolved(rule, box), num_dims=len(box))
+        orff = orff.double().requires_grad_(False)
+        features = cls(orff, rule, box, expand(kernel, orff.frequencies, len(box)).double())
+        features.check(x)
+        return features
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the rule takes its domain from the data."""
+        return resolved(self.rule, self.box) is not self.rule
+
+    @torch.no_grad()
+    def check(self, x: Float[Tensor, "n d"]) -> None:
+        """Check that the features represent the kernel at these points.
+
+        Raises:
+            ValueError: they are outside the domain of the rule.
+        """
+        ends = torch.tensor(self.box, dtype=torch.float64).mT
+        check_domain(self.kernel.base_kernel, self.kernel.frequencies, ends, x)
+
+    def covers(self, x: Float[Tensor, "n d"]) -> bool:
+        """Whether these features serve the points, or no others could."""
+        if not self.adaptive:
+            return True
+        try:
+            self.check(x)
+        except ValueError:
+            return False
+        return True
+
+    @torch.no_grad()
+    def widened(self, x: Float[Tensor, "n d"]) -> "FeatureMap":
+        """The features of the same kernel for these points too."""
+        box = union(self.box, box_of(x))
+        return self._on(self.kernel.base_kernel, self.rule, box, x)
+
+
+def resolved(rule: Rule | None, box: Box) -> Rule:
+    """The rule for data in a box; the same object where it needs no box."""
+    rule = Auto(lengthscale_range=(1, 1)) if rule is None else rule
+    if isinstance(rule, Auto) and rule.domain is None and rule.data is None:
+        return replace(rule, data=box)
+    return rule
+
+
+def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
+    """An RBF kernel whose lengthscale is the median distance of the points (Jaakkola's heuristic);
+    1 if that is zero."""
+    points = x[:: -(-len(x) // _SAMPLE)]
+    distances = torch.pdist(points)
+    median = distances.median().item() if len(distances) else 0.0
+    kernel = RBFKernel().double()
+    kernel.lengthscale = median or 1.0
+    return kernel

@@ -1,0 +1,60 @@
+"""The protocol of solvers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.regression.problem import Problem
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of iterative solvers."""
+
+    max_iter: int | None
+    tol: float
+    loss: Callable[[Tensor, Tensor], Tensor] | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The weights of the features, (F, q) for a scalar kernel, else (F, 1)."""
+
+    theta: Float[Tensor, "F _"]
+    num_iterations: int = 1
+    state: object = None  # what `partial` goes on from
+
+
+class Solver(ABC):
+    """A way to solve a `Problem`."""
+
+    name: str
+
+    @abstractmethod
+    def solve(self, problem: Problem, options: Options) -> Solution:
+        """The minimiser."""
+
+    def partial(
+        self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
+    ) -> Solution:
+        """The solution for the data of `problem` and all earlier data.
+
+        Raises:
+            ValueError: this solver needs all data at once; the earlier solution is of another one.
+        """
+        raise ValueError(
+            "partial_fit expects a solver that takes data in chunks, got "
+            f"solver={self.name!r}; use 'cholesky' or 'sgd', or fit"
+        )
+
+
+def refuse_laplacian(name: str, problem: Problem) -> None:
+    """Raise ValueError if the problem has a Laplacian, which iterative solvers do not take."""
+    if problem.laplacian is not None:
+        raise ValueError(
+            f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
+        )
