@@ -24,7 +24,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +190,8 @@ def errors_of(seed: int, points: int, numbers: Sequence[int]) -> Iterator[tuple[
         if chosen is not None:
             error = method.fit(*chosen, train)(test.x) - test.truth
             mse = error.square().mean().item() / signal
-            yield what, {"mse": mse, "lengthscale": chosen[0], "penalty": chosen[1]}
+            lengthscale, penalty = chosen
+            yield what, {"mse": mse, "lengthscale": lengthscale, "penalty": penalty}
 
 
 def summary(what: dict, found: Sequence[dict]) -> dict:
@@ -202,7 +202,8 @@ def summary(what: dict, found: Sequence[dict]) -> dict:
         **what,
         "MSE": mse["mean"],
         "standard error": mse["standard_error"],
-        **{name: typical[key] for name, key in (("median", "mse"), ("ℓ", "lengthscale"))},
+        "median": typical["mse"],
+        "ℓ": typical["lengthscale"],
         "α": typical["penalty"],
     }
 
@@ -270,9 +271,10 @@ def main(words: Sequence[str] | None = None) -> None:
             key = what["kernel"], what["rule"], what["measure"], what["D"]
             found.setdefault(key, []).append(one)
     rows, lower = Rows(), Rows()
-    for key, own in sorted(found.items(), key=lambda item: (item[0][:3], item[0][3] or 0)):
-        if len(own) == arguments.seeds:
-            rows.add(**summary(dict(zip(("kernel", "rule", "measure", "D"), key)), own))
+    names = ("kernel", "rule", "measure", "D")
+    for key in sorted(found, key=lambda key: (*key[:3], key[3] or 0)):
+        if len(found[key]) == arguments.seeds:
+            rows.add(**summary(dict(zip(names, key, strict=True)), found[key]))
     for row in differences(found, numbers):
         lower.add(**row)
     pictures.save_picture(arguments, picture(rows))

@@ -1,4 +1,4 @@
-"""Brault et al. 2016, Figure 7: the fields of five Gaussians, for curl-free and divergence-free ORFF.
+"""Brault et al. 2016, Figure 7: a curl-free and a divergence-free field of five Gaussians.
 
     python benchmarks/papers/brault_figure7.py [--points 100] [--smoke] [--output FOLDER]
 

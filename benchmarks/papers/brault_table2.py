@@ -5,13 +5,16 @@
 
 P = Φ(x), P* = Φ(x)ᵀ and P*P (one after the other) of `ORFFKernel.feature_operator`, for the
 decomposable (rank p), curl-free and divergence-free kernel of a Gaussian k with d = p inputs, and
-D random frequencies (trace measure): against D with p = 4, and against p with D = 2048, at one
-point, as the paper counts, and for each of 1000 points at once. Medians of interleaved rounds after
-one to warm up. Exponents are slopes of lines through log seconds over log D and log p, beside those
-of the largest term of the paper's Table 2 with p′ = p. One thread.
+D random frequencies (trace measure): against D with p = 4, and against p with D = 2048, for each of
+1000 points at once; and at one point, as the paper counts, with 16 times as many frequencies, since
+a call takes 0.2 ms. Medians of interleaved rounds after one to warm up. Exponents are slopes of
+lines through log seconds over log D and log p, beside those of the largest term of the paper's
+Table 2 with p′ = p. One thread.
 
-A product costs N·M·(d + p) + F·p here, M = 2D columns and F features (2Dp, 2D, 2D(p − 1)); the
-second term does not grow with N. P*P has all terms ⟨m_f, m_g⟩ and no D². `rules` has the products
+A product costs N·M·(d + p) + F·p here, with M = 2D cosines and sines, and F = 2Dp, 2D, 2D(p − 1)
+features. The second term does not grow with N; at one point it is the Dpp′ of decomposable kernels,
+for which the paper has Dp′ + pp′. A cosine takes as long as about 20 products, hence exponents of p
+below those of the paper. P*P has all terms ⟨m_f, m_g⟩ and no D². `rules` has the products
 of about 2048 frequencies of `Grid` and `GaussHermite` beside random ones, with p = 2: quadratures
 are not faster, and grids use fast Fourier transforms. Draws brault_table2.png beside the results.
 """
@@ -38,11 +41,12 @@ from helpers.rows import Rows
 import gp_orff
 
 OUTPUTS, FREQUENCIES = 4, 2048  # where the other one varies
-LEAST, MOST_OUTPUTS, POINTS = 1024, 32, (1, 1000)
+LEAST, MOST_OUTPUTS = 1024, 16
+POINTS = {1: 16, 1000: 1}  # number of points: factor of D
 SPACING = 0.25  # of the grid
 PAPER = {  # operations for one point, and the exponents of D and of p of the largest term, p′ = p
     "decomposable": {
-        "P": ("D + pp′", 1, None),
+        "P": ("D + pp′", 1, 0),
         "P*": ("Dp′ + pp′", 1, 1),
         "P*P": ("D² + Dp′²", 2, 2),
     },
@@ -71,27 +75,27 @@ def products(kernel: Kernel, rule, points: int, dims: int) -> dict[str, Callable
     }
 
 
-def timed(name: str, rule, dims: int, rounds: int) -> Iterator[dict]:
-    """A row for each product and number of points."""
-    for points in POINTS:
-        found = products(KERNELS[name](dims), rule, points, dims)
-        times = interleaved(list(found.values()), rounds)
-        for product, own in zip(found, times, strict=True):
-            taken = statistics.median(own) / points
-            yield {"kernel": name, "product": product, "points": points, "seconds/point": taken}
+def timed(name: str, rule, points: int, dims: int, rounds: int) -> Iterator[dict]:
+    """A row for each product."""
+    found = products(KERNELS[name](dims), rule, points, dims)
+    times = interleaved(list(found.values()), rounds)
+    for product, own in zip(found, times, strict=True):
+        taken = statistics.median(own) / points
+        yield {"kernel": name, "product": product, "points": points, "seconds/point": taken}
 
 
 def random_rows(name: str, most: int, rounds: int) -> Iterator[dict]:
-    numbers = [2**k for k in range(30) if LEAST <= 2**k <= max(most, 2 * LEAST)]
-    outputs = [2**k for k in range(1, 10) if 2**k <= MOST_OUTPUTS and 2**k * 128 <= most]
+    numbers = [2**k for k in range(30) if LEAST <= 2**k <= most]
+    outputs = [2**k for k in range(1, 10) if 2**k <= min(MOST_OUTPUTS, most / LEAST * 2)]
     sizes = [("D", D, OUTPUTS) for D in numbers] + [("p", FREQUENCIES, p) for p in outputs]
-    for against, D, p in sizes:
-        for row in timed(name, gp_orff.MonteCarlo(D), p, rounds):
-            yield {"against": against, "D": D, "p": p, **row}
+    for points, factor in POINTS.items():
+        for against, D, p in sizes:
+            for row in timed(name, gp_orff.MonteCarlo(factor * D), points, p, rounds):
+                yield {"against": against, "D": factor * D, "p": p, **row}
 
 
 def other_rows(rounds: int) -> Iterator[dict]:
-    """Grid and quadrature of about the same number of frequencies."""
+    """Grid and quadrature of about the same number of frequencies, at many points."""
     radius = (2 * FREQUENCIES / math.pi) ** 0.5  # of the disc of nodes, in spacings
     rules = [
         gp_orff.MonteCarlo(FREQUENCIES),
@@ -101,8 +105,12 @@ def other_rows(rounds: int) -> Iterator[dict]:
     for rule in rules:
         for name, make in KERNELS.items():
             D = gp_orff.ORFFKernel(make(2), rule).frequencies[0].num_frequencies
-            for row in timed(name, rule, 2, rounds):
+            for row in timed(name, rule, max(POINTS), 2, rounds):
                 yield {"rule": type(rule).__name__, "D": D, **row}
+
+
+def selected(rows: Sequence[dict], what: dict) -> list[dict]:
+    return [row for row in rows if all(row[key] == value for key, value in what.items())]
 
 
 def exponents(rows: Sequence[dict]) -> Iterator[dict]:
@@ -110,16 +118,12 @@ def exponents(rows: Sequence[dict]) -> Iterator[dict]:
         for product, (operations, *expected) in PAPER[name].items():
             for against, paper in zip(("D", "p"), expected, strict=True):
                 row = {"kernel": name, "product": product, "against": against}
-                found = {points: _slope(rows, row, points) for points in POINTS}
-                ours = {f"{points} points": slope for points, slope in found.items()}
-                yield {**row, "paper": paper, **ours, "paper's operations": operations}
-
-
-def _slope(rows: Sequence[dict], what: dict, points: int) -> float:
-    own = [row for row in rows if row["points"] == points]
-    own = [row for row in own if all(row[key] == value for key, value in what.items())]
-    sizes = [row[what["against"]] for row in own]
-    return float(np.polyfit(np.log(sizes), np.log([row["seconds/point"] for row in own]), 1)[0])
+                slopes = {}
+                for points in POINTS:
+                    own = selected(rows, {**row, "points": points})
+                    sizes, taken = ([r[key] for r in own] for key in (against, "seconds/point"))
+                    slopes[f"N = {points}"] = np.polyfit(np.log(sizes), np.log(taken), 1)[0].item()
+                yield {**row, "paper": paper, **slopes, "operations": operations}
 
 
 def picture(rows):
@@ -128,15 +132,14 @@ def picture(rows):
         for ax, product in zip(row_of_axes, ("P", "P*", "P*P"), strict=True):
             for name, (colour, marker) in STYLES.items():
                 for points, kind in zip(POINTS, ("--", "-"), strict=True):
-                    what = {"kernel": name, "product": product, "points": points}
-                    what["against"] = against
-                    own = [r for r in rows if all(r[key] == what[key] for key in what)]
+                    what = {"kernel": name, "product": product, "against": against}
+                    own = selected(rows, {**what, "points": points})
                     sizes, taken = ([r[key] for r in own] for key in (against, "seconds/point"))
                     face = colour if points > 1 else "white"
                     style = {"color": colour, "marker": marker, "mfc": face, "ms": 4, "lw": 1.2}
                     ax.loglog(sizes, [1e6 * value for value in taken], kind, **style)
-            fixed = f"p = {OUTPUTS}" if against == "D" else f"D = {FREQUENCIES}"
-            ax.set(title=f"{product}, {fixed}", xlabel=against)
+            title = f"{product} against {against}"
+            ax.set(title=title, xlabel="frequencies D" if against == "D" else "outputs p")
             ax.set_xscale("log", base=2)
     for row_of_axes in axes:
         row_of_axes[0].set_ylabel("µs for each point")
@@ -147,7 +150,7 @@ def picture(rows):
     ]
     handles += [
         line(color="0.3", marker="o", mfc=face, ms=5, linestyle=kind, label=label)
-        for face, kind, label in (("white", "--", "one point"), ("0.3", "-", "1000 points at once"))
+        for face, kind, label in (("white", "--", "one point"), ("0.3", "-", "1000 points"))
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
@@ -155,7 +158,7 @@ def picture(rows):
 
 @torch.no_grad()
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"most": (16384, 512), "rounds": (5, 1)}
+    sizes = {"most": (16384, 2048), "rounds": (5, 1)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     torch.set_num_threads(1)
     rows, others, slopes = Rows(), Rows(), Rows()
