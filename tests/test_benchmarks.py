@@ -14,7 +14,15 @@ SCRIPTS = sorted(
     path.relative_to(FOLDER).with_suffix("").as_posix()
     for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
 )
-PAPERS = ["papers/bounds", "papers/brault_figure1", "papers/brault_figure6"]
+PAPERS = [
+    "papers/bounds",
+    "papers/brault_figure1",
+    "papers/brault_figure4",
+    "papers/brault_figure5",
+    "papers/brault_figure6",
+    "papers/brault_figure7",
+    "papers/brault_table2",
+]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
 
 
@@ -137,3 +145,52 @@ def test_errors_stay_below_their_bounds():
     rows = results_of("papers/bounds")["errors"]
     assert all(row["error"] < row["at most"] for row in rows)
     assert any(20 * row["error"] > row["at most"] for row in rows)
+
+
+def test_curl_free_features_learn_a_curl_free_field_better_than_independent_ones():
+    """Brault et al. 2016, Figure 4: against `RBFSampler` + `Ridge`, of D and of 2D components."""
+    found = results_of("papers/brault_figure4")
+    rows = [row for row in found["curl-free below RBFSampler"] if row["D"] >= 100]
+    assert sorted({row["D"] for row in rows}) == [100, 300, 1000]
+    assert len(rows) == 6
+    for row in rows:
+        assert row["MSE less"] > 3 * row["standard error"]  # no chance
+
+
+def test_features_tend_to_the_exact_kernels():
+    """Figure 4: those of a grid are as good as exact kernels from D = 300 on."""
+    rows = results_of("papers/brault_figure4")["errors"]
+    exact = {row["kernel"]: row for row in rows if row["rule"] == "exact"}
+    for row in rows:
+        target = exact.get(row["kernel"])
+        if row["rule"] == "Grid" and row["D"] >= 300:
+            assert row["MSE"] == pytest.approx(target["MSE"], rel=1e-3)
+        if row["rule"] == "MonteCarlo" and row["D"] == 1000 and row["measure"] == "trace":
+            error = row["standard error"] + target["standard error"]
+            assert abs(row["MSE"] - target["MSE"]) < 3 * error
+
+
+def test_time_of_features_grows_as_the_number_of_points():
+    """Brault et al. 2016, Figure 5."""
+    found = results_of("papers/brault_figure5")
+    exponents = {row["method"]: row["exponent"] for row in found["exponents"]}
+    assert exponents["random"] == pytest.approx(1, abs=0.1)
+    assert exponents["exact"] > 2
+    million = {row["method"]: row["seconds"] for row in found["times"] if row["N"] == 1_000_000}
+    assert million["random"] <= 200
+    assert million["grid"] <= 10
+
+
+def test_the_fields_of_five_gaussians_are_curl_free_and_divergence_free():
+    """Brault et al. 2016, Figure 7; rounding."""
+    rows = {row["field"]: row for row in results_of("papers/brault_figure7")["fields"]}
+    assert rows["curl-free"]["curl"] < 1e-14 < 1 < rows["curl-free"]["divergence"]
+    assert rows["divergence-free"]["divergence"] < 1e-14 < 1 < rows["divergence-free"]["curl"]
+
+
+def test_products_with_features_take_time_in_proportion_to_their_number():
+    """Brault et al. 2016, Table 2; P*P too, which has D² there."""
+    rows = results_of("papers/brault_table2")["exponents"]
+    slopes = [row["N = 1000"] for row in rows if row["against"] == "D"]
+    assert slopes == pytest.approx([1] * 9, abs=0.3)
+    assert max(row["N = 1000"] for row in rows if row["against"] == "p") < 1

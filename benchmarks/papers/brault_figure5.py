@@ -101,7 +101,7 @@ def picture(rows):
         left.loglog(N, line, ":", color="0.4", lw=1)
         left.annotate(f"N{'³' if slope == 3 else ''}", (N[0], line[0]), ha="right", color="0.4")
     left.set(xlabel="points N", ylabel="seconds")
-    right.set(xlabel="points N", ylabel="mean squared error / mean square of the field")
+    right.set(xlabel="points N", ylabel="MSE / mean square of the field")
     left.legend(frameon=False, fontsize=8)
     return figure
 

@@ -89,7 +89,8 @@ def picture(x: Float[Tensor, "N 2"], samples: dict[str, Sample]):
         ax.quiver(*data.x.T, *data.y.T, color=pictures.RED, label=label, **arrows)
         ax.set_title(name)
     for ax in axes:
-        ax.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), aspect="equal", xticks=range(-2, 3))
+        ax.set(xlim=(-HALF, HALF), ylim=(-HALF, HALF), aspect="equal")
+        ax.set(xticks=range(-2, 3), yticks=range(-2, 3))
         ax.grid(False)
     handles, labels = vectors[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
