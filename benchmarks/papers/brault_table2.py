@@ -13,10 +13,10 @@ Table 2 with p′ = p. One thread.
 
 A product costs N·M·(d + p) + F·p here, with M = 2D cosines and sines, and F = 2Dp, 2D, 2D(p − 1)
 features. The second term does not grow with N; at one point it is the Dpp′ of decomposable kernels,
-for which the paper has Dp′ + pp′. A cosine takes as long as about 20 products, hence exponents of p
-below those of the paper. P*P has all terms ⟨m_f, m_g⟩ and no D². `rules` has the products
-of about 2048 frequencies of `Grid` and `GaussHermite` beside random ones, with p = 2: quadratures
-are not faster, and grids use fast Fourier transforms. Draws brault_table2.png beside the results.
+for which the paper has Dp′ + pp′. With many points the cosines take most of the time, which hardly
+grows with p. P*P has all terms ⟨m_f, m_g⟩ and no D². `rules` has the products of about 2048
+frequencies of `Grid` and `GaussHermite` beside random ones, with p = 2: quadratures are as fast as
+these, and grids have fast Fourier transforms. Draws brault_table2.png beside the results.
 """
 
 import math
@@ -47,7 +47,7 @@ PAPER = {  # operations for one point, and the exponents of D and of p of the la
     "decomposable": {
         "P": ("D + pp′", 1, 0),
         "P*": ("Dp′ + pp′", 1, 1),
-        "P*P": ("D² + Dp′²", 2, 2),
+        "P*P": ("D² + Dp′²", 2, 0),
     },
     "curl-free": {"P": ("Dp", 1, 1), "P*": ("Dp", 1, 1), "P*P": ("D²p + Dp", 2, 1)},
     "divergence-free": {"P": ("Dp²", 1, 2), "P*": ("Dp²", 1, 2), "P*P": ("D²p + Dp²", 2, 1)},
