@@ -40,11 +40,11 @@ from helpers.command import Sizes
 from helpers.fields import curl_free, mean_and_standard_error
 from helpers.papers import five_gaussians, pictures
 from helpers.papers.five_gaussians import BOX, Sample
+from helpers.papers.ridge import Predict, by_features, exact
 from helpers.results import save
 from helpers.rows import Rows
 
 import gp_orff
-from gp_orff.regression import ORFFRidge
 
 NUMBERS, TEST, FOLDS = (10, 30, 100, 300, 1000), 2000, 5
 LENGTHSCALES = np.geomspace(0.3, 1.5, 8).tolist()
@@ -57,7 +57,6 @@ STYLES = {  # colour, marker and line of the right panel
     "GaussHermite": (pictures.RED, "D", "-"),
     "Grid": (pictures.BLUE, "s", "-"),
 }
-Predict = Callable[[Float[Tensor, "n 2"]], Float[Tensor, "n 2"]]
 
 
 def decomposable(lengthscale: float) -> RBFKernel:
@@ -79,11 +78,7 @@ class Exact:
         return self.kernel(lengthscale)(x).to_dense()
 
     def fit(self, lengthscale: float, penalty: float, sample: Sample) -> Predict:
-        gram = self.gram(lengthscale, sample.x)
-        factor = torch.linalg.cholesky(gram + penalty * torch.eye(len(gram)).to(gram))
-        weights = torch.cholesky_solve(sample.y.reshape(len(gram), -1), factor)
-        kernel = self.kernel(lengthscale)
-        return lambda x: (kernel(x, sample.x).to_dense() @ weights).reshape(-1, 2)
+        return exact(self.kernel(lengthscale), penalty, sample)
 
 
 @dataclass(frozen=True)
@@ -100,9 +95,7 @@ class Features:
         return phi @ phi.mT
 
     def fit(self, lengthscale: float, penalty: float, sample: Sample) -> Predict:
-        model = ORFFRidge(self.kernel(lengthscale), self.rule, alpha=penalty, solver="cholesky")
-        model.fit(sample.x, sample.y)
-        return lambda x: torch.from_numpy(model.predict(x))
+        return by_features(self.kernel(lengthscale), self.rule, penalty, sample)
 
 
 @dataclass(frozen=True)
@@ -237,14 +230,14 @@ def picture(rows):
         return [row for row in rows if all(row[key] == value for key, value in what.items())]
 
     for kernel, colour in COLOURS.items():
-        (exact,) = of(kernel=kernel, rule="exact")
-        left.axhline(exact["MSE"], color=colour, lw=1.6, label=f"{kernel} OVK")
+        (ovk,) = of(kernel=kernel, rule="exact")
+        left.axhline(ovk["MSE"], color=colour, lw=1.6, label=f"{kernel} OVK")
         own = of(kernel=kernel, rule="MonteCarlo", measure="trace")
         line(left, own, f"{kernel} ORFF", color=colour, marker="o", linestyle=":")
     for rule, number, face in (("RBFSampler", "D", "white"), ("RBFSampler, 2D", "2D", "0.35")):
         label = f"RBFSampler({number}) + Ridge"
         line(left, of(rule=rule), label, color="0.35", marker="v", mfc=face, linestyle=":")
-    right.axhline(exact["MSE"], color="0.2", lw=1.6, label="OVK")
+    right.axhline(ovk["MSE"], color="0.2", lw=1.6, label="OVK")
     for name, (colour, marker, kind) in STYLES.items():
         rule, _, measure = name.partition(", ")
         own = of(kernel="curl-free", rule=rule, measure=measure)

@@ -13,14 +13,11 @@ for the exact kernel where N > 10⁴. Draws brault_figure5.png beside the result
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
@@ -28,11 +25,11 @@ from helpers.fields import curl_free
 from helpers.measure import seconds
 from helpers.papers import five_gaussians, pictures
 from helpers.papers.five_gaussians import BOX, Sample
+from helpers.papers.ridge import Predict, by_features, exact
 from helpers.results import save
 from helpers.rows import Rows
 
 import gp_orff
-from gp_orff.regression import ORFFRidge
 
 LENGTHSCALE, ALPHA, TEST = 0.6, 0.01, 2000
 RUNS, SHORT = 3, 3.0  # how often what takes fewer seconds is measured
@@ -48,31 +45,20 @@ STYLES = {
     "quadrature": ("GaussHermite, 32 × 32", pictures.RED, "D"),
     "grid": ("Grid", pictures.BLUE, "s"),
 }
-Predict = Callable[[Float[Tensor, "n 2"]], Float[Tensor, "n 2"]]
 
 
-def exact(sample: Sample) -> Predict:
+def fit(name: str, sample: Sample) -> Predict:
     kernel = curl_free(LENGTHSCALE)
-    gram = kernel(sample.x).to_dense()
-    gram.diagonal().add_(ALPHA)
-    weights = torch.cholesky_solve(sample.y.reshape(-1, 1), torch.linalg.cholesky(gram))
-    return lambda x: (kernel(x, sample.x).to_dense() @ weights).reshape(-1, 2)
+    if name in RULES:
+        return by_features(kernel, RULES[name], ALPHA, sample)
+    return exact(kernel, ALPHA, sample)
 
 
-def features(rule, sample: Sample) -> Predict:
-    model = ORFFRidge(curl_free(LENGTHSCALE), rule, alpha=ALPHA).fit(sample.x, sample.y)
-    return lambda x: torch.from_numpy(model.predict(x))
-
-
-FITS = {"exact": exact, **{name: partial(features, rule) for name, rule in RULES.items()}}
-
-
-def measured(fit: Callable[[Sample], Predict], sample: Sample) -> tuple[float, Predict]:
+def measured(name: str, sample: Sample) -> tuple[float, Predict]:
     """The least seconds, and the last fit."""
-    fits = []
-    times = [seconds(lambda: fits.append(fit(sample)))]
-    while times[0] < SHORT and len(times) < RUNS:
-        times.append(seconds(lambda: fits.append(fit(sample))))
+    fits, times = [], []
+    while len(times) < (RUNS if max(times, default=0) < SHORT else 1):
+        times.append(seconds(lambda: fits.append(fit(name, sample))))
     return min(times), fits[-1]
 
 
@@ -111,14 +97,14 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     rows, exponents = Rows(), Rows()
     test = Sample.of(five_gaussians.curl_free, TEST, 2**16)
-    for name, fit in FITS.items():
-        fit(Sample.of(five_gaussians.curl_free, NUMBERS[0], 0))
+    for name in STYLES:
+        fit(name, Sample.of(five_gaussians.curl_free, NUMBERS[0], 0))
         most = arguments.exact if name == "exact" else arguments.most
         for number in (number for number in NUMBERS if number <= most):
-            taken, predict = measured(fit, Sample.of(five_gaussians.curl_free, number, 0))
+            taken, predict = measured(name, Sample.of(five_gaussians.curl_free, number, 0))
             error = (predict(test.x) - test.truth).square().mean().item()
             rows.add(method=name, N=number, seconds=taken, MSE=error / five_gaussians.mean_square())
-    for name in FITS:
+    for name in STYLES:
         own = [row for row in rows if row["method"] == name]
         exponents.add(method=name, exponent=exponent(own, 1000 if name == "exact" else 10_000))
     kernel = curl_free(LENGTHSCALE)

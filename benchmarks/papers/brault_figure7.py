@@ -34,11 +34,11 @@ from helpers.papers.five_gaussians import (
     mesh,
     potential,
 )
+from helpers.papers.ridge import by_features
 from helpers.results import save
 from helpers.rows import Rows
 
 import gp_orff
-from gp_orff.regression import ORFFRidge
 
 SIDE, LENGTHSCALE, ALPHA = 21, 0.6, 0.01
 KERNELS = {"curl-free": fields.curl_free, "divergence-free": fields.divergence_free}
@@ -63,9 +63,8 @@ def learned(name: str, sample: Sample, x: Float[Tensor, "N 2"]) -> dict[str, flo
     """Mean squared error by rule."""
     found = {}
     for rule, frequencies in RULES.items():
-        model = ORFFRidge(KERNELS[name](LENGTHSCALE), frequencies, alpha=ALPHA)
-        mean = torch.from_numpy(model.fit(sample.x, sample.y).predict(x))
-        found[rule] = (mean - FIELDS[name](x)).square().mean().item() / mean_square()
+        predict = by_features(KERNELS[name](LENGTHSCALE), frequencies, ALPHA, sample)
+        found[rule] = (predict(x) - FIELDS[name](x)).square().mean().item() / mean_square()
     return found
 
 
