@@ -1,6 +1,7 @@
 """Kernel, rule and data → the features of a regression."""
 
 import copy
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,12 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.features.accuracy import GridAccuracy
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.domain import Box, box_of, union
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.auto import Auto
+from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 
+_MOST_TRUNCATED = 0.1
 _SAMPLE = 1000  # points, for the median of their distances
 
 
@@ -55,6 +59,7 @@ class FeatureMap:
         orff = orff.double().requires_grad_(False)
         features = cls(orff, rule, box, expand(kernel, orff.frequencies, len(box)).double())
         features.check(x)
+        _warn_if_coarse(orff)
         return features
 
     @property
@@ -73,13 +78,17 @@ class FeatureMap:
         check_domain(self.kernel.base_kernel, self.kernel.frequencies, ends, x)
 
     def covers(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether these features serve the points, or no others could."""
-        if not self.adaptive:
-            return True
+        """Whether these features serve the points; if not, `widened` ones do.
+
+        Raises:
+            ValueError: they are outside the domain that the rule was given.
+        """
         try:
             self.check(x)
         except ValueError:
-            return False
+            if self.adaptive:
+                return False
+            raise
         return True
 
     @torch.no_grad()
@@ -106,3 +115,17 @@ def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
     kernel = RBFKernel().double()
     kernel.lengthscale = median or 1.0
     return kernel
+
+
+def _warn_if_coarse(kernel: ORFFKernel) -> None:
+    """Warn where a grid is too coarse to resolve the kernel."""
+    grids = [entry for entry in kernel.accuracy() if isinstance(entry, GridAccuracy)]
+    truncated = max((entry.truncated for entry in grids), default=0.0)
+    if truncated > _MOST_TRUNCATED:
+        warnings.warn(
+            f"a frequency grid of {kernel.num_features} features lacks {truncated:.0%} of the "
+            "variance of the kernel on these points: use a longer lengthscale, points closer "
+            "together, more features, as Auto(max_features=...), or a random rule",
+            GridWarning,
+            stacklevel=5,
+        )

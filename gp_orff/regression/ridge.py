@@ -1,55 +1,113 @@
 """`ORFFRidge`: ridge regression of vectors on operator-valued Fourier features."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.regression.base import FeatureRegressor, Fitted
 from gp_orff.regression.feature_map import FeatureMap
 from gp_orff.regression.laplacian import check_laplacian, graph_laplacian
-from gp_orff.regression.problem import Matrix, Problem, combined
+from gp_orff.regression.problem import Matrix, Problem
 from gp_orff.regression.reading import (
     checked_combination,
     checked_number,
-    labelled_rows,
-    read_data,
-    read_points,
     unchanged_on_failure,
 )
 from gp_orff.regression.solvers import SOLVERS
-from gp_orff.regression.solvers.base import Options, Solution, Solver
+from gp_orff.regression.solvers.base import Options, Solver
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """Features and the weights found for them, with the problem that they solve."""
+class ORFFRidge(FeatureRegressor):
+    r"""Ridge regression of vectors on operator-valued Fourier features, for scikit-learn.
 
-    features: FeatureMap
-    problem: Problem
-    solution: Solution
-    streamed: bool = False  # whether `problem` is that of the last chunk only
-    wider: list["Fitted"] = field(default_factory=list)  # for points farther out, if there were any
+    The field f(x) = Φ(x)θ minimises, over its F weights θ,
 
-    @torch.no_grad()
-    def values(
-        self, x: Float[Tensor, "n d"], combination: Float[Tensor, "q p"] | None
-    ) -> Float[np.ndarray, "n q"]:
-        """C f(x)."""
-        expansion = combined(self.features.expansion, combination)
-        return expansion.phi.apply(x, expansion.column_weights(self.solution.theta)).numpy()
+        Σ_n ‖C f(x_n) − y_n‖² + α ‖θ‖² + w fᵀM f ,
 
+    where Φ are the features of a kernel (see `ORFFKernel`), the sum is over points with a label
+    y_n, and f holds the field at all points. With w = 0 and C = I, f is the posterior mean of a
+    Gaussian process with noise variance α, zero mean, and these features: `VectorFieldGP` has its
+    error bars and learns the hyperparameters, which are taken here as they are. On a grid it also
+    adds the truncated variance to the noise; with `diagonal_correction=False` the two are equal.
 
-class ORFFRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
-    """DOC"""
+    - A kernel with p outputs, such as `CurlFreeKernel`, learns vectors as a whole.
+    - A scalar kernel, such as `RBFKernel`, serves each column of y by itself.
+    - Points without a label (rows of NaN in y) help through the Laplacian M of a graph: f varies
+      slowly where points are dense. See `graph_laplacian`.
+    - Several views of a point, each with a field of its own, are outputs that C combines, as in
+      C = [½, ½], and that M asks to agree. See `view_disagreement`.
+
+    Brault et al. 2016, Equations 10 and 20, with α = Nλ for N points. Minh 2016, Equation 67, with
+    α = lγ_A and w = lγ_I for l labelled points.
+
+    Args:
+        kernel: a kernel that `ORFFKernel` accepts; it is copied, and not trained. If None, an
+            `RBFKernel` whose lengthscale is the median distance of the points.
+        frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(1000)`. If
+            None, `gp_orff.Auto` for the data: a grid for up to 4 inputs, else quasi-random ones.
+        alpha: α ≥ 0, in units of the square of y if the variance of the kernel is 1.
+        solver: how θ is found.
+
+            - `"cholesky"`: the normal equations, of size F from one pass over the data, or of size
+              N·p if that is smaller (Minh 2016, Equations 72, 74 and 75).
+            - `"stein"`: the same by eigenvectors, for scalar and separable kernels (Brault et al.
+              2016, Equation 11).
+            - `"lsmr"`: iterations that need products with Φ only, for F too large for F×F matrices
+              (Fong & Saunders 2011).
+            - `"sgd"`: stochastic gradients, for any `loss`.
+            - `"auto"`: `"cholesky"`, or `"sgd"` if there is a `loss`.
+        laplacian_weight: w ≥ 0, for `"cholesky"` and `"stein"`.
+        loss: a function of predictions (n, q) and labels (n, q), as tensors, which returns the mean
+            over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
+            of squares. For `"sgd"`.
+        max_iter: the most iterations of `"lsmr"`, or passes of `"sgd"`; the solver chooses if None.
+        tol: the relative error at which `"lsmr"` and `"sgd"` stop; the solver chooses if None.
+        seed: of the order in which `"sgd"` takes the points.
+
+    Attributes:
+        kernel_: the `ORFFKernel`: `kernel_.features(x)` is Φ, `kernel_.num_features` F.
+        coef_: θ (F,); for a scalar kernel and several columns of y, (F, q).
+        n_iter_: the number of iterations.
+        n_features_in_: d, the number of input columns.
+        feature_names_in_: their names, if X was a DataFrame.
+
+    Raises:
+        When `fit` is called, which leaves the estimator as it was before:
+        TypeError: `kernel` is not a kernel, or `frequencies` not a rule.
+        ValueError: X or y are not finite, or of different length; no row of y has a label; α or w
+            is negative; an unknown solver, or one that does not solve this problem; shapes of C or
+            M that do not fit; M is not symmetric, or not positive semi-definite.
+
+    Example:
+        A flow without divergence, from 100 noisy vectors:
+
+        >>> import gp_orff, gpytorch, numpy as np
+        >>> from gp_orff.regression import ORFFRidge
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(size=(100, 2))
+        >>> y = np.sin(6 * X[:, ::-1]) + 0.1 * rng.standard_normal((100, 2))
+        >>> k = gpytorch.kernels.RBFKernel()
+        >>> k.lengthscale = 0.4
+        >>> kernel = gp_orff.DivergenceFreeKernel(k, num_dims=2)
+        >>> model = ORFFRidge(kernel, gp_orff.MonteCarlo(100), alpha=0.1).fit(X, y)
+        >>> model.predict([[0.5, 0.5]]).shape
+        (1, 2)
+
+        Hyperparameters by cross-validation:
+
+        >>> from sklearn.model_selection import GridSearchCV
+        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(X, y)
+        >>> search.best_params_
+        {'alpha': 0.1}
+    """
 
     def __init__(
         self,
@@ -61,7 +119,7 @@ class ORFFRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         laplacian_weight: float = 0.0,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         max_iter: int | None = None,
-        tol: float = 1e-10,
+        tol: float | None = None,
         seed: int = 0,
     ):
         self.kernel = kernel
@@ -74,7 +132,6 @@ class ORFFRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.tol = tol
         self.seed = seed
 
-    @torch.no_grad()
     def fit(
         self,
         X: ArrayLike,
@@ -82,17 +139,47 @@ class ORFFRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
         laplacian: Matrix | None = None,
         combination: ArrayLike | None = None,
     ) -> "ORFFRidge":
-        with unchanged_on_failure(self):
+        """Learn the weights, and return self.
+
+        Args:
+            X: N points (N, d), with and without a label: an array, a DataFrame or a tensor.
+            y: labels (N, q), or (N,); a row of NaN is a point without a label.
+            laplacian: M, positive semi-definite, as an array, a tensor or a scipy sparse matrix:
+                (N, N), for each output of the kernel by itself, or (N·p, N·p), where row n·p + i is
+                output i at point n. If None, `graph_laplacian(X)`. Not used if
+                `laplacian_weight=0`.
+            combination: C (q, p), for a kernel with p outputs; the identity if None.
+
+        Raises:
+            TypeError, ValueError: see the class.
+        """
+        with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
             features = FeatureMap.of(self.kernel, self.frequencies, x)
             problem = self._problem(features, x, targets, combination)
             problem = replace(problem, laplacian=self._penalty(laplacian, problem))
-            self._assign(Fitted(features, problem, self._method.solve(problem, self._options)))
+            solver, options = self._chosen_solver()
+            solution = solver.solve(problem, options)
+            self._assign(Fitted(features, problem, solution, solver, options))
         return self
 
-    @torch.no_grad()
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
-        with unchanged_on_failure(self):
+        """Learn from a chunk of data in addition to all data before, and return self.
+
+        The first chunk determines the features: on a frequency grid, give its domain with the rule,
+        as `gp_orff.Auto(domain=...)`, if later chunks lie elsewhere. `"cholesky"` and `"stein"` add
+        sufficient statistics, and have the weights that `fit` has for all chunks together. `"sgd"`
+        makes one pass over the chunk.
+
+        Args:
+            X: points (N, d).
+            y: labels (N, q), or (N,); rows of NaN are left out.
+
+        Raises:
+            ValueError: as `fit`; a solver that needs all data at once (`"lsmr"`); a Laplacian; a
+                chunk with other columns; points outside the domain of a grid.
+        """
+        with unchanged_on_failure(self), torch.no_grad():
             before: Fitted | None = getattr(self, "_fitted", None)
             x, targets = self._read(X, y, reset=before is None)
             if before is None:
@@ -102,55 +189,27 @@ class ORFFRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 features, earlier = before.features, (before.problem, before.solution)
                 features.check(x)
                 problem = self._problem(features, x, targets, before.problem.combination)
-            solution = self._method.partial(problem, self._options, earlier)
-            self._assign(Fitted(features, problem, solution, streamed=True))
+            if checked_number(self, "laplacian_weight"):
+                raise ValueError(
+                    "partial_fit expects laplacian_weight=0, got "
+                    f"{self.laplacian_weight}; use fit, on all points"
+                )
+            solver, options = self._chosen_solver()
+            solution = solver.partial(problem, options, earlier)
+            self._assign(Fitted(features, problem, solution, solver, options, streamed=True))
         return self
 
-    def predict(self, X: ArrayLike) -> Float[np.ndarray, "n q"] | Float[np.ndarray, "n"]:
-        check_is_fitted(self)
-        values = self._values(X, self._fitted.problem.combination)
-        return values[:, 0] if self._is_vector else values
-
     def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
+        """f(X) (n, p): the outputs of the kernel, before C combines them.
+
+        Args:
+            X: points (n, d).
+
+        Raises:
+            NotFittedError, ValueError: as `predict`.
+        """
         check_is_fitted(self)
         return self._values(X, None)
-
-    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        rows = labelled_rows(y)
-        weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
-        return r2_score(np.asarray(y)[rows], self.predict(X)[rows], sample_weight=weights)
-
-    def _values(
-        self, X: ArrayLike, combination: Float[Tensor, "q p"] | None
-    ) -> Float[np.ndarray, "n q"]:
-        """C f(x)."""
-        x = read_points(self, X)
-        return self._serving(x).values(x, combination)
-
-    def _serving(self, x: Float[Tensor, "n d"]) -> Fitted:
-        """What serves the points x: the fit, or one on the frequencies of a larger box."""
-        fitted = self._fitted
-        for known in (fitted, *fitted.wider):
-            if known.features.covers(x):
-                return known
-        if fitted.streamed:
-            fitted.features.check(x)  # raises
-        features = fitted.features.widened(x)
-        problem = replace(fitted.problem, expansion=features.expansion)
-        solution = self._method.solve(problem, self._options)
-        fitted.wider[:] = [Fitted(features, problem, solution)]
-        return fitted.wider[0]
-
-    def _read(
-        self, X: ArrayLike, y: ArrayLike, reset: bool
-    ) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N q"]]:
-        x, targets, is_vector = read_data(self, X, y, reset)
-        if not reset and targets.shape[-1] != self._num_targets:
-            raise ValueError(
-                f"expected y with {self._num_targets} columns, as before, got {targets.shape[-1]}"
-            )
-        self._num_targets, self._is_vector = targets.shape[-1], is_vector
-        return x, targets
 
     def _problem(
         self,
@@ -172,26 +231,14 @@ class ORFFRidge(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return None
         return weight * (graph_laplacian(problem.x) if laplacian is None else laplacian)
 
-    @property
-    def _method(self) -> Solver:
-        """The solver, by its name."""
-        name = (
-            ("cholesky" if self.loss is None else "sgd") if self.solver == "auto" else self.solver
-        )
+    def _chosen_solver(self) -> tuple[Solver, Options]:
+        """The solver by its name, and the settings of iterative ones."""
+        name = self.solver
+        if name == "auto":
+            name = "cholesky" if self.loss is None else "sgd"
         if name not in SOLVERS:
             raise ValueError(
                 f"{type(self).__name__} expects solver 'auto', "
                 f"{', '.join(map(repr, SOLVERS))}, got {self.solver!r}"
             )
-        return SOLVERS[name]
-
-    @property
-    def _options(self) -> Options:
-        return Options(self.max_iter, self.tol, self.loss, self.seed)
-
-    def _assign(self, fitted: Fitted) -> None:
-        theta = fitted.solution.theta.numpy()
-        self._fitted = fitted
-        self.kernel_ = fitted.features.kernel
-        self.coef_ = theta[:, 0] if theta.shape[1] == 1 else theta
-        self.n_iter_ = fitted.solution.num_iterations
+        return SOLVERS[name], Options(self.max_iter, self.tol, self.loss, self.seed)

@@ -14,10 +14,10 @@ from gp_orff.regression.problem import Problem
 class Options:
     """The settings of iterative solvers."""
 
-    max_iter: int | None
-    tol: float
-    loss: Callable[[Tensor, Tensor], Tensor] | None
-    seed: int
+    max_iter: int | None = None
+    tol: float | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,13 @@ def refuse_laplacian(name: str, problem: Problem) -> None:
     if problem.laplacian is not None:
         raise ValueError(
             f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
+        )
+
+
+def refuse_loss(name: str, options: Options) -> None:
+    """Raise ValueError if there is a loss other than the square."""
+    if options.loss is not None:
+        raise ValueError(
+            f"solver={name!r} minimises squares and expects loss=None, got {options.loss!r}; use "
+            "solver='sgd'"
         )

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from gp_orff.features.expansion import Expansion
 from gp_orff.regression.problem import Problem
-from gp_orff.regression.solvers.base import Options, Solution, Solver, refuse_laplacian
+from gp_orff.regression.solvers.base import (
+    Options,
+    Solution,
+    Solver,
+    refuse_laplacian,
+    refuse_loss,
+)
 
+_TOLERANCE = 1e-10
 _LIMIT_REACHED = 7  # the reason for stopping that scipy's lsmr returns
 
 
@@ -23,6 +30,7 @@ class Lsmr(Solver):
 
     def solve(self, problem: Problem, options: Options) -> Solution:
         refuse_laplacian(self.name, problem)
+        refuse_loss(self.name, options)
         expansion, (x, y) = problem.observed, problem.labels
         columns = y if expansion.num_outputs == 1 else y.reshape(-1, 1)
         phi = LinearOperator(
@@ -32,11 +40,12 @@ class Lsmr(Solver):
             dtype=np.float64,
         )
         limit = options.max_iter or 10 * expansion.num_features
-        stop = {"atol": options.tol, "btol": options.tol, "conlim": 0.0, "maxiter": limit}
+        tol = _TOLERANCE if options.tol is None else options.tol
+        stop = {"atol": tol, "btol": tol, "conlim": 0.0, "maxiter": limit}
         found = [lsmr(phi, column, damp=problem.alpha**0.5, **stop) for column in columns.T.numpy()]
         if any(reason == _LIMIT_REACHED for _, reason, *_ in found):
             warnings.warn(
-                f"lsmr reached max_iter={limit} before tol={options.tol:g}: raise either of them, "
+                f"lsmr reached max_iter={limit} before tol={tol:g}: raise either of them, "
                 "or alpha, or use solver='cholesky'",
                 ConvergenceWarning,
                 stacklevel=2,
