@@ -59,6 +59,12 @@ def derivatives(field: fields.Field, x: Float[Tensor, "N 2"]) -> dict[str, float
     }
 
 
+def gradient_error(x: Float[Tensor, "N 2"]) -> float:
+    """The curl-free field against the gradient of the potential by automatic differentiation."""
+    gradient = torch.func.vmap(torch.func.grad(lambda point: potential(point.unsqueeze(0))[0]))(x)
+    return (gradient - FIELDS["curl-free"](x)).abs().max().item()
+
+
 def learned(name: str, sample: Sample, x: Float[Tensor, "N 2"]) -> dict[str, float]:
     """Mean squared error by rule."""
     found = {}
@@ -103,7 +109,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, field in FIELDS.items():
         rows.add(field=name, **derivatives(field, x), **learned(name, samples[name], x))
     pictures.save_picture(arguments, picture(x, samples))
-    save(arguments, {"points": arguments.points, "mesh": SIDE, "fields": rows})
+    kept = {"points": arguments.points, "mesh": SIDE, "gradient error": gradient_error(x)}
+    save(arguments, {**kept, "fields": rows})
 
 
 if __name__ == "__main__":
