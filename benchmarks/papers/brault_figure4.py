@@ -22,6 +22,7 @@ below RBFSampler` has the differences on the same data. Draws brault_figure4.png
 
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,9 @@ class Features:
         return phi @ phi.mT
 
     def fit(self, lengthscale: float, penalty: float, sample: Sample) -> Predict:
-        return by_features(self.kernel(lengthscale), self.rule, penalty, sample)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", gp_orff.GridWarning)  # D = 10 is coarse on purpose
+            return by_features(self.kernel(lengthscale), self.rule, penalty, sample)
 
 
 @dataclass(frozen=True)
