@@ -92,6 +92,13 @@ def test_labels_are_those_of_ridge_classifier_on_the_features(T, alpha, coding):
     np.testing.assert_array_equal(found.predict(NEW), reference.predict(features(found, NEW)))
 
 
+def test_labels_with_the_default_kernel_and_frequencies():
+    found = ORFFRidgeClassifier().fit(X[:, :2], Y)
+    reference = RidgeClassifier(alpha=1.0, fit_intercept=False).fit(features(found, X[:, :2]), Y)
+    expected = reference.predict(features(found, NEW[:, :2]))
+    np.testing.assert_array_equal(found.predict(NEW[:, :2]), expected)
+
+
 @pytest.mark.parametrize("alpha", [1e-2, 1.0])
 def test_scores_are_those_of_ridge_classifier(alpha):
     found = classifier(alpha=alpha).fit(X, Y)
@@ -198,6 +205,7 @@ BAD = {
         Y,
         r"a coding of \['one-hot', 'simplex'\], got 'binary'; use",
     ),
+    "codings": ({"coding": ["simplex"]}, Y, r"'simplex'\], got \['simplex'\]; use"),
     "outputs": (
         {"kernel": separable(3)},
         Y,
