@@ -1,0 +1,196 @@
+"""Stochastic gradient descent on the weights of features, for any loss and without a learning rate.
+
+The step lengths are distance over gradients (DoG), in coordinates in which the features of a
+sample have variances of one size; the iterates are averaged.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import grad
+
+from gp_orff.features.expansion import Expansion
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_BATCH = 64  # the most points of a step
+_STEPS = 16  # of a pass, at least, if there are as many points
+_SAMPLE = 1024  # rows of Φ whose principal directions are found,
+_SAMPLE_NUMBERS = 2**25  # and numbers in them: 256 MB
+_ROUNDING = 1e-8  # of variances, relative to the largest
+_HALVINGS = 20  # of the first step, at most
+_DECAY = 8  # after t steps, step s has a weight ∝ (s/t)^8 in the average
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Coordinates u of the weights: θ = u + V diag(gains) Vᵀu; an immutable value.
+
+    V are the principal directions of some rows of Φ. Features of variance λ along one of them have
+    variance λδ/(λ + δ) in u, and a gradient step advances equally along all with λ > δ. The share
+    of directions with λ > δ is an eighth of the number of rows: those that a sample determines.
+
+    Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
+    """
+
+    vectors: Float[Tensor, "F r"]
+    gains: Float[Tensor, "r 1"]
+    row_size: float  # the root mean square length of the rows of Φ, in u
+
+    @classmethod
+    def of(cls, features: Float[Tensor, "n F"], least: float) -> "Whitening":
+        """From n rows of Φ, with δ ≥ `least`."""
+        _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
+        variance = singular.square() / len(features)
+        determined = min(len(features) // 8, len(variance) - 1)
+        limit = variance[determined].clamp_min(max(least, _ROUNDING * variance[0].item()))
+        share = limit / (variance + limit)
+        return cls(
+            vectors.mT, (share.sqrt() - 1).unsqueeze(-1), (share * variance).sum().sqrt().item()
+        )
+
+    def theta(self, u: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """θ."""
+        return u + self.vectors @ (self.gains * (self.vectors.mT @ u))
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A descent after some steps; an immutable value.
+
+    It minimises Σ loss + α‖θ‖², divided by the number of values in the sum. Steps are u ← u − η g
+    with gradients g of 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½, which fits losses of
+    any scale and smoothness. The average of u has weights ∝ (t/T)^8.
+
+    Ivgi, Hinder & Carmon 2023, Equation 1 (DoG); Shamir & Zhang 2013 (polynomial-decay averaging).
+    """
+
+    expansion: Expansion
+    whitening: Whitening
+    seed: int
+    u: Float[Tensor, "F k"]
+    average: Float[Tensor, "F k"]
+    reach: float  # max_t ‖u_t‖
+    squares: float = 0.0  # Σ_t ‖g_t‖²
+    steps: int = 0
+    passes: int = 0
+    num_points: int = 0  # in all passes together
+
+    @classmethod
+    @torch.no_grad()
+    def start(
+        cls,
+        expansion: Expansion,
+        x: Float[Tensor, "N d"],
+        y: Float[Tensor, "N q"],
+        loss: Loss,
+        penalty: float,
+        seed: int,
+    ) -> "Descent":
+        """At θ = 0, with coordinates and a first step that suit a sample of these data.
+
+        Args:
+            expansion: Φ, for vectors of q outputs; or for one output, if each of the q columns of
+                y has weights of its own.
+            x, y, loss, penalty: as in `pass_over`.
+            seed: of the sample and of the order of the points in all passes.
+
+        Raises:
+            ValueError: the loss at zero is not a finite number.
+        """
+        rows = min(_SAMPLE, _SAMPLE_NUMBERS // expansion.num_features)
+        sample = _permutation(len(x), seed)[: max(1, rows // expansion.num_outputs)]
+        x, y = x[sample], y[sample]
+        num_columns = y.shape[-1] if expansion.num_outputs == 1 else 1
+        whitening = Whitening.of(expansion.features(x), penalty * num_columns)
+        u = y.new_zeros(expansion.num_features, num_columns)
+        reach = y.abs().mean().item() / whitening.row_size
+        start = cls(expansion, whitening, seed + 1, u, u, reach)
+        value, gradient = start._value_and_gradient(u, x, y, loss, 0.0)
+        direction = gradient / gradient.norm().clamp_min(torch.finfo(u.dtype).tiny)
+        for _ in range(_HALVINGS):
+            if start._objective(-reach * direction, x, y, loss, 0.0) <= value:
+                break
+            reach /= 2
+        return replace(start, reach=reach)
+
+    @property
+    def theta(self) -> Float[Tensor, "F k"]:
+        """θ, averaged."""
+        return self.whitening.theta(self.average)
+
+    def field(self, x: Float[Tensor, "n d"], theta: Float[Tensor, "F k"]) -> Float[Tensor, "n q"]:
+        """Φ(x)θ, a column for each output, or for each column of θ."""
+        return self.expansion.phi.apply(x, self.expansion.column_weights(theta))
+
+    @torch.no_grad()
+    def pass_over(
+        self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], loss: Loss, penalty: float
+    ) -> "Descent":
+        """The descent after one pass over these points, in random order.
+
+        Args:
+            x: points.
+            y: what is observed there, all finite.
+            loss: the mean over the entries of a prediction and of y.
+            penalty: α, divided by the number of values that it belongs to.
+
+        Raises:
+            ValueError: the loss or its gradient is not finite.
+        """
+        u, average, reach = self.u, self.average, self.reach
+        squares, steps = self.squares, self.steps
+        size = min(_BATCH, max(1, len(x) // _STEPS))
+        order = _permutation(len(x), self.seed + self.passes)
+        for batch in order.tensor_split(-(-len(x) // size)):
+            _, gradient = self._value_and_gradient(u, x[batch], y[batch], loss, penalty)
+            squares += gradient.square().sum().item()
+            if squares > 0:
+                u = u - reach / squares**0.5 * gradient
+            steps += 1
+            reach = max(reach, u.norm().item())
+            average = average.lerp(u, (_DECAY + 1) / (_DECAY + steps))
+        return replace(
+            self,
+            u=u,
+            average=average,
+            reach=reach,
+            squares=squares,
+            steps=steps,
+            passes=self.passes + 1,
+            num_points=self.num_points + len(x),
+        )
+
+    def _value_and_gradient(
+        self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "F k"]]:
+        """The objective at u for some points, and its gradient."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            value = self._objective(u, x, y, loss, penalty)
+            if value.dim() != 0:
+                raise ValueError(
+                    "expected a loss that returns one number, the mean over all entries, got shape "
+                    f"{tuple(value.shape)}; use reduction='mean'"
+                )
+            (gradient,) = grad(value, u)
+        if not (value.isfinite() and gradient.isfinite().all()):
+            raise ValueError(
+                f"expected a finite loss and gradient, got a loss of {value.item()} after "
+                f"{self.passes} passes; use a loss that is finite for any prediction and these y"
+            )
+        return value.detach(), gradient
+
+    def _objective(
+        self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
+    ) -> Float[Tensor, ""]:
+        """The mean loss plus the penalty."""
+        theta = self.whitening.theta(u)
+        return loss(self.field(x, theta), y) + penalty * theta.square().sum()
+
+
+def _permutation(size: int, seed: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
