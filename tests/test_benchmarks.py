@@ -14,13 +14,7 @@ SCRIPTS = sorted(
     path.relative_to(FOLDER).with_suffix("").as_posix()
     for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
 )
-PAPERS = [
-    "papers/bounds",
-    "papers/brault_figure1",
-    "papers/brault_figure4",
-    "papers/brault_figure6",
-    "papers/brault_figure7",
-]
+PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
 
 
