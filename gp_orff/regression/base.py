@@ -24,6 +24,8 @@ class Fitted:
     features: FeatureMap
     problem: Problem
     solution: Solution
+    solver: Solver  # with its options: for points farther out
+    options: Options
     streamed: bool = False  # whether `problem` is that of the last chunk only
     wider: list["Fitted"] = field(default_factory=list)  # for points farther out, if there were any
 
@@ -36,7 +38,7 @@ class Fitted:
         return expansion.phi.apply(x, expansion.column_weights(self.solution.theta)).numpy()
 
     @torch.no_grad()
-    def serving(self, x: Float[Tensor, "n d"], solver: Solver, options: Options) -> "Fitted":
+    def serving(self, x: Float[Tensor, "n d"]) -> "Fitted":
         """What serves the points x: this fit, or one on the frequencies of a larger box."""
         for known in (self, *self.wider):
             if known.features.covers(x):
@@ -45,7 +47,8 @@ class Fitted:
             self.features.check(x)  # raises
         features = self.features.widened(x)
         problem = replace(self.problem, expansion=features.expansion)
-        self.wider[:] = [Fitted(features, problem, solver.solve(problem, options))]
+        solution = self.solver.solve(problem, self.options)
+        self.wider[:] = [Fitted(features, problem, solution, self.solver, self.options)]
         return self.wider[0]
 
 
@@ -83,17 +86,7 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ) -> Float[np.ndarray, "n q"]:
         """C f(x)."""
         x = read_points(self, X)
-        return self._fitted.serving(x, self._method, self._options).values(x, combination)
-
-    @property
-    def _method(self) -> Solver:
-        """The solver, by its name."""
-        raise NotImplementedError
-
-    @property
-    def _options(self) -> Options:
-        """The settings of iterative solvers."""
-        raise NotImplementedError
+        return self._fitted.serving(x).values(x, combination)
 
     def _read(
         self, X: ArrayLike, y: ArrayLike, reset: bool

@@ -16,7 +16,7 @@ from gp_orff.regression.base import FeatureRegressor, Fitted
 from gp_orff.regression.feature_map import FeatureMap
 from gp_orff.regression.problem import Problem
 from gp_orff.regression.reading import checked_combination, unchanged_on_failure
-from gp_orff.regression.solvers.base import Options, Solution, Solver
+from gp_orff.regression.solvers.base import Options, Solution
 from gp_orff.regression.solvers.design import design
 from gp_orff.regression.solvers.direct import Cholesky
 from gp_orff.regression.solvers.equations import Equations
@@ -91,7 +91,8 @@ class ORFFRidgeCV(FeatureRegressor):
             best = int(np.argmin(errors))
             self.alphas_, self.gcv_errors_, self.alpha_ = alphas, errors, float(alphas[best])
             problem = replace(problem, alpha=self.alpha_)
-            self._assign(Fitted(features, problem, Solution(thetas[best])))
+            solution = Solution(thetas[best])
+            self._assign(Fitted(features, problem, solution, Cholesky(), Options()))
         if len(alphas) > 1 and best in (0, len(alphas) - 1):
             warnings.warn(
                 "the smallest error of generalised cross-validation is at "
@@ -100,14 +101,6 @@ class ORFFRidgeCV(FeatureRegressor):
                 stacklevel=2,
             )
         return self
-
-    @property
-    def _method(self) -> Solver:
-        return Cholesky()
-
-    @property
-    def _options(self) -> Options:
-        return Options()
 
 
 def _checked(alphas: Sequence[float]) -> Float[np.ndarray, "A"]:

@@ -78,13 +78,17 @@ class FeatureMap:
         check_domain(self.kernel.base_kernel, self.kernel.frequencies, ends, x)
 
     def covers(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether these features serve the points, or no others could."""
-        if not self.adaptive:
-            return True
+        """Whether these features serve the points; if not, `widened` ones do.
+
+        Raises:
+            ValueError: they are outside the domain that the rule was given.
+        """
         try:
             self.check(x)
         except ValueError:
-            return False
+            if self.adaptive:
+                return False
+            raise
         return True
 
     @torch.no_grad()

@@ -119,4 +119,6 @@ def _array(values: ArrayLike) -> ArrayLike:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    """A view of the array where torch can have one: not of one that is read-only or reversed."""
+    viewable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if viewable else array.copy())

@@ -158,7 +158,9 @@ class ORFFRidge(FeatureRegressor):
             features = FeatureMap.of(self.kernel, self.frequencies, x)
             problem = self._problem(features, x, targets, combination)
             problem = replace(problem, laplacian=self._penalty(laplacian, problem))
-            self._assign(Fitted(features, problem, self._method.solve(problem, self._options)))
+            solver, options = self._chosen_solver()
+            solution = solver.solve(problem, options)
+            self._assign(Fitted(features, problem, solution, solver, options))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
@@ -192,8 +194,9 @@ class ORFFRidge(FeatureRegressor):
                     "partial_fit expects laplacian_weight=0, got "
                     f"{self.laplacian_weight}; use fit, on all points"
                 )
-            solution = self._method.partial(problem, self._options, earlier)
-            self._assign(Fitted(features, problem, solution, streamed=True))
+            solver, options = self._chosen_solver()
+            solution = solver.partial(problem, options, earlier)
+            self._assign(Fitted(features, problem, solution, solver, options, streamed=True))
         return self
 
     def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
@@ -228,19 +231,14 @@ class ORFFRidge(FeatureRegressor):
             return None
         return weight * (graph_laplacian(problem.x) if laplacian is None else laplacian)
 
-    @property
-    def _method(self) -> Solver:
-        """The solver, by its name."""
-        name = (
-            ("cholesky" if self.loss is None else "sgd") if self.solver == "auto" else self.solver
-        )
+    def _chosen_solver(self) -> tuple[Solver, Options]:
+        """The solver by its name, and the settings of iterative ones."""
+        name = self.solver
+        if name == "auto":
+            name = "cholesky" if self.loss is None else "sgd"
         if name not in SOLVERS:
             raise ValueError(
                 f"{type(self).__name__} expects solver 'auto', "
                 f"{', '.join(map(repr, SOLVERS))}, got {self.solver!r}"
             )
-        return SOLVERS[name]
-
-    @property
-    def _options(self) -> Options:
-        return Options(self.max_iter, self.tol, self.loss, self.seed)
+        return SOLVERS[name], Options(self.max_iter, self.tol, self.loss, self.seed)

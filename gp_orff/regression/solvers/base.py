@@ -58,3 +58,12 @@ def refuse_laplacian(name: str, problem: Problem) -> None:
         raise ValueError(
             f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
         )
+
+
+def refuse_loss(name: str, options: Options) -> None:
+    """Raise ValueError if there is a loss other than the square."""
+    if options.loss is not None:
+        raise ValueError(
+            f"solver={name!r} minimises squares and expects loss=None, got {options.loss!r}; use "
+            "solver='sgd'"
+        )

@@ -12,7 +12,7 @@ from torch import Tensor
 from gp_orff.data.statistics import Statistics
 from gp_orff.regression.laplacian import penalty, scaled_column_penalty
 from gp_orff.regression.problem import Matrix, Problem
-from gp_orff.regression.solvers.base import Options, Solution, Solver
+from gp_orff.regression.solvers.base import Options, Solution, Solver, refuse_loss
 from gp_orff.regression.solvers.design import Design, SeparableDesign, design
 from gp_orff.regression.solvers.equations import Equations
 
@@ -26,6 +26,7 @@ class Direct(Solver):
 
     def solve(self, problem: Problem, options: Options) -> Solution:
         self.check(problem)
+        refuse_loss(self.name, options)
         if problem.laplacian is None:
             parts = design(problem.observed, problem.y.shape[-1])
             equations = Equations.of(parts, *problem.labels)
@@ -41,6 +42,7 @@ class Direct(Solver):
         self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
     ) -> Solution:
         self.check(problem)
+        refuse_loss(self.name, options)
         parts = design(problem.observed, problem.y.shape[-1])
         statistics = parts.statistics(*problem.labels)
         if earlier is not None:

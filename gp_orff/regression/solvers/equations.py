@@ -45,17 +45,17 @@ class Equations:
         return replace(self, matrix=self.matrix + penalty)
 
     def by_cholesky(self, alpha: float) -> Float[Tensor, "m k"]:
-        """The t_j, by one Cholesky factor for each different σ_j; by eigenvectors if the matrix is
-        singular in float64."""
-        largest = self.scales.max()
+        """The t_j, by one Cholesky factor for each different σ_j; by eigenvectors where α is below
+        the rounding error of the matrix."""
         solution = torch.zeros_like(self.right)
         for scale in _distinct(self.scales):
-            equal = (self.scales - scale).abs() <= 4 * _EPS * largest
             a = scale.square() * self.matrix
+            rounding = len(a) * _EPS * a.diagonal().max()
             a.diagonal().add_(alpha)
             factor, failed = torch.linalg.cholesky_ex(a)
-            if failed:
+            if failed or alpha < rounding:
                 return self.by_eigenvectors(alpha)
+            equal = (self.scales - scale).abs() <= _same(self.scales)
             solution[:, equal] = torch.cholesky_solve(scale * self.right[:, equal], factor)
         return self._weights(solution)
 
@@ -93,12 +93,15 @@ class Equations:
         return s if self.rows is None else self.rows.mT @ s
 
 
+def _same(scales: Float[Tensor, "k"]) -> Float[Tensor, ""]:
+    """The difference below which two σ_j are equal but for rounding."""
+    return 4 * _EPS * scales.max()
+
+
 def _distinct(scales: Float[Tensor, "k"]) -> list[Float[Tensor, ""]]:
-    """Those of the σ_j that differ by more than rounding, and from zero."""
+    """The different σ_j that are not zero."""
     found: list[Tensor] = []
     for scale in scales:
-        if scale > 4 * _EPS * scales.max() and not any(
-            (scale - other).abs() <= 4 * _EPS * scales.max() for other in found
-        ):
+        if all((scale - other).abs() > _same(scales) for other in [0.0, *found]):
             found.append(scale)
     return found

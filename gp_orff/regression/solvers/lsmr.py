@@ -11,7 +11,13 @@ from torch import Tensor
 
 from gp_orff.features.expansion import Expansion
 from gp_orff.regression.problem import Problem
-from gp_orff.regression.solvers.base import Options, Solution, Solver, refuse_laplacian
+from gp_orff.regression.solvers.base import (
+    Options,
+    Solution,
+    Solver,
+    refuse_laplacian,
+    refuse_loss,
+)
 
 _TOLERANCE = 1e-10
 _LIMIT_REACHED = 7  # the reason for stopping that scipy's lsmr returns
@@ -24,6 +30,7 @@ class Lsmr(Solver):
 
     def solve(self, problem: Problem, options: Options) -> Solution:
         refuse_laplacian(self.name, problem)
+        refuse_loss(self.name, options)
         expansion, (x, y) = problem.observed, problem.labels
         columns = y if expansion.num_outputs == 1 else y.reshape(-1, 1)
         phi = LinearOperator(
