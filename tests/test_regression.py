@@ -216,6 +216,19 @@ def test_points_outside_the_data():
         ORFFRidge(rbf(0.2), gp_orff.Auto(domain=((0, 1), (0, 1)))).fit(x, y).predict(near)
 
 
+def test_a_point_far_out_does_not_change_the_others():
+    """Only points that the grid of the data does not serve have a larger one."""
+    x, y = data()
+    model = ORFFRidge(KERNELS["curl-free"](), alpha=0.01).fit(x, y)
+    expected = model.predict(x)
+    found = model.predict(np.concatenate([x[:20], [[6.0, 6.0], [-0.9, 0.5]], x[20:]]))
+    assert np.array_equal(np.delete(found, [20, 21], axis=0), expected)
+    assert abs(found[20]).max() < 1e-3
+    assert abs(found[21]).max() > 0.01
+    with pytest.raises(ValueError, match=r"points near the data, .* no frequency grid serves both"):
+        model.predict([[1e4, 1e4]])
+
+
 def test_a_grid_that_cannot_resolve_the_kernel_warns():
     x, y = data()
     with pytest.warns(gp_orff.GridWarning, match="lacks .*% of the variance"):
@@ -268,6 +281,7 @@ BAD = {
     "lsmr": ({"solver": "lsmr", "laplacian_weight": 1.0}, {}, "laplacian_weight=0"),
     "loss": ({"solver": "lsmr", "loss": torch.nn.L1Loss()}, {}, "loss=None, got L1Loss"),
     "loss, direct": ({"solver": "stein", "loss": torch.nn.L1Loss()}, {}, "loss=None"),
+    "max_iter": ({"max_iter": 0}, {}, "max_iter >= 1 or None, got 0"),
     "outputs": ({"kernel": gp_orff.CurlFreeKernel(num_dims=2)}, {"y": np.ones((40, 3))}, "2 col"),
     "inputs": ({"kernel": gp_orff.CurlFreeKernel(num_dims=3)}, {}, "columns"),
     "no label": ({}, {"y": np.full((40, 2), np.nan)}, "a row of y with a label, got 40"),

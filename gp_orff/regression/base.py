@@ -32,16 +32,21 @@ class Fitted:
     @torch.no_grad()
     def values(
         self, x: Float[Tensor, "n d"], combination: Float[Tensor, "q p"] | None
-    ) -> Float[np.ndarray, "n q"]:
-        """C f(x)."""
-        expansion = combined(self.features.expansion, combination)
-        return expansion.phi.apply(x, expansion.column_weights(self.solution.theta)).numpy()
+    ) -> Float[Tensor, "n q"]:
+        """C f(x): of points farther out, on the frequencies of a larger box."""
+        near = self.features.covered(x)
+        if near.all():
+            expansion = combined(self.features.expansion, combination)
+            return expansion.phi.apply(x, expansion.column_weights(self.solution.theta))
+        far = self._wider_for(x[~near]).values(x[~near], combination)
+        values = far.new_empty(len(x), far.shape[-1])
+        values[~near], values[near] = far, self.values(x[near], combination)
+        return values
 
-    @torch.no_grad()
-    def serving(self, x: Float[Tensor, "n d"]) -> "Fitted":
-        """What serves the points x: this fit, or one on the frequencies of a larger box."""
-        for known in (self, *self.wider):
-            if known.features.covers(x):
+    def _wider_for(self, x: Float[Tensor, "n d"]) -> "Fitted":
+        """The fit on the frequencies of a larger box."""
+        for known in self.wider:
+            if known.features.covered(x).all():
                 return known
         if self.streamed:
             self.features.check(x)  # raises
@@ -86,7 +91,7 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ) -> Float[np.ndarray, "n q"]:
         """C f(x)."""
         x = read_points(self, X)
-        return self._fitted.serving(x).values(x, combination)
+        return self._fitted.values(x, combination).numpy()
 
     def _read(
         self, X: ArrayLike, y: ArrayLike, reset: bool
