@@ -188,3 +188,22 @@ def test_the_fields_of_five_gaussians_are_curl_free_and_divergence_free():
     rows = {row["field"]: row for row in found["fields"]}
     assert rows["curl-free"]["curl"] < 1e-14 < 1 < rows["curl-free"]["divergence"]
     assert rows["divergence-free"]["divergence"] < 1e-14 < 1 < rows["divergence-free"]["curl"]
+
+
+def test_time_of_features_grows_as_the_number_of_points():
+    """Brault et al. 2016, Figure 5."""
+    found = results_of("papers/brault_figure5")
+    exponents = {row["method"]: row["exponent"] for row in found["exponents"]}
+    assert exponents["random"] == pytest.approx(1, abs=0.1)
+    assert exponents["exact"] > 2
+    million = {row["method"]: row["seconds"] for row in found["times"] if row["N"] == 1_000_000}
+    assert million["random"] <= 200
+    assert million["grid"] <= 10
+
+
+def test_products_with_features_take_time_in_proportion_to_their_number():
+    """Brault et al. 2016, Table 2; P*P too, which has D² there."""
+    rows = results_of("papers/brault_table2")["exponents"]
+    slopes = [row["N = 1000"] for row in rows if row["against"] == "D"]
+    assert slopes == pytest.approx([1] * 9, abs=0.3)
+    assert max(row["N = 1000"] for row in rows if row["against"] == "p") < 1

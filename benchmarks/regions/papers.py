@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from regions.markdown import Results, grouped, percent, table
+from regions.markdown import Results, decimal, grouped, number, percent, power, table
 from regions.registry import region
 
 BOUNDS = {
@@ -47,3 +47,57 @@ def _line(found: Mapping, kernel: str, d: int) -> list[str]:
 
 def _count(rows: Mapping, bound: tuple[str, str], key: str) -> str:
     return grouped(rows[bound][key]) if bound in rows else ""
+
+
+FIELD_ROWS = {  # label: (kernel, rule and measure of Figure 4, method of Figure 5)
+    "`RBFSampler(D)` + `Ridge`": ("independent", "RBFSampler", "", ""),
+    "`RBFSampler(2D)` + `Ridge`": ("independent", "RBFSampler, 2D", "", ""),
+    "decomposable, `MonteCarlo(D)`": ("decomposable", "MonteCarlo", "trace", ""),
+    "curl-free, `MonteCarlo(D)`, base": ("curl-free", "MonteCarlo", "base", ""),
+    "curl-free, `MonteCarlo(D)`": ("curl-free", "MonteCarlo", "trace", "random"),
+    "curl-free, `GaussHermite`": ("curl-free", "GaussHermite", "", "quadrature"),
+    "curl-free, `Grid`": ("curl-free", "Grid", "", "grid"),
+    "decomposable, exact": ("decomposable", "exact", "", ""),
+    "curl-free, exact": ("curl-free", "exact", "", "exact"),
+}
+FREQUENCIES, POINTS = (100, 300, 1000), (1000, 4000, 1_000_000)
+
+
+@region
+def learned_fields(results: Results) -> str:
+    errors, times = results.one("papers/brault_figure4"), results.one("papers/brault_figure5")
+    found = errors.results
+    setting = (
+        f"A curl-free field of five Gaussians from {found['points']} noisy vectors (noise: 1 % of "
+        "the variance of the field): mean squared error at other points against D, in % of the "
+        f"variance of the field (means of {found['seeds']} seeds); and seconds of "
+        "`ORFFRidge(...).fit` with N vectors, with 1000 random frequencies, 32 × 32 nodes, and a "
+        "grid. Lengthscale and penalty by cross-validation, for each method."
+    )
+    head = [
+        "",
+        *(f"D = {D}" for D in FREQUENCIES),
+        *(f"N = {power(N)}" for N in POINTS),
+        "exponent of N",
+    ]
+    lines = [
+        [label, *_shares(found, what), *_seconds(times.results, method)]
+        for label, (*what, method) in FIELD_ROWS.items()
+    ]
+    return f"{setting}\n\n{table(head, lines)}\n\n{errors.source}\n\n{times.source}"
+
+
+def _shares(found: Mapping, what: list[str]) -> list[str]:
+    """MSE in percent; exact kernels have no D."""
+    own = {
+        row["D"]: number(100 * row["MSE"])
+        for row in found["errors"]
+        if [row["kernel"], row["rule"], row["measure"]] == what
+    }
+    return [own.get(D, own.get(None, "")) for D in FREQUENCIES]
+
+
+def _seconds(found: Mapping, method: str) -> list[str]:
+    own = {row["N"]: number(row["seconds"]) for row in found["times"] if row["method"] == method}
+    slopes = {row["method"]: decimal(row["exponent"], 2) for row in found["exponents"]}
+    return [*(own.get(N, "") for N in POINTS), slopes.get(method, "")]
