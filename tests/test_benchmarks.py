@@ -133,6 +133,25 @@ def test_variances_of_independent_frequencies_are_as_computed():
     assert found["counterexample"]["b"] > found["counterexample"]["bound"]
 
 
+def test_time_of_features_grows_less_than_that_of_the_exact_kernel():
+    """Brault et al. 2016, Figure 2, which has no numbers: N F² against at most N³."""
+    exponents = results_of("papers/brault_figure2")["exponents"]
+    assert exponents["ORFF"] < 1.25
+    assert exponents["OVK"] > 1.75
+
+
+def test_errors_on_digits_converge_to_those_of_the_exact_kernel():
+    """Brault et al. 2016, Figure 3, which has no numbers; within 1 %, two standard deviations
+    of the exact kernel's error over training sets."""
+    rows = results_of("papers/brault_figure3")["rows"]
+    exact = next(row for row in rows if row["method"] == "OVK")
+    for rule in ("MonteCarlo", "Orthogonal", "QuasiMonteCarlo"):
+        errors = [row["error"] for row in rows if row["method"] == rule]
+        assert errors == sorted(errors, reverse=True)
+        assert errors[0] > 4 * exact["error"]
+        assert errors[-1] == pytest.approx(exact["error"], abs=1)
+
+
 def test_errors_stay_below_their_bounds():
     rows = results_of("papers/bounds")["errors"]
     assert all(row["error"] < row["at most"] for row in rows)
