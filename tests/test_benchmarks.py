@@ -14,7 +14,7 @@ SCRIPTS = sorted(
     path.relative_to(FOLDER).with_suffix("").as_posix()
     for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
 )
-PAPERS = ["papers/bounds", "papers/brault_figure1", "papers/brault_figure6"]
+PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
 
 
@@ -137,3 +137,35 @@ def test_errors_stay_below_their_bounds():
     rows = results_of("papers/bounds")["errors"]
     assert all(row["error"] < row["at most"] for row in rows)
     assert any(20 * row["error"] > row["at most"] for row in rows)
+
+
+def test_curl_free_features_learn_a_curl_free_field_better_than_independent_ones():
+    """Brault et al. 2016, Figure 4: against `RBFSampler` + `Ridge`, of D and of 2D components."""
+    found = results_of("papers/brault_figure4")
+    rows = [row for row in found["curl-free below RBFSampler"] if row["D"] >= 100]
+    assert sorted({row["D"] for row in rows}) == [100, 300, 1000]
+    assert len(rows) == 6
+    for row in rows:
+        assert row["MSE less"] > 3 * row["standard error"]  # no chance
+
+
+def test_features_tend_to_the_exact_kernels():
+    """Figure 4: those of a grid are as good as exact kernels from D = 300 on."""
+    rows = results_of("papers/brault_figure4")["errors"]
+    exact = {row["kernel"]: row for row in rows if row["rule"] == "exact"}
+    for row in rows:
+        target = exact.get(row["kernel"])
+        if row["rule"] == "Grid" and row["D"] >= 300:
+            assert row["MSE"] == pytest.approx(target["MSE"], rel=1e-3)
+        if row["rule"] == "MonteCarlo" and row["D"] == 1000 and row["measure"] == "trace":
+            error = row["standard error"] + target["standard error"]
+            assert abs(row["MSE"] - target["MSE"]) < 3 * error
+
+
+def test_the_fields_of_five_gaussians_are_curl_free_and_divergence_free():
+    """Brault et al. 2016, Figure 7; rounding."""
+    found = results_of("papers/brault_figure7")
+    assert found["gradient error"] < 1e-14
+    rows = {row["field"]: row for row in found["fields"]}
+    assert rows["curl-free"]["curl"] < 1e-14 < 1 < rows["curl-free"]["divergence"]
+    assert rows["divergence-free"]["divergence"] < 1e-14 < 1 < rows["divergence-free"]["curl"]

@@ -338,3 +338,19 @@ def test_bad_alphas(alphas):
 )
 def test_conventions_of_sklearn(estimator):
     check_estimator(estimator)
+
+
+def test_arrays_may_be_used_again():
+    """A buffer that holds one chunk after the other; and arrays that change after a fit."""
+    x, y = data(90)
+    whole = ORFFRidge(rbf(), RULES["few"], alpha=0.1).fit(x, y)
+    points, values = x[:30].copy(), y[:30].copy()
+    model = clone(whole).fit(points, values)
+    for rows in (slice(30, 60), slice(60, 90)):
+        points[:], values[:] = x[rows], y[rows]
+        model.partial_fit(points, values)
+    assert np.allclose(model.predict(x), whole.predict(x), rtol=0, atol=1e-9)
+    model, far = ORFFRidge(rbf(0.2), alpha=0.1).fit(points, values), np.array([[1.8, 0.5]])
+    expected = ORFFRidge(rbf(0.2), alpha=0.1).fit(points.copy(), values.copy()).predict(far)
+    points[:], values[:] = 0.0, 0.0
+    assert np.array_equal(model.predict(far), expected)
