@@ -303,7 +303,8 @@ assert (mistakes[:, 1] < mistakes[:, 0]).all()
 # the variance of the noise over that of a component of the prior; the truth is 0.03.
 
 # %%
-lengthscales, alphas = np.geomspace(0.15, 0.6, 5), np.geomspace(1e-3, 1e-1, 5)
+number = 3 if arguments.smoke else 5
+lengthscales, alphas = np.geomspace(0.15, 0.6, number), np.geomspace(1e-3, 1e-1, number)
 many_alphas = np.geomspace(1e-5, 10, 61)
 sizes = (40,) if arguments.smoke else (200, 40)
 
