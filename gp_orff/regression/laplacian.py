@@ -52,7 +52,7 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
 
     Example:
         >>> import numpy as np
-        >>> from gp_orff.regression.laplacian import graph_laplacian
+        >>> from gp_orff.regression import graph_laplacian
         >>> angle = np.linspace(0, 2 * np.pi, 100, endpoint=False)
         >>> X = np.stack([np.cos(angle), np.sin(angle)], axis=1)
         >>> M = graph_laplacian(X, n_neighbors=4)
@@ -98,7 +98,7 @@ def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> 
 
     Example:
         >>> import numpy as np
-        >>> from gp_orff.regression.laplacian import view_disagreement
+        >>> from gp_orff.regression import view_disagreement
         >>> M = view_disagreement(num_points=2, num_views=2)
         >>> f = np.array([1.0, 4.0, 2.0, 2.0])  # views 1 and 4 at a point, 2 and 2 at the other
         >>> float(f @ M @ f)
