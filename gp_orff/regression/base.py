@@ -15,6 +15,7 @@ from gp_orff.regression.feature_map import FeatureMap
 from gp_orff.regression.problem import Problem, combined
 from gp_orff.regression.reading import labelled_rows, read_data, read_points
 from gp_orff.regression.solvers.base import Options, Solution, Solver
+from gp_orff.threads import chosen_threads
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Fitted:
 class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """A field learned by regression; subclasses fit it."""
 
+    @chosen_threads()
     def predict(self, X: ArrayLike) -> Float[np.ndarray, "n q"] | Float[np.ndarray, "n"]:
         """The learned values at points X (n, d): C f(X), (n, q), or (n,) if y was a vector.
 

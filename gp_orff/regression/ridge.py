@@ -23,6 +23,7 @@ from gp_orff.regression.reading import (
 )
 from gp_orff.regression.solvers import SOLVERS
 from gp_orff.regression.solvers.base import Options, Solver
+from gp_orff.threads import chosen_threads
 
 
 class ORFFRidge(FeatureRegressor):
@@ -134,6 +135,7 @@ class ORFFRidge(FeatureRegressor):
         self.tol = tol
         self.seed = seed
 
+    @chosen_threads()
     def fit(
         self,
         X: ArrayLike,
@@ -165,6 +167,7 @@ class ORFFRidge(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, solver, options))
         return self
 
+    @chosen_threads()
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
         """Learn from a chunk of data in addition to all data before, and return self.
 
@@ -202,6 +205,7 @@ class ORFFRidge(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, solver, options, streamed=True))
         return self
 
+    @chosen_threads()
     def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
         """f(X) (n, p): the outputs of the kernel, before C combines them.
 
