@@ -15,10 +15,11 @@ def tables_of_papers(results: Results) -> str:
     measured = [results.one(f"papers/{name}") for name in names]
     grams, fields, points = (own.results for own in measured)
     lines = [*_grams(grams), *_fields(fields), *_points(points)]
-    runs = max(row["runs"] for row in points["rows"])
+    runs = {row["N"]: row["runs"] for row in points["rows"]}
     setting = (
         "The tables of Minh 2016 and Table 3 of Brault et al. 2016, beside our means over "
-        f"{grams['runs']} and {runs} runs. *Gram*: error relative to the Frobenius norm, at 100 "
+        f"{grams['runs']} and {max(runs.values())} runs ({runs[max(runs)]} for {power(max(runs))} "
+        "points). *Gram*: error relative to the Frobenius norm, at 100 "
         "points of [−1, 1]³. *Field*: RMSE of the vectors of a field in the plane, whose "
         f"components have rms {number(fields['field'])}, from 80 points. *Table 3*: RMSE of a "
         f"number, of rms {number(points['rms of y'])}, with 20 inputs and outputs, D = 1000, and "
