@@ -241,6 +241,8 @@ def test_defaults():
     model = ORFFRidge().fit(x, y)
     median = np.median(np.linalg.norm(x[:, None] - x, axis=-1)[np.triu_indices(len(x), 1)])
     assert model.kernel_.base_kernel.lengthscale.item() == pytest.approx(median, rel=0.01)
+    times = ORFFRidge().fit(np.tile(x, (100, 1)), np.tile(y, (100, 1)))  # of stations, in order
+    assert times.kernel_.base_kernel.lengthscale.item() == pytest.approx(median, rel=0.05)
     assert ORFFRidge().fit(np.ones((3, 2)), np.arange(3.0)).predict(np.ones((1, 2))) == (
         pytest.approx(0.75, abs=1e-5)  # Σy/(n + α), the tolerance of the grid
     )

@@ -121,13 +121,13 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
 
 
 def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
-    """An RBF kernel whose lengthscale is the median distance of the points (Jaakkola's heuristic);
-    1 if that is zero."""
-    points = x[:: -(-len(x) // _SAMPLE)]
-    distances = torch.pdist(points)
-    median = distances.median().item() if len(distances) else 0.0
+    """An RBF kernel whose lengthscale is the median distance of points at different places
+    (Jaakkola's heuristic), in a random sample; 1 if all are at one place."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    distances = torch.pdist(x[order[:_SAMPLE]])
+    distances = distances[distances > 0]
     kernel = RBFKernel().double()
-    kernel.lengthscale = median or 1.0
+    kernel.lengthscale = distances.median().item() if len(distances) else 1.0
     return kernel
 
 
