@@ -20,12 +20,13 @@ from tests import registry
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gp_orff"
 ROOMS = ["symbols", "kernels", "features", "data", "inference", "exact_gp", "models"]
-"""A room may import from those before it, from the settings and from nufft."""
+"""A room may import from those before it, from the settings, nufft and threads."""
 BESIDE = {"regression": ROOMS[:-1]}
 """A room beside models: what it may import; no other room imports it."""
 LEAVES = {
     "settings": set(),
     "nufft": set(),
+    "threads": {"settings"},
     "plotting": set(),
     "labelled": {"symbols"},
     "spectra": {"kernels"},
@@ -67,7 +68,9 @@ def test_imports_run_one_way(name):
     room = room_of(name)
     known = {**LEAVES, **BESIDE}
     allowed = known[room] if room in known else ROOMS[: ROOMS.index(room)]
-    allowed = {*allowed, room, "settings", "nufft"} | ({"labelled"} if room == "models" else set())
+    allowed = {*allowed, room, "settings", "nufft", "threads"} | (
+        {"labelled"} if room == "models" else set()
+    )
     assert {room_of(own) for own in imported_modules(name)} <= allowed
 
 
@@ -125,9 +128,12 @@ def test_no_module_uses_private_names_of_another(name):
     assert not used & others
 
 
-def test_importing_warns_of_nothing_and_leaves_matplotlib_alone():
+def test_importing_warns_of_nothing_and_leaves_extras_alone():
     """Not of what linear_operator does while it is imported, of any category."""
-    code = "import sys, gp_orff; gp_orff.plotting.plot_map; assert 'matplotlib' not in sys.modules"
+    code = (
+        "import sys, gp_orff; gp_orff.plotting.plot_map\n"
+        "assert not {'matplotlib', 'sklearn'} & set(sys.modules)"
+    )
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

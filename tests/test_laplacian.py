@@ -167,6 +167,16 @@ def test_copies_and_graphs_in_pieces():
     assert abs(matrix @ pieces).max() < 1e-12 * matrix.max()
 
 
+def test_times_of_stations_are_the_mean_of_a_station():
+    """Some places have many more copies than neighbours, others are single."""
+    places = rng(0).random((12, 2))
+    index = rng(1).permutation(np.repeat(np.arange(12), [30] * 8 + [1] * 4))
+    f = rng(2).standard_normal(len(index))
+    means = np.array([f[index == i].mean() for i in range(12)])
+    expected = means @ graph_laplacian(places, 5) @ means
+    assert f @ graph_laplacian(places[index], 5) @ f == pytest.approx(expected, rel=1e-10)
+
+
 @pytest.mark.parametrize(("num_views", "num_outputs"), [(2, 1), (3, 1), (2, 2), (3, 2)])
 def test_disagreement_written_out(num_views, num_outputs):
     f = rng(0).standard_normal((5, num_views, num_outputs))
@@ -260,8 +270,8 @@ def test_what_is_no_laplacian_raises(name):
     [
         (lambda: graph_laplacian(circle(20), 0), "positive integer, got 0"),
         (lambda: graph_laplacian(circle(20), 2.5), r"positive integer, got 2\.5"),
-        (lambda: graph_laplacian(circle(1)), "at least two points, got one"),
-        (lambda: graph_laplacian(np.ones((9, 2))), "different places, got 9 points whose near"),
+        (lambda: graph_laplacian(circle(1)), "two places at least, got 1 at 1"),
+        (lambda: graph_laplacian(np.ones((9, 2))), "two places at least, got 9 at 1"),
         (lambda: graph_laplacian(np.full((9, 2), np.nan)), "finite points"),
         (lambda: view_disagreement(5, 1), "at least two views, got 1"),
         (lambda: view_disagreement(0, 2), "positive numbers of points and outputs, got 0 and 1"),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gp_orff
-from gp_orff.models import threads
-from gp_orff.models.threads import chosen_threads, update_threads
+from gp_orff import threads
 from gp_orff.settings import num_threads
+from gp_orff.threads import chosen_threads, update_threads
 
 
 class Machine:

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from helpers.command import RESULTS
 
-PACKAGES = ("torch", "gpytorch", "linear_operator", "numpy", "scipy", "finufft", "gp_orff")
+PACKAGES = (
+    "torch",
+    "gpytorch",
+    "linear_operator",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "finufft",
+    "gp_orff",
+)
 ROOT = RESULTS.parents[1]
 DIGITS = 5  # that mean something
 

@@ -1,6 +1,6 @@
 """The measured regions of README, each written from results by the function of its name."""
 
-from regions import fields, frequencies, large, papers, steps
+from regions import fields, frequencies, large, paper_tables, papers, steps
 from regions.registry import REGIONS
 
-__all__ = ["REGIONS", "fields", "frequencies", "large", "papers", "steps"]
+__all__ = ["REGIONS", "fields", "frequencies", "large", "paper_tables", "papers", "steps"]

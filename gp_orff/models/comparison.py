@@ -15,8 +15,8 @@ from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.fitting.progress import announce
-from gp_orff.models.threads import chosen_threads
 from gp_orff.models.vector_field_gp import VectorFieldGP
+from gp_orff.threads import chosen_threads
 
 
 @dataclass(frozen=True)

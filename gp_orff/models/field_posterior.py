@@ -16,11 +16,11 @@ from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.labelled import on_grid
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
-from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
 from gp_orff.symbols.parts import CurlFreePart, DivergenceFreePart
 from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
+from gp_orff.threads import chosen_threads
 
 if TYPE_CHECKING:
     import xarray

@@ -17,8 +17,8 @@ from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.frozen_model import Snapshot
-from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.threads import chosen_threads
 
 _PRIOR_FREQUENCIES = 2048  # of the prior paths of an exact model
 

@@ -31,7 +31,7 @@ from gp_orff.models.fitting.starting_values import start_noise
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.contents import trained_names
 from gp_orff.models.report.fit_report import FitReport
-from gp_orff.models.threads import chosen_threads
+from gp_orff.threads import chosen_threads
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fitting.progress import shown
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.trainer import without_far_points
-from gp_orff.models.threads import chosen_threads
 from gp_orff.symbols.base import Symbol
+from gp_orff.threads import chosen_threads
 
 
 class VectorFieldGP(FieldModel):

@@ -15,6 +15,7 @@ from gp_orff.regression.feature_map import FeatureMap
 from gp_orff.regression.problem import Problem, combined
 from gp_orff.regression.reading import labelled_rows, read_data, read_points
 from gp_orff.regression.solvers.base import Options, Solution, Solver
+from gp_orff.threads import chosen_threads
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,21 @@ class Fitted:
     @torch.no_grad()
     def values(
         self, x: Float[Tensor, "n d"], combination: Float[Tensor, "q p"] | None
-    ) -> Float[np.ndarray, "n q"]:
-        """C f(x)."""
-        expansion = combined(self.features.expansion, combination)
-        return expansion.phi.apply(x, expansion.column_weights(self.solution.theta)).numpy()
+    ) -> Float[Tensor, "n q"]:
+        """C f(x): of points farther out, on the frequencies of a larger box."""
+        near = self.features.covered(x)
+        if near.all():
+            expansion = combined(self.features.expansion, combination)
+            return expansion.phi.apply(x, expansion.column_weights(self.solution.theta))
+        far = self._wider_for(x[~near]).values(x[~near], combination)
+        values = far.new_empty(len(x), far.shape[-1])
+        values[~near], values[near] = far, self.values(x[near], combination)
+        return values
 
-    @torch.no_grad()
-    def serving(self, x: Float[Tensor, "n d"]) -> "Fitted":
-        """What serves the points x: this fit, or one on the frequencies of a larger box."""
-        for known in (self, *self.wider):
-            if known.features.covers(x):
+    def _wider_for(self, x: Float[Tensor, "n d"]) -> "Fitted":
+        """The fit on the frequencies of a larger box."""
+        for known in self.wider:
+            if known.features.covered(x).all():
                 return known
         if self.streamed:
             self.features.check(x)  # raises
@@ -55,6 +61,7 @@ class Fitted:
 class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """A field learned by regression; subclasses fit it."""
 
+    @chosen_threads()
     def predict(self, X: ArrayLike) -> Float[np.ndarray, "n q"] | Float[np.ndarray, "n"]:
         """The learned values at points X (n, d): C f(X), (n, q), or (n,) if y was a vector.
 
@@ -86,7 +93,7 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     ) -> Float[np.ndarray, "n q"]:
         """C f(x)."""
         x = read_points(self, X)
-        return self._fitted.serving(x).values(x, combination)
+        return self._fitted.values(x, combination).numpy()
 
     def _read(
         self, X: ArrayLike, y: ArrayLike, reset: bool

@@ -175,7 +175,7 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
                 "ORFFRidgeClassifier expects labels of at least two classes, got one class: "
                 f"{classes.tolist()}; there is nothing to distinguish, add points of another class"
             )
-        if self.coding not in _CODES:
+        if self.coding not in tuple(_CODES):
             raise ValueError(
                 f"ORFFRidgeClassifier expects a coding of {sorted(_CODES)}, got {self.coding!r}; "
                 'use "simplex" unless the kernel itself has the codes of the classes'

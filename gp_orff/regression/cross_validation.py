@@ -20,6 +20,7 @@ from gp_orff.regression.solvers.base import Options, Solution
 from gp_orff.regression.solvers.design import design
 from gp_orff.regression.solvers.direct import Cholesky
 from gp_orff.regression.solvers.equations import Equations
+from gp_orff.threads import chosen_threads
 
 _RATIOS = np.logspace(-6, 2, 17)  # of α and the variance of the kernel, by default
 
@@ -72,6 +73,7 @@ class ORFFRidgeCV(FeatureRegressor):
         self.frequencies = frequencies
         self.alphas = alphas
 
+    @chosen_threads()
     def fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidgeCV":
         """Choose α, learn the weights, and return self.
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from gpytorch.kernels import Kernel, RBFKernel
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.accuracy import GridAccuracy
 from gp_orff.features.assemble import check_domain, expand
-from gp_orff.features.domain import Box, box_of, union
+from gp_orff.features.domain import Box, box_of, in_words, union
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.auto import Auto
-from gp_orff.features.frequencies.lattice_nodes import GridWarning
+from gp_orff.features.frequencies.lattice_nodes import GridWarning, Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Rule
 
 _MOST_TRUNCATED = 0.1
@@ -77,25 +77,39 @@ class FeatureMap:
         ends = torch.tensor(self.box, dtype=torch.float64).mT
         check_domain(self.kernel.base_kernel, self.kernel.frequencies, ends, x)
 
-    def covers(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether these features serve the points; if not, `widened` ones do.
+    def covered(self, x: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """Which of the points these features serve; `widened` ones serve the others.
 
         Raises:
-            ValueError: they are outside the domain that the rule was given.
+            ValueError: some are outside the domain that the rule was given.
         """
-        try:
+        if self._lattice is None or not self.adaptive:
             self.check(x)
-        except ValueError:
-            if self.adaptive:
-                return False
-            raise
-        return True
+            return torch.ones(len(x), dtype=torch.bool)
+        return ~self._lattice.outside(x)
 
     @torch.no_grad()
     def widened(self, x: Float[Tensor, "n d"]) -> "FeatureMap":
-        """The features of the same kernel for these points too."""
+        """The features of the same kernel for these points too.
+
+        Raises:
+            ValueError: no frequency grid serves both these points and the data.
+        """
         box = union(self.box, box_of(x))
-        return self._on(self.kernel.base_kernel, self.rule, box, x)
+        features = self._on(self.kernel.base_kernel, self.rule, box, x)
+        if features._lattice is None:
+            raise ValueError(
+                f"expected points near the data, which are in {in_words(self.box)}, got some in "
+                f"{in_words(box_of(x))}: no frequency grid serves both; predict closer to the "
+                "data, or choose a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
+            )
+        return features
+
+    @property
+    def _lattice(self) -> Lattice | None:
+        """The lattice of the frequencies; None if they are on none."""
+        draw = self.kernel.frequencies[0]
+        return draw.lattice if isinstance(draw, LatticeDraw) else None
 
 
 def resolved(rule: Rule | None, box: Box) -> Rule:
@@ -107,13 +121,13 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
 
 
 def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
-    """An RBF kernel whose lengthscale is the median distance of the points (Jaakkola's heuristic);
-    1 if that is zero."""
-    points = x[:: -(-len(x) // _SAMPLE)]
-    distances = torch.pdist(points)
-    median = distances.median().item() if len(distances) else 0.0
+    """An RBF kernel whose lengthscale is the median distance of points at different places
+    (Jaakkola's heuristic), in a random sample; 1 if all are at one place."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    distances = torch.pdist(x[order[:_SAMPLE]])
+    distances = distances[distances > 0]
     kernel = RBFKernel().double()
-    kernel.lengthscale = median or 1.0
+    kernel.lengthscale = distances.median().item() if len(distances) else 1.0
     return kernel
 
 

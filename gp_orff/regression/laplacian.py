@@ -39,6 +39,7 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
     square of the slope of f between neighbours, times the square of the size of the data. It has
     the unit of f², the same for inputs in any unit, and tends to a limit as N grows: a weight
     means the same for 100 and for 10 000 points. Rows of M sum to zero; a constant f is free.
+    Points at one place, such as the times of a station, are one node, with the mean of f over them.
 
     Args:
         X: N points (N, d), labelled and unlabelled; a tensor or an array, in one unit.
@@ -46,12 +47,12 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
 
     Raises:
         TypeError: points that are not real numbers.
-        ValueError: points that are not finite; fewer than two different points; `n_neighbors`
-            is not a positive integer; neighbours that are all at the same place.
+        ValueError: points that are not finite, or all at one place; `n_neighbors` is not a positive
+            integer.
 
     Example:
         >>> import numpy as np
-        >>> from gp_orff.regression.laplacian import graph_laplacian
+        >>> from gp_orff.regression import graph_laplacian
         >>> angle = np.linspace(0, 2 * np.pi, 100, endpoint=False)
         >>> X = np.stack([np.cos(angle), np.sin(angle)], axis=1)
         >>> M = graph_laplacian(X, n_neighbors=4)
@@ -62,20 +63,20 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
     X = as_points(X).numpy()
     if not isinstance(n_neighbors, int | np.integer) or n_neighbors < 1:
         raise ValueError(f"n_neighbors expects a positive integer, got {n_neighbors!r}")
-    if len(X) < 2:
-        raise ValueError("a graph expects at least two points, got one; set laplacian_weight=0")
-    centred = X - X.mean(0)
-    distances = kneighbors_graph(centred, min(n_neighbors, len(X) - 1), mode="distance")
-    graph = sp.csr_array(distances)
-    mean_square = np.mean(graph.data**2)
-    if mean_square == 0:
+    places, index, copies = np.unique(X, axis=0, return_inverse=True, return_counts=True)
+    if len(places) < 2:
         raise ValueError(
-            f"a graph expects neighbours at different places, got {len(X)} points whose nearest "
-            "neighbours are all copies of them; drop copies, or raise n_neighbors"
+            f"a graph expects points at two places at least, got {len(X)} at {len(places)}; set "
+            "laplacian_weight=0"
         )
-    graph.data = np.exp(-(graph.data**2) / mean_square)
+    centred = places - places.mean(0)
+    distances = kneighbors_graph(centred, min(n_neighbors, len(places) - 1), mode="distance")
+    graph = sp.csr_array(distances)
+    graph.data = np.exp(-(graph.data**2) / np.mean(graph.data**2))
     matrix = sp.csr_array(laplacian_of(graph.maximum(graph.T)))
-    return matrix * (np.mean((centred**2).sum(1)) / np.sum(centred * (matrix @ centred)))
+    matrix = matrix * (np.mean((centred**2).sum(1)) / np.sum(centred * (matrix @ centred)))
+    mean = sp.csr_array((1 / copies[index], (np.arange(len(X)), index)))  # (N, places)
+    return sp.csr_array(mean @ matrix @ mean.T)
 
 
 def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> sp.csr_array:
@@ -97,7 +98,7 @@ def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> 
 
     Example:
         >>> import numpy as np
-        >>> from gp_orff.regression.laplacian import view_disagreement
+        >>> from gp_orff.regression import view_disagreement
         >>> M = view_disagreement(num_points=2, num_views=2)
         >>> f = np.array([1.0, 4.0, 2.0, 2.0])  # views 1 and 4 at a point, 2 and 2 at the other
         >>> float(f @ M @ f)

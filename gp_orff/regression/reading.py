@@ -45,12 +45,12 @@ def read_data(
     """
     if y is None:
         validate_data(estimator, X, y)  # raises, in the words of scikit-learn
-    x = read_points(estimator, X, reset)
+    x = read_points(estimator, X, reset).clone()  # kept, while the caller may change X
     y = check_array(
         _array(y), dtype=np.float64, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
     )
     check_consistent_length(x, y)
-    targets = _tensor(y)
+    targets = _tensor(y).clone()
     is_vector = targets.dim() == 1
     targets = targets.unsqueeze(-1) if is_vector else targets
     missing = targets.isnan()

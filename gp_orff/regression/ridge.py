@@ -23,6 +23,7 @@ from gp_orff.regression.reading import (
 )
 from gp_orff.regression.solvers import SOLVERS
 from gp_orff.regression.solvers.base import Options, Solver
+from gp_orff.threads import chosen_threads
 
 
 class ORFFRidge(FeatureRegressor):
@@ -62,14 +63,16 @@ class ORFFRidge(FeatureRegressor):
               2016, Equation 11).
             - `"lsmr"`: iterations that need products with Φ only, for F too large for F×F matrices
               (Fong & Saunders 2011).
-            - `"sgd"`: stochastic gradients, for any `loss`.
+            - `"sgd"`: stochastic gradients, for any `loss` (Brault et al. 2016, Appendix D.1.1).
             - `"auto"`: `"cholesky"`, or `"sgd"` if there is a `loss`.
         laplacian_weight: w ≥ 0, for `"cholesky"` and `"stein"`.
         loss: a function of predictions (n, q) and labels (n, q), as tensors, which returns the mean
             over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
             of squares. For `"sgd"`.
-        max_iter: the most iterations of `"lsmr"`, or passes of `"sgd"`; the solver chooses if None.
-        tol: the relative error at which `"lsmr"` and `"sgd"` stop; the solver chooses if None.
+        max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 200 if None.
+            A `ConvergenceWarning` tells if they do not suffice.
+        tol: where iterations stop, 10⁻¹⁰ and 0.01 if None: the relative residual of `"lsmr"`, the
+            relative change of the predictions from pass k to pass 2k of `"sgd"`.
         seed: of the order in which `"sgd"` takes the points.
 
     Attributes:
@@ -132,6 +135,7 @@ class ORFFRidge(FeatureRegressor):
         self.tol = tol
         self.seed = seed
 
+    @chosen_threads()
     def fit(
         self,
         X: ArrayLike,
@@ -163,13 +167,15 @@ class ORFFRidge(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, solver, options))
         return self
 
+    @chosen_threads()
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
         """Learn from a chunk of data in addition to all data before, and return self.
 
         The first chunk determines the features: on a frequency grid, give its domain with the rule,
         as `gp_orff.Auto(domain=...)`, if later chunks lie elsewhere. `"cholesky"` and `"stein"` add
         sufficient statistics, and have the weights that `fit` has for all chunks together. `"sgd"`
-        makes one pass over the chunk.
+        makes one pass over the chunk; points given twice count twice. Its first chunk should have
+        about a thousand points from all of the domain.
 
         Args:
             X: points (N, d).
@@ -199,6 +205,7 @@ class ORFFRidge(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, solver, options, streamed=True))
         return self
 
+    @chosen_threads()
     def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
         """f(X) (n, p): the outputs of the kernel, before C combines them.
 
@@ -240,5 +247,9 @@ class ORFFRidge(FeatureRegressor):
             raise ValueError(
                 f"{type(self).__name__} expects solver 'auto', "
                 f"{', '.join(map(repr, SOLVERS))}, got {self.solver!r}"
+            )
+        if self.max_iter is not None and not self.max_iter >= 1:
+            raise ValueError(
+                f"{type(self).__name__} expects max_iter >= 1 or None, got {self.max_iter!r}"
             )
         return SOLVERS[name], Options(self.max_iter, self.tol, self.loss, self.seed)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gp_orff.models.fitting.progress import Progress
-from gp_orff.models.threads import Threads
+from gp_orff.threads import Threads
 
 
 @dataclass(frozen=True)

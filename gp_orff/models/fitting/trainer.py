@@ -32,7 +32,7 @@ from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import subset
-from gp_orff.models.threads import update_threads
+from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 _SHORT = 4  # iterations

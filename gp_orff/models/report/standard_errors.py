@@ -17,7 +17,7 @@ from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names
-from gp_orff.models.threads import chosen_threads
+from gp_orff.threads import chosen_threads
 
 STEP = 2e-4
 """The step of the central differences in a coordinate, usually a logarithm. Their error grows with

