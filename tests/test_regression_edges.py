@@ -1,12 +1,16 @@
 """Regressions where tests of the algebra do not look: far from the data, weights, defaults."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 
 import gp_orff
-from gp_orff.regression import ORFFRidge, ORFFRidgeCV
+from gp_orff.regression import ORFFRidge, ORFFRidgeClassifier, ORFFRidgeCV
 from gp_orff.regression.laplacian import graph_laplacian
 
 ROOT = torch.tensor([[1.0, 0.3], [0.2, 0.8]], dtype=torch.float64)
@@ -141,3 +145,30 @@ def test_chunks_do_not_follow_a_fit_with_a_laplacian():
     with pytest.raises(ValueError, match="learned without a Laplacian"):
         model.set_params(laplacian_weight=0.0).partial_fit(x, y)
     assert np.array_equal(model.predict(x), before)
+
+
+def test_chunks_do_not_follow_another_solver():
+    x, y = data()
+    model = ORFFRidge(rbf(), gp_orff.MonteCarlo(5), solver="sgd", max_iter=1000).fit(x, y)
+    with pytest.raises(ValueError, match="by the same solver, got another one"):
+        model.set_params(solver="cholesky").partial_fit(x, y)
+
+
+@pytest.mark.parametrize("options", [{"max_iter": 3}, {"tol": 1e-2}])
+def test_the_classifier_passes_its_options_on(options):
+    x, y = data()
+    classifier = ORFFRidgeClassifier(rbf(), gp_orff.MonteCarlo(20), 0.1, solver="lsmr")
+    limited = clone(classifier).set_params(**options)
+    labels = y[:, 0] > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        assert limited.fit(x, labels).n_iter_ < classifier.fit(x, labels).n_iter_
+
+
+def test_the_classifier_passes_its_seed_on():
+    x, y = data()
+    classifier = ORFFRidgeClassifier(rbf(), gp_orff.MonteCarlo(20), 0.1, solver="sgd")
+    first, second = (
+        clone(classifier).set_params(seed=seed).fit(x, y[:, 0] > 0).coef_ for seed in (0, 1)
+    )
+    assert not np.array_equal(first, second)
