@@ -128,6 +128,20 @@ def test_a_graph_written_out(n_neighbors):
     check_laplacian(found, 30, 2)
 
 
+@pytest.mark.parametrize("jitter", [1e-12, 1e-9, 1e-6])
+@pytest.mark.parametrize("seed", range(5))
+def test_places_that_are_repeated_but_for_rounding(jitter, seed):
+    """M has a positive diagonal, and ½ Σ_nm W_nm |x_n − x_m|², which cannot cancel, is the size."""
+    places = np.repeat(rng(seed).uniform(size=(60, 2)), 25, axis=0)
+    x = np.concatenate([places, rng(seed + 5).uniform(size=(2, 2))])
+    x = x + jitter * rng(seed).standard_normal(x.shape)
+    found = graph_laplacian(x)
+    off = sp.coo_array(found - sp.diags_array(found.diagonal()))
+    slope = -off.data @ ((x[off.row] - x[off.col]) ** 2).sum(1) / 2
+    assert (found.diagonal() >= 0).all()
+    assert slope == pytest.approx(np.mean(((x - x.mean(0)) ** 2).sum(1)), rel=1e-3)
+
+
 def test_units_do_not_matter():
     x = rng(0).standard_normal((200, 2))
     apart = graph_laplacian(x) - graph_laplacian(1e6 * x + 1e5)

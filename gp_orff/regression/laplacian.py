@@ -73,8 +73,10 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
     distances = kneighbors_graph(centred, min(n_neighbors, len(places) - 1), mode="distance")
     graph = sp.csr_array(distances)
     graph.data = np.exp(-(graph.data**2) / np.mean(graph.data**2))
-    matrix = sp.csr_array(laplacian_of(graph.maximum(graph.T)))
-    matrix = matrix * (np.mean((centred**2).sum(1)) / np.sum(centred * (matrix @ centred)))
+    edges = sp.coo_array(graph.maximum(graph.T))
+    squares = ((centred[edges.row] - centred[edges.col]) ** 2).sum(1)
+    slope = edges.data @ squares / 2  # tr(XᵀMX), where cancellation would cost the sign
+    matrix = sp.csr_array(laplacian_of(edges)) * (np.mean((centred**2).sum(1)) / slope)
     mean = sp.csr_array((1 / copies[index], (np.arange(len(X)), index)))  # (N, places)
     return sp.csr_array(mean @ matrix @ mean.T)
 
