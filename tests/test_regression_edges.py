@@ -172,3 +172,13 @@ def test_the_classifier_passes_its_seed_on():
         clone(classifier).set_params(seed=seed).fit(x, y[:, 0] > 0).coef_ for seed in (0, 1)
     )
     assert not np.array_equal(first, second)
+
+
+def test_the_default_lengthscale_does_not_depend_on_the_order_of_the_points():
+    """Two clusters in order; the median is that of all pairs, to the error of 1000 points."""
+    x = np.concatenate([rng(0).normal(size=(1500, 2)), 20 + rng(1).normal(size=(1500, 2))])
+    distances = torch.pdist(torch.from_numpy(x))
+    for points in (x, x[::-1], np.sort(x, axis=0)):
+        model = ORFFRidge(frequencies=gp_orff.MonteCarlo(5)).fit(points, points[:, 0])
+        found = model.kernel_.base_kernel.lengthscale.item()
+        assert abs((distances < found).double().mean().item() - 0.5) < 0.03
