@@ -225,8 +225,12 @@ def test_a_point_far_out_does_not_change_the_others():
     assert np.array_equal(np.delete(found, [20, 21], axis=0), expected)
     assert abs(found[20]).max() < 1e-3
     assert abs(found[21]).max() > 0.01
-    with pytest.raises(ValueError, match=r"points near the data, .* no frequency grid serves both"):
-        model.predict([[1e4, 1e4]])
+    near = model.predict([[1.5, 0.5]])
+    for far in (1e2, 1e4):
+        with pytest.raises(ValueError, match=r"points near the data, .* no frequency grid serves"):
+            model.predict([[far, far]])
+    model.predict([[6.0, 6.0]])
+    assert np.array_equal(model.predict([[1.5, 0.5]]), near)  # whatever was predicted before
 
 
 def test_a_grid_that_cannot_resolve_the_kernel_warns():

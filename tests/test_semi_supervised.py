@@ -201,3 +201,25 @@ def test_unlabelled_points_that_two_views_agree_on_improve_both(seed):
         found = np.column_stack([model.predict_views(x[420:]), model.predict(x[420:])])
         errors[weight] = [rmse(column, truth[420:]) for column in found.T]
     assert np.less(errors[3.0], errors[0.0]).all()
+
+
+def test_without_ridge_penalty_places_may_repeat():
+    """α = 0, fewer numbers than features, and every place twice: the objective is the least."""
+    x = np.repeat(rng(0).random((20, 2)), 2, axis=0)
+    y = rng(1).standard_normal((40, 2))
+    y[10:] = np.nan
+    laplacian = graph_laplacian(x, 4).toarray()
+    model = ORFFRidge(
+        gp_orff.CurlFreeKernel(num_dims=2), gp_orff.MonteCarlo(60), 0.0, laplacian_weight=WEIGHT
+    ).fit(x, y, laplacian)
+    phi = model.kernel_.features(torch.from_numpy(x)).numpy()
+    root = np.linalg.cholesky(WEIGHT * laplacian + 1e-13 * np.eye(40)).T
+    rows = np.concatenate([phi[:20], np.kron(root, np.eye(2)) @ phi])
+    right = np.concatenate([y[:10].ravel(), np.zeros(80)])
+
+    def objective(theta):
+        return np.sum((rows @ theta - right) ** 2)
+
+    rounding = np.sqrt(len(model.coef_) * np.finfo(float).eps)  # of singular values, from squares
+    least = objective(np.linalg.lstsq(rows, right, rcond=rounding)[0])
+    assert objective(model.coef_) == pytest.approx(least, rel=1e-4)

@@ -45,16 +45,15 @@ class Fitted:
         return values
 
     def _wider_for(self, x: Float[Tensor, "n d"]) -> "Fitted":
-        """The fit on the frequencies of a larger box."""
-        for known in self.wider:
-            if known.features.covered(x).all():
-                return known
+        """The fit on the frequencies of a larger box; the last one is kept."""
         if self.streamed:
             self.features.check(x)  # raises
-        features = self.features.widened(x)
-        problem = replace(self.problem, expansion=features.expansion)
-        solution = self.solver.solve(problem, self.options)
-        self.wider[:] = [Fitted(features, problem, solution, self.solver, self.options)]
+        box = self.features.box_with(x)
+        if not self.wider or self.wider[0].features.box != box:
+            features = self.features.widened(box)
+            problem = replace(self.problem, expansion=features.expansion)
+            solution = self.solver.solve(problem, self.options)
+            self.wider[:] = [Fitted(features, problem, solution, self.solver, self.options)]
         return self.wider[0]
 
 

@@ -49,18 +49,25 @@ class FeatureMap:
         kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
         if isinstance(kernel, Kernel):
             kernel = kernel.double().requires_grad_(False)
-        return cls._on(kernel, rule, box_of(x), x)
+        features = cls._resolving(kernel, rule, box_of(x))
+        features.check(x)
+        if features.truncated > _MOST_TRUNCATED:
+            warnings.warn(
+                f"a frequency grid of {features.kernel.num_features} features lacks "
+                f"{features.truncated:.0%} of the variance of the kernel on these points: use a "
+                "longer lengthscale, points closer together, more features, as "
+                "Auto(max_features=...), or a random rule",
+                GridWarning,
+                stacklevel=5,
+            )
+        return features
 
     @classmethod
-    def _on(
-        cls, kernel: Kernel, rule: Rule | None, box: Box, x: Float[Tensor, "N d"]
-    ) -> "FeatureMap":
+    def _resolving(cls, kernel: Kernel, rule: Rule | None, box: Box) -> "FeatureMap":
+        """The features for the points of a box."""
         orff = ORFFKernel(kernel, resolved(rule, box), num_dims=len(box))
         orff = orff.double().requires_grad_(False)
-        features = cls(orff, rule, box, expand(kernel, orff.frequencies, len(box)).double())
-        features.check(x)
-        _warn_if_coarse(orff)
-        return features
+        return cls(orff, rule, box, expand(kernel, orff.frequencies, len(box)).double())
 
     @property
     def adaptive(self) -> bool:
@@ -88,22 +95,32 @@ class FeatureMap:
             return torch.ones(len(x), dtype=torch.bool)
         return ~self._lattice.outside(x)
 
+    def box_with(self, x: Float[Tensor, "n d"]) -> Box:
+        """The smallest box that contains the points served and these."""
+        return union(self.box, box_of(x))
+
     @torch.no_grad()
-    def widened(self, x: Float[Tensor, "n d"]) -> "FeatureMap":
-        """The features of the same kernel for these points too.
+    def widened(self, box: Box) -> "FeatureMap":
+        """The features of the same kernel for a larger box.
 
         Raises:
-            ValueError: no frequency grid serves both these points and the data.
+            ValueError: no frequency grid serves it as well as the data.
         """
-        box = union(self.box, box_of(x))
-        features = self._on(self.kernel.base_kernel, self.rule, box, x)
-        if features._lattice is None:
+        kernel = self.kernel.base_kernel
+        wider = FeatureMap._resolving(kernel, self.rule, box)
+        if wider._lattice is None or wider.truncated > max(_MOST_TRUNCATED, 2 * self.truncated):
             raise ValueError(
                 f"expected points near the data, which are in {in_words(self.box)}, got some in "
-                f"{in_words(box_of(x))}: no frequency grid serves both; predict closer to the "
-                "data, or choose a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
+                f"{in_words(box)}: no frequency grid serves both; predict closer to the data, or "
+                "use a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
             )
-        return features
+        return wider
+
+    @property
+    def truncated(self) -> float:
+        """The largest share of the variance of a term that a grid lacks."""
+        grids = [entry for entry in self.kernel.accuracy() if isinstance(entry, GridAccuracy)]
+        return max((entry.truncated for entry in grids), default=0.0)
 
     @property
     def _lattice(self) -> Lattice | None:
@@ -129,17 +146,3 @@ def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
     kernel = RBFKernel().double()
     kernel.lengthscale = distances.median().item() if len(distances) else 1.0
     return kernel
-
-
-def _warn_if_coarse(kernel: ORFFKernel) -> None:
-    """Warn where a grid is too coarse to resolve the kernel."""
-    grids = [entry for entry in kernel.accuracy() if isinstance(entry, GridAccuracy)]
-    truncated = max((entry.truncated for entry in grids), default=0.0)
-    if truncated > _MOST_TRUNCATED:
-        warnings.warn(
-            f"a frequency grid of {kernel.num_features} features lacks {truncated:.0%} of the "
-            "variance of the kernel on these points: use a longer lengthscale, points closer "
-            "together, more features, as Auto(max_features=...), or a random rule",
-            GridWarning,
-            stacklevel=5,
-        )

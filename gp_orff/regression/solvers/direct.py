@@ -31,7 +31,8 @@ class Direct(Solver):
             parts = design(problem.observed, problem.y.shape[-1])
             equations = Equations.of(parts, *problem.labels)
             return Solution(parts.theta(self._solve(equations, problem.alpha)))
-        if len(problem.x) * problem.expansion.num_outputs < problem.expansion.num_features:
+        num_values = len(problem.x) * problem.expansion.num_outputs
+        if num_values < problem.expansion.num_features and problem.alpha > 0:
             return Solution(_dual_solution(problem))
         parts = _penalised_design(problem)
         equations = Equations.primal(parts, parts.statistics(*problem.labels))
