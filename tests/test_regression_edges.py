@@ -182,3 +182,15 @@ def test_the_default_lengthscale_does_not_depend_on_the_order_of_the_points():
         model = ORFFRidge(frequencies=gp_orff.MonteCarlo(5)).fit(points, points[:, 0])
         found = model.kernel_.base_kernel.lengthscale.item()
         assert abs((distances < found).double().mean().item() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("learn", [ORFFRidge.fit, ORFFRidge.partial_fit])
+@pytest.mark.parametrize("number", [60, 400])
+def test_eigenvectors_are_as_precise_as_cholesky_factors(number, learn):
+    """Ridge as augmented least squares; directions without variance have the weight 1/α too."""
+    (x, y), alpha = data(number), 1e-4
+    model = learn(ORFFRidge(rbf(), gp_orff.MonteCarlo(50), alpha, "stein"), x, y)
+    phi = model.kernel_.features(torch.from_numpy(x)).numpy()
+    rows = np.concatenate([phi, alpha**0.5 * np.eye(100)])
+    theta = np.linalg.lstsq(rows, np.concatenate([y, np.zeros((100, 2))]), rcond=1e-17)[0]
+    assert np.allclose(model.predict(x), phi @ theta, rtol=0, atol=1e-10)
