@@ -172,3 +172,25 @@ def test_the_classifier_passes_its_seed_on():
         clone(classifier).set_params(seed=seed).fit(x, y[:, 0] > 0).coef_ for seed in (0, 1)
     )
     assert not np.array_equal(first, second)
+
+
+def test_the_default_lengthscale_does_not_depend_on_the_order_of_the_points():
+    """Two clusters in order; the median is that of all pairs, to the error of 1000 points."""
+    x = np.concatenate([rng(0).normal(size=(1500, 2)), 20 + rng(1).normal(size=(1500, 2))])
+    distances = torch.pdist(torch.from_numpy(x))
+    for points in (x, x[::-1], np.sort(x, axis=0)):
+        model = ORFFRidge(frequencies=gp_orff.MonteCarlo(5)).fit(points, points[:, 0])
+        found = model.kernel_.base_kernel.lengthscale.item()
+        assert abs((distances < found).double().mean().item() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("learn", [ORFFRidge.fit, ORFFRidge.partial_fit])
+@pytest.mark.parametrize("number", [60, 400])
+def test_eigenvectors_are_as_precise_as_cholesky_factors(number, learn):
+    """Ridge as augmented least squares; directions without variance have the weight 1/α too."""
+    (x, y), alpha = data(number), 1e-4
+    model = learn(ORFFRidge(rbf(), gp_orff.MonteCarlo(50), alpha, "stein"), x, y)
+    phi = model.kernel_.features(torch.from_numpy(x)).numpy()
+    rows = np.concatenate([phi, alpha**0.5 * np.eye(100)])
+    theta = np.linalg.lstsq(rows, np.concatenate([y, np.zeros((100, 2))]), rcond=1e-17)[0]
+    assert np.allclose(model.predict(x), phi @ theta, rtol=0, atol=1e-10)

@@ -61,21 +61,24 @@ class Equations:
 
     def by_eigenvectors(self, alpha: float) -> Float[Tensor, "m k"]:
         """The t_j; of least norm where α = 0 leaves them undetermined."""
-        denominators = self.eigenvalues + alpha
-        inverse = torch.where(self.eigenvalues > 0, 1 / denominators, 0.0)
-        return self._weights(self._vectors @ (inverse * self._rotated))
+        return self._weights(self._vectors @ (self._inverse(alpha) * self._rotated))
 
     def residual_freedom(self, alpha: float, num_values: int) -> float:
         """tr(I − H) for the matrix H that maps `num_values` values y to their predictions."""
-        share = alpha / (self.eigenvalues + alpha)
+        inverse = self._inverse(alpha)
+        share = torch.where(inverse > 0, alpha * inverse, 1.0)
         return num_values - share.numel() + share.sum().item()
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, "n k"]:
-        """Those of every σ_j² A; zero below their rounding error."""
-        values = self._decomposed[0]
-        values = torch.where(values > len(values) * _EPS * values[-1], values, 0.0)
-        return values.unsqueeze(-1) * self.scales.square()
+        """Those of every σ_j² A, without rounding errors below zero."""
+        return self._decomposed[0].clamp_min(0).unsqueeze(-1) * self.scales.square()
+
+    def _inverse(self, alpha: float) -> Float[Tensor, "n k"]:
+        """1/(λ + α) of every eigenvalue λ; zero where λ + α is below the rounding error of A."""
+        rounding = len(self.matrix) * _EPS * self.eigenvalues[-1]
+        denominators = self.eigenvalues + alpha
+        return torch.where(denominators > rounding, 1 / denominators, 0.0)
 
     @cached_property
     def _decomposed(self) -> tuple[Float[Tensor, "n"], Float[Tensor, "n n"]]:
