@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import ConstantKernel, MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.features.assemble import expand
@@ -76,3 +76,12 @@ def test_products_and_sums_share_nothing():
     orff = gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(13), num_dims=3)
     x = torch.rand(8, 3, generator=torch.Generator().manual_seed(0)).double()
     torch.testing.assert_close(orff(x).to_dense(), kernel(x).to_dense(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_constant_has_a_feature_of_its_own():
+    kernel = ConstantKernel().double()
+    kernel.constant = torch.tensor(0.7)
+    kernel = RBFKernel().double() + kernel
+    x = 0.5 * torch.rand(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features = gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(12), num_dims=2)
+    assert torch.allclose(features(x).to_dense(), kernel(x).to_dense(), atol=1e-9)

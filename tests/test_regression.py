@@ -190,7 +190,7 @@ def test_rows_of_nan_are_left_out():
         expected = clone(model).fit(x[rest], y[rest]).predict(x)
         assert np.allclose(clone(model).fit(x, gaps).predict(x), expected, rtol=0, atol=1e-10)
         assert model.fit(x, gaps).score(x, gaps) == pytest.approx(model.score(x[rest], y[rest]))
-    chunked = ORFFRidge(rbf(), rule, 0.1).partial_fit(x, gaps)
+    chunked = ORFFRidge(rbf(), rule, 0.1).partial_fit(x, gaps).partial_fit(x, np.nan * y)
     assert np.allclose(chunked.predict(x), expected, rtol=0, atol=1e-10)
 
 
@@ -287,7 +287,11 @@ BAD = {
     "lsmr": ({"solver": "lsmr", "laplacian_weight": 1.0}, {}, "laplacian_weight=0"),
     "loss": ({"solver": "lsmr", "loss": torch.nn.L1Loss()}, {}, "loss=None, got L1Loss"),
     "loss, direct": ({"solver": "stein", "loss": torch.nn.L1Loss()}, {}, "loss=None"),
-    "max_iter": ({"max_iter": 0}, {}, "max_iter >= 1 or None, got 0"),
+    "max_iter": ({"max_iter": 0}, {}, "max_iter a positive integer or None, got 0"),
+    "a half": ({"max_iter": 2.5}, {}, "max_iter a positive integer or None, got 2.5"),
+    "tol": ({"tol": -1.0}, {}, "tol a number >= 0 or None, got -1.0"),
+    "words": ({"loss": "huber"}, {}, "loss a function such as .* got 'huber'"),
+    "seed": ({"seed": None}, {}, "seed an integer >= 0, got None"),
     "outputs": ({"kernel": gp_orff.CurlFreeKernel(num_dims=2)}, {"y": np.ones((40, 3))}, "2 col"),
     "inputs": ({"kernel": gp_orff.CurlFreeKernel(num_dims=3)}, {}, "columns"),
     "no label": ({}, {"y": np.full((40, 2), np.nan)}, "a row of y with a label, got 40"),
@@ -337,6 +341,8 @@ def test_no_kernel_and_no_rule(kernel):
     x, y = data()
     with pytest.raises(TypeError, match="a gpytorch kernel"):
         ORFFRidge(kernel).fit(x, y)
+    with pytest.raises(TypeError, match="base_kernel, and its rule as frequencies="):
+        ORFFRidge(ORFFRidge(frequencies=RULES["few"]).fit(x, y).kernel_).fit(x, y)
     with pytest.raises(TypeError, match="frequency rule"):
         ORFFRidge(frequencies=gp_orff.MonteCarlo).fit(x, y)
 

@@ -95,10 +95,10 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return self._fitted.values(x, combination).numpy()
 
     def _read(
-        self, X: ArrayLike, y: ArrayLike, reset: bool
+        self, X: ArrayLike, y: ArrayLike, reset: bool, needs_label: bool = True
     ) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N q"]]:
         """X and y as tensors."""
-        x, targets, is_vector = read_data(self, X, y, reset)
+        x, targets, is_vector = read_data(self, X, y, reset, needs_label)
         if not reset and targets.shape[-1] != self._num_targets:
             raise ValueError(
                 f"expected y with {self._num_targets} columns, as before, got {targets.shape[-1]}"

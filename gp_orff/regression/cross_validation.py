@@ -31,7 +31,9 @@ class ORFFRidgeCV(FeatureRegressor):
     GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n numbers in y. It estimates the
     error of prediction at points left out one by one. All α share one eigendecomposition, so that a
     hundred cost about as much as one; `GridSearchCV` fits every α anew for each fold, but takes
-    folds of your own, which you need where noise is correlated between neighbours.
+    folds of your own, which you need where noise is correlated between neighbours. Copies of a
+    record look as if there were no noise, and lead to α far too small: average them first, or use
+    `GridSearchCV` with groups.
 
     Golub, Heath & Wahba 1979, Technometrics 21. Brault et al. 2016 (Section 4.2) use 2-fold
     cross-validation: `GridSearchCV(ORFFRidge(kernel), {"alpha": alphas}, cv=2)`.

@@ -46,6 +46,11 @@ class FeatureMap:
             TypeError: not an instance of a kernel, or not a rule.
             ValueError: a kernel that does not fit the inputs; points outside the domain of a rule.
         """
+        if isinstance(kernel, ORFFKernel):
+            raise TypeError(
+                "expected a kernel without frequencies, got an ORFFKernel; use its base_kernel, "
+                "and its rule as frequencies="
+            )
         kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
         if isinstance(kernel, Kernel):
             kernel = kernel.double().requires_grad_(False)

@@ -35,13 +35,13 @@ def read_points(estimator: BaseEstimator, X: ArrayLike, reset: bool = False) -> 
 
 
 def read_data(
-    estimator: BaseEstimator, X: ArrayLike, y: ArrayLike, reset: bool
+    estimator: BaseEstimator, X: ArrayLike, y: ArrayLike, reset: bool, needs_label: bool
 ) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N q"], bool]:
     """X, y as a matrix, and whether y was a vector. Rows of NaN in y are unlabelled.
 
     Raises:
         ValueError: as `read_points`; no y, or one of another length; infinite numbers; rows that
-            are NaN in part; no row that has a label.
+            are NaN in part; no row that has a label, if it `needs_label`.
     """
     if y is None:
         validate_data(estimator, X, y)  # raises, in the words of scikit-learn
@@ -61,7 +61,7 @@ def read_data(
             f"{int(partial.sum())} rows that are NaN in part; drop them, or use "
             "gp_orff.VectorFieldGP with missing='mask'"
         )
-    if missing.all():
+    if needs_label and missing.all():
         raise ValueError(f"expected a row of y with a label, got {len(y)} rows of NaN")
     return x, targets, is_vector
 

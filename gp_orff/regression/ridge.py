@@ -36,7 +36,8 @@ class ORFFRidge(FeatureRegressor):
     where Φ are the features of a kernel (see `ORFFKernel`), the sum is over points with a label
     y_n, and f holds the field at all points. With w = 0 and C = I, f is the posterior mean of a
     Gaussian process with noise variance α, zero mean, and these features: `VectorFieldGP` has its
-    error bars and learns the hyperparameters, which are taken here as they are. On a grid it also
+    error bars and learns the hyperparameters, which are taken here as they are. The prior mean is
+    zero: subtract the mean of y, or add a `ConstantKernel` term. On a grid `VectorFieldGP` also
     adds the truncated variance to the noise; with `diagonal_correction=False` the two are equal.
 
     - A kernel with p outputs, such as `CurlFreeKernel`, learns vectors as a whole.
@@ -171,7 +172,8 @@ class ORFFRidge(FeatureRegressor):
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
         """Learn from a chunk of data in addition to all data before, and return self.
 
-        The first chunk determines the features: on a frequency grid, give its domain with the rule,
+        The first chunk determines the features, from kernel and rule as they are then, and needs a
+        label. On a frequency grid, give its domain with the rule,
         as `gp_orff.Auto(domain=...)`, if later chunks lie elsewhere. `"cholesky"` and `"stein"` add
         sufficient statistics, and have the weights that `fit` has for all chunks together. `"sgd"`
         makes one pass over the chunk; points given twice count twice. Its first chunk should have
@@ -187,7 +189,9 @@ class ORFFRidge(FeatureRegressor):
         """
         with unchanged_on_failure(self), torch.no_grad():
             before: Fitted | None = getattr(self, "_fitted", None)
-            x, targets = self._read(X, y, reset=before is None)
+            x, targets = self._read(X, y, reset=before is None, needs_label=before is None)
+            if targets.isnan().all():
+                return self
             if before is None:
                 features = FeatureMap.of(self.kernel, self.frequencies, x)
                 problem, earlier = self._problem(features, x, targets, None), None
@@ -247,9 +251,5 @@ class ORFFRidge(FeatureRegressor):
             raise ValueError(
                 f"{type(self).__name__} expects solver 'auto', "
                 f"{', '.join(map(repr, SOLVERS))}, got {self.solver!r}"
-            )
-        if self.max_iter is not None and not self.max_iter >= 1:
-            raise ValueError(
-                f"{type(self).__name__} expects max_iter >= 1 or None, got {self.max_iter!r}"
             )
         return SOLVERS[name], Options(self.max_iter, self.tol, self.loss, self.seed)

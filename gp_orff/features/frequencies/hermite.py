@@ -58,7 +58,10 @@ class GaussHermite:
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
         """The nodes and weights of each of `terms`."""
-        return [HermiteDraw(self.nodes_per_dim, term) for term in terms]
+        return [
+            HermiteDraw(self.nodes_per_dim, term) if term.leaves else Draw([], [])  # a constant
+            for term in terms
+        ]
 
 
 class HermiteDraw(Draw):
@@ -81,10 +84,10 @@ class HermiteDraw(Draw):
                 "or gp_orff.QuasiMonteCarlo"
             )
         nodes, weights = _half_space(nodes_per_dim, sum(sizes))
-        if term.leaves and term.leaves[0].degree:  # B(0) = 0
+        if term.leaves[0].degree:  # B(0) = 0
             nonzero = nodes[:, : sizes[0]].any(-1)
             nodes, weights = nodes[nonzero], weights[nonzero]
-        parts = np.split(nodes, np.cumsum(sizes)[:-1], axis=-1) if sizes else []
+        parts = np.split(nodes, np.cumsum(sizes)[:-1], axis=-1)
         super().__init__([torch.from_numpy(part) for part in parts], [0] * len(parts))
         self.nodes_per_dim = nodes_per_dim
         self.dims = tuple(leaf.dims for leaf in term.leaves)

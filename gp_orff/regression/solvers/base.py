@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,12 +13,31 @@ from gp_orff.regression.problem import Problem
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of iterative solvers."""
+    """The settings of iterative solvers.
+
+    Raises:
+        ValueError: one of them has no meaning.
+    """
 
     max_iter: int | None = None
     tol: float | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     seed: int = 0
+
+    def __post_init__(self):
+        valid = {
+            "max_iter a positive integer or None": self.max_iter is None
+            or (isinstance(self.max_iter, Integral) and self.max_iter >= 1),
+            "tol a number >= 0 or None": self.tol is None
+            or (isinstance(self.tol, Real) and self.tol >= 0),
+            "loss a function such as torch.nn.HuberLoss() or None": self.loss is None
+            or callable(self.loss),
+            "seed an integer >= 0": isinstance(self.seed, Integral) and self.seed >= 0,
+        }
+        for words, holds in valid.items():
+            if not holds:
+                value = getattr(self, words.split()[0])
+                raise ValueError(f"expected {words}, got {value!r}")
 
 
 @dataclass(frozen=True)
