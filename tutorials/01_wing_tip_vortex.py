@@ -27,8 +27,8 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from tqdm import tqdm
 
 import gp_orff
-from gp_orff.models.threads import chosen_threads, update_threads
 from gp_orff.plotting import plot_field
+from gp_orff.threads import chosen_threads, update_threads
 
 parser = argparse.ArgumentParser(description="Learn a velocity field with uncertainty.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))

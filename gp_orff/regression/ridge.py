@@ -173,11 +173,11 @@ class ORFFRidge(FeatureRegressor):
         """Learn from a chunk of data in addition to all data before, and return self.
 
         The first chunk determines the features, from kernel and rule as they are then, and needs a
-        label. On a frequency grid, give its domain with the rule,
-        as `gp_orff.Auto(domain=...)`, if later chunks lie elsewhere. `"cholesky"` and `"stein"` add
-        sufficient statistics, and have the weights that `fit` has for all chunks together. `"sgd"`
-        makes one pass over the chunk; points given twice count twice. Its first chunk should have
-        about a thousand points from all of the domain.
+        label. On a frequency grid, give its domain with the rule, as `gp_orff.Auto(domain=...)`, if
+        later chunks lie elsewhere. `"cholesky"` and `"stein"` add sufficient statistics, and have
+        the weights that `fit` has for all chunks together. `"sgd"` makes one pass over the chunk;
+        points given twice count twice. Its first chunk should have about a thousand points from all
+        of the domain.
 
         Args:
             X: points (N, d).
