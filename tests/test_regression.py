@@ -233,10 +233,12 @@ def test_a_point_far_out_does_not_change_the_others():
     assert np.array_equal(model.predict([[1.5, 0.5]]), near)  # whatever was predicted before
 
 
-def test_a_grid_that_cannot_resolve_the_kernel_warns():
+@pytest.mark.parametrize("lengthscale", [0.001, 0.08])
+def test_a_grid_that_cannot_resolve_the_kernel_warns(lengthscale):
     x, y = data()
-    with pytest.warns(gp_orff.GridWarning, match="lacks .*% of the variance"):
-        ORFFRidge(rbf(0.001), gp_orff.Auto(max_features=100)).fit(x, y)
+    with pytest.warns(gp_orff.GridWarning, match=r"lacks .*% of the variance"):
+        ORFFRidge(rbf(lengthscale), gp_orff.Auto(max_features=100)).fit(x, y)
+    ORFFRidge(rbf(0.12), gp_orff.Auto(max_features=100)).fit(x, y)  # lacks 4 %, without a word
 
 
 def test_defaults():

@@ -69,8 +69,9 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
         Raises:
             NotFittedError: `fit` was not called.
-            ValueError: not finite, or another number of columns than in `fit`; points outside the
-                domain of a grid with a domain of its own, or of one that data came to in chunks.
+            ValueError: not finite, or another number of columns than in `fit`; points so far from
+                the data that no grid serves both, or outside the domain of a grid that has one of
+                its own or that data came to in chunks.
         """
         check_is_fitted(self)
         values = self._values(X, self._fitted.problem.combination)
