@@ -168,6 +168,17 @@ def test_units_of_y_do_not_matter(scale):
     np.testing.assert_array_equal(models[1].predict(x), scale * models[0].predict(x))
 
 
+@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
+def test_units_do_not_matter_for_absolute_errors(scale):
+    """α has the unit of the loss over that of θ²."""
+    x, y = smooth_data()
+    models = [
+        sgd(scalar_kernel(), 0.5 / f, loss=torch.nn.L1Loss(), max_iter=8, tol=1.0).fit(x, f * y)
+        for f in (1.0, scale)
+    ]
+    np.testing.assert_allclose(models[1].predict(x), scale * models[0].predict(x), rtol=1e-6)
+
+
 def test_data_in_chunks():
     """Of one pass, near the solution for all data; N in α/N counts all points so far."""
     x, y = field_data(4000)
@@ -251,6 +262,22 @@ def test_zeros_are_learned():
     assert not sgd(scalar_kernel(), 0.05).fit(x, 0 * y).coef_.any()
 
 
+def test_a_first_chunk_of_zeros_or_of_tiny_numbers_is_no_end():
+    """Of a class, or before an instrument is switched on."""
+    x, y = smooth_data(800)
+    positive = (y > 0).astype(float)
+    model = sgd(scalar_kernel(), 0.05, loss=torch.nn.BCEWithLogitsLoss())
+    model.partial_fit(x[:400], 0 * y[:400])
+    assert np.mean(model.predict(x[:400]) < 0) > 0.9
+    for _ in range(8):
+        model.partial_fit(x[400:], positive[400:])
+    assert np.mean((model.predict(x[400:]) > 0) == positive[400:]) > 0.8
+    model = sgd(scalar_kernel(), 0.05).partial_fit(x[:400], 1e-9 * y[:400])
+    for _ in range(8):
+        model.partial_fit(x[400:], y[400:])
+    assert model.score(x[400:], y[400:]) > 0.8
+
+
 def test_coordinates_have_the_variances_of_their_formula():
     """λδ/(λ + δ), where δ is an eigenvalue of the features' covariance, or what is asked for."""
     features = draw(200, 60) * torch.logspace(0, -3, 60).double()
@@ -277,10 +304,19 @@ def test_passes_stop_at_the_limit_where_the_tolerance_is_reached():
     assert sgd(scalar_kernel(), 0.05, max_iter=3, tol=1.0).fit(x, y).n_iter_ == 2
 
 
+@pytest.mark.parametrize("limit", [5, 9])
+def test_a_limit_between_two_comparisons_is_told(limit):
+    x, y = smooth_data()
+    with pytest.warns(ConvergenceWarning, match=f"max_iter={limit}"):
+        sgd(scalar_kernel(), 0.05, max_iter=limit, tol=1e-6, seed=np.int64(3)).fit(x, y)
+
+
 LOSSES = {
     "infinite": (lambda f, y: 1 / (0 * f).mean(), "expected a finite loss"),
     "late": (lambda f, y: torch.where(f.abs() < 1e-3, (f - y) ** 2, torch.nan).mean(), "finite"),
     "many": (torch.nn.MSELoss(reduction="none"), "reduction='mean'"),
+    "number": (lambda f, y: ((f - y) ** 2).mean().item(), "without a gradient"),
+    "detached": (lambda f, y: ((f - y) ** 2).mean().detach(), "without a gradient"),
 }
 
 

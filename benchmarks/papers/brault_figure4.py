@@ -7,13 +7,14 @@ N = 100 noisy vectors of the field of five Gaussians. Mean squared error of a co
 other points, without their noise, over the mean square of a component; the variance of the noise is
 0.01 in this unit. Means over seeds of data and frequencies, with standard errors. The paper does
 not give its N, noise, or numbers. Its solid lines are exact kernels here, its dotted ones
-`MonteCarlo`, where `base` is its unbounded map of the curl-free kernel, `trace` that of Minh 2016.
-Decomposable is k·I, with a Gaussian k: independent outputs.
+`MonteCarlo`, where `base` is its unbounded map of the curl-free kernel, `trace` that of Minh 2016,
+Theorem 9. Decomposable is k·I, with a Gaussian k: independent outputs.
 
 All methods have kernels of variance one, and choose the lengthscale (8, from 0.3 to 1.5) and the
 penalty (15, from 1e-6 to 10) by the error of 5 folds of the training points, computed in closed
-form: the choice of `GridSearchCV` with `KFold(5)`. `RBFSampler` + `Ridge` of scikit-learn has D
-components in one row, hence the 2D weights of curl-free features, and 2D components in the other.
+form: the choice of `GridSearchCV` with `KFold(5)` by squared errors. `RBFSampler` + `Ridge` of
+scikit-learn has D components in one row, hence the 2D weights of curl-free features, and 2D
+components in the other.
 
 `Grid` takes at most 2D features on the known box, `GaussHermite` the most nodes n² ≤ 2D; it refuses
 lags at which its error exceeds 1e-3, and chooses among the lengthscales that are left. `curl-free

@@ -12,7 +12,8 @@ The same kernel learns from N points: `ORFF` with D = 1000 other frequencies, 20
 Where the paper does not say, or not clearly:
 
 - RMSE: root mean square of a number, over 1000 further points and 20 outputs, without noise.
-  That of a vector is √20 times as large, which is more than in the paper at every N.
+  That of a vector is √20 times as large, and nearer to most of the paper's numbers. Neither gives
+  them all: compare the ratios of ORFF and OVK, which do not depend on it.
 - ‖Σ‖₂ = √V[y] compares a variance with a standard deviation. It is taken as printed, with V[y] the
   variance over points, averaged over outputs; Σ ∝ W Wᵀ with normal W (20 × 20).
 - The penalty α = Nλ is chosen from `ALPHAS`, for every N and method, by the squared error at 1000

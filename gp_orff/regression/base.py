@@ -11,6 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from gp_orff.features.domain import box_of, in_words
 from gp_orff.regression.feature_map import FeatureMap
 from gp_orff.regression.problem import Problem, combined
 from gp_orff.regression.reading import labelled_rows, read_data, read_points
@@ -47,7 +48,11 @@ class Fitted:
     def _wider_for(self, x: Float[Tensor, "n d"]) -> "Fitted":
         """The fit on the frequencies of a larger box; the last one is kept."""
         if self.streamed:
-            self.features.check(x)  # raises
+            raise ValueError(
+                f"expected points near those of the first chunk, {in_words(self.features.box)}, "
+                f"got some in {in_words(box_of(x))}: data that came in chunks are not held; begin "
+                "anew with frequencies=gp_orff.Auto(domain=...)"
+            )
         box = self.features.box_with(x)
         if not self.wider or self.wider[0].features.box != box:
             features = self.features.widened(box)
@@ -85,6 +90,12 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             sample_weight: weights (n,) of the points; equal if None.
         """
         rows = labelled_rows(y)
+        if not rows.any():
+            raise ValueError(
+                f"expected a row of y with a label, got {len(rows)} rows of NaN; in "
+                "cross-validation, make folds of the labelled rows, and keep the others in every "
+                "training set"
+            )
         weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
         return r2_score(np.asarray(y)[rows], self.predict(X)[rows], sample_weight=weights)
 

@@ -47,7 +47,7 @@ class ORFFRidgeCV(FeatureRegressor):
         alpha_: the value chosen.
         alphas_: the values compared (A,), in ascending order.
         gcv_errors_: GCV of each (A,), in the square of the unit of y.
-        kernel_, coef_, n_features_in_: as for `ORFFRidge`.
+        kernel_, coef_, n_iter_, n_features_in_: as for `ORFFRidge`.
 
     Raises:
         As `ORFFRidge`, when `fit` is called; `alphas` that are not positive. It warns if the best α
@@ -102,7 +102,7 @@ class ORFFRidgeCV(FeatureRegressor):
                 "the smallest error of generalised cross-validation is at "
                 f"alpha={self.alpha_:.3g}, an end of alphas, {min(alphas):.3g} to "
                 f"{max(alphas):.3g}: extend them beyond it",
-                stacklevel=2,
+                stacklevel=3,  # through the choice of threads
             )
         return self
 

@@ -55,7 +55,10 @@ class ORFFRidge(FeatureRegressor):
             `RBFKernel` whose lengthscale is the median distance of the points.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(1000)`. If
             None, `gp_orff.Auto` for the data: a grid for up to 4 inputs, else quasi-random ones.
-        alpha: α ≥ 0, in units of the square of y if the variance of the kernel is 1.
+        alpha: α ≥ 0: the variance of the noise over that of the field, times the variance of the
+            kernel. That of a curl-free or divergence-free kernel is about 1/ℓ² for a lengthscale ℓ:
+            compare lengthscales with kernels scaled by ℓ², or choose α anew for each, as
+            `ORFFRidgeCV` does.
         solver: how θ is found.
 
             - `"cholesky"`: the normal equations, of size F from one pass over the data, or of size
@@ -66,11 +69,14 @@ class ORFFRidge(FeatureRegressor):
               (Fong & Saunders 2011).
             - `"sgd"`: stochastic gradients, for any `loss` (Brault et al. 2016, Appendix D.1.1).
             - `"auto"`: `"cholesky"`, or `"sgd"` if there is a `loss`.
-        laplacian_weight: w ≥ 0, for `"cholesky"` and `"stein"`.
+        laplacian_weight: w ≥ 0, for `"cholesky"` and `"stein"`. To choose it by cross-validation,
+            make folds of the labelled rows only, and keep the others in every training set:
+            `cv=[(np.r_[train, unlabelled], test) for ...]`. A given M cannot be split: set held-out
+            labels to NaN instead.
         loss: a function of predictions (n, q) and labels (n, q), as tensors, which returns the mean
             over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
             of squares. For `"sgd"`.
-        max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 200 if None.
+        max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 256 if None.
             A `ConvergenceWarning` tells if they do not suffice.
         tol: where iterations stop, 10⁻¹⁰ and 0.01 if None: the relative residual of `"lsmr"`, the
             relative change of the predictions from pass k to pass 2k of `"sgd"`.
@@ -177,7 +183,8 @@ class ORFFRidge(FeatureRegressor):
         later chunks lie elsewhere. `"cholesky"` and `"stein"` add sufficient statistics, and have
         the weights that `fit` has for all chunks together. `"sgd"` makes one pass over the chunk;
         points given twice count twice. Its first chunk should have about a thousand points from all
-        of the domain.
+        of the domain. Each call of the exact solvers costs F³ besides the pass: large chunks cost
+        less.
 
         Args:
             X: points (N, d).

@@ -101,21 +101,32 @@ class Descent:
         Raises:
             ValueError: the loss at zero is not a finite number.
         """
-        rows = min(_SAMPLE, _SAMPLE_NUMBERS // expansion.num_features)
-        sample = _permutation(len(x), seed)[: max(1, rows // expansion.num_outputs)]
-        x, y = x[sample], y[sample]
+        points, values = _sample(expansion, x, y, seed)
         num_columns = y.shape[-1] if expansion.num_outputs == 1 else 1
-        whitening = Whitening.of(expansion.features(x), penalty * num_columns)
+        least = penalty * num_columns * _units_of_squares(loss, values)
+        whitening = Whitening.of(expansion.features(points), least)
         u = y.new_zeros(expansion.num_features, num_columns)
-        reach = y.abs().mean().item() / whitening.row_size
-        start = cls(expansion, whitening, seed + 1, u, u, reach)
-        value, gradient = start._value_and_gradient(u, x, y, loss, 0.0)
-        direction = gradient / gradient.norm().clamp_min(torch.finfo(u.dtype).tiny)
+        return cls(expansion, whitening, seed + 1, u, u, reach=0.0).reaching(x, y, loss)
+
+    @torch.no_grad()
+    def reaching(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], loss: Loss) -> "Descent":
+        """This descent, with steps at least as long as a first one that suits a sample of the data.
+
+        That one gives predictions of the size of y; where y is zero, it is the loss over the norm
+        of its gradient. It is halved until the loss does not grow.
+        """
+        x, y = _sample(self.expansion, x, y, self.seed)
+        zero = torch.zeros_like(self.u)
+        value, gradient = self._value_and_gradient(zero, x, y, loss, 0.0)
+        size = gradient.norm().item()
+        if size == 0:
+            return self
+        reach = y.abs().mean().item() / self.whitening.row_size or value.item() / size
         for _ in range(_HALVINGS):
-            if start._objective(-reach * direction, x, y, loss, 0.0) <= value:
+            if self._objective(-reach / size * gradient, x, y, loss, 0.0) <= value:
                 break
             reach /= 2
-        return replace(start, reach=reach)
+        return replace(self, reach=max(reach, self.reach))
 
     @property
     def theta(self) -> Float[Tensor, "F k"]:
@@ -177,11 +188,6 @@ class Descent:
         with torch.enable_grad():
             u = u.detach().requires_grad_()
             value = self._objective(u, x, y, loss, penalty)
-            if value.dim() != 0:
-                raise ValueError(
-                    "expected a loss that returns one number, the mean over all entries, got shape "
-                    f"{tuple(value.shape)}; use reduction='mean'"
-                )
             (gradient,) = grad(value, u)
         if not (value.isfinite() and gradient.isfinite().all()):
             raise ValueError(
@@ -195,8 +201,45 @@ class Descent:
     ) -> Float[Tensor, ""]:
         """The mean loss plus the penalty."""
         theta = self.whitening.theta(u)
-        return loss(self.field(x, theta), y) + penalty * theta.square().sum()
+        value = _mean_loss(loss, self.field(x, theta), y)
+        return value + penalty * theta.square().sum()
+
+
+def _sample(
+    expansion: Expansion, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"], seed: int
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n q"]]:
+    """Some of the points, with their values."""
+    rows = min(_SAMPLE, _SAMPLE_NUMBERS // expansion.num_features)
+    chosen = _permutation(len(x), seed)[: max(1, rows // expansion.num_outputs)]
+    return x[chosen], y[chosen]
+
+
+def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
+    """2 mean|y| over the mean slope of the loss at zero, which is 1 for squares: a penalty times
+    this ratio suits squares."""
+    with torch.enable_grad():
+        zero = torch.zeros_like(y).requires_grad_()
+        (slopes,) = grad(_mean_loss(loss, zero, y), zero)
+    slope = slopes.abs().sum().item()
+    return 2 * y.abs().mean().item() / slope if slope > 0 else 1.0
+
+
+def _mean_loss(loss: Loss, prediction: Float[Tensor, "n q"], y: Float[Tensor, "n q"]) -> Tensor:
+    """The loss, if it is one number, with a gradient where gradients are enabled."""
+    value = loss(prediction, y)
+    differentiable = isinstance(value, Tensor) and value.requires_grad
+    if torch.is_grad_enabled() and not differentiable:
+        raise ValueError(
+            "expected a loss that is a differentiable function of the prediction, got one without "
+            "a gradient; compute it by torch functions, without item(), detach() or numpy"
+        )
+    if value.dim() != 0:
+        raise ValueError(
+            "expected a loss that returns one number, the mean over all entries, got shape "
+            f"{tuple(value.shape)}; use reduction='mean'"
+        )
+    return value
 
 
 def _permutation(size: int, seed: int) -> Tensor:
-    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(size, generator=torch.Generator().manual_seed(int(seed)))

@@ -106,8 +106,3 @@ def design(expansion: Expansion, num_targets: int) -> Design:
         return SeparableDesign(expansion, scales, left, right.mT)
     columns = num_targets if expansion.num_outputs == 1 else 1
     return Design(expansion, torch.ones(columns, dtype=torch.float64))
-
-
-def separates(expansion: Expansion) -> bool:
-    """Whether the outputs are independent after a rotation: a separable or a scalar kernel."""
-    return isinstance(expansion, KroneckerExpansion) or expansion.num_outputs == 1

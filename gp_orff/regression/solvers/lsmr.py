@@ -48,7 +48,7 @@ class Lsmr(Solver):
                 f"lsmr reached max_iter={limit} before tol={tol:g}: raise either of them, "
                 "or alpha, or use solver='cholesky'",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=4,  # through `fit` and its choice of threads
             )
         theta = torch.from_numpy(np.stack([solution for solution, *_ in found], axis=-1))
         return Solution(theta, max(count for _, _, count, *_ in found))

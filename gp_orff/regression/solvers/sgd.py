@@ -10,7 +10,7 @@ from gp_orff.regression.problem import Problem
 from gp_orff.regression.solvers.base import Options, Solution, Solver, refuse_laplacian
 from gp_orff.regression.solvers.descent import Descent
 
-_MAX_PASSES = 200
+_MAX_PASSES = 256
 _TOLERANCE = 0.01
 _LENGTH_DECAY = 0.25  # power of the pass; that of the step is about 1/2 besides
 
@@ -37,7 +37,7 @@ class Sgd(Solver):
         while descent.passes < limit:
             length = (descent.passes + 1) ** -_LENGTH_DECAY
             descent = descent.pass_over(x, y, loss, penalty, length)
-            if descent.passes.bit_count() == 1 or descent.passes == limit:  # a power of two
+            if descent.passes.bit_count() == 1:  # a power of two
                 now = descent.field(x, descent.theta)
                 if before is not None and torch.dist(now, before) <= tol * now.norm():
                     break
@@ -47,7 +47,7 @@ class Sgd(Solver):
                 f"sgd reached max_iter={limit} before tol={tol:g}: raise either of them, or alpha, "
                 "or use solver='cholesky' for squared errors",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=4,  # through `fit` and its choice of threads
             )
         return Solution(descent.theta, descent.passes, descent)
 
@@ -60,7 +60,7 @@ class Sgd(Solver):
             penalty = problem.alpha / y.numel()
             descent = Descent.start(problem.observed, x, y, loss, penalty, options.seed)
         else:
-            descent = _descent_of(earlier[1])
+            descent = _descent_of(earlier[1]).reaching(x, y, loss)
             penalty = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
         descent = descent.pass_over(x, y, loss, penalty)
         return Solution(descent.theta, descent.passes, descent)
