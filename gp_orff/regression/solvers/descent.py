@@ -216,12 +216,12 @@ def _sample(
 
 def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
     """2 mean|y| over the mean slope of the loss at zero, which is 1 for squares: a penalty times
-    this ratio suits squares."""
+    this ratio suits squares. 1 where one of them is zero."""
     with torch.enable_grad():
         zero = torch.zeros_like(y).requires_grad_()
         (slopes,) = grad(_mean_loss(loss, zero, y), zero)
-    slope = slopes.abs().sum().item()
-    return 2 * y.abs().mean().item() / slope if slope > 0 else 1.0
+    size, slope = 2 * y.abs().mean().item(), slopes.abs().sum().item()
+    return size / slope if size * slope > 0 else 1.0
 
 
 def _mean_loss(loss: Loss, prediction: Float[Tensor, "n q"], y: Float[Tensor, "n q"]) -> Tensor:
