@@ -18,6 +18,9 @@ from torch import Tensor
 
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
+from gp_orff.threads import update_threads
+
+_SLAB = 2**37  # products, in one slab of a sum over points
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,17 @@ class Design:
         return self.expansion.features(x)
 
     def statistics(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> Statistics:
-        """The sufficient statistics of points and targets."""
-        return Statistics.of(x, y, self.expansion.phi)
+        """The sufficient statistics of points and targets.
+
+        They are sums over slabs of about a second; between these the number of threads may change.
+        """
+        phi, total = self.expansion.phi, None
+        size = max(1, _SLAB // phi.num_columns**2)
+        for points, values in zip(x.split(size), y.split(size), strict=True):
+            update_threads()
+            part = Statistics.of(points, values, phi)
+            total = part if total is None else total + part
+        return total
 
     def gram(self, statistics: Statistics) -> Float[Tensor, "m m"]:
         """ΨᵀΨ."""
