@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.features.accuracy import GridAccuracy
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.domain import Box, box_of, in_words, union
 from gp_orff.features.expansion import Expansion
@@ -124,8 +123,9 @@ class FeatureMap:
     @property
     def truncated(self) -> float:
         """The largest share of the variance of a term that a grid lacks."""
-        grids = [entry for entry in self.kernel.accuracy() if isinstance(entry, GridAccuracy)]
-        return max((entry.truncated for entry in grids), default=0.0)
+        if self._lattice is None:
+            return 0.0
+        return max(term.truncated for term in self.kernel.accuracy())
 
     @property
     def _lattice(self) -> Lattice | None:
