@@ -15,8 +15,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import gp_orff
 from gp_orff.regression import ORFFRidge, ORFFRidgeCV
+from tests.regressions import ROOT, data
 
-ROOT = torch.tensor([[1.0, 0.3], [0.2, 0.8]], dtype=torch.float64)
 RULES = {
     "few": gp_orff.MonteCarlo(15, seed=0),  # fewer features than numbers in y
     "many": gp_orff.QuasiMonteCarlo(64, seed=0),
@@ -51,13 +51,6 @@ KERNELS = {
     "sum of scalars": lambda: ScaleKernel(rbf()) + rbf(0.6),
 }
 SEPARATE = ["separable", "rank one", "multitask", "scalar", "sum of scalars"]
-
-
-def data(number=40, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.uniform(size=(number, 2))
-    y = np.stack([np.sin(5 * x[:, 1]), np.cos(4 * x[:, 0])], axis=1)
-    return x, y + 0.1 * rng.standard_normal(y.shape)
 
 
 def features(model, x):

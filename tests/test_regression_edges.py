@@ -12,8 +12,8 @@ from sklearn.exceptions import ConvergenceWarning
 import gp_orff
 from gp_orff.regression import ORFFRidge, ORFFRidgeClassifier, ORFFRidgeCV
 from gp_orff.regression.laplacian import graph_laplacian
+from tests.regressions import ROOT, data
 
-ROOT = torch.tensor([[1.0, 0.3], [0.2, 0.8]], dtype=torch.float64)
 C = np.array([[0.5, 0.5], [1.0, -1.0], [0.0, 2.0]])
 FAR = np.array([[1.3, 0.5], [0.5, -0.4], [1.2, 1.3]])
 rng = np.random.default_rng
@@ -23,12 +23,6 @@ def rbf(lengthscale=0.3):
     kernel = RBFKernel().double()
     kernel.lengthscale = lengthscale
     return kernel
-
-
-def data(number=40):
-    x = rng(0).uniform(size=(number, 2))
-    y = np.stack([np.sin(5 * x[:, 1]), np.cos(4 * x[:, 0])], axis=1)
-    return x, y + 0.1 * rng(1).standard_normal(y.shape)
 
 
 def covariance(kernel, a, b):
