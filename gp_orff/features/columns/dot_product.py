@@ -104,11 +104,18 @@ class DotProductColumns(PointwiseColumns):
             "whose variance grows without bound; use the variance at points of your own"
         )
 
-    def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
+    def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
+        return self.phases(self._lifted(x, torch.zeros_like(self.offset)))
+
+    def _lifted(
+        self, x: Float[Tensor, "*b N d"], offset: Float[Tensor, "*b 1 q"]
+    ) -> Float[Tensor, "*b N k"]:
         scaled = x[..., list(self.dims)] * self.scale
-        batch = torch.broadcast_shapes(scaled.shape[:-1], self.offset.shape[:-1])
-        parts = [part.expand(*batch, part.shape[-1]) for part in (scaled, self.offset)]
-        lifted = torch.cat(parts, dim=-1)
+        batch = torch.broadcast_shapes(scaled.shape[:-1], offset.shape[:-1])
+        return torch.cat([part.expand(*batch, part.shape[-1]) for part in (scaled, offset)], dim=-1)
+
+    def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
+        lifted = self._lifted(x, self.offset)
         t, s = self.phases(lifted), lifted.square().sum(-1, keepdim=True)
         values = torch.cat(list(self._by_order(t, s))[::-1], dim=-1)
         halves = (self.degrees - self.orders) // 2

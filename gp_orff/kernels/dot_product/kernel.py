@@ -70,10 +70,7 @@ class DotProductKernel(Kernel):
         active_dims: tuple[int, ...] | None = None,
     ):
         values = _checked(coefficients)
-        # `ard_num_dims` is where gpytorch and `gp_orff.kernels.tree` look for the number of inputs
-        super().__init__(
-            ard_num_dims=series.num_dims, batch_shape=values.shape[:-1], active_dims=active_dims
-        )
+        super().__init__(batch_shape=values.shape[:-1], active_dims=active_dims)
         positive = (values > 0).reshape(-1, values.shape[-1]).all(0)
         self.series = series
         self.degrees: tuple[int, ...] = tuple(positive.nonzero().flatten().tolist())
@@ -164,6 +161,11 @@ class DotProductKernel(Kernel):
         """
         _check_sphere(num_dims, active_dims)
         return cls(coefficients, series=Projections(num_dims), active_dims=active_dims)
+
+    @property
+    def num_dims(self) -> int | None:
+        """d, the only number of inputs in which the kernel exists; None if it exists in any."""
+        return self.series.num_dims
 
     @property
     def coefficients(self) -> Float[Tensor, "*b K"]:

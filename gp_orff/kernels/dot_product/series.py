@@ -32,7 +32,7 @@ Coefficients = Mapping[int, Tensor]  # a_n by n
 
 @dataclass(frozen=True)
 class Harmonics:
-    """The terms k of the sum over Q_k."""
+    """The terms k of the sum over Q_k, those of the highest order first."""
 
     polynomials: Polynomials
     degrees: Int[Tensor, "K"]  # n_k
@@ -102,9 +102,10 @@ class Projections(Series):
         return total
 
     def harmonics(self, coefficients: Coefficients, num_dims: int) -> Harmonics:
-        degrees = torch.tensor(list(coefficients))
-        values = torch.stack(list(coefficients.values()), dim=-1)
-        squares = values.new_tensor([np.exp(log_moment(num_dims, 2 * p, 0)) for p in coefficients])
+        powers = sorted(coefficients, reverse=True)
+        values = torch.stack([coefficients[p] for p in powers], dim=-1)
+        degrees = torch.tensor(powers, device=values.device)
+        squares = values.new_tensor([np.exp(log_moment(num_dims, 2 * p, 0)) for p in powers])
         return Harmonics(Monomials(), degrees, degrees, values * squares, 1 / squares)
 
 
@@ -112,14 +113,14 @@ def _legendre(
     coefficients: Coefficients, orders: Mapping[int, Mapping[int, float]], num_dims: int
 ) -> Harmonics:
     """Harmonics with the eigenvalues a_n c_nm, from the factors c_nm by degrees n and orders m."""
-    terms = [(n, m, a, orders[n][m]) for n, a in coefficients.items() for m in orders[n]]
-    degrees, powers, values, factors = zip(*terms, strict=True)
-    values = torch.stack(values, dim=-1)
-    counts = np.exp([log_num_harmonics(num_dims, m) for m in powers])
+    pairs = sorted(((m, n) for n in coefficients for m in orders[n]), reverse=True)
+    values = torch.stack([coefficients[n] for _, n in pairs], dim=-1)
+    factors = [orders[n][m] for m, n in pairs]
+    counts = [np.exp(log_num_harmonics(num_dims, m)) for m, _ in pairs]
     return Harmonics(
         Legendre(num_dims),
-        torch.tensor(degrees),
-        torch.tensor(powers),
+        torch.tensor([n for _, n in pairs], device=values.device),
+        torch.tensor([m for m, _ in pairs], device=values.device),
         values * values.new_tensor(factors),
         values.new_tensor(counts),
     )

@@ -31,6 +31,12 @@ class DotProductSpectrum:
     scale: Float[Tensor, "*b 1 d"]
     offset: Float[Tensor, "*b 1 q"]
 
+    isotropic_lengthscale = None  # for those who ask every spectrum
+
+    def num_coordinates(self, num_dims: int) -> int:
+        """The number of uniform coordinates that draw a harmonic: one, for any `num_dims`."""
+        return 1
+
     def num_lifted(self, num_dims: int) -> int:
         """The number of lifted inputs for `num_dims` inputs."""
         return num_dims + self.offset.shape[-1]
