@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.features.phases import Phases
 from gp_orff.features.columns.pointwise import PointwiseColumns
+from gp_orff.features.phases import Phases
 from gp_orff.kernels.dot_product.legendre import Polynomials
 
 
