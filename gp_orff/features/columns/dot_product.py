@@ -1,15 +1,17 @@
 """The columns ‖x‖ⁿ L_m(⟨x, z⟩/‖x‖) of dot-product kernels."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gp_orff.features.columns.base import Columns
 from gp_orff.features.columns.pointwise import PointwiseColumns
 from gp_orff.features.phases import Phases
+from gp_orff.features.phases.base import equal
 from gp_orff.kernels.dot_product.legendre import Polynomials
 
 
@@ -70,28 +72,25 @@ class DotProductColumns(PointwiseColumns):
             for half in halves
         ]
 
-    def same(self, other: object) -> bool:
+    def same(self, other: Columns) -> bool:
         return (
             isinstance(other, DotProductColumns)
             and (self.dims, self.polynomials) == (other.dims, other.polynomials)
             and torch.equal(self.degrees, other.degrees)
             and torch.equal(self.orders, other.orders)
-            and all(
-                a.shape == b.shape and torch.allclose(a, b, rtol=1e-9, atol=0)
-                for a, b in zip(self.tensors, other.tensors, strict=True)
-            )
+            and equal(self.scale, other.scale)
+            and equal(self.offset, other.offset)
+            and self.phases.same(other.phases)
         )
 
     def plain(self) -> dict[str, object]:
-        """Raise: files hold statistics of trigonometric columns only.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "expected statistics of trigonometric columns, got those of a dot-product kernel, "
-            "which a file does not hold; save the parameters of the kernel, state_dict()"
-        )
+        tensors = {name: getattr(self, name) for name in ("degrees", "orders", "scale", "offset")}
+        return {
+            "phases": self.phases.plain(),
+            "polynomials": {"class": type(self.polynomials).__name__, **asdict(self.polynomials)},
+            "dims": self.dims,
+            **{name: tensor.detach().cpu() for name, tensor in tensors.items()},
+        }
 
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:
         """Raise: the mean of a polynomial's square over all of space is infinite.

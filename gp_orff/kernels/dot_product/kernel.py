@@ -33,8 +33,6 @@ class DotProductKernel(Kernel):
     Args:
         coefficients: a_0, a_1, …, (\*b, n + 1), non-negative, at least one of them positive. In a
             batch the same ones are zero.
-        series: the form of the kernel that has these coefficients; a power series by default. The
-            class methods choose it.
         active_dims: the input columns of the kernel; all columns if None.
 
     Raises:
@@ -66,13 +64,11 @@ class DotProductKernel(Kernel):
         self,
         coefficients: Sequence[float] | Float[Tensor, "*b n"],
         *,
-        series: Series = Taylor(),  # noqa: B008  an immutable value
         active_dims: tuple[int, ...] | None = None,
     ):
         values = _checked(coefficients)
         super().__init__(batch_shape=values.shape[:-1], active_dims=active_dims)
         positive = (values > 0).reshape(-1, values.shape[-1]).all(0)
-        self.series = series
         self.degrees: tuple[int, ...] = tuple(positive.nonzero().flatten().tolist())
         self.register_parameter("raw_coefficients", nn.Parameter(values[..., positive]))
         self.register_constraint("raw_coefficients", Positive())
@@ -91,7 +87,7 @@ class DotProductKernel(Kernel):
             coefficients: a_0, a_1, …, (\*b, n + 1), as for the class.
             active_dims: the input columns of the kernel; all columns if None.
         """
-        return cls(coefficients, active_dims=active_dims)
+        return DotProductKernel(coefficients, active_dims=active_dims)
 
     @classmethod
     def from_legendre(
@@ -125,8 +121,7 @@ class DotProductKernel(Kernel):
             >>> torch.allclose(kernel(x, diag=True), torch.ones(4))  # Σ λ_m
             True
         """
-        _check_sphere(num_dims, active_dims)
-        return cls(eigenvalues, series=LegendreSeries(num_dims), active_dims=active_dims)
+        return LegendreKernel(eigenvalues, num_dims, active_dims=active_dims)
 
     @classmethod
     def from_projections(
@@ -159,8 +154,12 @@ class DotProductKernel(Kernel):
             >>> torch.allclose(kernel(x).to_dense(), x @ x.mT, atol=1e-5)
             True
         """
-        _check_sphere(num_dims, active_dims)
-        return cls(coefficients, series=Projections(num_dims), active_dims=active_dims)
+        return ProjectionKernel(coefficients, num_dims, active_dims=active_dims)
+
+    @property
+    def series(self) -> Series:
+        """The form of the kernel that has these coefficients: a power series."""
+        return Taylor()
 
     @property
     def num_dims(self) -> int | None:
@@ -201,6 +200,44 @@ class DotProductKernel(Kernel):
             t, s, ones = x1 @ x2.mT, square1.unsqueeze(-1) * square2.unsqueeze(-2), (1, 1)
         values = (a.reshape(*a.shape, *ones) for a in self.coefficients.unbind(-1))
         return self.series.covariance(dict(zip(self.degrees, values, strict=True)), t, s)
+
+
+class LegendreKernel(DotProductKernel):
+    """What `DotProductKernel.from_legendre` makes."""
+
+    def __init__(
+        self,
+        eigenvalues: Sequence[float] | Float[Tensor, "*b n"],
+        num_dims: int,
+        *,
+        active_dims: tuple[int, ...] | None = None,
+    ):
+        _check_sphere(num_dims, active_dims)
+        super().__init__(eigenvalues, active_dims=active_dims)
+        self._series = LegendreSeries(num_dims)
+
+    @property
+    def series(self) -> LegendreSeries:
+        return self._series
+
+
+class ProjectionKernel(DotProductKernel):
+    """What `DotProductKernel.from_projections` makes."""
+
+    def __init__(
+        self,
+        coefficients: Sequence[float] | Float[Tensor, "*b n"],
+        num_dims: int,
+        *,
+        active_dims: tuple[int, ...] | None = None,
+    ):
+        _check_sphere(num_dims, active_dims)
+        super().__init__(coefficients, active_dims=active_dims)
+        self._series = Projections(num_dims)
+
+    @property
+    def series(self) -> Projections:
+        return self._series
 
 
 def _checked(coefficients: Sequence[float] | Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
