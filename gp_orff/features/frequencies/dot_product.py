@@ -1,7 +1,7 @@
 """The draw of a dot-product kernel: for each column a harmonic and a unit vector z."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,22 +18,21 @@ from gp_orff.kernels.tree import Term, spectra_of
 class DotProductDraw(Draw):
     """D columns of one term, each with a harmonic (n, m) and a unit vector of the lifted inputs.
 
-    The kernel is Σ_k λ_k C_k E_z[Q_k(x, z) Q_k(x′, z)]. A harmonic of probability p_k therefore has
-    columns of variance λ_k C_k / (D p_k) (Le et al. 2013, Corollary 4, where p_k ∝ λ_k C_k).
+    The kernel is Σ_k λ_k C_k E_z[Q_k(x, z) Q_k(x′, z)]. If M_k columns with the harmonic k are
+    expected, each has the variance λ_k C_k / M_k (Le et al. 2013, Corollary 4, where M_k is
+    proportional to λ_k C_k, so that all columns have the variance Σ_k λ_k C_k / D).
     """
 
     def __init__(
         self,
         directions: Float[Tensor, "D c"],
-        harmonics: Int[Tensor, "D"],
-        probabilities: Float[Tensor, "D"],
+        harmonics: "DrawnHarmonics",
         dims: Sequence[int],
-        num_sphere_dims: int,
     ):
         super().__init__([directions], [0])
-        self.register_buffer("harmonics", harmonics)
-        self.register_buffer("probabilities", probabilities)
-        self.dims, self.num_sphere_dims = tuple(dims), num_sphere_dims
+        self.register_buffer("harmonics", harmonics.index)
+        self.register_buffer("expected_numbers", harmonics.expected_numbers)
+        self.dims, self.num_sphere_dims = tuple(dims), harmonics.num_dims
 
     @classmethod
     def of(
@@ -43,11 +42,10 @@ class DotProductDraw(Draw):
         u: Float[np.ndarray, "D 1"],
         order: int,
     ) -> "DotProductDraw":
-        """The draw from unit vectors and uniform coordinates, as `draw_harmonics` reads them."""
-        (leaf,), rank = term.leaves, u[:, 0].argsort()
-        num_dims = directions.shape[-1]
-        drawn = draw_harmonics(leaf.spectrum, num_dims, order, u[rank, 0])
-        return cls(torch.from_numpy(directions[rank]), *drawn, leaf.dims, num_dims)
+        """The draw from unit vectors and uniform coordinates, as `DrawnHarmonics` reads them."""
+        (leaf,) = term.leaves
+        drawn = DrawnHarmonics.of(leaf.spectrum, directions.shape[-1], order, u[:, 0])
+        return cls(torch.from_numpy(directions[drawn.rank]), drawn, leaf.dims)
 
     @property
     def num_columns(self) -> int:
@@ -56,7 +54,7 @@ class DotProductDraw(Draw):
     def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b D 1"]]:
         (spectrum,) = spectra_of(term)
         every = spectrum.harmonics(self.num_sphere_dims)
-        variances = (every.eigenvalues * every.counts)[..., self.harmonics] / self._expected_number
+        variances = (every.eigenvalues * every.counts)[..., self.harmonics] / self.expected_numbers
         phi = DotProductColumns(
             self.unit_phases(spectrum.num_lifted(len(self.dims))),
             every.polynomials,
@@ -68,11 +66,6 @@ class DotProductDraw(Draw):
         )
         return phi, variances.unsqueeze(-1)
 
-    @property
-    def _expected_number(self) -> Float[Tensor, "D"]:
-        """D p_k of the harmonic of each column."""
-        return self.num_frequencies * self.probabilities
-
     def unit_phases(self, num_lifted: int) -> Phases:
         """⟨z, x̃⟩ of `num_lifted` lifted inputs x̃."""
         return LinearPhases(self.bases[0])
@@ -80,7 +73,7 @@ class DotProductDraw(Draw):
     def sample_weights(self, spectra: Sequence[DotProductSpectrum]) -> Float[Tensor, "*b D"]:
         """The variance that each column has on average over directions, for unit inputs."""
         eigenvalues = spectra[0].harmonics(self.num_sphere_dims).eigenvalues
-        return eigenvalues[..., self.harmonics] / self._expected_number
+        return eigenvalues[..., self.harmonics] / self.expected_numbers
 
     def nodes(self, spectra: Sequence[DotProductSpectrum]) -> tuple:
         """Raise: there are no frequencies.
@@ -123,16 +116,34 @@ def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
     return replace(leaf, dims=dims, degree=1)
 
 
-def draw_harmonics(
-    spectrum: DotProductSpectrum, num_dims: int, order: int, u: Float[np.ndarray, "D"]
-) -> tuple[Int[Tensor, "D"], Float[Tensor, "D"]]:
-    """The harmonics of uniform numbers u, and their probabilities ∝ λ_k C_k^order.
+@dataclass(frozen=True)
+class DrawnHarmonics:
+    """A harmonic for each of D columns, those of the highest order m first."""
 
-    For ascending u the orders m descend, as `DotProductColumns` expects.
-    """
-    every = spectrum.harmonics(num_dims)
-    logs = (every.eigenvalues.log() + order * every.counts.log()).detach().cpu()
-    share = logs.softmax(-1).reshape(-1, logs.shape[-1]).mean(0)  # over the batch
-    index = np.searchsorted(share.cumsum(0)[:-1].numpy(), u)
-    harmonics = torch.from_numpy(index)
-    return harmonics, share[harmonics]
+    index: Int[Tensor, "D"]  # among `Harmonics`
+    expected_numbers: Float[Tensor, "D"]  # M_k of columns with this harmonic
+    rank: Int[np.ndarray, "D"]  # which of the uniform numbers each column is drawn from
+    num_dims: int  # of the sphere
+
+    @classmethod
+    def of(
+        cls, spectrum: DotProductSpectrum, num_dims: int, order: int, u: Float[np.ndarray, "D"]
+    ) -> "DrawnHarmonics":
+        """Harmonics with the probabilities p_k ∝ λ_k C_k^order, one for each uniform number u.
+
+        Those of order m = 0 do not depend on z: they have one column each, if D is large enough.
+        """
+        every = spectrum.harmonics(num_dims)
+        logs = (every.eigenvalues.log() + order * every.counts.log()).detach().cpu()
+        constant = int((every.orders == 0).sum())  # they are the last
+        constant = constant if constant < min(len(u), logs.shape[-1]) else 0
+        number, kinds = len(u) - constant, logs.shape[-1] - constant
+        share = logs[..., :kinds].softmax(-1).reshape(-1, kinds).mean(0)  # over the batch
+        rank = u[:number].argsort()
+        drawn = torch.from_numpy(share.cumsum(0)[:-1].numpy().searchsorted(u[rank]))
+        return cls(
+            torch.cat([drawn, torch.arange(kinds, kinds + constant)]),
+            torch.cat([number * share[drawn], share.new_ones(constant)]),
+            np.concatenate([rank, np.arange(number, len(u))]),
+            num_dims,
+        )

@@ -31,7 +31,17 @@ class DotProductSpectrum:
     scale: Float[Tensor, "*b 1 d"]
     offset: Float[Tensor, "*b 1 q"]
 
-    isotropic_lengthscale = None  # for those who ask every spectrum
+    @property
+    def isotropic_lengthscale(self) -> None:
+        """Raise: there is none.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected stationary kernels, which have lengthscales, got a dot-product kernel; "
+            "measure the error of its features with gp_orff.compare_with_exact"
+        )
 
     def num_coordinates(self, num_dims: int) -> int:
         """The number of uniform coordinates that draw a harmonic: one, for any `num_dims`."""

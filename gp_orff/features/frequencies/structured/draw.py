@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, TrigColumns
-from gp_orff.features.frequencies.dot_product import DotProductDraw
+from gp_orff.features.frequencies.dot_product import DotProductDraw, DrawnHarmonics
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases
 from gp_orff.kernels.spectra.elliptical import Radial
@@ -79,14 +79,12 @@ class StructuredDotProductDraw(DotProductDraw):
     def __init__(
         self,
         projection: Projection,
-        harmonics: Int[Tensor, "D"],
-        probabilities: Float[Tensor, "D"],
+        harmonics: DrawnHarmonics,
         dims: Sequence[int],
-        num_sphere_dims: int,
     ):
-        lengths = torch.ones_like(probabilities).unsqueeze(-1)
-        super().__init__(lengths, harmonics, probabilities, dims, num_sphere_dims)
-        self.directions = StructuredDraw([projection], [lengths], [tuple(range(num_sphere_dims))])
+        lengths = torch.ones_like(harmonics.expected_numbers).unsqueeze(-1)
+        super().__init__(lengths, harmonics, dims)
+        self.directions = StructuredDraw([projection], [lengths], [range(projection.num_inputs)])
 
     def unit_phases(self, num_lifted: int) -> Phases:
         lengths, (projection,) = self.bases[0], self.directions.projections

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from gp_orff.features.frequencies.dot_product import draw_harmonics, lifted_leaf
+from gp_orff.features.frequencies.dot_product import DrawnHarmonics, lifted_leaf
 from gp_orff.features.frequencies.rule import (
     Draw,
     LeafSpectrum,
@@ -67,10 +67,10 @@ class _StructuredRule(ABC):
     ) -> Draw:
         """Harmonics, and directions on the sphere of the padded inputs (Le et al. 2013, 4.5)."""
         number, num_dims = self.num_frequencies, self.projection.padded(lifted.num_dims)
-        u = np.sort(uniform(number, 1, rng)[:, 0])
-        harmonics = draw_harmonics(lifted.spectrum, num_dims, lifted.degree, u)
+        u = uniform(number, 1, rng)[:, 0]
+        harmonics = DrawnHarmonics.of(lifted.spectrum, num_dims, lifted.degree, u)
         projection = self.projection.draw(lifted.num_dims, number, rng)
-        return StructuredDotProductDraw(projection, *harmonics, term.leaves[0].dims, num_dims)
+        return StructuredDotProductDraw(projection, harmonics, term.leaves[0].dims)
 
     def _check(self, leaf: LeafSpectrum) -> None:
         """Check that frequencies are a radius times a direction, and directions of B constant.
