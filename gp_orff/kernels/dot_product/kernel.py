@@ -18,12 +18,22 @@ class DotProductKernel(Kernel):
     A non-negative power series is positive definite in any number of inputs (Schoenberg 1942). In d
     inputs there are more such kernels: `from_legendre` makes each that is a sum over degrees, and
     `from_projections` sums of powers of projections. The kernel is not stationary: it depends on
-    lengths and angles of the inputs. Scale them to about unit length, since high powers grow fast.
+    lengths and angles of the inputs. Scale these to about unit length, since powers grow fast.
 
     The positive coefficients are trained, as one parameter of this kernel; those that are zero
-    stay zero. Put the kernel into an `ORFFKernel` with a random rule for features whose number does
-    not grow with dᵈᵉᵍʳᵉᵉ; `ORFFKernel.features` then has the columns ‖x‖ⁿ L_{m,d}(⟨x, z⟩/‖x‖) with
-    z uniform on the sphere (Le et al. 2013, Corollary 4, Section 4.5).
+    stay zero.
+
+    **Features.** In an `ORFFKernel` with a random rule, D columns ‖x‖ⁿ L_{m,d}(⟨x, z⟩/‖x‖) stand
+    for the dᵐ monomials. z is uniform on the sphere, and L_{m,d} a Legendre polynomial of dimension
+    d (Le et al. 2013, Corollary 4 and Section 4.5). The same holds for gpytorch's `LinearKernel`
+    and `PolynomialKernel`. Each rule has two measures for the degree n and the order m:
+
+    - `"trace"`: ∝ λ_nm N(d, m), of Corollary 4. λ_nm is the share of the variance of a unit vector,
+      N(d, m) the number of spherical harmonics. All columns have the same bound, √(Σ λ N / D) for
+      unit vectors. N grows like dᵐ: with many inputs nearly all columns have the highest order.
+    - `"base"`: ∝ λ_nm. The error is smaller, most of all for more than ten inputs: use it there.
+
+    ⟨x, z⟩ comes from `Fastfood` and its siblings in O(D log d) operations.
 
     Permutations as inputs: flattened permutation matrices have the inner product "number of places
     in which both agree" (Le et al. 2013, Remark 8); see the example.
@@ -47,7 +57,8 @@ class DotProductKernel(Kernel):
         >>> x = torch.nn.functional.normalize(torch.randn(10, 5), dim=-1)
         >>> torch.allclose(kernel(x).to_dense(), (x @ x.mT).exp(), rtol=1e-3)
         True
-        >>> features = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(512), num_dims=5)
+        >>> rule = gp_orff.QuasiMonteCarlo(512, measure="base")
+        >>> features = gp_orff.ORFFKernel(kernel, rule, num_dims=5)
         >>> features.features(x).shape
         torch.Size([10, 512])
 

@@ -125,9 +125,9 @@ class MonteCarlo(_RandomRule):
       and 2.3; Minh 2016, Section 3.3, Example 2). For curl-free and divergence-free Matérn kernels
       their error has a finite variance only if ν > 2.
 
-    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3). A
-    `SpectralMatrixKernel` is drawn from S in both, and with "trace" from its `sampler` if it has
-    one.
+    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3), except
+    for dot-product kernels, see `DotProductKernel`. A `SpectralMatrixKernel` is drawn from S in
+    both, and with "trace" from its `sampler` if it has one.
 
     Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
     divided by the present lengthscales, so that gradients reach these. The approximate kernel is
