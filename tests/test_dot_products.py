@@ -27,16 +27,9 @@ from gp_orff.kernels.dot_product.legendre import (
 from gp_orff.kernels.tree import terms
 from gp_orff.models.storage.pack import pack_statistics, unpack_statistics
 from tests.fields import draw
+from tests.registry import DOT_PRODUCTS
 
 DotProductKernel = gp_orff.DotProductKernel
-KERNELS = {  # of d inputs
-    "exponential": lambda d: DotProductKernel(exact([1 / math.factorial(n) for n in range(6)])),
-    "even": lambda d: DotProductKernel.from_taylor(exact([0.3, 0.0, 0.0, 0.0, 0.7])),
-    "legendre": lambda d: DotProductKernel.from_legendre(exact([0.2, 0.5, 0.0, 0.3]), d),
-    "projections": lambda d: DotProductKernel.from_projections(exact([0.1, 1.0, 2.0, 3.0]), d),
-    "linear": lambda d: LinearKernel(ard_num_dims=d),
-    "polynomial": lambda d: PolynomialKernel(power=3),
-}
 
 
 def exact(values):
@@ -46,7 +39,7 @@ def exact(values):
 
 def kernel_of(name, num_dims):
     """In float64, with hyperparameters away from one."""
-    kernel = KERNELS[name](num_dims).double()
+    kernel = DOT_PRODUCTS[name](num_dims).double()
     if name == "linear":
         kernel.variance = torch.linspace(0.5, 1.5, num_dims)
     if name == "polynomial":
@@ -356,8 +349,8 @@ def points(d):
 
 
 CELLS = [("exponential", 2, "monte_carlo", "trace")]
-CELLS += [(name, 5, "monte_carlo", "trace") for name in KERNELS]
-CELLS += [(name, 20, "monte_carlo", "base") for name in KERNELS]
+CELLS += [(name, 5, "monte_carlo", "trace") for name in DOT_PRODUCTS]
+CELLS += [(name, 20, "monte_carlo", "base") for name in DOT_PRODUCTS]
 CELLS += [
     (*case, rule, "base")
     for case in (("exponential", 2), ("polynomial", 5), ("exponential", 20))
