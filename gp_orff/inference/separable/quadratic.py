@@ -75,7 +75,8 @@ class KroneckerInvQuadLogdet(Function):
         solution = Solution.of(c, g, z, s)
         ctx.save_for_backward(c, g, z, s)
         ctx.solution = solution  # none of it is an output, which would be a circle
-        return solution.quad, solution.blocks.logdet()
+        quad = solution.quad
+        return quad, solution.blocks.logdet().expand(quad.shape[:-2])
 
     @staticmethod
     def backward(ctx, grad_quad, grad_logdet):
