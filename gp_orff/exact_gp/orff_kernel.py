@@ -35,8 +35,9 @@ class ORFFKernel(WrapperKernel):
     Args:
         kernel: the kernel to approximate: a curl-free, divergence-free or Helmholtz kernel, a
             `SeparableKernel`, a gpytorch `MultitaskKernel`, a scalar kernel, or sums, products and
-            scaled forms of them. Its parameters are not copied: they are trained through the
-            features.
+            scaled forms of them. Scalar kernels are stationary ones, or, with a random rule,
+            `LinearKernel`, `PolynomialKernel` and `DotProductKernel`. Its parameters are not
+            copied: they are trained through the features.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(256)`.
         num_dims: d, the number of input columns; needed if the kernel does not determine it (a
             scalar kernel without ARD or active_dims).

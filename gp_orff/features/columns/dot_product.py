@@ -64,13 +64,18 @@ class DotProductColumns(PointwiseColumns):
         )
 
     def halves(self) -> list[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
-        """Every second column, which is every second one of an order."""
-        index = torch.arange(self.num_columns, device=self.device)
-        halves = (index[side::2] for side in (0, 1))
-        return [
-            (half, torch.full_like(half, len(index) / max(len(half), 1), dtype=torch.float64))
-            for half in halves
-        ]
+        """Every second column of an order m > 0; both halves contain those of m = 0.
+
+        These do not depend on z.
+        """
+        sampled, constant = self.orders.nonzero().flatten(), (self.orders == 0).nonzero().flatten()
+        halves = []
+        for side in (0, 1):
+            half = sampled[side::2]
+            factors = constant.new_ones(len(half) + len(constant), dtype=torch.float64)
+            factors[: len(half)] *= len(sampled) / max(len(half), 1)
+            halves.append((torch.cat([half, constant]), factors))
+        return halves
 
     def same(self, other: Columns) -> bool:
         return (

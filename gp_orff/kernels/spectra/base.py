@@ -199,6 +199,9 @@ def spectrum(kernel: Kernel) -> Spectrum:
     it. A curl-free or divergence-free kernel of it also needs `gp_orff.radial_derivatives` for the
     exact covariance.
 
+    Dot-product kernels, `LinearKernel`, `PolynomialKernel` and `DotProductKernel`, are not
+    stationary. What is registered for them are their eigenvalues, which is no `Spectrum`.
+
     Args:
         kernel: a stationary scalar kernel. Its variance k(0) does not matter.
 
