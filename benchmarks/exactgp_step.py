@@ -32,6 +32,7 @@ from linear_operator.operators import LowRankRootLinearOperator
 
 import gp_orff
 from gp_orff.features import chunked
+from gp_orff.features.phases import LinearPhases
 
 CONTESTANTS = ("orff", "low_rank", "bare", "exact")
 
@@ -83,7 +84,7 @@ def step_of(name: str, points: int, frequencies: int) -> Callable[[], float]:
     """A function that runs one step, its data and model made beforehand."""
     x, y = data(points)
     if name == "bare":
-        phases = chunked.LinearPhases(torch.randn(frequencies, 2, dtype=torch.float64))
+        phases = LinearPhases(torch.randn(frequencies, 2, dtype=torch.float64))
         g = torch.randn(2 * frequencies, 2 * frequencies, dtype=torch.float64)
         return lambda: bare_step(x, phases, g)
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2)

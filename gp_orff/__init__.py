@@ -20,12 +20,15 @@ from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.frequencies import (
     Auto,
+    Fastfood,
+    FourierFastfood,
     GaussHermite,
     Grid,
     GridWarning,
     MonteCarlo,
     Orthogonal,
     QuasiMonteCarlo,
+    StructuredOrthogonal,
 )
 from gp_orff.inference.overconfidence import FeatureWarning
 from gp_orff.kernels.closed_form import radial_derivatives
@@ -69,12 +72,14 @@ __all__ = [
     "Divergence",
     "DivergenceFreeKernel",
     "DivergenceFreePart",
+    "Fastfood",
     "FeatureWarning",
     "FieldPosterior",
     "FieldProductKernel",
     "FieldStatistics",
     "FitReport",
     "Flux",
+    "FourierFastfood",
     "GaussHermite",
     "GeneralMaternKernel",
     "Grid",
@@ -91,6 +96,7 @@ __all__ = [
     "SeparableKernel",
     "SpectralMatrixKernel",
     "StreamFunction",
+    "StructuredOrthogonal",
     "Symbol",
     "VectorFieldGP",
     "VectorPotential",

@@ -56,6 +56,11 @@ RULES = {
     "orthogonal": gp_orff.Orthogonal,
     "quasi_monte_carlo": gp_orff.QuasiMonteCarlo,
 }
+STRUCTURED_RULES = {  # for separable kernels only: tests/test_structured.py
+    "fastfood": gp_orff.Fastfood,
+    "structured_orthogonal": gp_orff.StructuredOrthogonal,
+    "fourier_fastfood": gp_orff.FourierFastfood,
+}
 DETERMINISTIC_RULES = {  # their errors are not random: test_grid and test_hermite hold them
     "grid": lambda number: gp_orff.Grid(domain=((-3.0, 3.0),) * 2, max_features=2 * number),
     "gauss_hermite": lambda number: gp_orff.GaussHermite(number),

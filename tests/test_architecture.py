@@ -207,7 +207,11 @@ def test_every_radial_derivative_is_in_the_registry():
 
 def test_every_exported_rule_is_in_the_registry():
     rules = exported(lambda cls: hasattr(cls, "draw"))
-    tested = {**registry.RULES, **registry.DETERMINISTIC_RULES}
+    tested = {
+        **registry.RULES,
+        **registry.STRUCTURED_RULES,
+        **registry.DETERMINISTIC_RULES,
+    }
     assert set(rules.values()) == {type(rule(8)) for rule in tested.values()}
 
 

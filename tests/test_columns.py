@@ -14,10 +14,10 @@ from gp_orff.data.patterns import Components
 from gp_orff.data.reading import Options, read
 from gp_orff.data.statistics import Statistics
 from gp_orff.features import chunked, lattice
-from gp_orff.features.chunked import Phases
 from gp_orff.features.columns import SideBySide, TrigColumns, side_by_side
 from gp_orff.features.expansion import FeatureExpansion, apply_symbol, apply_symbol_to_weights
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.features.phases import Phases
 from gp_orff.inference.overconfidence import halves
 from gp_orff.models.storage.pack import pack_statistics, unpack_statistics
 from tests import oracles
@@ -183,7 +183,7 @@ class Turned(Phases):
     def __call__(self, x):
         return x @ self.omega.mT
 
-    select = point_gradient = gradients = None
+    select = point_gradient = gradients = zero = same = plain = None
 
 
 def test_frequencies_that_are_written_out_become_one_family():

@@ -228,6 +228,41 @@ class ORFFKernel(WrapperKernel):
         check_domain(self.base_kernel, self.frequencies, x)
         return FeatureOperator.of(x, self._expansion(x.shape[-1]))
 
+    def phases(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
+        """The inner products x Ωᵀ of points with all D frequencies ω.
+
+        They are the arguments of the features cos⟨ω, x⟩ and sin⟨ω, x⟩. `Fastfood` and its siblings
+        compute them in O(D log d) operations for each point, without the matrix Ω;
+        `kernel.phases(torch.eye(d))` is Ωᵀ.
+
+        Le et al. 2013, Section 4.2.
+
+        Args:
+            x: points (*b, N, d).
+
+        Returns:
+            (*b, N, D) in the dtype of x, computed in float64, differentiable in x and in the
+            lengthscales. The frequencies of all terms of a sum follow each other; those that terms
+            share, as on a `Grid`, are present once.
+
+        Raises:
+            TypeError: inputs of another dtype than the hyperparameters.
+            ValueError: inputs with a wrong number of columns, NaN or infinity, no points, or points
+                outside the domain of a grid.
+
+        Example:
+            >>> import gp_orff, gpytorch, torch
+            >>> exact = gpytorch.kernels.RBFKernel(ard_num_dims=3)
+            >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.MonteCarlo(64))
+            >>> omega = kernel.phases(torch.eye(3)).mT
+            >>> x = torch.rand(5, 3)
+            >>> torch.allclose(kernel.phases(x), x @ omega.mT, atol=1e-5)
+            True
+        """
+        self._check_inputs(x)
+        expansion = self._expansion(x.shape[-1]).double()
+        return expansion.phi.inner_products(x.double()).to(x.dtype)
+
     def accuracy(self) -> list[GridAccuracy | SampleAccuracy]:
         """How good the frequencies are at the present hyperparameters, term by term.
 

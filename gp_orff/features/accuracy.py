@@ -10,7 +10,7 @@ from gp_orff.features.assemble import leaf_spectra
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum
 from gp_orff.features.truncation import grid_variance, periodised_variance
-from gp_orff.kernels.factors import Factor
+from gp_orff.kernels.factors import Factor, Mixing
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import aliased, aliased_curvature, nonzero_sum
 from gp_orff.kernels.tree import Term, spectra_of, terms
@@ -65,8 +65,11 @@ def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy | Sampl
 def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
     if not term.leaves:
         return SampleAccuracy(1, 1.0)
-    omegas, weights = draw.nodes(spectra_of(term))
-    variances = weights * term.factor(omegas[0]).square().sum((-1, -2))
+    if isinstance(term.factor, Mixing):
+        variances = draw.sample_weights(spectra_of(term))  # times a constant, |L|²
+    else:
+        omegas, weights = draw.nodes(spectra_of(term))
+        variances = weights * term.factor(omegas[0]).square().sum((-1, -2))
     size = variances.sum(-1).square() / variances.square().sum(-1)
     return SampleAccuracy(draw.num_frequencies, size.min().item())
 

@@ -16,7 +16,13 @@ from gp_orff.features.expansion import (
     KroneckerExpansion,
     merge,
 )
-from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
+from gp_orff.features.frequencies.rule import (
+    Draw,
+    LeafSpectrum,
+    Rule,
+    TermSpectrum,
+    sum_of_leaves,
+)
 from gp_orff.kernels.cholesky import reduced_root
 from gp_orff.kernels.factors import Factor, Mixing, embedded
 from gp_orff.kernels.tree import Term, leaf_dims, spectra_of, terms
@@ -69,7 +75,7 @@ def num_features(kernel: Kernel, draws: Sequence[Draw]) -> int:
         rank = sum(factor.rank for factor in factors)
         if len(factors) > 1:
             rank = min(rank, summands[members[0]].num_outputs)
-        total += 2 * rank * sum(draws[index].num_frequencies for index in members)
+        total += rank * sum(draws[index].num_columns for index in members)
     return total
 
 
@@ -122,14 +128,14 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
         return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
+    if isinstance(term.factor, Mixing):
+        phi, variances = frequencies.columns(term, num_inputs)
+        scales = (term.outputscale[..., None, None] * variances).sqrt()
+        return KroneckerExpansion(phi, scales, term.factor.matrix)
     omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
-    omega = sum(
-        embedded(omega, leaf.active_dims, num_inputs)
-        for omega, leaf in zip(omegas, term.leaves, strict=True)
-    )
-    phi = TrigColumns.of(omega, frequencies.sampled)
-    return _expand_factor(phi, omegas[0], term.factor, scales)
+    phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
+    return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
 
 
 def _expand_on_lattice(
@@ -201,24 +207,17 @@ def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Ex
     phi = TrigColumns.of(
         embedded(omega, term.leaves[0].active_dims, num_inputs), frequencies.sampled
     )
-    if len(scales) == 1:
-        return _expand_factor(phi, omega, term.factor, scales[term.factor])
+    if len(scales) == 1 and isinstance(term.factor, Mixing):
+        columns = phi.of_frequencies(scales[term.factor].unsqueeze(-1))
+        return KroneckerExpansion(phi, columns, term.factor.matrix)
     rows = [(scale[..., None, None] * factor(omega)).mT for factor, scale in scales.items()]
-    return _features(phi, reduced_root(stack_rows(rows).mT))
+    root = stack_rows(rows).mT
+    return _features(phi, root if len(rows) == 1 else reduced_root(root))
 
 
 def _logsumexp(logs: Sequence[Float[Tensor, "*b D"]]) -> Float[Tensor, "*b D"]:
     """The log of the sum of numbers of which these are the logs."""
     return torch.logsumexp(torch.stack(torch.broadcast_tensors(*logs)), dim=0)
-
-
-def _expand_factor(
-    phi: TrigColumns, omega: Float[Tensor, "*b D k"], factor: Factor, scale: Float[Tensor, "*b D"]
-) -> Expansion:
-    """The features of one factor, with the directions scale_k B(ω_k)."""
-    if isinstance(factor, Mixing):  # the same directions for every frequency
-        return KroneckerExpansion(phi, phi.of_frequencies(scale.unsqueeze(-1)), factor.matrix)
-    return _features(phi, scale[..., None, None] * factor(omega))
 
 
 def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:

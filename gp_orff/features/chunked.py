@@ -5,77 +5,17 @@ so that memory does not grow with N·D. Everything is computed in float64. Backw
 of differentiable operations: second derivatives exist.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
+from gp_orff.features.phases import Phases
+
 # bytes of φ at once: on a CPU they fit into its cache; on a GPU they outweigh launching kernels
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
-
-
-class Phases(ABC):
-    """θ_k(x) = ⟨ω_k, x⟩ of D frequencies and its derivatives; subclasses choose the algorithm."""
-
-    num_frequencies: int
-    omega: Float[Tensor, "*b D d"]
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
-
-    @abstractmethod
-    def rebuild(self, *tensors: Tensor) -> "Phases":
-        """The same phases with other tensors."""
-
-    @abstractmethod
-    def select(self, frequencies: Int[Tensor, "k"]) -> "Phases":
-        """The phases of some frequencies."""
-
-    @abstractmethod
-    def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        """θ(x)."""
-
-    @abstractmethod
-    def point_gradient(self, grad: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
-        """∂/∂x from `grad` = ∂/∂θ."""
-
-    @abstractmethod
-    def gradients(
-        self, x: Float[Tensor, "*b N d"], grad: Float[Tensor, "*b N D"]
-    ) -> Sequence[Tensor]:
-        """The derivative by each of the tensors from `grad` = ∂/∂θ."""
-
-
-@dataclass(frozen=True)
-class LinearPhases(Phases):
-    """The phases of explicit frequencies ω, as a matrix product."""
-
-    omega: Float[Tensor, "*b D d"]
-
-    @property
-    def num_frequencies(self) -> int:
-        return self.omega.shape[-2]
-
-    @property
-    def tensors(self) -> tuple[Tensor]:
-        return (self.omega,)
-
-    def rebuild(self, omega: Float[Tensor, "*b D d"]) -> "LinearPhases":
-        return LinearPhases(omega)
-
-    def select(self, frequencies: Int[Tensor, "k"]) -> "LinearPhases":
-        return LinearPhases(self.omega[..., frequencies, :])
-
-    def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        return x @ self.omega.mT
-
-    def point_gradient(self, grad: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
-        return grad @ self.omega
-
-    def gradients(self, x: Tensor, grad: Tensor) -> tuple[Float[Tensor, "*b D d"]]:
-        return (grad.mT @ x,)
 
 
 def trig(x: Float[Tensor, "*b N d"], phases: Phases) -> Float[Tensor, "*b N 2*D"]:

@@ -21,8 +21,8 @@ from torch.autograd import Function
 
 from gp_orff import nufft
 from gp_orff.features import chunked
-from gp_orff.features.chunked import LinearPhases
 from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.phases import LinearPhases
 
 _FEW = 2**21  # entries of φ(x) up to which a dense φ(x) is quicker than a transform
 

@@ -48,6 +48,10 @@ class Columns(ABC):
         """Tensors and plain values from which a file can restore these columns."""
 
     @abstractmethod
+    def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
+        """⟨ω_k, x⟩ for the D vectors ω_k that the columns are functions of."""
+
+    @abstractmethod
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
         """φ(x) as a dense matrix; for few points."""
 

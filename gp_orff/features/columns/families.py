@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.features.chunked import LinearPhases
 from gp_orff.features.columns.base import Columns, stack_rows
 from gp_orff.features.columns.trigonometric import TrigColumns
+from gp_orff.features.phases import LinearPhases
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,9 @@ class SideBySide(Columns):
 
     def plain(self) -> dict[str, list]:
         return {"families": [phi.plain() for phi in self.families]}
+
+    def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
+        return stack_rows([phi.inner_products(x).mT for phi in self.families]).mT
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
         return stack_rows([phi.values(x).mT for phi in self.families]).mT

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
-from gp_orff.features.chunked import LinearPhases, Phases
 from gp_orff.features.columns.base import Columns
+from gp_orff.features.phases import LinearPhases, Phases
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TrigColumns(Columns):
 
     @property
     def device(self) -> torch.device:
-        return self.omega.device
+        return self.phases.tensors[0].device
 
     @property
     def num_columns(self) -> int:
@@ -68,33 +68,32 @@ class TrigColumns(Columns):
 
         Those are the constant, ω = 0, and the nodes of a quadrature.
         """
-        omega = self.omega.detach()
-        fixed = (omega == 0).all(-1).reshape(-1, omega.shape[-2]).all(0) | (not self.sampled)
-        index = torch.arange(omega.shape[-2], device=self.device)
+        count = self.phases.num_frequencies
+        fixed = self.phases.zero.reshape(-1, count).all(0) | (not self.sampled)
+        index = torch.arange(count, device=self.device)
         parity, halves = _thue_morse(index), []
         for side in (0, 1):
             half = (parity == side) & ~fixed
             frequencies = index[half | fixed]
             scale = (~fixed).sum() / half.sum()
-            variance = torch.where(fixed[frequencies], 1.0, scale).to(omega)
+            variance = torch.where(fixed[frequencies], 1.0, scale).to(self.phases.tensors[0])
             halves.append((torch.cat(self.columns_of(frequencies)), variance.repeat(2)))
         return halves
 
     def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, TrigColumns)
-            and self.omega.shape == other.omega.shape
-            and torch.allclose(self.omega, other.omega, rtol=1e-9, atol=0)
-        )
+        return isinstance(other, TrigColumns) and self.phases.same(other.phases)
 
-    def plain(self) -> dict[str, Tensor | bool]:
-        return {"omega": self.omega.detach().cpu(), "sampled": self.sampled}
+    def plain(self) -> dict[str, object]:
+        return {**self.phases.plain(), "sampled": self.sampled}
+
+    def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
+        return chunked.by_chunks(self.phases, x, self.phases.num_frequencies)
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
         return chunked.trig(x, self.phases)
 
     def mean_squares(self) -> Float[Tensor, "*b 2*D 1"]:
-        cosines = torch.where((self.omega == 0).all(-1, keepdim=True), 1.0, 0.5).to(self.omega)
+        cosines = torch.where(self.phases.zero, 1.0, 0.5).unsqueeze(-1).to(self.phases.tensors[0])
         return torch.cat([cosines, 1 - cosines], dim=-2)
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +121,7 @@ class TrigColumns(Columns):
         """Im e^{iθ} = sin θ and Im(−i e^{iθ}) = −cos θ."""
         index = torch.arange(self.num_columns, device=self.device)
         count = self.phases.num_frequencies
-        return index.roll(count), torch.where(index < count, 1.0, -1.0).to(self.omega)
+        return index.roll(count), torch.where(index < count, 1.0, -1.0).to(self.phases.tensors[0])
 
 
 def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:

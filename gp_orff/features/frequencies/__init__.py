@@ -15,11 +15,18 @@ from gp_orff.features.frequencies.random import (
 )
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, Rule, TermSpectrum
+from gp_orff.features.frequencies.structured import (
+    Fastfood,
+    FourierFastfood,
+    StructuredOrthogonal,
+)
 
 __all__ = [
     "Auto",
     "Base",
     "Draw",
+    "Fastfood",
+    "FourierFastfood",
     "GaussHermite",
     "Grid",
     "GridWarning",
@@ -31,6 +38,7 @@ __all__ = [
     "Orthogonal",
     "QuasiMonteCarlo",
     "Rule",
+    "StructuredOrthogonal",
     "TermSpectrum",
     "Trace",
     "as_measure",

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.features.columns import Columns
-from gp_orff.kernels.factors import Sampler
+from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.kernels.factors import Sampler, embedded
 from gp_orff.kernels.matrix_valued.variance_spectrum import VarianceSpectrum
 from gp_orff.kernels.spectra.base import Spectrum
+from gp_orff.kernels.tree import Term, spectra_of
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ class Draw(nn.Module):
     def num_frequencies(self) -> int:
         return self.bases[0].shape[0] if self.orders else 1
 
+    @property
+    def num_columns(self) -> int:
+        """The number of columns that `columns` gives."""
+        return 2 * self.num_frequencies
+
+    def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
+        """The columns φ(x) of a term's scalar kernel, and the variance v_c of each.
+
+        k(x, z) ≈ Σ_c v_c φ_c(x) φ_c(z), differentiable in the hyperparameters.
+        """
+        omegas, weights = self.nodes(spectra_of(term))
+        phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), self.sampled)
+        return phi, phi.of_frequencies(weights.unsqueeze(-1))
+
     def nodes(
         self, spectra: Sequence[Spectrum]
     ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
@@ -91,11 +107,16 @@ class Draw(nn.Module):
 
         They follow the hyperparameters of the spectra, differentiably.
         """
-        parts = list(zip(spectra, self.bases, self.orders, strict=True))
+        parts = zip(spectra, self.bases, self.orders, strict=True)
+        omegas = [spectrum.frequencies(base, order) for spectrum, base, order in parts]
+        return omegas, self.sample_weights(spectra)
+
+    def sample_weights(self, spectra: Sequence[Spectrum]) -> Float[Tensor, "*b D"]:
+        """The weights w of a random sample."""
         weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
-        for spectrum, base, order in parts:
+        for spectrum, base, order in zip(spectra, self.bases, self.orders, strict=True):
             weights = weights * spectrum.importance(base, order)
-        return [spectrum.frequencies(base, order) for spectrum, base, order in parts], weights
+        return weights
 
     def shared_columns(self) -> Columns | None:
         """The columns that all terms of the tree share; None if each has its own."""
@@ -111,6 +132,45 @@ class Draw(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"
+
+
+def sum_of_leaves(
+    omegas: Sequence[Float[Tensor, "*b D k"]], term: Term, num_inputs: int
+) -> Float[Tensor, "*b D d"]:
+    """The frequencies of a product of kernels, from those of its leaves."""
+    return sum(
+        embedded(omega, leaf.active_dims, num_inputs)
+        for omega, leaf in zip(omegas, term.leaves, strict=True)
+    )
+
+
+def uniform(number: int, num_coordinates: int, rng: np.random.Generator) -> np.ndarray:
+    """Independent uniform numbers (number, num_coordinates), neither 0 nor 1."""
+    return np.clip(rng.random((number, num_coordinates)), 2.0**-54, 1 - 2.0**-53)
+
+
+def check_num_frequencies(number: int, owner: str) -> int:
+    """The number as an int.
+
+    Raises:
+        ValueError: no positive integer.
+    """
+    integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not integer or number < 1:
+        raise ValueError(
+            f"{owner} expects num_frequencies to be a positive integer, got {number!r}"
+        )
+    return int(number)
+
+
+def check_seed(seed: int, owner: str) -> None:
+    """Check a seed.
+
+    Raises:
+        ValueError: no non-negative integer.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"{owner} expects seed to be a non-negative integer, got {seed!r}")
 
 
 class Rule(Protocol):

@@ -1,6 +1,7 @@
 """Gaussian and Student-t spectral densities, of RBF and Matérn kernels."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum, spectrum
 
 
 @dataclass(frozen=True)
-class Elliptical(GridSpectrum):
-    """A spectrum of ω = z / ℓ with isotropic z, the base variables.
+class Radial(Spectrum):
+    """A spectrum of ω = z / ℓ with isotropic z: a uniform direction times a radius ‖z‖.
+
+    Base variables are the direction times a radius, and what else turns this into ‖z‖.
 
     Args:
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
@@ -29,6 +32,28 @@ class Elliptical(GridSpectrum):
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
         return self.lengthscale
+
+    @abstractmethod
+    def radial_base(
+        self, u: Float[np.ndarray, "D k"], num_dims: int, order: int
+    ) -> Float[np.ndarray, "D c"]:
+        """Base variables of ‖z‖ in `num_dims` dimensions, the first of which scales a direction.
+
+        `u` are uniform numbers, k = `num_coordinates(num_dims)`; `order` is that of `base`.
+        """
+
+    def radii(self, radial: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
+        """‖z‖ from base variables, differentiable in the hyperparameters."""
+        return radial[:, 0]
+
+    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
+        radial = self.radial_base(u, directions.shape[-1], order)
+        return np.concatenate([directions * radial[:, :1], radial[:, 1:]], axis=-1)
+
+
+@dataclass(frozen=True)
+class Elliptical(Radial, GridSpectrum):
+    """A radial spectrum whose density and tail are known."""
 
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         lengthscale = self._lengthscales(np.min, omega.shape[-1])
@@ -50,8 +75,12 @@ class Elliptical(GridSpectrum):
     def num_coordinates(self, num_dims: int) -> int:
         return 1
 
-    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        return directions * np.sqrt(self._squared_radius(u[:, :1], directions.shape[-1], order))
+    def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        return np.sqrt(self._squared_radius(u[:, :1], num_dims, order))
+
+    @abstractmethod
+    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of the square of the radius that scales a direction."""
 
     def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
         return base / self.lengthscale

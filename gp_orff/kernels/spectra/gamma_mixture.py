@@ -55,9 +55,15 @@ class GammaMixture(Elliptical):
     def num_coordinates(self, num_dims: int) -> int:
         return 2
 
-    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        radius2 = chi2_quantile(u[:, :1], directions.shape[-1] + 2 * order)
-        return np.concatenate([directions * np.sqrt(radius2), u[:, 1:2]], axis=-1)
+    def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        return np.concatenate([super().radial_base(u, num_dims, order), u[:, 1:2]], axis=-1)
+
+    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of ‖g‖²."""
+        return chi2_quantile(u, num_dims + 2 * order)
+
+    def radii(self, radial: Float[Tensor, "D 2"], order: int) -> Float[Tensor, "*b D"]:
+        return self._scale(radial, order).sqrt() * radial[:, 0]
 
     def _scale(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
         """s of the base variables."""

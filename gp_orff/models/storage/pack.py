@@ -17,9 +17,11 @@ from gp_orff.data.observations import Observations, SymbolObservations
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
+from gp_orff.features import phases
 from gp_orff.features.columns import Columns, SideBySide, TrigColumns
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
 from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.inference.representation import Representation
 from gp_orff.models.fitting.history import History, Stage
@@ -161,7 +163,19 @@ def _unpack_columns(content: Mapping) -> Columns:
         return SideBySide(tuple(map(_unpack_columns, content["families"])))
     if "indices" in content:
         return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
-    return TrigColumns.of(content["omega"], content["sampled"])
+    return TrigColumns(_unpack_phases(content), content["sampled"])
+
+
+def _unpack_phases(content: Mapping) -> Phases:
+    if "parts" in content:
+        return SumOfPhases(tuple(map(_unpack_phases, content["parts"])))
+    if "omega" in content:
+        return LinearPhases(content["omega"])
+    arguments = {key: content[key] for key in ("radius", "inverse_lengthscale", "chosen")}
+    dims, num_inputs = tuple(content["dims"]), content["num_inputs"]
+    projection = dict(content["projection"])
+    cls = getattr(phases, projection.pop("class"))
+    return ProjectedPhases(cls(**projection), dims=dims, num_inputs=num_inputs, **arguments)
 
 
 def _unpack_weights(group: Mapping) -> Weights:

@@ -1,68 +1,29 @@
-"""Random frequencies, independent, orthogonal or quasi-random, and their distributions."""
+"""Random frequencies, independent, orthogonal or quasi-random."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.special
 import scipy.stats
 import torch
 
-from gp_orff.features.frequencies.proposal import Proposal, ProposedDraw
-from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
-from gp_orff.kernels.spectra.base import Spectrum
-
-
-class Measure(ABC):
-    """The density that frequencies are drawn from: ∝ ‖z‖^{2t} p(z), p being the spectral density.
-
-    Frequencies then have the weights E‖z‖^{2t}/(D‖z‖^{2t}).
-    """
-
-    @abstractmethod
-    def order(self, leaf: LeafSpectrum) -> int:
-        """t for the frequencies of this leaf."""
-
-    def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
-        """What the base variables of this leaf are drawn from."""
-        return leaf.spectrum
-
-
-@dataclass(frozen=True)
-class Trace(Measure):
-    """The density ∝ tr A(ω), A = B Bᵀ; features are bounded (Minh 2016, Corollary 10)."""
-
-    def order(self, leaf: LeafSpectrum) -> int:
-        return leaf.degree
-
-    def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
-        return leaf.spectrum if leaf.sampler is None else Proposal(leaf.spectrum, leaf.sampler)
-
-
-@dataclass(frozen=True)
-class Base(Measure):
-    """The density p; features are unbounded (Brault et al. 2016, Section 2.3)."""
-
-    def order(self, leaf: LeafSpectrum) -> int:
-        return 0
-
-
-_MEASURES: dict[str, Measure] = {"trace": Trace(), "base": Base()}
-_NAMES = {measure: name for name, measure in _MEASURES.items()}
-
-
-def as_measure(measure: str | Measure, owner: str) -> Measure:
-    """The measure of this name; errors say that `owner` expects it.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    if isinstance(measure, Measure):
-        return measure
-    if measure not in tuple(_MEASURES):
-        raise ValueError(f'{owner} expects measure "trace" or "base", got {measure!r}')
-    return _MEASURES[measure]
+from gp_orff.features.frequencies.random.directions import (
+    direction_coordinates,
+    directions,
+    gaussian_directions,
+    rotations,
+)
+from gp_orff.features.frequencies.random.measures import NAMES, Measure, as_measure
+from gp_orff.features.frequencies.random.proposal import Proposal, ProposedDraw
+from gp_orff.features.frequencies.rule import (
+    Draw,
+    LeafSpectrum,
+    TermSpectrum,
+    check_num_frequencies,
+    check_seed,
+    uniform,
+)
 
 
 @dataclass(frozen=True, init=False)
@@ -83,16 +44,11 @@ class _RandomRule(ABC):
         shared: bool = False,
     ):
         name = type(self).__name__
-        valid = isinstance(num_frequencies, int | np.integer) and num_frequencies >= 1
-        if not valid or isinstance(num_frequencies, bool):
-            raise ValueError(
-                f"{name} expects num_frequencies to be a positive integer, got {num_frequencies!r}"
-            )
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise ValueError(f"{name} expects seed to be a non-negative integer, got {seed!r}")
+        num_frequencies = check_num_frequencies(num_frequencies, name)
+        check_seed(seed, name)
         measure = as_measure(measure, name)
-        object.__setattr__(self, "num_frequencies", int(num_frequencies))
-        object.__setattr__(self, "measure", _NAMES.get(measure, measure))
+        object.__setattr__(self, "num_frequencies", num_frequencies)
+        object.__setattr__(self, "measure", NAMES.get(measure, measure))
         if not isinstance(shared, bool):
             raise ValueError(f"{name} expects shared to be True or False, got {shared!r}")
         object.__setattr__(self, "seed", seed)
@@ -135,8 +91,8 @@ class _RandomRule(ABC):
         leaves = [replace(leaf, spectrum=measure.source(leaf)) for leaf in term.leaves]
         points = self._directions_and_coordinates(number, leaves, rng)
         bases = [
-            torch.from_numpy(leaf.spectrum.base(directions, u, order))
-            for leaf, order, (directions, u) in zip(leaves, orders, points, strict=True)
+            torch.from_numpy(leaf.spectrum.base(vectors, u, order))
+            for leaf, order, (vectors, u) in zip(leaves, orders, points, strict=True)
         ]
         proposed = isinstance(leaves[0].spectrum, Proposal)
         return (ProposedDraw if proposed else Draw)(bases, orders, mixture)
@@ -223,7 +179,10 @@ class MonteCarlo(_RandomRule):
 
     def _directions_and_coordinates(self, number, leaves, rng):
         return [
-            (_normalise(rng.standard_normal((number, leaf.num_dims))), _uniform(number, leaf, rng))
+            (
+                gaussian_directions(number, leaf.num_dims, rng),
+                _coordinates(number, leaf, rng),
+            )
             for leaf in leaves
         ]
 
@@ -256,7 +215,8 @@ class Orthogonal(_RandomRule):
 
     def _directions_and_coordinates(self, number, leaves, rng):
         return [
-            (_rotations(number, leaf.num_dims, rng), _uniform(number, leaf, rng)) for leaf in leaves
+            (rotations(number, leaf.num_dims, rng), _coordinates(number, leaf, rng))
+            for leaf in leaves
         ]
 
 
@@ -289,7 +249,7 @@ class QuasiMonteCarlo(_RandomRule):
     def _directions_and_coordinates(self, number, leaves, rng):
         sizes = []
         for leaf in leaves:
-            sizes += [_direction_coordinates(leaf.num_dims)]
+            sizes += [direction_coordinates(leaf.num_dims)]
             sizes += [leaf.spectrum.num_coordinates(leaf.num_dims)]
         sobol = scipy.stats.qmc.Sobol(sum(sizes), scramble=True, rng=rng)
         # SciPy warns unless the number is a power of two; its first points are the same sequence
@@ -297,46 +257,11 @@ class QuasiMonteCarlo(_RandomRule):
         cube = np.clip(cube, 2.0**-33, 1 - 2.0**-33)  # 32-bit points may touch the faces
         parts = np.split(cube, np.cumsum(sizes)[:-1], axis=-1)
         return [
-            (_directions(parts[2 * i], leaf.num_dims), parts[2 * i + 1])
+            (directions(parts[2 * i], leaf.num_dims), parts[2 * i + 1])
             for i, leaf in enumerate(leaves)
         ]
 
 
-def _uniform(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
+def _coordinates(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
     """Independent coordinates in (0, 1), as many as the spectrum needs beside a direction."""
-    u = rng.random((number, leaf.spectrum.num_coordinates(leaf.num_dims)))
-    return np.clip(u, 2.0**-54, 1 - 2.0**-53)
-
-
-def _normalise(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
-def _rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of independent orthogonal matrices, uniform over the orthogonal group."""
-    blocks = rng.standard_normal((-(-number // num_dims), num_dims, num_dims))
-    q, r = np.linalg.qr(blocks)
-    q = q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
-    return q.reshape(-1, num_dims)[:number]
-
-
-def _direction_coordinates(num_dims: int) -> int:
-    """The number of uniform coordinates that `_directions` needs.
-
-    One on a line, too: the signs of ω matter in a product of kernels.
-    """
-    return {1: 1, 2: 1, 3: 2}.get(num_dims, num_dims)
-
-
-def _directions(u: np.ndarray, num_dims: int) -> np.ndarray:
-    """Unit vectors, uniform on the sphere if u is uniform in the cube."""
-    if num_dims == 1:
-        return np.where(u < 0.5, -1.0, 1.0)
-    if num_dims == 2:
-        angle = 2 * np.pi * u[:, 0]
-        return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
-    if num_dims == 3:  # Archimedes: the height is uniform
-        angle, height = 2 * np.pi * u[:, 0], 2 * u[:, 1] - 1
-        rim = np.sqrt(1 - height**2)
-        return np.stack([rim * np.cos(angle), rim * np.sin(angle), height], axis=-1)
-    return _normalise(scipy.special.ndtri(u))
+    return uniform(number, leaf.spectrum.num_coordinates(leaf.num_dims), rng)

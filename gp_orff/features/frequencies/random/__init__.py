@@ -1,0 +1,14 @@
+"""Random rules, whose frequencies are written out, and the densities they are drawn from."""
+
+from gp_orff.features.frequencies.random.measures import Base, Measure, Trace, as_measure
+from gp_orff.features.frequencies.random.rules import MonteCarlo, Orthogonal, QuasiMonteCarlo
+
+__all__ = [
+    "Base",
+    "Measure",
+    "MonteCarlo",
+    "Orthogonal",
+    "QuasiMonteCarlo",
+    "Trace",
+    "as_measure",
+]

@@ -1,0 +1,77 @@
+"""Frequencies that are never written out: radii and fast projections, drawn once."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases
+from gp_orff.kernels.spectra.elliptical import Radial
+from gp_orff.kernels.tree import Term, spectra_of
+
+
+class StructuredDraw(Draw):
+    """The frequencies r_k u_k / ℓ of one term: for each leaf radii r and unit vectors u.
+
+    `dims` are the input columns of every leaf.
+    """
+
+    def __init__(
+        self,
+        projections: Sequence[Projection],
+        bases: Sequence[Float[Tensor, "D c"]],
+        dims: Sequence[tuple[int, ...]],
+    ):
+        super().__init__(bases, [0] * len(bases))
+        self.dims = tuple(dims)
+        self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
+        for index, projection in enumerate(projections):
+            for name, array in projection.arrays.items():
+                self.register_buffer(f"{name}_{index}", array)
+
+    @property
+    def projections(self) -> list[Projection]:
+        """The unit vectors of each leaf."""
+        return [
+            cls(num_inputs, num_vectors, *(getattr(self, f"{name}_{index}") for name in names))
+            for index, (cls, num_inputs, num_vectors, names) in enumerate(self._sizes)
+        ]
+
+    def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
+        spectra = spectra_of(term)
+        parts = self._phases(spectra, self.dims, num_inputs)
+        phi = TrigColumns(parts[0] if len(parts) == 1 else SumOfPhases(tuple(parts)))
+        return phi, phi.of_frequencies(self.sample_weights(spectra).unsqueeze(-1))
+
+    def nodes(self, spectra: Sequence[Radial]):
+        """ω of each leaf, written out, and the weights."""
+        parts = zip(spectra, self.dims, strict=True)
+        written = [self._phases([s], [range(len(d))], len(d))[0].omega for s, d in parts]
+        return written, self.sample_weights(spectra)
+
+    def sample_weights(self, spectra: Sequence[Radial]) -> Float[Tensor, "D"]:
+        return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+
+    def _phases(
+        self, spectra: Sequence[Radial], dims: Sequence[Sequence[int]], num_inputs: int
+    ) -> list[Phases]:
+        """⟨ω, x⟩ for the frequencies of each leaf."""
+        parts = zip(spectra, self.projections, self.bases, dims, strict=True)
+        return [
+            ProjectedPhases(
+                projection,
+                spectrum.radii(base, 0).unsqueeze(-1),
+                _inverse(spectrum.lengthscale, len(columns)),
+                tuple(columns),
+                num_inputs,
+            )
+            for spectrum, projection, base, columns in parts
+        ]
+
+
+def _inverse(lengthscale: Float[Tensor, "*b 1 _"], num_dims: int) -> Float[Tensor, "*b 1 d"]:
+    """1/ℓ of every input."""
+    return lengthscale.reciprocal().expand(*lengthscale.shape[:-1], num_dims)

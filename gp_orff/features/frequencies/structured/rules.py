@@ -1,0 +1,191 @@
+"""Rules for inputs of high dimension: Fastfood and its siblings."""
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from gp_orff.features.frequencies.rule import (
+    Draw,
+    LeafSpectrum,
+    TermSpectrum,
+    check_num_frequencies,
+    check_seed,
+    uniform,
+)
+from gp_orff.features.frequencies.structured.draw import StructuredDraw
+from gp_orff.features.phases import (
+    FastfoodProjection,
+    FourierProjection,
+    OrthogonalProjection,
+    Projection,
+)
+from gp_orff.kernels.spectra.elliptical import Radial
+
+
+@dataclass(frozen=True)
+class _StructuredRule(ABC):
+    """Independent radii, and directions from a projection."""
+
+    num_frequencies: int
+    seed: int = field(default=0, kw_only=True)
+    projection: ClassVar[type[Projection]]
+
+    def __post_init__(self):
+        name = type(self).__name__
+        object.__setattr__(
+            self, "num_frequencies", check_num_frequencies(self.num_frequencies, name)
+        )
+        check_seed(self.seed, name)
+
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms`, from independent random streams of the seed."""
+        streams = np.random.default_rng(self.seed).spawn(len(terms))
+        return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
+
+    def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
+        if not term.leaves:  # a constant: ω = 0 only
+            return Draw([], [])
+        projections, bases = [], []
+        for leaf in term.leaves:
+            self._check(leaf)
+            num_dims, number = self.projection.padded(leaf.num_dims), self.num_frequencies
+            u = uniform(number, leaf.spectrum.num_coordinates(num_dims), rng)
+            bases.append(torch.from_numpy(leaf.spectrum.radial_base(u, num_dims, 0)))
+            projections.append(self.projection.draw(leaf.num_dims, number, rng))
+        return StructuredDraw(projections, bases, [leaf.dims for leaf in term.leaves])
+
+    def _check(self, leaf: LeafSpectrum) -> None:
+        """Check that frequencies are a radius times a direction, and directions of B constant.
+
+        Raises:
+            NotImplementedError: they are not.
+        """
+        name = type(self).__name__
+        if leaf.degree or leaf.variance is not None:
+            raise NotImplementedError(
+                f"{name} expects scalar or separable kernels, got one whose spectral matrix varies "
+                "with the frequency, such as a CurlFreeKernel: its features need every frequency "
+                "written out; use gp_orff.QuasiMonteCarlo"
+            )
+        if not isinstance(leaf.spectrum, Radial):
+            raise NotImplementedError(
+                f"{name} expects kernels of the scaled distance, such as RBFKernel, MaternKernel "
+                f"or RQKernel, got the spectrum {type(leaf.spectrum).__name__}, which has other "
+                "directions than a sphere; use gp_orff.QuasiMonteCarlo"
+            )
+
+
+class Fastfood(_StructuredRule):
+    r"""Random frequencies for many inputs, in O(n log d) time and O(n) memory (Le et al. 2013).
+
+    Frequencies come in blocks V = S H G Π H B / √d′ of d′ frequencies (eq. 33). H is the
+    Walsh–Hadamard matrix; B holds random signs, Π permutes, G holds normal numbers, and S gives
+    each frequency its length. d′ is the smallest power of two that is not below d, and inputs end
+    with d′ − d zeros. B, Π, G and S are stored, as four vectors for each block; V is not. ⟨ω, x⟩
+    then takes two fast Hadamard transforms, in the place of a product with a D × d matrix.
+
+    Each frequency has exactly the distribution that it has with `MonteCarlo`: S is r/‖G‖, and r a
+    radius of the kernel's spectral density in d′ dimensions (eq. 35 prints ‖G‖^{−1/2}). The
+    approximate kernel is therefore unbiased. Frequencies of a block depend on each other: at lags
+    of 0.5 to 2 lengthscales, the variance is up to 2.0 times that of independent frequencies.
+
+    Use it with tens to thousands of inputs, where the product with the frequencies costs much: in
+    prediction, in memory, and in stochastic training. Training in closed form is bound by the N F²
+    operations of ΦᵀΦ and gains little. For few inputs `QuasiMonteCarlo` is more accurate.
+
+    Scalar and separable kernels whose spectral density is radial: `RBFKernel`, `MaternKernel`,
+    `GeneralMaternKernel`, `RQKernel` with or without ARD, `BesselKernel` in 2^k dimensions, their
+    sums and products, in `MultitaskKernel`, `SeparableKernel` and `LCMKernel`. The terms of a sum
+    are drawn apart; phases of a product add up.
+
+    Args:
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
+            come a cosine and a sine, so that a scalar term has 2D features. Any number; the last
+            block may be incomplete.
+        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
+
+    Raises:
+        ValueError: `num_frequencies` is not a positive integer, or `seed` is not a non-negative
+            integer.
+        NotImplementedError: when an `ORFFKernel` is built, for curl-free, divergence-free and
+            Helmholtz kernels, `SpectralMatrixKernel` and `SpectralMixtureKernel`.
+
+    Example:
+        >>> import gp_orff, gpytorch, torch
+        >>> exact = gpytorch.kernels.RBFKernel()
+        >>> exact.lengthscale = 20.0
+        >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Fastfood(4096), num_dims=784)
+        >>> x = torch.rand(5, 784)
+        >>> error = kernel(x).to_dense() - exact(x).to_dense()
+        >>> bool(error.abs().max() < 0.05)
+        True
+        >>> kernel.phases(x).shape  # ⟨ω, x⟩, without the frequencies ω (4096, 784)
+        torch.Size([5, 4096])
+    """
+
+    projection = FastfoodProjection
+
+
+class StructuredOrthogonal(_StructuredRule):
+    r"""Random frequencies whose directions are orthogonal in blocks, by fast transforms.
+
+    Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
+    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). Lengths are independent radii of the
+    kernel's spectral density in d′ dimensions; d′, the kernels and the cost are as for `Fastfood`,
+    with three transforms in the place of two.
+
+    The approximate kernel is slightly biased, since a direction has 2^{3d′} possible values and is
+    not exactly uniform: by less than 0.003 of the variance for an RBF kernel with 16 inputs, and by
+    less for more. In return its variance is smaller, as with `Orthogonal`.
+
+    Args:
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels.
+        seed: seed of NumPy's `default_rng`.
+
+    Raises:
+        ValueError: as for `Fastfood`.
+        NotImplementedError: as for `Fastfood`.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=64)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.StructuredOrthogonal(128)).num_features
+        256
+    """
+
+    projection = OrthogonalProjection
+
+
+class FourierFastfood(_StructuredRule):
+    r"""Random frequencies from one Fourier transform, for any number of inputs, and biased.
+
+    Directions are the rows of Π F B, with random signs B, the real Fourier (Hartley) matrix F, and
+    a permutation Π (Le et al. 2013, Section 6.1, "FFT Fastfood", where F is complex). Lengths are
+    independent radii of the kernel's spectral density in d dimensions: nothing is padded.
+
+    This is a heuristic, in the paper too. All frequencies have entries of similar size, so that the
+    kernel of two inputs that differ in one coordinate is wrong: for an RBF kernel and many inputs,
+    it is about J₀(√2 r) at a distance of r lengthscales instead of exp(−r²/2), which is 0.32 too
+    low at r = 2. Between inputs that differ in many coordinates the error is small. Use `Fastfood`
+    or `StructuredOrthogonal` unless a comparison asks for it.
+
+    Args:
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels.
+        seed: seed of NumPy's `default_rng`.
+
+    Raises:
+        ValueError: as for `Fastfood`.
+        NotImplementedError: as for `Fastfood`.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=85)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.FourierFastfood(128)).num_features
+        256
+    """
+
+    projection = FourierProjection
