@@ -97,6 +97,28 @@ def test_the_variance_is_within_a_factor_of_two():
         assert bound / 2.5 < found < bound
 
 
+@pytest.mark.parametrize("name", ["rbf", "scaled", "tasks"])
+@torch.no_grad()
+def test_the_rule_itself(name):
+    """`Fastfood` in a kernel: 60 seeds, the spectral norm of the error at one lag."""
+    kernel = rbf(6, torch.linspace(0.5, 2, 6, dtype=torch.float64))
+    if name == "scaled":
+        kernel = ScaleKernel(kernel).double()
+        kernel.outputscale = 5.0
+    if name == "tasks":
+        kernel = randomise_tasks(MultitaskKernel(kernel, num_tasks=2, rank=1).double())
+    x, zero = torch.full((1, 6), 0.7, dtype=torch.float64), torch.zeros(1, 6, dtype=torch.float64)
+    exact = kernel(x, zero).to_dense()
+    errors = []
+    for seed in range(60):
+        features = gp_orff.ORFFKernel(kernel, gp_orff.Fastfood(24, seed=seed), num_dims=6)
+        errors.append(torch.linalg.matrix_norm(features(x, zero).to_dense() - exact, 2))
+    errors = torch.stack(errors).square()
+    bound = fastfood(kernel, ((0.0, 0.7),) * 6)
+    assert bound.variance(24) / 4 < errors.mean() < bound.variance(24)
+    assert errors.sqrt().quantile(0.95) < bound.error(24)
+
+
 # The steps of the proof
 
 

@@ -52,10 +52,12 @@ class TemplateColumns(PointwiseColumns):
     def halves(self) -> list[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
         """Every second template."""
         index = torch.arange(self.num_columns, device=self.device)
-        halves = (index[side::2] for side in (0, 1))
-        return [
-            (half, self.templates.new_full(half.shape, len(index) / len(half))) for half in halves
+        halves = [index[side::2] for side in (0, 1)]
+        shares = [len(index) / max(len(half), 1) for half in halves]
+        variances = [
+            self.templates.new_full(h.shape, s) for h, s in zip(halves, shares, strict=True)
         ]
+        return list(zip(halves, variances, strict=True))
 
     def same(self, other: Columns) -> bool:
         return (
@@ -76,7 +78,7 @@ class TemplateColumns(PointwiseColumns):
 
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
         """⟨x, z_k/ℓ⟩."""
-        return (x[..., list(self.dims)] * self.inverse_lengthscale) @ self.templates.mT
+        return (x[..., list(self.dims)].double() * self.inverse_lengthscale) @ self.templates.mT
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
         scaled = (x[..., list(self.dims)] - self.center) * self.inverse_lengthscale

@@ -41,9 +41,9 @@ class TemplateDraw(Draw):
     def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
         (spectrum,), (normal,) = spectra_of(term), self.bases
         phi = TemplateColumns(
-            normal / math.sqrt(self.a**2 - 2 * self.a),
+            normal.double() / math.sqrt(self.a**2 - 2 * self.a),
             self._inverse_lengthscale(spectrum),
-            self.center,
+            self.center.double(),
             self.a,
             self.a if self.weighted else 2.0,
             self.dims,

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 import torch
@@ -80,9 +81,9 @@ class Templates:
                 "Templates expects num_features to be a positive integer, got "
                 f"{self.num_features!r}; it is the number of features of a scalar kernel"
             )
-        if not 2 < self.a < math.inf:
+        if not isinstance(self.a, Real) or not 2 < self.a < math.inf:
             raise ValueError(
-                f"Templates expects a > 2, got {self.a}; try a=2.5, and a smaller one for data "
+                f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
                 "that are wider than a lengthscale"
             )
         if self.center is not None:
