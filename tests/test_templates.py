@@ -142,6 +142,19 @@ def test_features_are_positive_bumps(weighted):
 
 
 @torch.no_grad()
+def test_the_weighted_kernel():
+    """4000 templates of (25), 1 at the center: 0.05 is 3 standard errors or more."""
+    exact, center = rbf(2), torch.tensor([4.0, -2.0], dtype=torch.float64)
+    rule = gp_orff.Templates(4000, a=A, weighted=True, center=center.tolist())
+    scaled = draw(6, 2)
+    x = center + scaled * exact.lengthscale
+    squares = scaled.square().sum(-1)
+    expected = exact(x).to_dense() * (-0.5 * (A - 2) * (squares[:, None] + squares)).exp()
+    found = gp_orff.ORFFKernel(exact, rule)(x).to_dense()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+
+
+@torch.no_grad()
 def test_features_are_those_of_equation_26():
     """Rounding; in a kernel, and with its inner products."""
     kernel = gp_orff.ORFFKernel(rbf(3), gp_orff.Templates(7, a=A, seed=3))

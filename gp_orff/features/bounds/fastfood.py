@@ -86,7 +86,9 @@ def _spread(block: int, num_frequencies: int) -> float:
     return 1.0 if m == 1 else m / (m - 1) + (n + m - 1) / (n * m)
 
 
-def fastfood(kernel: Kernel, domain: Box | None = None, *, num_dims: int | None = None) -> Bound:
+def fastfood(
+    kernel: Kernel, domain: Box | None = None, *, num_dims: int | None = None
+) -> FastfoodBound:
     """Bound the error of `Fastfood` for an RBF kernel at one pair of points, in the spectral norm.
 
     K̃ is the kernel of D frequencies in independent blocks of m = 2^k ≥ d. For two points x and z

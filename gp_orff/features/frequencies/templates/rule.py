@@ -79,7 +79,7 @@ class Templates:
         if not integer or isinstance(self.num_features, bool) or self.num_features < 1:
             raise ValueError(
                 "Templates expects num_features to be a positive integer, got "
-                f"{self.num_features!r}; it is the number of features of a scalar kernel"
+                f"{self.num_features!r}; pass the number of features of a scalar kernel"
             )
         if not isinstance(self.a, Real) or not 2 < self.a < math.inf:
             raise ValueError(
