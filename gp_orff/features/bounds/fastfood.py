@@ -25,6 +25,7 @@ from gpytorch.kernels import Kernel
 from gp_orff.features.bounds.bound import Bound
 from gp_orff.features.bounds.problem import Problem
 from gp_orff.features.domain import Box
+from gp_orff.features.phases import FastfoodProjection
 from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.spectra.elliptical import Gaussian
 from gp_orff.kernels.tree import leaf_dims
@@ -47,7 +48,7 @@ class FastfoodBound(Bound):
     @property
     def block(self) -> int:
         """The number of frequencies in a block: d, padded to a power of two."""
-        return 1 << (self.num_dims - 1).bit_length()
+        return FastfoodProjection.padded(self.num_dims)
 
     def variance(self, num_frequencies: int) -> float:
         """The variance of the norm of K̃ − K that D frequencies do not exceed.
