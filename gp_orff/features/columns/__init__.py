@@ -4,6 +4,7 @@ from gp_orff.features.columns.base import Columns, stack_rows
 from gp_orff.features.columns.dot_product import DotProductColumns
 from gp_orff.features.columns.families import SideBySide, side_by_side
 from gp_orff.features.columns.pointwise import PointwiseColumns
+from gp_orff.features.columns.templates import TemplateColumns
 from gp_orff.features.columns.trigonometric import TrigColumns
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "DotProductColumns",
     "PointwiseColumns",
     "SideBySide",
+    "TemplateColumns",
     "TrigColumns",
     "side_by_side",
     "stack_rows",

@@ -18,7 +18,13 @@ from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
 from gp_orff.features import phases
-from gp_orff.features.columns import Columns, DotProductColumns, SideBySide, TrigColumns
+from gp_orff.features.columns import (
+    Columns,
+    DotProductColumns,
+    SideBySide,
+    TemplateColumns,
+    TrigColumns,
+)
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
@@ -166,6 +172,8 @@ def _unpack_columns(content: Mapping) -> Columns:
         return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
     if "polynomials" in content:
         return _unpack_dot_product(content)
+    if "templates" in content:
+        return TemplateColumns(**{**content, "dims": tuple(content["dims"])})
     return TrigColumns(_unpack_phases(content), content["sampled"])
 
 
