@@ -19,8 +19,8 @@ class DotProductDraw(Draw):
     """D columns of one term, each with a harmonic (n, m) and a unit vector of the lifted inputs.
 
     The kernel is Σ_k λ_k C_k E_z[Q_k(x, z) Q_k(x′, z)]. If M_k columns with the harmonic k are
-    expected, each has the variance λ_k C_k / M_k (Le et al. 2013, Corollary 4, where M_k is
-    proportional to λ_k C_k, so that all columns have the variance Σ_k λ_k C_k / D).
+    expected, each has the variance λ_k C_k / M_k. In Corollary 4 of Le et al. 2013, M_k is
+    proportional to λ_k C_k; here half of M_k is, see `DrawnHarmonics`.
     """
 
     def __init__(
@@ -90,8 +90,7 @@ class DotProductDraw(Draw):
 def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
     """The leaf of a term that is a dot-product kernel, on its lifted inputs; None if none is.
 
-    Its degree is 1: the trace measure gives harmonics the probability ∝ λ_k C_k, for which columns
-    are bounded, and the base measure ∝ λ_k.
+    Its degree is 1, which makes the columns of the trace measure bounded.
 
     Raises:
         NotImplementedError: a product with another kernel, or a field kernel.
@@ -129,16 +128,21 @@ class DrawnHarmonics:
     def of(
         cls, spectrum: DotProductSpectrum, num_dims: int, order: int, u: Float[np.ndarray, "D"]
     ) -> "DrawnHarmonics":
-        """Harmonics with the probabilities p_k ∝ λ_k C_k^order, one for each uniform number u.
+        """One harmonic for each uniform number u, with the probabilities ½p_k + ½q_k.
 
-        Those of order m = 0 do not depend on z: they have one column each, if D is large enough.
+        p_k ∝ λ_k C_k^order and q_k ∝ λ_k. With p_k of order 1 alone, low orders that carry much of
+        the variance are hardly ever drawn, since C_k grows like d^m; with half of each, the
+        variance of the approximate kernel is at most twice that with either. Those of order
+        m = 0 do not depend on z: they have one column each, if D is large enough.
         """
         every = spectrum.harmonics(num_dims)
-        logs = (every.eigenvalues.log() + order * every.counts.log()).detach().cpu()
+        logs = every.eigenvalues.log().detach().cpu()
+        counts = every.counts.log().detach().cpu()
         constant = int((every.orders == 0).sum())  # they are the last
         constant = constant if constant < min(len(u), logs.shape[-1]) else 0
         number, kinds = len(u) - constant, logs.shape[-1] - constant
-        share = logs[..., :kinds].softmax(-1).reshape(-1, kinds).mean(0)  # over the batch
+        laws = torch.stack([logs, logs + order * counts])[..., :kinds].softmax(-1)
+        share = laws.reshape(-1, kinds).mean(0)  # over both, and over the batch
         rank = u[:number].argsort()
         drawn = torch.from_numpy(share.cumsum(0)[:-1].numpy().searchsorted(u[rank]))
         return cls(

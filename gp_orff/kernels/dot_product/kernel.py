@@ -28,10 +28,13 @@ class DotProductKernel(Kernel):
     d (Le et al. 2013, Corollary 4 and Section 4.5). The same holds for gpytorch's `LinearKernel`
     and `PolynomialKernel`. Each rule has two measures for the degree n and the order m:
 
-    - `"trace"`: ∝ λ_nm N(d, m), of Corollary 4. λ_nm is the share of the variance of a unit vector,
-      N(d, m) the number of spherical harmonics. All columns have the same bound, √(Σ λ N / D) for
-      unit vectors. N grows like dᵐ: with many inputs nearly all columns have the highest order.
-    - `"base"`: ∝ λ_nm. The error is smaller, most of all for more than ten inputs: use it there.
+    - `"base"`: ∝ λ_nm, the share of the variance of a unit vector. It has the smaller error with
+      many inputs.
+    - `"trace"`, the default: half of the columns as with "base", the others ∝ λ_nm N(d, m), where
+      N(d, m) is the number of spherical harmonics, as in Corollary 4. That law alone bounds all
+      columns by √(Σ λ N / D) for unit vectors, here by √2 times that. But N grows like dᵐ, and with
+      20 inputs nearly all columns have the highest order: hence the first half. The variance of the
+      approximate kernel is at most twice that with "base", or with Corollary 4.
 
     ⟨x, z⟩ comes from `Fastfood` and its siblings in O(D log d) operations.
 
