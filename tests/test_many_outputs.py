@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gp_orff
 from gp_orff.data.noise.covariances import Noise
+from gp_orff.features.assemble import expand
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.expansion import KroneckerExpansion
 from gp_orff.inference.equations import equations_of_vectors
+from gp_orff.inference.equations.dense import dual_of_vectors
 from gp_orff.inference.separable import quadratic
-from gp_orff.inference.separable.blocks import CholeskyBlocks, EigenBlocks, blocks_of
+from gp_orff.inference.separable.blocks import CholeskyBlocks, DualBlocks, EigenBlocks, blocks_of
 from gp_orff.inference.separable.posterior import KroneckerPosterior
 from gp_orff.inference.separable.quadratic import KroneckerInvQuadLogdet, Solution
 from tests import oracles
@@ -342,3 +344,58 @@ def test_no_matrix_for_every_output_is_stored():
     with Largest() as seen:
         CholeskyBlocks.of(spd(columns), torch.ones(outputs).double())
     assert seen.entries >= outputs * columns**2
+
+
+@pytest.mark.parametrize(("rank", "noise"), [(OUTPUTS, 0.1), (2, 0.1), (1, 1e-3)])
+def test_few_points_take_blocks_of_their_number(rank, noise):
+    """The dual algebra of separable kernels against K + I⊗Σ written out."""
+    mixing, points = draw(OUTPUTS, rank), 12
+    kernel = gp_orff.SeparableKernel(RBFKernel().double(), torch.nn.Parameter(mixing))
+    orff = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(20), num_dims=3).double()
+    x, y = draw(points, 3, seed=1), draw(points, OUTPUTS, seed=2)
+    root = draw(OUTPUTS, OUTPUTS, seed=3)
+    covariance = (noise * (root @ root.mT + torch.eye(OUTPUTS))).requires_grad_()
+    leaves = [x.requires_grad_(), covariance, *kernel.parameters()]
+
+    def log_density(equations):
+        expansion = expand(orff.base_kernel, orff.frequencies, 3)
+        evidence = equations(expansion, x, y, Noise.of(covariance)).evidence()
+        return evidence.log_density(torch.zeros(OUTPUTS).double(), y.numel())
+
+    found, expected = log_density(equations_of_vectors), log_density(dual_of_vectors)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
+    pairs = zip(*(torch.autograd.grad(v, leaves) for v in (found, expected)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8 * other.abs().max().item())
+    with torch.no_grad():
+        expansion, xs = expand(orff.base_kernel, orff.frequencies, 3), draw(5, 3, seed=4)
+        posterior, dense = (
+            equations(expansion, x, y, Noise.of(covariance)).posterior(None)[0]
+            for equations in (equations_of_vectors, dual_of_vectors)
+        )
+        assert isinstance(posterior.inverse, DualBlocks)
+        for name in ("mean", "variance", "blocks", "covariance"):
+            one, other = (getattr(p, name)(xs) for p in (posterior, dense))
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        root = posterior.root(xs)
+        torch.testing.assert_close(root @ root.mT, dense.covariance(xs), rtol=1e-9, atol=1e-9)
+        eye = torch.eye(expansion.num_features).double()
+        root = posterior.weight_root(eye)
+        for found in (root @ root.mT, posterior.weight_covariance(eye)):
+            torch.testing.assert_close(found, dense.weight_covariance(eye), rtol=0, atol=1e-10)
+
+
+def test_few_points_of_many_outputs_never_fill_a_matrix():
+    """100 outputs at 50 points: a step and predictions without a matrix of 5000 rows."""
+    x, y = draw(50, 3), draw(50, 100, seed=1)
+    kernel = gp_orff.ORFFKernel(
+        MultitaskKernel(RBFKernel(), num_tasks=100), gp_orff.MonteCarlo(100), num_dims=3
+    ).double()
+    model = vector_gp(x, y, kernel, 0.1)
+    with Largest() as largest:
+        gradient(evidence(model), model)
+        model.eval()
+        with torch.no_grad():
+            prediction = model(draw(4, 3, seed=2))
+            assert torch.isfinite(prediction.variance).all()
+    assert largest.entries < 0.1 * y.numel() ** 2

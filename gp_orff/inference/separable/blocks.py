@@ -45,6 +45,14 @@ class Blocks(ABC):
         """How many numbers `forms` needs in memory for each row."""
 
     @abstractmethod
+    def detach(self) -> "Blocks":
+        """The same blocks without a graph."""
+
+
+class FactoredBlocks(Blocks):
+    """Blocks that know their determinant."""
+
+    @abstractmethod
     def logdet(self) -> Float[Tensor, "*b"]:
         """log|I + C⊗G| = −Σ_j log|P_j|."""
 
@@ -54,13 +62,9 @@ class Blocks(ABC):
     ) -> tuple[Float[Tensor, "*b n n"], Float[Tensor, "*b r"]]:
         """The derivatives Σ_j λ_j P_j and tr(P_j C) of the log-determinant by C and by λ."""
 
-    @abstractmethod
-    def detach(self) -> "Blocks":
-        """The same blocks without a graph."""
-
 
 @dataclass(frozen=True)
-class CholeskyBlocks(Blocks):
+class CholeskyBlocks(FactoredBlocks):
     """R_j = L_j⁻ᵀ, L_j L_jᵀ = I + λ_j C: r factors, differentiable."""
 
     eigenvalues: Float[Tensor, "*b r"]
@@ -95,7 +99,7 @@ class CholeskyBlocks(Blocks):
 
 
 @dataclass(frozen=True)
-class EigenBlocks(Blocks):
+class EigenBlocks(FactoredBlocks):
     """R_j = V diag(1 + λ_j μ)^{−½}, C = V diag(μ) Vᵀ: never r matrices of size n; no derivatives.
 
     Equal eigenvalues μ, such as those of directions without data, do no harm.
@@ -141,12 +145,48 @@ class EigenBlocks(Blocks):
         return self
 
 
+@dataclass(frozen=True)
+class DualBlocks(Blocks):
+    """R_j = I + Q diag(q_j) Qᵀ, for C = ΨᵀΨ with few rows Ψ: Q = ΨᵀV, ΨΨᵀ = V diag(μ) Vᵀ.
+
+    R_j is symmetric. Nothing is divided by μ: q_j = ((1 + λ_j μ)^{−½} − 1)/μ.
+    """
+
+    eigenvalues: Float[Tensor, "*b r"]
+    mu: Float[Tensor, "*b n"]
+    q: Float[Tensor, "*b M n"]
+
+    @property
+    def _squares(self) -> Float[Tensor, "*b r n"]:
+        """1 + λ_j μ_i."""
+        return 1 + self.eigenvalues.unsqueeze(-1) * self.mu.unsqueeze(-2)
+
+    def half(self, v: Tensor) -> Tensor:
+        root = self._squares.sqrt()
+        weights = -self.eigenvalues.unsqueeze(-1) / (root * (1 + root))
+        return v + _times(_times(v, self.q) * weights.unsqueeze(-2), self.q.mT)
+
+    def other_half(self, v: Tensor) -> Tensor:
+        return self.half(v)
+
+    def forms(self, v: Tensor) -> Tensor:
+        explained = self.eigenvalues.unsqueeze(-1) / self._squares @ (v @ self.q).square().mT
+        return (v.square().sum(-1).unsqueeze(-2) - explained).clamp_min(0)
+
+    @property
+    def width(self) -> int:
+        return sum(self._squares.shape[-2:]) + self.q.shape[-2]
+
+    def detach(self) -> "DualBlocks":
+        return self
+
+
 def _times(v: Float[Tensor, "*b r m n"], a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b r m n"]:
     """v_j a as one product: a batched one would copy `a` for every block."""
     return (v.flatten(-3, -2) @ a).unflatten(-2, v.shape[-3:-1])
 
 
-def blocks_of(c: Float[Tensor, "*b n n"], eigenvalues: Float[Tensor, "*b r"]) -> Blocks:
+def blocks_of(c: Float[Tensor, "*b n n"], eigenvalues: Float[Tensor, "*b r"]) -> FactoredBlocks:
     """The blocks in the cheaper algebra; with Cholesky factors where they are differentiated."""
     many = eigenvalues.shape[-1] >= _MANY
     differentiated = torch.is_grad_enabled() and c.requires_grad

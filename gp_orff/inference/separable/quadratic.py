@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.inference.quadratic import InvQuadLogdet
-from gp_orff.inference.separable.blocks import Blocks, blocks_of
+from gp_orff.inference.separable.blocks import FactoredBlocks, blocks_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Solution:
     """A⁻¹B in the eigenvectors' basis, and what follows from it."""
 
     u: Float[Tensor, "*b r r"]
-    blocks: Blocks
+    blocks: FactoredBlocks
     t: Float[Tensor, "*b r n"]
     p: Float[Tensor, "*b r n"]
     forms: Float[Tensor, "*b r 2 2"]  # of [(Z U)_j, s] under P_j
@@ -35,7 +35,17 @@ class Solution:
     ) -> "Solution":
         """The solution from one eigendecomposition of G; differentiable in C, Z and s only."""
         eigenvalues, u = torch.linalg.eigh(g)
-        blocks = blocks_of(c, eigenvalues.clamp_min(0))
+        return cls.with_blocks(u, blocks_of(c, eigenvalues.clamp_min(0)), z, s)
+
+    @classmethod
+    def with_blocks(
+        cls,
+        u: Float[Tensor, "*b r r"],
+        blocks: FactoredBlocks,
+        z: Float[Tensor, "*b n r"],
+        s: Float[Tensor, "*b n 1"],
+    ) -> "Solution":
+        """The solution in the basis U from the blocks (I + λ_j C)⁻¹."""
         both = torch.stack(torch.broadcast_tensors((z @ u).mT, s.mT), dim=-2)  # (*b, r, 2, n)
         half = blocks.half(both)
         t, p = blocks.other_half(half).unbind(-2)
@@ -83,8 +93,11 @@ class KroneckerInvQuadLogdet(Function):
         c, g, z, s = ctx.saved_tensors
         if torch.is_grad_enabled():
             values = InvQuadLogdet.apply(*kronecker_dense(c, g, z, s))
-            gradients = (grad_quad, grad_logdet)
-            return torch.autograd.grad(values, (c, g, z, s), gradients, create_graph=True)
+            variables = [t for t in (c, g, z, s) if t.requires_grad]
+            gradients = iter(
+                torch.autograd.grad(values, variables, (grad_quad, grad_logdet), create_graph=True)
+            )
+            return tuple(next(gradients) if t.requires_grad else None for t in (c, g, z, s))
         u, blocks, t, p = ctx.solution.u, ctx.solution.blocks, ctx.solution.t, ctx.solution.p
         quad = 0.5 * (grad_quad + grad_quad.mT)
         square, mixed = quad[..., :1, :1], u.mT @ quad[..., 1:, :1]  # (*b, 1, 1), (*b, r, 1)
