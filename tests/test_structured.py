@@ -24,7 +24,11 @@ from torch.autograd import gradcheck, gradgradcheck
 import gp_orff
 from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies import Fastfood, FourierFastfood, StructuredOrthogonal
-from gp_orff.features.phases import FastfoodProjection, OrthogonalProjection
+from gp_orff.features.phases import (
+    FastfoodProjection,
+    FourierProjection,
+    OrthogonalProjection,
+)
 from gp_orff.features.phases.hadamard import hadamard
 from gp_orff.kernels.tree import terms
 from tests import fields, oracles
@@ -183,6 +187,21 @@ class Phases(torch.nn.Module):
 
     def forward(self, x):
         return self.kernel.phases(x)
+
+
+@pytest.mark.parametrize("num_inputs", [1, 2, 3, 8, 30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "projection", [FastfoodProjection, OrthogonalProjection, FourierProjection]
+)
+def test_adjoints(projection, dtype, num_inputs):
+    """Σ_k v_k u_k, to the precision of the numbers."""
+    own = projection.draw(num_inputs, 37, np.random.default_rng(0))
+    rows = torch.from_numpy(directions(own)[:, :num_inputs].copy())
+    x, values = fields.draw(4, num_inputs), fields.draw(4, 37, seed=1)
+    error = 1e-5 if dtype == torch.float32 else 1e-13
+    assert (own(x.to(dtype)) - x @ rows.mT).abs().max() <= error
+    assert (own.adjoint(values.to(dtype)) - values @ rows).abs().max() <= 2 * error
 
 
 @pytest.mark.parametrize("rule", STRUCTURED_RULES.values(), ids=STRUCTURED_RULES)
