@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-_LARGE = 100  # ν + 1 from which Bessel functions are a Gaussian times a short series
-_TERMS, _DECAY = 32, 45.0  # of that series, and the exponent beyond which it vanishes
+_TERMS = 48  # of the series of Bessel functions over Gaussians
+_NEAR, _LARGE, _DECAY = 13.0, 100, 45.0  # q/b to which it holds; b from which it holds to _DECAY
 
 
 class GeneralMaternKernel(Kernel):
@@ -217,24 +217,31 @@ class BesselKernel(Kernel):
 class BesselFunction(Function):
     """₀F₁(; b; −q) = Γ(b) J_{b−1}(2√q) / q^{(b−1)/2} for q ≥ 0, in float64.
 
-    Its derivative by q is −₀F₁(; b + 1; −q)/b. For b > 100, scipy's functions underflow. There the
-    function is e^{−q/b} Σ c_n (q/b)ⁿ with (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}, which follows
-    from Bessel's equation, and vanishes for q > 45 b.
+    Its derivative by q is −₀F₁(; b + 1; −q)/b. It is e^{−y} Σ c_n yⁿ with y = q/b, c_0 = 1, c_1 = 0
+    and (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}, which follows from Bessel's equation. Beyond
+    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series holds up to
+    y = 45, and the function vanishes beyond.
     """
 
     @staticmethod
     def forward(ctx, q: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
         ctx.save_for_backward(q)
         ctx.b = b
-        if b > _LARGE:
-            return _gaussian_series(q.double() / b, b).to(q.dtype)
-        values = scipy.special.hyp0f1(b, -q.detach().double().cpu().numpy())
-        return torch.as_tensor(values).to(q)
+        return _bessel(q.double(), b).to(q.dtype)
 
     @staticmethod
     def backward(ctx, grad):
         (q,) = ctx.saved_tensors
         return -grad / ctx.b * BesselFunction.apply(q, ctx.b + 1), None
+
+
+def _bessel(q: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
+    """₀F₁(; b; −q)."""
+    values, far = _gaussian_series(q / b, b), q > _NEAR * b
+    if b <= _LARGE and far.any():
+        beyond = scipy.special.hyp0f1(b, -q[far].cpu().numpy())
+        values[far] = torch.from_numpy(beyond).to(q.device)
+    return values
 
 
 def _gaussian_series(y: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
