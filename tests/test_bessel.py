@@ -176,6 +176,19 @@ def test_random_features_are_unbiased(power, num_dims, rule):
     assert not is_unbiased(samples, exact**1.2)  # it can fail
 
 
+@pytest.mark.parametrize(
+    ("rule", "num_dims"),
+    [(gp_orff.FourierFastfood, 5), (gp_orff.StructuredOrthogonal, 8), (gp_orff.Fastfood, 8)],
+)
+def test_frequencies_of_structured_rules_end_at_the_power(rule, num_dims):
+    """‖ω‖ ≤ t/ℓ, with the law of a sum of points."""
+    kernel = gp_orff.ORFFKernel(bessel(3, num_dims, 0.5), rule(4000))
+    omega = kernel.phases(torch.eye(num_dims).double()).mT
+    radii = 0.5 * omega.norm(dim=-1).detach().numpy()
+    assert radii.max() <= 3
+    assert scipy.stats.ks_2samp(radii, sum_of_points(3, num_dims, 4000)).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("power", [1, 2, 3])
 def test_curl_free_kernels_are_exact(power):
     """Against the Hessian of the closed form in three dimensions, by automatic differentiation."""

@@ -130,7 +130,7 @@ def in_order(omega):
     return omega.take_along_dim(number.argsort(dim=-2), dim=-2)
 
 
-@pytest.mark.parametrize("number", [1, 8, 21])  # d′ = 8 for five inputs
+@pytest.mark.parametrize("number", [1, 16])  # d′ = 8 for five inputs
 @pytest.mark.parametrize("rule", STRUCTURED_RULES.values(), ids=STRUCTURED_RULES)
 @pytest.mark.parametrize("tree", TREES)
 def test_phases_are_products_with_the_frequencies(tree, rule, number):

@@ -234,6 +234,18 @@ def test_models_of_fields(number, rule):
     torch.testing.assert_close(*nats)
 
 
+def test_observations_of_derivatives():
+    """A divergence and a curl of zero at some points."""
+    at, zero, found = fields.uniform(6, 2, seed=4), torch.zeros(6).double(), []
+    with gp_orff.settings.check_features(False):
+        for own in (gp_orff.Fastfood(40), WrittenOut(gp_orff.Fastfood(40))):
+            model = field_model(own).condition(X, Y)
+            model.observe(at, zero, gp_orff.Divergence(), noise=0.1)
+            model.observe(at, zero, gp_orff.Curl(), noise=0.1)
+            found.append((model.posterior().mean(at), model.log_marginal_likelihood()))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
 def test_potentials_by_frequencies_that_are_written_out():
     """A symbol that divides by ω; and one that multiplies components."""
     at = fields.uniform(5, 2, seed=3)
