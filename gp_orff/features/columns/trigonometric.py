@@ -75,7 +75,7 @@ class TrigColumns(Columns):
         for side in (0, 1):
             half = (parity == side) & ~fixed
             frequencies = index[half | fixed]
-            scale = (~fixed).sum() / half.sum()
+            scale = (~fixed).sum().double() / half.sum()
             variance = torch.where(fixed[frequencies], 1.0, scale).to(self.phases.tensors[0])
             halves.append((torch.cat(self.columns_of(frequencies)), variance.repeat(2)))
         return halves

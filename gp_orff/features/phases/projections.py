@@ -133,7 +133,7 @@ class OrthogonalProjection(Projection):
 
     def _transposed(self, values):
         for signs in self.signs:
-            values = hadamard(values) * (signs * self._dims**-0.5)
+            values = hadamard(values) * signs * self._dims**-0.5
         return values.sum(-2)
 
 
