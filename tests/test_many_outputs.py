@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import MultitaskKernel, RBFKernel
-from gpytorch.means import ZeroMean
+from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.means import MultitaskMean, ZeroMean
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -399,3 +400,19 @@ def test_few_points_of_many_outputs_never_fill_a_matrix():
             prediction = model(draw(4, 3, seed=2))
             assert torch.isfinite(prediction.variance).all()
     assert largest.entries < 0.1 * y.numel() ** 2
+
+
+def test_few_points_with_a_singular_noise():
+    """Noise of rank one on three outputs, against K + I⊗Σ."""
+    x, y = draw(20, 3), draw(20, 3, seed=1)
+    likelihood = MultitaskGaussianLikelihood(3, rank=1, has_global_noise=False).double()
+    likelihood.task_noise_covar_factor.data = draw(3, 1, seed=2)
+    kernel, rule = MultitaskKernel(RBFKernel(), num_tasks=3).double(), gp_orff.MonteCarlo(64)
+    model = gp_orff.VectorFieldGP(
+        kernel, likelihood=likelihood, mean=MultitaskMean(ZeroMean(), 3), frequencies=rule
+    ).condition(x, y)
+    features = gp_orff.ORFFKernel(kernel, rule, num_dims=3).features(x).detach()
+    factor = likelihood.task_noise_covar_factor.detach()
+    noisy = features @ features.mT + torch.kron(torch.eye(20), factor @ factor.mT)
+    expected = oracles.log_density(noisy, y)
+    torch.testing.assert_close(model.log_marginal_likelihood(), expected, rtol=1e-9, atol=0)

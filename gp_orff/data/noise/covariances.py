@@ -65,17 +65,28 @@ class Noise(NamedTuple):
             ValueError: Σ is not positive definite.
         """
         covariance = covariance.double()
-        factor, info = torch.linalg.cholesky_ex(covariance)
-        diagonal = factor.diagonal(dim1=-1, dim2=-2)
-        marginal = covariance.diagonal(dim1=-1, dim2=-2)
-        eps = torch.finfo(covariance.dtype).eps
-        if info.any() or not (diagonal.square() > 100 * eps * marginal).all():
+        factor, regular = _cholesky(covariance)
+        if not regular:
             raise ValueError(
                 "expected a positive definite noise covariance, got a singular one, "
                 f"{covariance.detach().tolist()}; give the likelihood a global noise "
                 "(has_global_noise=True) or a task noise of full rank"
             )
-        return cls(covariance, torch.cholesky_inverse(factor), 2 * diagonal.log().sum(-1))
+        logdet = 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
+        return cls(covariance, torch.cholesky_inverse(factor), logdet)
+
+
+def is_regular(covariance: Float[Tensor, "*b p p"]) -> bool:
+    """Whether Σ is positive definite."""
+    return _cholesky(covariance.detach().double())[1]
+
+
+def _cholesky(covariance: Float[Tensor, "*b p p"]) -> tuple[Float[Tensor, "*b p p"], bool]:
+    """The Cholesky factor, and whether the matrix is positive definite."""
+    factor, info = torch.linalg.cholesky_ex(covariance)
+    conditional = factor.diagonal(dim1=-1, dim2=-2).square()
+    least = 100 * torch.finfo(covariance.dtype).eps * covariance.diagonal(dim1=-1, dim2=-2)
+    return factor, not info.any() and bool((conditional > least).all())
 
 
 def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noise, Noises
+from gp_orff.data.noise.covariances import Noise, Noises, is_regular
 from gp_orff.data.observations import PointObservations
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import (
@@ -60,7 +60,8 @@ def dual_equations(
     if isinstance(expansion, KroneckerExpansion) and whole_vectors(observations) and not further:
         (part,) = observations.observations
         noise = noises[part.key.label] + (0 if delta is None else delta)
-        return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))
+        if is_regular(noise):  # rows below need K + I⊗Σ to be positive definite only
+            return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))
     truncated = None if delta is None else (delta, torch.zeros_like(delta))
     rows = DenseRows.of(observations, expansion, noises, truncated)
     return Dual(expansion, DenseRows.concatenate([rows, *further]))
