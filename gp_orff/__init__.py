@@ -29,6 +29,7 @@ from gp_orff.features.frequencies import (
     Orthogonal,
     QuasiMonteCarlo,
     StructuredOrthogonal,
+    Templates,
 )
 from gp_orff.inference.overconfidence import FeatureWarning
 from gp_orff.kernels.closed_form import radial_derivatives
@@ -98,6 +99,7 @@ __all__ = [
     "StreamFunction",
     "StructuredOrthogonal",
     "Symbol",
+    "Templates",
     "VectorFieldGP",
     "VectorPotential",
     "bounds",

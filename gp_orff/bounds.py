@@ -1,7 +1,8 @@
-"""How many random frequencies suffice, by the theorems of Rahimi & Recht, Brault et al. and Minh.
+"""How many random frequencies suffice: Rahimi & Recht, Brault et al., Minh, and Le et al.
 
 Random features replace a kernel K by K̃. Each function here takes the kernel and returns a `Bound`
-of the norm of K̃(x, z) − K(x, z), for the independent frequencies of `gp_orff.MonteCarlo(D)`:
+of the norm of K̃(x, z) − K(x, z), for the independent frequencies of `gp_orff.MonteCarlo(D)`, or in
+the last row for those of `gp_orff.Fastfood(D)`:
 
 ================  ==========  =================  =============================================
 function          norm        error at           kernels
@@ -11,6 +12,7 @@ function          norm        error at           kernels
 `brault`          spectral    all x, z in a box  all, fields with either measure
 `minh`            Frobenius   all x, z in a box  all, fields with `measure="trace"` only
 `rahimi_recht`    spectral    all x, z in a box  scalar, separable
+`fastfood`        spectral    one pair x, z      RBF: scalar, separable
 ================  ==========  =================  =============================================
 
 "Fields" are curl-free, divergence-free and Helmholtz kernels. No bound is known for a
@@ -35,10 +37,11 @@ True
 from gp_orff.features.bounds import (
     Bound,
     brault,
+    fastfood,
     hoeffding,
     minh,
     minh_pointwise,
     rahimi_recht,
 )
 
-__all__ = ["Bound", "brault", "hoeffding", "minh", "minh_pointwise", "rahimi_recht"]
+__all__ = ["Bound", "brault", "fastfood", "hoeffding", "minh", "minh_pointwise", "rahimi_recht"]

@@ -61,6 +61,9 @@ STRUCTURED_RULES = {  # for separable kernels only: tests/test_structured.py
     "structured_orthogonal": gp_orff.StructuredOrthogonal,
     "fourier_fastfood": gp_orff.FourierFastfood,
 }
+LOCAL_RULES = {  # for RBF kernels only: tests/test_templates.py
+    "templates": lambda number: gp_orff.Templates(number, a=2.5),
+}
 DETERMINISTIC_RULES = {  # their errors are not random: test_grid and test_hermite hold them
     "grid": lambda number: gp_orff.Grid(domain=((-3.0, 3.0),) * 2, max_features=2 * number),
     "gauss_hermite": lambda number: gp_orff.GaussHermite(number),

@@ -210,6 +210,7 @@ def test_every_exported_rule_is_in_the_registry():
     tested = {
         **registry.RULES,
         **registry.STRUCTURED_RULES,
+        **registry.LOCAL_RULES,
         **registry.DETERMINISTIC_RULES,
     }
     assert set(rules.values()) == {type(rule(8)) for rule in tested.values()}

@@ -24,6 +24,8 @@ from gp_orff.inference.equations import (
     prefers_dual,
     with_ones,
 )
+from gp_orff.inference.separable.blocks import DualBlocks
+from gp_orff.inference.separable.posterior import KroneckerPosterior
 from gp_orff.inference.weight_posterior import DualPosterior
 from gp_orff.symbols.integrals import LineIntegral
 from gp_orff.symbols.potentials import StreamFunction
@@ -111,7 +113,8 @@ def test_evidence_and_posterior_equal_dense_algebra(name, points):
     torch.testing.assert_close(best, gls, rtol=1e-9, atol=1e-9)
 
     posterior = weight_posterior(expansion, x, y, noise)
-    assert isinstance(posterior, DualPosterior) == (points == 2)
+    algebra = posterior.inverse if isinstance(posterior, KroneckerPosterior) else posterior
+    assert isinstance(algebra, DualPosterior | DualBlocks) == (points == 2)
     mean, cov = oracles.condition(
         test_features @ test_features.mT, test_features @ features.mT, noisy, y
     )
@@ -214,8 +217,10 @@ def test_the_cheaper_factorisation_is_chosen():
     features, kronecker = feature_expansion(), kronecker_expansion()  # F = 9; 2D = 6, r = 2
     assert prefers_dual(features, 4)  # 8³ < 9³
     assert not prefers_dual(features, 5)
-    assert prefers_dual(kronecker, 3)  # 6³ < 2·6³
-    assert not prefers_dual(kronecker, 4)  # although N·p = 8 < F = 12
+    assert prefers_dual(kronecker, 5)  # 2·5³ < 2·6³: blocks of a separable kernel
+    assert not prefers_dual(kronecker, 6)
+    assert prefers_dual(kronecker, 3, whole=False)  # 6³ < 2·6³
+    assert not prefers_dual(kronecker, 4, whole=False)  # although N·p = 8 < F = 12
 
 
 @pytest.mark.parametrize("name", EXPANSIONS)

@@ -17,7 +17,7 @@ from gp_orff.exact_gp.operators import (
     noise_covariance,
     with_one_batch,
 )
-from gp_orff.features.expansion import Expansion, merge
+from gp_orff.features.expansion import Expansion, KroneckerExpansion, merge
 from gp_orff.inference.equations import (
     Group,
     NormalEquations,
@@ -227,7 +227,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
             return super()._solve(rhs, preconditioner, num_tridiag)
         rhs, noise = rhs.double(), Noise.of(self.noise)
         latent, p = self.latent, self.num_outputs
-        if self.prefers_dual:
+        if self.prefers_dual and not isinstance(latent.expansion, KroneckerExpansion):
             features = latent.expansion.double().features(latent.x1.double())
             noisy = features @ features.mT + independent(noise.covariance, latent.x1.shape[-2])
             return torch.linalg.solve(noisy, rhs)

@@ -29,13 +29,14 @@ from gp_orff.inference.distributions import (
 )
 from gp_orff.inference.equations import (
     DenseRows,
-    Dual,
     Group,
     NormalEquations,
     dense_evidence,
     dense_posterior,
+    dual_equations,
     normal_equations,
     prefers_dual,
+    whole_vectors,
 )
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.overconfidence import check
@@ -272,7 +273,11 @@ class FeatureInference(Inference):
         if not self.data.revisitable:
             return False
         points = self.num_values / expansion.num_outputs
-        return prefers_dual(expansion, (2 if self._has_shared_columns else 1) * points)
+        points = (2 if self._has_shared_columns else 1) * points
+        if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
+            return False
+        whole = whole_vectors(self._point_observations) and not self.data.symbol_data
+        return prefers_dual(expansion, points, whole)
 
     def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
         """The statistics; None where the dual algebra is cheaper."""
@@ -296,9 +301,8 @@ class FeatureInference(Inference):
             for part in self.data.symbol_data
         ]
         if statistics is None:
-            truncated = None if delta is None else (delta, torch.zeros_like(delta))
-            points = DenseRows.of(self._point_observations, expansion, noises, truncated)
-            return Dual(expansion, DenseRows.concatenate([points, *symbol_data]))
+            points = self._point_observations
+            return dual_equations(expansion, points, symbol_data, noises, delta)
         noise = self._group_noises(noises, delta, statistics)
         groups = [
             Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()

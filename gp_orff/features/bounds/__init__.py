@@ -2,6 +2,7 @@
 
 from gp_orff.features.bounds.bound import Bound
 from gp_orff.features.bounds.constants import Constants, constants
+from gp_orff.features.bounds.fastfood import fastfood
 from gp_orff.features.bounds.leaf_moments import Moments, moments
 from gp_orff.features.bounds.theorems import brault, hoeffding, minh, minh_pointwise, rahimi_recht
 
@@ -11,6 +12,7 @@ __all__ = [
     "Moments",
     "brault",
     "constants",
+    "fastfood",
     "hoeffding",
     "minh",
     "minh_pointwise",

@@ -1,23 +1,14 @@
 """A bound of the error of random features as a value, with its inverses."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gp_orff.features.bounds.tails import Tail
 
 
-@dataclass(frozen=True)
-class Part:
-    """C ε^{−power} exp(−share · D · tail): the tail of the error at one lag, raised to `share`."""
-
-    log_constant: float  # log C
-    power: float = 0.0
-    share: float = 1.0
-
-
-@dataclass(frozen=True)
-class Bound:
+class Bound(ABC):
     """A bound of the probability that random features have a larger error than ε, with inverses.
 
     The functions of `gp_orff.bounds` return it; you need not build one. Any one of three numbers
@@ -27,18 +18,9 @@ class Bound:
     - the error ε of the kernel, by `error(num_frequencies, confidence)`;
     - the probability of a larger error, by `probability(num_frequencies, error)`.
 
-    The error is a norm of K̃(x, z) − K(x, z), K̃ being the kernel of D independent frequencies, at
+    The error is a norm of K̃(x, z) − K(x, z), K̃ being the kernel of D random frequencies, at
     one pair of points or the largest over all x and z in a box. It is absolute, in units of the
     kernel, which are those of the outputs squared: for 5 %, take 0.05 times the norm of K(0).
-
-        P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′))
-
-    Here t is the tail of the error at one pair of points. ε′ is ε for one pair and ε/2 over a box.
-
-    Args:
-        tail: t, as a function of the error at one pair of points.
-        parts: the constants C_i, powers c_i and shares s_i.
-        fraction: ε′/ε.
 
     Example:
         >>> import gp_orff
@@ -54,9 +36,19 @@ class Bound:
         0.05
     """
 
-    tail: Tail
-    parts: tuple[Part, ...]
-    fraction: float = 1.0
+    @property
+    @abstractmethod
+    def scale(self) -> float:
+        """An error of the size of that of one frequency, where a search begins."""
+
+    @abstractmethod
+    def log_probability(self, num_frequencies: int, error: float) -> float:
+        """The logarithm of the bound, which decreases in both arguments; positive ones say nothing.
+
+        Args:
+            num_frequencies: D, of each term of a sum.
+            error: ε > 0, in units of the kernel, which are those of the outputs squared.
+        """
 
     def probability(self, num_frequencies: int, error: float) -> float:
         """A probability that is not exceeded: that of an error of at least `error`.
@@ -72,7 +64,7 @@ class Bound:
         """
         _check_number(num_frequencies)
         _check_error(error)
-        return math.exp(min(0.0, self._log_probability(num_frequencies, error)))
+        return math.exp(min(0.0, self.log_probability(num_frequencies, error)))
 
     def error(self, num_frequencies: int, confidence: float = 0.95) -> float:
         """The error that D frequencies do not exceed, with a probability of at least `confidence`.
@@ -90,7 +82,7 @@ class Bound:
         _check_number(num_frequencies)
         target = _log_of_rest(confidence)
         return crossing(
-            lambda error: self._log_probability(num_frequencies, error) - target, self.tail.scale
+            lambda error: self.log_probability(num_frequencies, error) - target, self.scale
         )
 
     def num_frequencies(self, error: float, confidence: float = 0.95) -> int:
@@ -109,19 +101,51 @@ class Bound:
                 between 0 and 1.
         """
         _check_error(error)
-        target, rate = _log_of_rest(confidence), self.tail(self.fraction * error)
-        log_error = math.log(error)
-        return math.ceil(
-            max(
-                1.0,
-                *(
-                    (part.log_constant - part.power * log_error - target) / (part.share * rate)
-                    for part in self.parts
-                ),
-            )
-        )
+        target = _log_of_rest(confidence)
+        few, enough = 0, 1
+        while self.log_probability(enough, error) > target:
+            few, enough = enough, 2 * enough
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if self.log_probability(middle, error) > target:
+                few = middle
+            else:
+                enough = middle
+        return enough
 
-    def _log_probability(self, num_frequencies: int, error: float) -> float:
+
+@dataclass(frozen=True)
+class Part:
+    """C ε^{−power} exp(−share · D · tail): the tail of the error at one lag, raised to `share`."""
+
+    log_constant: float  # log C
+    power: float = 0.0
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class TailBound(Bound):
+    """The bound that follows from a tail of the error at one pair of points.
+
+        P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′))
+
+    Here t is the tail of the error at one pair of points. ε′ is ε for one pair and ε/2 over a box.
+
+    Args:
+        tail: t, as a function of the error at one pair of points.
+        parts: the constants C_i, powers c_i and shares s_i.
+        fraction: ε′/ε.
+    """
+
+    tail: Tail
+    parts: tuple[Part, ...]
+    fraction: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        return self.tail.scale
+
+    def log_probability(self, num_frequencies: int, error: float) -> float:
         exponent = num_frequencies * self.tail(self.fraction * error)
         return max(
             part.log_constant - part.power * math.log(error) - part.share * exponent

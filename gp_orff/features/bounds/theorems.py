@@ -13,7 +13,7 @@ import math
 
 from gpytorch.kernels import Kernel
 
-from gp_orff.features.bounds.bound import Bound, Part
+from gp_orff.features.bounds.bound import Bound, Part, TailBound
 from gp_orff.features.bounds.problem import Problem
 from gp_orff.features.bounds.tails import Bernstein, Hoeffding, Logarithmic, Subexponential, Tail
 from gp_orff.features.domain import Box
@@ -68,7 +68,7 @@ def hoeffding(
     """
     problem = Problem.of("hoeffding", kernel, domain, measure, num_dims)
     count = problem.number_of_matrices("minh_pointwise")
-    return Bound(Hoeffding(problem.constants.largest), (Part(math.log(2 * count)),))
+    return TailBound(Hoeffding(problem.constants.largest), (Part(math.log(2 * count)),))
 
 
 def rahimi_recht(
@@ -124,7 +124,7 @@ def rahimi_recht(
     problem.check_slope(c.lipschitz, "E‖ω‖²", "minh, where E‖ω‖ < ∞, or hoeffding (one lag)")
     net = _over_box(problem, Hoeffding(c.largest), 2 * count, c.lipschitz, 2)
     printed = 8 * math.log(2) + math.log(count) + 2 * _log(c.lipschitz * problem.diagonal)
-    return Bound(net.tail, (*net.parts, Part(printed, 2, 2 / (d + 2))), net.fraction)
+    return TailBound(net.tail, (*net.parts, Part(printed, 2, 2 / (d + 2))), net.fraction)
 
 
 def brault(
@@ -253,7 +253,7 @@ def minh_pointwise(
         3097
     """
     problem = Problem.of("minh_pointwise", kernel, domain, measure, num_dims)
-    return Bound(_logarithmic(problem), (Part(math.log(2)),))
+    return TailBound(_logarithmic(problem), (Part(math.log(2)),))
 
 
 def minh(
@@ -318,7 +318,7 @@ def _logarithmic(problem: Problem) -> Logarithmic:
     return Logarithmic(c.variance_frobenius, c.largest_frobenius)
 
 
-def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) -> Bound:
+def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) -> TailBound:
     """The bound of the largest error over a box, with the best radius s of the balls.
 
     Args:
@@ -336,7 +336,7 @@ def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) 
     net = Part(log_constant, power=d * k / (d + k), share=k / (d + k))
     # s > 4l only if (4Λ · 4l/ε)^k < (d/k) C e^{−Dt}; then one ball of radius s = l gives
     ball = Part(log_count + math.log1p(ratio / 4**k))
-    return Bound(tail, (net, ball), fraction=0.5)
+    return TailBound(tail, (net, ball), fraction=0.5)
 
 
 def _log(number: float) -> float:

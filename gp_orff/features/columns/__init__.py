@@ -2,6 +2,16 @@
 
 from gp_orff.features.columns.base import Columns, stack_rows
 from gp_orff.features.columns.families import SideBySide, side_by_side
+from gp_orff.features.columns.pointwise import PointwiseColumns
+from gp_orff.features.columns.templates import TemplateColumns
 from gp_orff.features.columns.trigonometric import TrigColumns
 
-__all__ = ["Columns", "SideBySide", "TrigColumns", "side_by_side", "stack_rows"]
+__all__ = [
+    "Columns",
+    "PointwiseColumns",
+    "SideBySide",
+    "TemplateColumns",
+    "TrigColumns",
+    "side_by_side",
+    "stack_rows",
+]

@@ -20,6 +20,7 @@ from gp_orff.features.frequencies.structured import (
     FourierFastfood,
     StructuredOrthogonal,
 )
+from gp_orff.features.frequencies.templates import Templates
 
 __all__ = [
     "Auto",
@@ -39,6 +40,7 @@ __all__ = [
     "QuasiMonteCarlo",
     "Rule",
     "StructuredOrthogonal",
+    "Templates",
     "TermSpectrum",
     "Trace",
     "as_measure",

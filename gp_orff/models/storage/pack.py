@@ -18,7 +18,7 @@ from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
 from gp_orff.features import phases
-from gp_orff.features.columns import Columns, SideBySide, TrigColumns
+from gp_orff.features.columns import Columns, SideBySide, TemplateColumns, TrigColumns
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
@@ -163,6 +163,8 @@ def _unpack_columns(content: Mapping) -> Columns:
         return SideBySide(tuple(map(_unpack_columns, content["families"])))
     if "indices" in content:
         return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
+    if "templates" in content:
+        return TemplateColumns(**{**content, "dims": tuple(content["dims"])})
     return TrigColumns(_unpack_phases(content), content["sampled"])
 
 

@@ -1,0 +1,78 @@
+"""Which algebra serves an expansion and observations."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.noise.covariances import Noise, Noises
+from gp_orff.data.observations import PointObservations
+from gp_orff.data.statistics import Statistics
+from gp_orff.features.expansion import (
+    Expansion,
+    KroneckerExpansion,
+)
+from gp_orff.inference.equations.base import Group, NormalEquations
+from gp_orff.inference.equations.dense import DenseRows, Dual, dual_of_vectors
+from gp_orff.inference.equations.primal import Primal
+from gp_orff.inference.equations.separable import Kronecker, KroneckerDual
+
+
+def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
+    """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
+
+    `whole` tells whether the observations are whole vectors with one noise: those of a separable
+    kernel have p blocks of size N.
+    """
+    if whole and isinstance(expansion, KroneckerExpansion):
+        return num_points**3 * expansion.num_outputs < expansion.cholesky_cost
+    return (num_points * expansion.num_outputs) ** 3 < expansion.cholesky_cost
+
+
+def normal_equations(
+    expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[DenseRows] = ()
+) -> NormalEquations:
+    """The normal equations of groups and dense rows.
+
+    The Kronecker form applies to whole vectors with one noise and without dense rows.
+    """
+    one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
+    if one_noise and isinstance(expansion, KroneckerExpansion):
+        return Kronecker(expansion, groups[0])
+    return Primal(expansion.general(), groups, dense_rows)
+
+
+def whole_vectors(observations: PointObservations) -> bool:
+    """Whether observations are whole vectors with one noise."""
+    first, *others = observations.observations
+    return not others and first.pattern.complete and first.weight is None
+
+
+def dual_equations(
+    expansion: Expansion,
+    observations: PointObservations,
+    further: Sequence[DenseRows],
+    noises: Noises,
+    delta: Float[Tensor, "p p"] | None,
+) -> NormalEquations:
+    """The dual algebra of observations at points, with δ in their noise, and of further rows."""
+    if isinstance(expansion, KroneckerExpansion) and whole_vectors(observations) and not further:
+        (part,) = observations.observations
+        noise = noises[part.key.label] + (0 if delta is None else delta)
+        return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))
+    truncated = None if delta is None else (delta, torch.zeros_like(delta))
+    rows = DenseRows.of(observations, expansion, noises, truncated)
+    return Dual(expansion, DenseRows.concatenate([rows, *further]))
+
+
+def equations_of_vectors(
+    expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
+) -> NormalEquations:
+    """The normal equations of vectors y at x, in the cheaper of the two algebras."""
+    expansion, y = expansion.double(), y.double()
+    if not prefers_dual(expansion, x.shape[-2]):
+        return normal_equations(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
+    if isinstance(expansion, KroneckerExpansion):
+        return KroneckerDual(expansion, x, y, noise)
+    return dual_of_vectors(expansion, x, y, noise)

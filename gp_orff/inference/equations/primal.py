@@ -1,0 +1,81 @@
+"""The primal algebra, for any expansion and any groups of observations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+
+from gp_orff.features.expansion import (
+    FeatureExpansion,
+)
+from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
+from gp_orff.inference.equations.dense import DenseRows, solve_with
+from gp_orff.inference.quadratic import (
+    Evidence,
+    InvQuadLogdet,
+    MaskedInvQuadLogdet,
+    masked_sum,
+)
+from gp_orff.inference.weight_posterior import PrimalPosterior
+
+
+@dataclass(frozen=True)
+class Primal(NormalEquations):
+    """The primal algebra: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows."""
+
+    expansion: FeatureExpansion
+    groups: Sequence[Group]
+    rows: Sequence[DenseRows] = ()
+
+    @cached_property
+    def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return [rows.whitened() for rows in self.rows]
+
+    def evidence(self) -> Evidence:
+        if self.rows:
+            return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
+        b, parts = masked_equations(self.expansion, self.groups)
+        return self._evidence(*MaskedInvQuadLogdet.apply(b, *parts))
+
+    def posterior(self, mean):
+        a, b = self._a_and_b()
+        factor = psd_safe_cholesky(a)
+        theta, evidence = solve_with(factor, b, mean, self._evidence)
+        return PrimalPosterior(self.expansion, theta, factor), evidence
+
+    def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
+        b, parts = masked_equations(self.expansion, self.groups)
+        a = masked_sum(parts)
+        for features, design, _ in self._whitened:
+            a, b = a + features.mT @ features, b + features.mT @ design
+        return a, b
+
+    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        row_terms = [
+            (design.mT @ design, noise_logdet) for _, design, noise_logdet in self._whitened
+        ]
+        return evidence_of([*map(noise_terms, self.groups), *row_terms], explained, logdet)
+
+
+def masked_equations(
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
+    """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    b, ones, parts = 0, 0, []
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
+        b = b + (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
+        grams = statistics.feature_grams(expansion)
+        for gram, moments, e in zip(
+            grams, statistics.moments, pattern.basis(precision), strict=True
+        ):
+            weighted_basis = precision @ e
+            sums = expansion.gather(moments.column_sum.unsqueeze(-1))
+            ones = ones + sums * pattern.embed(m @ weighted_basis)
+            parts += [gram, m, weighted_basis]
+    return torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1), parts
