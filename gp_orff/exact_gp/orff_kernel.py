@@ -12,7 +12,8 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
-from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+from gp_orff.kernels.spectra.base import Spectrum
+from gp_orff.kernels.tree import infer_num_dims, input_columns, spectra_of, terms
 from gp_orff.symbols.base import Identity
 
 
@@ -34,8 +35,9 @@ class ORFFKernel(WrapperKernel):
     Args:
         kernel: the kernel to approximate: a curl-free, divergence-free or Helmholtz kernel, a
             `SeparableKernel`, a gpytorch `MultitaskKernel`, a scalar kernel, or sums, products and
-            scaled forms of them. Its parameters are not copied: they are trained through the
-            features.
+            scaled forms of them. Scalar kernels are stationary ones, or, with a random rule,
+            `LinearKernel`, `PolynomialKernel` and `DotProductKernel`. Its parameters are not
+            copied: they are trained through the features.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(256)`.
         num_dims: d, the number of input columns; needed if the kernel does not determine it (a
             scalar kernel without ARD or active_dims).
@@ -97,8 +99,9 @@ class ORFFKernel(WrapperKernel):
 
     @property
     def is_stationary(self) -> bool:
-        """True: K(x, z) depends on x − z only."""
-        return True
+        """Whether K(x, z) depends on x − z only: not if a term is a dot-product kernel."""
+        spectra = (density for term in terms(self.base_kernel) for density in spectra_of(term))
+        return all(isinstance(density, Spectrum) for density in spectra)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """p, the number of outputs, whatever the inputs `x1` (n, d) and `x2` (m, d)."""
