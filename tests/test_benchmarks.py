@@ -20,7 +20,7 @@ SCRIPTS = sorted(
 )
 PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
-DIGITS = ["papers/brault_figure2", "papers/brault_figure3"]
+DIGITS = ["papers/brault_figure2", "papers/brault_figure3", "papers/le_mnist"]
 
 
 @pytest.fixture
@@ -283,3 +283,14 @@ def test_products_with_features_take_time_in_proportion_to_their_number():
     slopes = [row["N = 1000"] for row in rows if row["against"] == "D"]
     assert slopes == pytest.approx([1] * 9, abs=0.3)
     assert max(row["N = 1000"] for row in rows if row["against"] == "p") < 1
+
+
+def test_digits_by_fast_transforms_are_as_good_as_by_the_exact_kernel():
+    """Le et al. 2013, Section 6.3, on MNIST: within 0.5 points; twice as good as linear."""
+    found = results_of("papers/le_mnist")
+    rows = {row["method"]: row for row in found["rows"]}
+    assert (found["splits"], found["training"], found["frequencies"]) == (5, 4000, 4096)
+    for method in ("Fastfood", "FourierFastfood", "MonteCarlo"):
+        assert abs(rows[method]["apart"]) <= 0.5
+        assert rows[method]["log loss"] < rows["linear"]["log loss"]
+    assert rows["linear"]["error"] > 2 * rows["exact"]["error"]

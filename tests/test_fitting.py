@@ -54,6 +54,20 @@ def test_distances_of_a_lattice():
     assert far.bulk == pytest.approx([9, 27], rel=0.15)
 
 
+@pytest.mark.parametrize("num_dims", [3, 400])
+def test_lengthscales_reach_beyond_the_distances_of_points(num_dims):
+    """With many inputs, points are further apart than along any of them."""
+    x = points(300, num_dims=num_dims)
+    found, dims = distances_of(x), range(num_dims)
+    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    assert found.root_mean_square(dims) == pytest.approx(apart.square().mean().sqrt().item())
+    nearest = apart.fill_diagonal_(torch.inf).amin(-1)
+    assert found.typical(dims) == pytest.approx(nearest.quantile(0.5).item())
+    ((length,),) = parameter_ranges(RBFKernel().double(), found).values()
+    longest = max(found.extent.max(), found.root_mean_square(dims))
+    assert length.high == pytest.approx(3 * longest)
+
+
 def test_one_place_has_no_distances():
     found = distances_of(torch.ones(5, 2).double())
     assert found.shortest((0, 1)) == found.typical((0, 1)) == 0

@@ -21,6 +21,7 @@ _MIDDLE = 0.9  # the share of the points, along each axis, that is the bulk
 _SAME = 1e-9  # over the size of the bulk: closer positions count as one
 _FLAT = 1e-12  # over the coordinates: an axis along which the bulk does not extend
 _FEW = 0.01  # the share of the points that may be left out as far
+_TREE, _QUERIES = 16, 1000  # inputs up to which a k-d tree pays; positions that are asked without
 _CLOSE = 0.1  # the quantile of distances between neighbours that counts as the shortest
 
 
@@ -50,7 +51,7 @@ class Distances:
     num_points: int  # of all points
     _nearest: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def bulk(self) -> Float[np.ndarray, "d"]:
         """The extent of evenly spread points whose middle 90 % lie where those of the sample do.
 
@@ -82,6 +83,10 @@ class Distances:
         """The median distance of positions to their nearest neighbours; 0 for a single position."""
         return self._neighbour_distances(dims)[1]
 
+    def root_mean_square(self, dims: Sequence[int]) -> float:
+        """The root mean square distance of two points, in columns `dims`."""
+        return float(np.sqrt(2 * self.points[:, list(dims)].var(axis=0).sum()))
+
     def _neighbour_distances(self, dims: Sequence[int]) -> tuple[float, float]:
         key = tuple(dims)
         if key not in self._nearest:
@@ -98,9 +103,17 @@ def _nearest_distances(points: Float[np.ndarray, "n k"], size: float) -> tuple[f
     positions = np.unique(np.round((points - np.median(points, axis=0)) / step), axis=0) * step
     if len(positions) < 2:
         return 0.0, 0.0
-    distance = scipy.spatial.cKDTree(positions).query(positions, k=2)[0][:, 1]
-    low, middle = np.quantile(distance, [_CLOSE, 0.5])
+    low, middle = np.quantile(_to_neighbours(positions), [_CLOSE, 0.5])
     return float(low), float(middle)
+
+
+def _to_neighbours(positions: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "m"]:
+    """The distances of positions to their nearest neighbours; of some, where no tree helps."""
+    if positions.shape[1] <= _TREE:
+        return scipy.spatial.cKDTree(positions).query(positions, k=2)[0][:, 1]
+    some, every = positions[:: -(-len(positions) // _QUERIES)], torch.from_numpy(positions)
+    distances = torch.cdist(torch.from_numpy(some), every)
+    return distances.topk(2, largest=False).values[:, 1].numpy()
 
 
 def warn_of_far_points(distances: Distances) -> None:

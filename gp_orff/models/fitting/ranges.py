@@ -12,7 +12,7 @@ from gp_orff.data.survey import Distances
 from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
-_LONGEST = 3.0  # extents of the data: the longest lengthscale of a search
+_LONGEST = 3.0  # distances in the data: the longest lengthscale of a search
 
 
 def parameter_ranges(
@@ -59,9 +59,11 @@ def _distance_ranges(
     dims = leaf.columns(leaf_dims(term, leaf, num_inputs))
     longest = distances.extent[list(dims)]
     extent = longest.max() if longest.max() > 0 else 1.0
-    shortest = [distances.shortest((dim,)) for dim in dims]
-    if not leaf.kernel.ard_num_dims:
+    if leaf.kernel.ard_num_dims:
+        shortest = [distances.shortest((dim,)) for dim in dims]
+    else:
         shortest = [distances.shortest(dims)] * len(dims)
-    longest = np.where(longest > 0, longest, extent)
+    apart = max(1.0, distances.root_mean_square(dims) / extent)  # many inputs: more than any extent
+    longest = apart * np.where(longest > 0, longest, extent)
     shortest = np.array([length if length > 0 else 1e-3 * extent for length in shortest])
     return np.minimum(shortest, longest), _LONGEST * longest
