@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_LARGEST = 7  # log₂ of the largest dense block: smaller ones need more passes over the data
+_LARGEST = 5  # log₂ of the largest dense block: larger ones compute more, smaller ones copy more
 
 
 def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -36,10 +36,9 @@ def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 
 @cache
 def _sizes(log_dims: int) -> tuple[int, ...]:
-    """The sizes of blocks, nearly equal, whose product is 2^log_dims."""
+    """The sizes of blocks, nearly equal, the largest first, whose product is 2^log_dims."""
     number = -(-log_dims // _LARGEST)
-    sizes = tuple(2 ** ((log_dims + i) // number) for i in range(number))
-    return sizes
+    return tuple(2 ** ((log_dims + i) // number) for i in reversed(range(number)))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import torch
@@ -93,7 +94,7 @@ class ProjectedPhases(Phases):
     def _inputs(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N k"]:
         return x if self._takes_all else x[..., list(self.dims)]
 
-    @property
+    @cached_property
     def _takes_all(self) -> bool:
         return self.dims == tuple(range(self.num_inputs))
 
