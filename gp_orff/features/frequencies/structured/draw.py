@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases
+from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases, as_range
 from gp_orff.kernels.spectra.elliptical import Radial
 from gp_orff.kernels.tree import Term, spectra_of
 
@@ -26,7 +26,7 @@ class StructuredDraw(Draw):
         dims: Sequence[tuple[int, ...]],
     ):
         super().__init__(bases, [0] * len(bases))
-        self.dims = tuple(dims)
+        self.dims = tuple(map(as_range, dims))
         self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
         for index, projection in enumerate(projections):
             for name, array in projection.arrays.items():
@@ -65,7 +65,7 @@ class StructuredDraw(Draw):
                 projection,
                 spectrum.radii(base, 0).unsqueeze(-1),
                 _inverse(spectrum.lengthscale, len(columns)),
-                tuple(columns),
+                columns,
                 num_inputs,
             )
             for spectrum, projection, base, columns in parts
