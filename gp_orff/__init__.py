@@ -36,7 +36,7 @@ from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, Helmhol
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
-from gp_orff.kernels.scalar import GeneralMaternKernel
+from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.kernels.spectra import lengths  # noqa: F401
 from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.models.comparison import compare_kernels, compare_with_exact
@@ -63,6 +63,7 @@ from gp_orff.symbols import (
 __all__ = [
     "Auto",
     "Background",
+    "BesselKernel",
     "BoxAverage",
     "Component",
     "Curl",

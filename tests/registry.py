@@ -40,6 +40,9 @@ SPECTRA = {
     "rq": lambda **kwargs: RQKernel(**kwargs),
     "spectral_mixture": spectral_mixture,
 }
+UNKNOWN_DENSITY = {  # radial spectra that can only be drawn, in one number of inputs: test_bessel
+    "bessel": lambda power=2, num_dims=2, **kwargs: gp_orff.BesselKernel(power, num_dims, **kwargs),
+}
 SMOOTH = ("rbf", "matern32", "matern52", "rq")  # twice differentiable in closed form
 
 FIELDS = {  # kernel class, exact blocks from the Hessian of k, spectral matrix A(ω)
@@ -321,6 +324,12 @@ def _scalar(name):
     return Case(leaf, 2, 1, [Part([(leaf, (0, 1))], _one, _scalar_matrix)])
 
 
+def _bessel():
+    leaf = UNKNOWN_DENSITY["bessel"](ard_num_dims=2).double()
+    leaf.lengthscale = torch.tensor([0.3, 0.5])
+    return Case(leaf, 2, 1, [Part([(leaf, (0, 1))], _one, _scalar_matrix)])
+
+
 def _scalar_product():
     first, second = base("rbf", 2), base("matern32", 2)
     constant = ConstantKernel().double()
@@ -387,6 +396,11 @@ CASES = {
     "active_dims": _active_dims,
     "scalar": lambda: _scalar("matern52"),
     "scalar_rq": lambda: _scalar("rq"),
+    "scalar_bessel": _bessel,
     "scalar_product": _scalar_product,
     "spectral_mixture": lambda: MixtureCase(base("spectral_mixture", 2), 2, 1, []),
+}
+NO_GRID = {  # the kernels of which a grid cannot be built, and what the error says
+    "scalar_bessel": "GridSpectrum",
+    "scalar_product": "different inputs",
 }

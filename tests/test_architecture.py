@@ -202,7 +202,8 @@ def test_every_known_composition_is_in_the_registry():
 def test_every_radial_derivative_is_in_the_registry():
     unknown = gp_orff.radial_derivatives.dispatch(object)
     known = {c for c, f in gp_orff.radial_derivatives.registry.items() if f is not unknown}
-    assert known == {type(registry.SPECTRA[name]()) for name in registry.SMOOTH}
+    smooth = [registry.SPECTRA[name] for name in registry.SMOOTH]
+    assert known == {type(build()) for build in (*smooth, *registry.UNKNOWN_DENSITY.values())}
 
 
 def test_every_exported_rule_is_in_the_registry():
@@ -226,7 +227,7 @@ def test_every_known_spectrum_is_in_the_registry():
     known = {c for c, law in gp_orff.spectrum.registry.items() if law is not unknown}
     leaves = {
         type(leaf.kernel)
-        for build in registry.SPECTRA.values()
+        for build in (*registry.SPECTRA.values(), *registry.UNKNOWN_DENSITY.values())
         for term in terms(build(ard_num_dims=2))
         for leaf in term.leaves
     }

@@ -13,7 +13,7 @@ import gp_orff
 from gp_orff.features import lattice
 from tests.fields import draw, uniform
 from tests.models import orff_of
-from tests.registry import CASES, RULES
+from tests.registry import CASES, NO_GRID, RULES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::gp_orff.GridWarning"),  # small grids
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.PerformanceWarning"),
 ]
 
-GRIDS = [name for name in CASES if name != "scalar_product"]  # of which a grid cannot be built
+GRIDS = [name for name in CASES if name not in NO_GRID]
 HERMITE = ("curl_free", "divergence_free_2d", "separable", "rank_one", "scaled", "active_dims")
 
 

@@ -30,10 +30,9 @@ from gp_orff.symbols.base import Identity
 from tests import oracles
 from tests.fields import draw, exact_problem
 from tests.models import centred_gp, errors, evidence, scalar_gp, vector_gp
-from tests.registry import CASES, base
+from tests.registry import CASES, NO_GRID, base
 
 BOX = ((-1.0, 1.0),)
-NO_GRID = {"scalar_product": "different inputs"}
 NO_CLOSED_FORM = {"general_matern"}
 
 

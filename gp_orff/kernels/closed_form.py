@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from gp_orff.kernels.factors import Mixing
-from gp_orff.kernels.scalar import require_covariance_of
+from gp_orff.kernels.scalar import BesselKernel, require_covariance_of
 from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Term
 
@@ -23,9 +23,9 @@ def radial_derivatives(
     """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), with s = ‖(x − z)/ℓ‖².
 
     Derivatives are with respect to s. The exact curl-free and divergence-free kernels use them.
-    Known are `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, and `RQKernel`. To use another
-    kernel, register a function with the same arguments. κ″ may grow without bound as s → 0, but
-    more slowly than 1/s; the function must return some finite number at s = 0.
+    Known are `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `RQKernel` and `BesselKernel`. To use
+    another kernel, register a function with the same arguments. κ″ may grow without bound as s → 0,
+    but more slowly than 1/s; the function must return some finite number at s = 0.
 
     Args:
         kernel: the scalar kernel, whose class selects the function. It has no outputscale.
@@ -89,6 +89,12 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     alpha = kernel.alpha.unsqueeze(-1)
     base = 1 + s / (2 * alpha)  # κ = base^{−α}
     return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
+
+
+@radial_derivatives.register
+def _(kernel: BesselKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    require_covariance_of(BesselKernel, kernel)
+    return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 
 def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> Float[Tensor, "..."]:

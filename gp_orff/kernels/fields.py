@@ -89,11 +89,13 @@ class PotentialKernel(WrapperKernel):
                 f"give active_dims to {name}"
             )
         num_inputs = self.num_dims if dims is None else len(dims)
-        if leaf.ard_num_dims not in (None, num_inputs):
-            raise ValueError(
-                f"{name}(num_dims={self.num_dims}) expects ard_num_dims={num_inputs} in its base "
-                f"kernel, got {leaf.ard_num_dims}"
-            )
+        for argument in ("ard_num_dims", "num_dims"):  # the latter of a BesselKernel
+            number = getattr(leaf, argument, None)
+            if number not in (None, num_inputs):
+                raise ValueError(
+                    f"{name}(num_dims={self.num_dims}) expects {argument}={num_inputs} in its base "
+                    f"kernel, got {number}"
+                )
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """d, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""

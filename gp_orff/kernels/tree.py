@@ -184,9 +184,9 @@ def infer_num_dims(parts: Sequence[Term], num_dims: int | None) -> int | None:
 
 
 def _declared_dims(term: Term, leaf: Leaf) -> int | None:
-    """The number of inputs by `ard_num_dims`, or else by the kernel of the field."""
+    """The number of inputs by the kernel, or else by that of the field."""
     field = term.factor.num_inputs if leaf is term.leaves[0] else None
-    return leaf.kernel.ard_num_dims or field
+    return leaf.kernel.ard_num_dims or getattr(leaf.kernel, "num_dims", None) or field
 
 
 def leaf_dims(term: Term, leaf: Leaf, num_dims: int | None) -> int:

@@ -217,7 +217,7 @@ class SpectralMatrixKernel(WrapperKernel):
         Raises:
             ValueError: `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
             TypeError: inputs of another dtype than the hyperparameters.
-            NotImplementedError: more than 3 inputs.
+            NotImplementedError: more than 3 inputs, or a spectral density that is not known.
         """
         check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         if self.num_dims > 3:
@@ -228,7 +228,14 @@ class SpectralMatrixKernel(WrapperKernel):
         quadrature = variances if diag else covariance
         total = 0.0
         for term in inner_terms(self):
-            density = term.factor.variance_spectrum(spectrum(term.leaves[0].kernel))
+            measure = spectrum(term.leaves[0].kernel)
+            if not isinstance(measure, GridSpectrum):
+                raise NotImplementedError(
+                    "SpectralMatrixKernel computes covariances by quadrature of a known spectral "
+                    f"density, got {type(measure).__name__}; put it inside ORFFKernel, with "
+                    "gp_orff.QuasiMonteCarlo"
+                )
+            density = term.factor.variance_spectrum(measure)
             scale = term.outputscale.reshape(*term.outputscale.shape, 1, *[1] * (not diag))
             total = total + scale * quadrature(density, x1, x2)
         return total.to(x1.dtype)

@@ -50,6 +50,11 @@ class Radial(Spectrum):
         radial = self.radial_base(u, directions.shape[-1], order)
         return np.concatenate([directions * radial[:, :1], radial[:, 1:]], axis=-1)
 
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        """E ω_i², (*b, d); the coordinates are uncorrelated."""
+        variance = self.moment(1, num_dims) / num_dims / self.lengthscale.square()
+        return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
+
 
 @dataclass(frozen=True)
 class Elliptical(Radial, GridSpectrum):
@@ -61,10 +66,6 @@ class Elliptical(Radial, GridSpectrum):
 
     def correlation(self, lag: float, axis: int, order: int) -> float:
         return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], order)
-
-    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
-        variance = self.moment(1, num_dims) / num_dims / self.lengthscale.square()
-        return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
 
     def _lengthscales(self, over_batch: Callable, num_dims: int) -> Float[np.ndarray, "d"]:
         """ℓ of every input, reduced over the batch."""

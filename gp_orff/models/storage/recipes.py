@@ -31,7 +31,7 @@ from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, Helmhol
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
-from gp_orff.kernels.scalar import GeneralMaternKernel
+from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.symbols.base import Symbol
 
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
@@ -65,6 +65,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     RQKernel: _scalar,
     MaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
     GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
+    BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},
     SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
     ConstantKernel: _active_dims,
     ScaleKernel: lambda k: {"base_kernel": k.base_kernel},
