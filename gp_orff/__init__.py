@@ -32,6 +32,7 @@ from gp_orff.features.frequencies import (
 )
 from gp_orff.inference.overconfidence import FeatureWarning
 from gp_orff.kernels.closed_form import radial_derivatives
+from gp_orff.kernels.dot_product import DotProductKernel
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
@@ -73,6 +74,7 @@ __all__ = [
     "Divergence",
     "DivergenceFreeKernel",
     "DivergenceFreePart",
+    "DotProductKernel",
     "Fastfood",
     "FeatureWarning",
     "FieldPosterior",

@@ -9,8 +9,10 @@ import torch
 from gpytorch.kernels import (
     ConstantKernel,
     LCMKernel,
+    LinearKernel,
     MaternKernel,
     MultitaskKernel,
+    PolynomialKernel,
     RBFKernel,
     RQKernel,
     ScaleKernel,
@@ -44,6 +46,23 @@ UNKNOWN_DENSITY = {  # radial spectra that can only be drawn, in one number of i
     "bessel": lambda power=2, num_dims=2, **kwargs: gp_orff.BesselKernel(power, num_dims, **kwargs),
 }
 SMOOTH = ("rbf", "matern32", "matern52", "rq")  # twice differentiable in closed form
+
+DOT_PRODUCTS = {  # of d inputs; they are not stationary, see test_dot_products
+    "exponential": lambda d: gp_orff.DotProductKernel(
+        torch.tensor([1 / math.factorial(n) for n in range(6)], dtype=torch.float64)
+    ),
+    "even": lambda d: gp_orff.DotProductKernel.from_taylor(
+        torch.tensor([0.3, 0.0, 0.0, 0.0, 0.7], dtype=torch.float64)
+    ),
+    "legendre": lambda d: gp_orff.DotProductKernel.from_legendre(
+        torch.tensor([0.2, 0.5, 0.0, 0.3], dtype=torch.float64), d
+    ),
+    "projections": lambda d: gp_orff.DotProductKernel.from_projections(
+        torch.tensor([0.1, 1.0, 2.0, 3.0], dtype=torch.float64), d
+    ),
+    "linear": lambda d: LinearKernel(ard_num_dims=d),
+    "polynomial": lambda d: PolynomialKernel(power=3),
+}
 
 FIELDS = {  # kernel class, exact blocks from the Hessian of k, spectral matrix A(ω)
     "curl_free": (gp_orff.CurlFreeKernel, oracles.curl_free, oracles.outer),

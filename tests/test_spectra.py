@@ -194,7 +194,7 @@ def test_gradients_stay_finite_where_the_scale_underflows(alpha):
     [
         gpytorch.kernels.PeriodicKernel(),
         gpytorch.kernels.CosineKernel(),
-        gpytorch.kernels.LinearKernel(),
+        gpytorch.kernels.ArcKernel(gpytorch.kernels.RBFKernel()),
     ],
 )
 def test_unknown_kernels_are_refused_by_name(kernel):

@@ -12,7 +12,8 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
-from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+from gp_orff.kernels.spectra.base import Spectrum
+from gp_orff.kernels.tree import infer_num_dims, input_columns, spectra_of, terms
 from gp_orff.symbols.base import Identity
 
 
@@ -97,8 +98,9 @@ class ORFFKernel(WrapperKernel):
 
     @property
     def is_stationary(self) -> bool:
-        """True: K(x, z) depends on x − z only."""
-        return True
+        """Whether K(x, z) depends on x − z only: not if a term is a dot-product kernel."""
+        spectra = (density for term in terms(self.base_kernel) for density in spectra_of(term))
+        return all(isinstance(density, Spectrum) for density in spectra)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """p, the number of outputs, whatever the inputs `x1` (n, d) and `x2` (m, d)."""

@@ -1,5 +1,6 @@
 """Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights."""
 
+import torch
 from gpytorch import settings
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
@@ -63,11 +64,11 @@ class ORFFPredictionStrategy(DefaultPredictionStrategy):
     @cached(name="weight_posterior")
     def weight_posterior(self) -> WeightPosterior:
         """p(θ | y), detached unless `settings.detach_test_caches` is off."""
-        expansion = self._noisy_covariance.latent.expansion
-        posterior = self._posterior_of(expansion, None)
-        latent = self._noisy_covariance.latent
-        check(posterior, expansion, self._posterior_of, latent.x1)
-        return posterior.detached() if settings.detach_test_caches.on() else posterior
+        latent, detach = self._noisy_covariance.latent, settings.detach_test_caches.on()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
+            posterior = self._posterior_of(latent.expansion, None)
+        check(posterior, latent.expansion, self._posterior_of, latent.x1)
+        return posterior.detached() if detach else posterior
 
     def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
         """The posterior of the features, or of a part of them with these columns."""

@@ -12,7 +12,8 @@ Groups of observations have statistics, patterns and noise of their own. Each ad
 and the rest: for every weight a_k of its pattern a C, with M restricted to the observed components.
 
 For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: one eigendecomposition of size r, then r Cholesky
-factorisations of size 2D. With fewer values than features, the dual algebra factorises K + I⊗Σ.
+factorisations of size 2D, or one eigendecomposition of that size (`separable`). With fewer values
+than features, the dual algebra factorises K + I⊗Σ.
 """
 
 from abc import ABC, abstractmethod
@@ -25,6 +26,7 @@ import torch
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gp_orff.data.noise.covariances import Noise, Noises, independent
 from gp_orff.data.observations import (
@@ -43,19 +45,13 @@ from gp_orff.features.expansion import (
 from gp_orff.inference.quadratic import (
     Evidence,
     InvQuadLogdet,
-    KroneckerInvQuadLogdet,
     MaskedInvQuadLogdet,
-    diagonalise,
     log_determinant,
     masked_sum,
-    rotate_back,
 )
-from gp_orff.inference.weight_posterior import (
-    DualPosterior,
-    KroneckerPosterior,
-    PrimalPosterior,
-    WeightPosterior,
-)
+from gp_orff.inference.separable.posterior import KroneckerPosterior
+from gp_orff.inference.separable.quadratic import KroneckerInvQuadLogdet, Solution
+from gp_orff.inference.weight_posterior import DualPosterior, PrimalPosterior, WeightPosterior
 from gp_orff.kernels.cholesky import cholesky, size_of
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -264,23 +260,26 @@ class Kronecker(NormalEquations):
     group: Group
 
     @cached_property
-    def _equations(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _equations(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return kronecker_equations(self.expansion, *self.group)
 
     def evidence(self) -> Evidence:
-        return evidence_of(
-            [_noise_terms(self.group)], *KroneckerInvQuadLogdet.apply(*self._equations)
-        )
+        *equations, outputs = self._equations
+        quad, logdet = KroneckerInvQuadLogdet.apply(*equations)
+        return self._evidence(outputs @ quad @ outputs.mT, logdet)
 
     def posterior(self, mean):
-        if self._equations[1].requires_grad:  # eigenvectors of equal eigenvalues: no derivative
+        *equations, outputs = self._equations
+        if equations[1].requires_grad:  # eigenvectors of equal eigenvalues: no derivative
             return Primal(self.expansion.general(), [self.group]).posterior(mean)
-        _, u, factor, rotated = diagonalise(*self._equations)
-        solved = torch.cholesky_solve(rotated, factor)  # (*b, r, 2D, 1+p)
-        explained, logdet = (rotated.mT @ solved).sum(-3), log_determinant(factor).sum(-1)
-        evidence = evidence_of([_noise_terms(self.group)], explained, logdet)
-        theta = rotate_back(solved @ evidence.contrast(mean).unsqueeze(-3), u).flatten(-2)
-        return KroneckerPosterior(self.expansion, theta.mT, u, factor), evidence
+        solution = Solution.of(*equations)
+        explained = outputs @ solution.quad @ outputs.mT
+        evidence = self._evidence(explained, solution.blocks.logdet())
+        theta = solution.combine(outputs.mT @ evidence.contrast(mean))
+        return KroneckerPosterior(self.expansion, theta, solution.u, solution.blocks), evidence
+
+    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        return evidence_of([_noise_terms(self.group)], explained, logdet)
 
 
 def evidence_of(
@@ -333,15 +332,19 @@ def masked_equations(
 
 def kronecker_equations(
     expansion: KroneckerExpansion, statistics: Statistics, noise: Noise
-) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b r r"], Float[Tensor, "*b 1+p 2*D r"]]:
-    """S C S, G = LᵀΣ⁻¹L and B_i, where A = I + SCS ⊗ G and the columns of B are vec B_i."""
+) -> tuple[
+    Float[Tensor, "*b M M"],
+    Float[Tensor, "*b r r"],
+    Float[Tensor, "*b M r"],
+    Float[Tensor, "*b M 1"],
+    Float[Tensor, "*b 1+p 1+r"],
+]:
+    """S C S, G = LᵀΣ⁻¹L, Z, s and E, where A = I + SCS ⊗ G and B = [vec Z, s⊗I] Eᵀ."""
     scales, mixing = expansion.scales, expansion.mixing
     whitened = noise.precision @ mixing  # Σ⁻¹L
     gram = scales * statistics.gram * scales.mT
     cross = scales * (statistics.cross @ whitened)
-    sums = scales * statistics.column_sum.unsqueeze(-1)  # (*b, 2D, 1)
-    ones = sums.unsqueeze(-3) * whitened.unsqueeze(-2)  # (*b, p, 2D, r)
-    cross = cross.unsqueeze(-3)
-    batch = torch.broadcast_shapes(cross.shape[:-3], ones.shape[:-3])
-    both = [t.expand(*batch, *t.shape[-3:]) for t in (cross, ones)]
-    return gram, mixing.mT @ whitened, torch.cat(both, dim=-3)
+    sums = scales * statistics.column_sum.unsqueeze(-1)
+    outputs = pad(whitened, (1, 0, 1, 0))  # 1 ⊕ Σ⁻¹L
+    outputs[..., 0, 0] = 1
+    return gram, mixing.mT @ whitened, cross, sums, outputs

@@ -1,7 +1,7 @@
 """The Gaussian posterior of the feature weights θ, and of the field Φ(x)θ.
 
-Three forms of the same distribution, one for each algebra of `equations`. All are immutable, in
-float64.
+A form of the same distribution for each algebra of `equations`; that of separable kernels is in
+`separable`. All are immutable, in float64.
 """
 
 from abc import abstractmethod
@@ -94,12 +94,8 @@ class WeightPosterior(InChunks):
         return SymbolPosterior(self, expansion, weights, symbol, tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
-        num_features = self.expansion.num_features
-        if isinstance(self, KroneckerPosterior) or expansion.num_features != num_features:
-            raise NotImplementedError(
-                "expected a sum of field kernels, or of field and separable kernels, got a sum of "
-                "separable kernels, which share their features: its terms have no posterior"
-            )
+        if expansion.num_features != self.expansion.num_features:
+            raise no_part()
         return replace(self, expansion=expansion)
 
     @property
@@ -116,6 +112,14 @@ class WeightPosterior(InChunks):
             if isinstance(getattr(self, f.name), Tensor)
         }
         return replace(self, expansion=expansion, **tensors)
+
+
+def no_part() -> NotImplementedError:
+    """The error where the terms of a sum have no weights of their own."""
+    return NotImplementedError(
+        "expected a sum of field kernels, or of field and separable kernels, got a sum of "
+        "separable kernels, which share their features: its terms have no posterior"
+    )
 
 
 @dataclass(frozen=True)
@@ -165,59 +169,6 @@ class PrimalPosterior(WeightPosterior):
         image = super().apply(symbol, space)
         plain = symbol.reference is None and not image.expansion.directions.is_complex()
         return replace(self, expansion=image.expansion) if plain else image
-
-
-@dataclass(frozen=True)
-class KroneckerPosterior(WeightPosterior):
-    """The posterior of separable kernels: blocks (I + λ_j C)⁻¹ in the eigenbasis U of G."""
-
-    u: Float[Tensor, "*b r r"]
-    factor: Float[Tensor, "*b r 2*D 2*D"]  # Cholesky factors of I + λ_j C
-
-    @property
-    def rotated(self) -> Float[Tensor, "*b p r"]:
-        """L U: the mixing matrix in the eigenbasis."""
-        return self.expansion.mixing @ self.u
-
-    def weight_covariance(self, v: Tensor) -> Tensor:
-        v = v.unflatten(-2, (self.expansion.num_columns, -1)).transpose(-3, -2)  # (*b, r, 2D, k)
-        rotated = torch.einsum("...rj,...rck->...jck", self.u, v)
-        solved = torch.cholesky_solve(rotated, self.factor)
-        return torch.einsum("...rj,...jck->...crk", self.u, solved).flatten(-3, -2)
-
-    def weight_root(self, v: Tensor) -> Tensor:
-        v = v.unflatten(-2, (self.expansion.num_columns, -1)).transpose(-3, -2)  # (r, 2D, k)
-        solved = torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
-        return torch.einsum("rj,jck->crk", self.u, solved).flatten(-3, -2)
-
-    def root_of(self, features: Tensor) -> Tensor:
-        features = features.unflatten(-1, (self.expansion.num_columns, -1))  # (*b, m, 2D, r)
-        rotated = torch.einsum("...mcr,...rj->...jmc", features, self.u)
-        root = torch.linalg.solve_triangular(self.factor.mT, rotated, upper=True, left=False)
-        return root.transpose(-3, -2).flatten(-2)
-
-    def _block_roots(self, x: Tensor) -> Float[Tensor, "*b r n 2*D"]:
-        """φ(x) S R_j with R_j R_jᵀ = (I + λ_j C)⁻¹, for each block j."""
-        phi = self.expansion.phi.values(x.double()) * self.expansion.scales.mT
-        phi = phi.unsqueeze(-3).expand(*self.factor.shape[:-2], *phi.shape[-2:])
-        return torch.linalg.solve_triangular(self.factor.mT, phi, upper=True, left=False)
-
-    def root(self, x: Tensor) -> Tensor:
-        root = torch.einsum("...pr,...rnc->...nprc", self.rotated, self._block_roots(x))
-        return root.flatten(-4, -3).flatten(-2)
-
-    def covariance(self, x: Tensor) -> Tensor:
-        root = self._block_roots(x)
-        blocks = root @ root.mT  # (*b, r, n, n)
-        outer = torch.einsum("...pr,...qr,...rnm->...npmq", self.rotated, self.rotated, blocks)
-        return outer.flatten(-4, -3).flatten(-2)
-
-    def _variance(self, x: Tensor) -> Tensor:
-        return self._block_roots(x).square().sum(-1).mT @ self.rotated.square().mT
-
-    def _blocks(self, x: Tensor) -> Tensor:
-        each = self._block_roots(x).square().sum(-1)  # (r, n)
-        return torch.einsum("pr,qr,rn->npq", self.rotated, self.rotated, each)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gp_orff.kernels.base import (
 )
 from gp_orff.kernels.closed_form import derivatives, radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
-from gp_orff.kernels.spectra.base import spectrum
+from gp_orff.kernels.spectra.base import spectral_density, spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
 
 
@@ -75,7 +75,7 @@ class PotentialKernel(WrapperKernel):
         if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
             if radial_derivatives.dispatch(type(leaf)) is radial_derivatives.dispatch(object):
                 radial_derivatives(leaf, None)  # raises, and lists the kernels it knows
-        elif math.isinf(spectrum(leaf).moment(1, self.num_dims)):
+        elif math.isinf(spectral_density(leaf, name).moment(1, self.num_dims)):
             base = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
             raise ValueError(
                 f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {base}; use "

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import derivatives, polynomial, scalar_covariance
 from gp_orff.kernels.factors import embedded
-from gp_orff.kernels.spectra.base import spectrum
+from gp_orff.kernels.spectra.base import Spectrum, spectrum
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
 from gp_orff.symbols.base import Identity, Symbol
@@ -210,8 +210,13 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
 
 
 def _is_infinite(term: Term, order: int, num_dims: int) -> bool:
-    """Whether derivatives of this order have an infinite variance; a constant has none."""
+    """Whether derivatives of this order have an infinite variance.
+
+    A constant has none, and nor has a polynomial.
+    """
     for measure in spectra_of(term)[:1]:
+        if not isinstance(measure, Spectrum):
+            return False
         if term.factor.closed_form:
             moment = measure.moment(term.factor.degree + order, num_dims)
         else:

@@ -88,7 +88,7 @@ class ORFFRidgeCV(FeatureRegressor):
             features = FeatureMap.of(self.kernel, self.frequencies, x)
             expansion = features.expansion
             checked_combination(None, expansion.num_outputs, targets.shape[-1])
-            variance = expansion.mean_variance().diagonal().mean().item()
+            variance = expansion.variance(x).mean().item()
             alphas = _RATIOS * variance if self.alphas is None else _checked(self.alphas)
             problem = Problem(expansion, x, targets, alpha=alphas[0])
             thetas, errors = _path(problem, alphas)

@@ -1,7 +1,17 @@
 """The columns φ(x) of features, one module for each family."""
 
 from gp_orff.features.columns.base import Columns, stack_rows
+from gp_orff.features.columns.dot_product import DotProductColumns
 from gp_orff.features.columns.families import SideBySide, side_by_side
+from gp_orff.features.columns.pointwise import PointwiseColumns
 from gp_orff.features.columns.trigonometric import TrigColumns
 
-__all__ = ["Columns", "SideBySide", "TrigColumns", "side_by_side", "stack_rows"]
+__all__ = [
+    "Columns",
+    "DotProductColumns",
+    "PointwiseColumns",
+    "SideBySide",
+    "TrigColumns",
+    "side_by_side",
+    "stack_rows",
+]

@@ -74,7 +74,8 @@ class HermiteDraw(Draw):
             if not isinstance(leaf.spectrum, Gaussian):
                 raise NotImplementedError(
                     "GaussHermite expects RBF kernels, got the spectrum "
-                    f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x)"
+                    f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x), or a random "
+                    "rule, such as gp_orff.QuasiMonteCarlo"
                 )
         sizes = [leaf.num_dims for leaf in term.leaves]
         if nodes_per_dim ** sum(sizes) > 2**22:

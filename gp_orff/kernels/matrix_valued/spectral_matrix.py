@@ -18,7 +18,7 @@ from gp_orff.kernels.base import (
 from gp_orff.kernels.factors import Sampler, SpectralMatrix, evaluate
 from gp_orff.kernels.matrix_valued.quadrature import covariance, variances
 from gp_orff.kernels.matrix_valued.signature import amplitude_of
-from gp_orff.kernels.spectra.base import GridSpectrum, spectrum
+from gp_orff.kernels.spectra.base import GridSpectrum, spectral_density, spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
 
 _CHECKED = 64  # frequencies at which an amplitude is checked
@@ -315,7 +315,7 @@ def _check_base(term: Term, num_dims: int) -> None:
             "SpectralMatrixKernel itself"
         )
     leaf = term.leaves[0]
-    spectrum(leaf.kernel)  # raises for one that is not registered
+    spectral_density(leaf.kernel, "SpectralMatrixKernel")  # raises where there is none
     if leaf.active_dims is not None:
         raise ValueError(
             f"SpectralMatrixKernel(num_dims={num_dims}) expects a base kernel of all its inputs, "

@@ -229,3 +229,19 @@ def spectrum(kernel: Kernel) -> Spectrum:
         f"no spectral density is known for {type(kernel).__name__}; known are {registered}. "
         "Register yours with @gp_orff.spectrum.register (see its docstring)."
     )
+
+
+def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
+    """The spectrum of a base kernel of `owner`, which has to be stationary.
+
+    Raises:
+        NotImplementedError: the class of the kernel is not registered, or has no spectral density.
+    """
+    density = spectrum(kernel)
+    if not isinstance(density, Spectrum):
+        raise NotImplementedError(
+            f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "
+            "inner products, which has no spectral density; use RBFKernel, MaternKernel or "
+            "RQKernel, or a separable kernel, such as MultitaskKernel, of this one"
+        )
+    return density

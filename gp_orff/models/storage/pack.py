@@ -18,12 +18,13 @@ from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
 from gp_orff.features import phases
-from gp_orff.features.columns import Columns, SideBySide, TrigColumns
+from gp_orff.features.columns import Columns, DotProductColumns, SideBySide, TrigColumns
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
 from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.inference.representation import Representation
+from gp_orff.kernels.dot_product import legendre
 from gp_orff.models.fitting.history import History, Stage
 from gp_orff.models.state import ModelState, Represented
 from gp_orff.models.storage.recipes import (
@@ -163,7 +164,20 @@ def _unpack_columns(content: Mapping) -> Columns:
         return SideBySide(tuple(map(_unpack_columns, content["families"])))
     if "indices" in content:
         return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
+    if "polynomials" in content:
+        return _unpack_dot_product(content)
     return TrigColumns(_unpack_phases(content), content["sampled"])
+
+
+def _unpack_dot_product(content: Mapping) -> DotProductColumns:
+    polynomials = dict(content["polynomials"])
+    cls = getattr(legendre, polynomials.pop("class"))
+    return DotProductColumns(
+        phases=_unpack_phases(content["phases"]),
+        polynomials=cls(**polynomials),
+        dims=tuple(content["dims"]),
+        **{name: content[name] for name in ("degrees", "orders", "scale", "offset")},
+    )
 
 
 def _unpack_phases(content: Mapping) -> Phases:

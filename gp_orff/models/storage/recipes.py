@@ -11,8 +11,10 @@ from gpytorch.kernels import (
     ConstantKernel,
     Kernel,
     LCMKernel,
+    LinearKernel,
     MaternKernel,
     MultitaskKernel,
+    PolynomialKernel,
     ProductKernel,
     RBFKernel,
     RQKernel,
@@ -27,6 +29,7 @@ from gp_orff import symbols
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.features import frequencies
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.kernels.dot_product.kernel import DotProductKernel, LegendreKernel, ProjectionKernel
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
@@ -50,6 +53,11 @@ def _field(kernel: Kernel) -> dict:
     return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_active_dims(kernel)}
 
 
+def _coefficients(kernel: DotProductKernel) -> list[float]:
+    """One where coefficients are positive, zero elsewhere; their values are in the state."""
+    return [float(n in kernel.degrees) for n in range(max(kernel.degrees) + 1)]
+
+
 def _multitask(likelihood: MultitaskGaussianLikelihood) -> dict:
     names = ("num_tasks", "rank", "has_task_noise", "has_global_noise")
     return {name: getattr(likelihood, name) for name in names}
@@ -67,6 +75,19 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
     BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},
     SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
+    LinearKernel: _scalar,
+    PolynomialKernel: lambda k: {"power": k.power, **_active_dims(k)},
+    DotProductKernel: lambda k: {"coefficients": _coefficients(k), **_active_dims(k)},
+    LegendreKernel: lambda k: {
+        "eigenvalues": _coefficients(k),
+        "num_dims": k.num_dims,
+        **_active_dims(k),
+    },
+    ProjectionKernel: lambda k: {
+        "coefficients": _coefficients(k),
+        "num_dims": k.num_dims,
+        **_active_dims(k),
+    },
     ConstantKernel: _active_dims,
     ScaleKernel: lambda k: {"base_kernel": k.base_kernel},
     AdditiveKernel: lambda k: {"*": list(k.kernels)},

@@ -8,6 +8,7 @@ import numpy as np
 import scipy.stats
 import torch
 
+from gp_orff.features.frequencies.dot_product import DotProductDraw, lifted_leaf
 from gp_orff.features.frequencies.random.directions import (
     direction_coordinates,
     directions,
@@ -24,6 +25,7 @@ from gp_orff.features.frequencies.rule import (
     check_seed,
     uniform,
 )
+from gp_orff.kernels.spectra.base import Spectrum
 
 
 @dataclass(frozen=True, init=False)
@@ -77,6 +79,7 @@ class _RandomRule(ABC):
             and len(term.leaves) == len(other.leaves) == 1
             and term.leaves[0].dims == other.leaves[0].dims
             and term.leaves[0].sampler is None is other.leaves[0].sampler
+            and all(isinstance(t.leaves[0].spectrum, Spectrum) for t in (term, other))
         )
 
     def _draw(
@@ -87,6 +90,10 @@ class _RandomRule(ABC):
             return Draw([], [])
         number = -(-self.num_frequencies // num_terms)
         measure = as_measure(self.measure, type(self).__name__)
+        lifted = lifted_leaf(term)
+        if lifted is not None:
+            points = self._directions_and_coordinates(number, [lifted], rng)
+            return DotProductDraw.of(term, *points[0], measure.order(lifted))
         orders = [measure.order(leaf) for leaf in term.leaves]
         leaves = [replace(leaf, spectrum=measure.source(leaf)) for leaf in term.leaves]
         points = self._directions_and_coordinates(number, leaves, rng)
@@ -118,9 +125,9 @@ class MonteCarlo(_RandomRule):
       and 2.3; Minh 2016, Section 3.3, Example 2). For curl-free and divergence-free Matérn kernels
       their error has a finite variance only if ν > 2.
 
-    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3). A
-    `SpectralMatrixKernel` is drawn from S in both, and with "trace" from its `sampler` if it has
-    one.
+    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3), except
+    for dot-product kernels, see `DotProductKernel`. A `SpectralMatrixKernel` is drawn from S in
+    both, and with "trace" from its `sampler` if it has one.
 
     Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
     divided by the present lengthscales, so that gradients reach these. The approximate kernel is

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.frequencies.dot_product import DotProductDraw, DrawnHarmonics
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases, as_range
 from gp_orff.kernels.spectra.elliptical import Radial
@@ -70,6 +71,25 @@ class StructuredDraw(Draw):
             )
             for spectrum, projection, base, columns in parts
         ]
+
+
+class StructuredDotProductDraw(DotProductDraw):
+    """Columns of a dot-product kernel whose unit vectors are a fast projection."""
+
+    def __init__(
+        self,
+        projection: Projection,
+        harmonics: DrawnHarmonics,
+        dims: Sequence[int],
+    ):
+        lengths = torch.ones_like(harmonics.expected_numbers).unsqueeze(-1)
+        super().__init__(lengths, harmonics, dims)
+        self.directions = StructuredDraw([projection], [lengths], [range(projection.num_inputs)])
+
+    def unit_phases(self, num_lifted: int) -> Phases:
+        lengths, (projection,) = self.bases[0], self.directions.projections
+        scale = torch.ones_like(lengths[:1]).expand(1, num_lifted)
+        return ProjectedPhases(projection, lengths, scale, range(num_lifted), num_lifted)
 
 
 def _inverse(lengthscale: Float[Tensor, "*b 1 _"], num_dims: int) -> Float[Tensor, "*b 1 d"]:

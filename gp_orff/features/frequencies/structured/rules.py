@@ -8,6 +8,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from gp_orff.features.frequencies.dot_product import DrawnHarmonics, lifted_leaf
+from gp_orff.features.frequencies.random.measures import NAMES, Measure, as_measure
 from gp_orff.features.frequencies.rule import (
     Draw,
     LeafSpectrum,
@@ -16,7 +18,7 @@ from gp_orff.features.frequencies.rule import (
     check_seed,
     uniform,
 )
-from gp_orff.features.frequencies.structured.draw import StructuredDraw
+from gp_orff.features.frequencies.structured.draw import StructuredDotProductDraw, StructuredDraw
 from gp_orff.features.phases import (
     FastfoodProjection,
     FourierProjection,
@@ -32,6 +34,7 @@ class _StructuredRule(ABC):
 
     num_frequencies: int
     seed: int = field(default=0, kw_only=True)
+    measure: str | Measure = field(default="trace", kw_only=True)
     projection: ClassVar[type[Projection]]
 
     def __post_init__(self):
@@ -40,6 +43,8 @@ class _StructuredRule(ABC):
             self, "num_frequencies", check_num_frequencies(self.num_frequencies, name)
         )
         check_seed(self.seed, name)
+        measure = as_measure(self.measure, name)
+        object.__setattr__(self, "measure", NAMES.get(measure, measure))
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
         """The frequencies of each of `terms`, from independent random streams of the seed."""
@@ -49,6 +54,9 @@ class _StructuredRule(ABC):
     def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
         if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
+        lifted = lifted_leaf(term)
+        if lifted is not None:
+            return self._draw_dot_product(term, lifted, rng)
         projections, bases = [], []
         for leaf in term.leaves:
             self._check(leaf)
@@ -57,6 +65,17 @@ class _StructuredRule(ABC):
             bases.append(torch.from_numpy(leaf.spectrum.radial_base(u, num_dims, 0)))
             projections.append(self.projection.draw(leaf.num_dims, number, rng))
         return StructuredDraw(projections, bases, [leaf.dims for leaf in term.leaves])
+
+    def _draw_dot_product(
+        self, term: TermSpectrum, lifted: LeafSpectrum, rng: np.random.Generator
+    ) -> Draw:
+        """Harmonics, and directions on the sphere of the padded inputs (Le et al. 2013, 4.5)."""
+        number, num_dims = self.num_frequencies, self.projection.padded(lifted.num_dims)
+        u = uniform(number, 1, rng)[:, 0]
+        order = as_measure(self.measure, type(self).__name__).order(lifted)
+        harmonics = DrawnHarmonics.of(lifted.spectrum, num_dims, order, u)
+        projection = self.projection.draw(lifted.num_dims, number, rng)
+        return StructuredDotProductDraw(projection, harmonics, term.leaves[0].dims)
 
     def _check(self, leaf: LeafSpectrum) -> None:
         """Check that frequencies are a radius times a direction, and directions of B constant.
@@ -100,17 +119,19 @@ class Fastfood(_StructuredRule):
     Scalar and separable kernels whose spectral density is radial: `RBFKernel`, `MaternKernel`,
     `GeneralMaternKernel`, `RQKernel` with or without ARD, `BesselKernel` in 2^k dimensions, their
     sums and products, in `MultitaskKernel`, `SeparableKernel` and `LCMKernel`. The terms of a sum
-    are drawn apart; phases of a product add up.
+    are drawn apart; phases of a product add up. Of dot-product kernels power series, with unit
+    vectors of d′ dimensions; others if d is a power of two.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
             come a cosine and a sine, so that a scalar term has 2D features. Any number; the last
             block may be incomplete.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
+        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
 
     Raises:
-        ValueError: `num_frequencies` is not a positive integer, or `seed` is not a non-negative
-            integer.
+        ValueError: `num_frequencies` is not a positive integer, `seed` is not a non-negative
+            integer, or `measure` is unknown.
         NotImplementedError: when an `ORFFKernel` is built, for curl-free, divergence-free and
             Helmholtz kernels, `SpectralMatrixKernel` and `SpectralMixtureKernel`.
 
@@ -145,6 +166,7 @@ class StructuredOrthogonal(_StructuredRule):
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
         seed: seed of NumPy's `default_rng`.
+        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
 
     Raises:
         ValueError: as for `Fastfood`.
@@ -176,6 +198,7 @@ class FourierFastfood(_StructuredRule):
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
         seed: seed of NumPy's `default_rng`.
+        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
 
     Raises:
         ValueError: as for `Fastfood`.
