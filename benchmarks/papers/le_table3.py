@@ -6,8 +6,8 @@ RMSE of a number by ridge regression, with n = 2048 features for all methods: ex
 scikit-learn's `Nystroem`, `RBFSampler` and our rules for it; exact Bessel kernel (what the paper
 calls Matérn; power 2) and `Fastfood` for it; exact polynomial kernel of degree 10, scikit-learn's
 `PolynomialCountSketch` and `Fastfood`. Cosine and sine are two features. Ten random splits, which
-seed the features, too; `Nystroem`, whose singular values take most of the time, has fewer. No more
-components than points.
+seed the features, too; `Nystroem`, whose singular values take most of the time, has fewer, and no
+more components than points.
 
 **These are other sets than the paper's**, whose files cannot be installed offline: diabetes and
 digits of scikit-learn, Friedman's function (`make_friedman1`, 5 inputs that count) with 21, 85 and

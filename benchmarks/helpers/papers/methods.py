@@ -115,20 +115,21 @@ def _ours(
 
 
 def _by_sklearn(build, kernel: Kernel, z: Tensor, zs: Tensor, number: int, seed: int) -> Features:
-    sampler = build(n_components=min(number, len(z)), random_state=seed).fit(z.numpy())
-    return tuple(torch.from_numpy(sampler.transform(own.numpy())) for own in (z, zs))
-
-
-def _sketch(kernel: Kernel, z: Tensor, zs: Tensor, number: int, seed: int) -> Features:
-    build = partial(PolynomialCountSketch, gamma=1.0, degree=DEGREE, coef0=1)
     sampler = build(n_components=number, random_state=seed).fit(z.numpy())
     return tuple(torch.from_numpy(sampler.transform(own.numpy())) for own in (z, zs))
 
 
+def _nystroem(kernel: Kernel, z: Tensor, zs: Tensor, number: int, seed: int) -> Features:
+    """No more components than points."""
+    build = partial(Nystroem, kernel="rbf", gamma=0.5)
+    return _by_sklearn(build, kernel, z, zs, min(number, len(z)), seed)
+
+
 BASE = partial(gp_orff.Fastfood, measure="base")  # for kernels of many inputs
+SKETCH = partial(PolynomialCountSketch, gamma=1.0, degree=DEGREE, coef0=1)
 METHODS: dict[str, tuple[str, Callable | None]] = {  # kernel, features or None
     "exact RBF": ("RBF", None),
-    "Nystroem": ("RBF", partial(_by_sklearn, partial(Nystroem, kernel="rbf", gamma=0.5))),
+    "Nystroem": ("RBF", _nystroem),
     "RBFSampler": ("RBF", partial(_by_sklearn, partial(RBFSampler, gamma=0.5))),
     "MonteCarlo": ("RBF", partial(_ours, gp_orff.MonteCarlo, 2)),
     "QuasiMonteCarlo": ("RBF", partial(_ours, gp_orff.QuasiMonteCarlo, 2)),
@@ -138,7 +139,7 @@ METHODS: dict[str, tuple[str, Callable | None]] = {  # kernel, features or None
     "exact Bessel": ("Bessel", None),
     "Fastfood, Bessel": ("Bessel", partial(_ours, gp_orff.Fastfood, 2)),
     "exact polynomial": ("polynomial", None),
-    "PolynomialCountSketch": ("polynomial", _sketch),
+    "PolynomialCountSketch": ("polynomial", partial(_by_sklearn, SKETCH)),
     "Fastfood, polynomial": ("polynomial", partial(_ours, BASE, 1)),
 }
 
