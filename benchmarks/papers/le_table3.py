@@ -43,8 +43,8 @@ COLUMNS = (
     "exact RBF",
     "Nystroem",
     "MonteCarlo",
-    "Fastfood",
     "FourierFastfood",
+    "Fastfood",
     "exact Bessel",
     "Fastfood, Bessel",
     "exact polynomial",
@@ -105,6 +105,10 @@ def picture(rows):
             ax.errorbar(row["RMSE"] / level, place, xerr=row["sd"] / level, **style)
         ax.axvline(1, color="0.4", lw=0.8, linestyle="--")
         ax.set(title=f"{name} (N = {row['N']})", xlabel="RMSE / that of the exact RBF kernel")
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("{x:g}")
+        ax.tick_params(axis="x", which="both", labelsize=7)
         ax.set_yticks(range(len(own)), own, fontsize=8)
     axes[0][0].invert_yaxis()
     return figure
