@@ -4,7 +4,9 @@
 
 n inner products ⟨ω, x⟩ with d inputs in float64, by `Fastfood` and by the product of a dense matrix
 Ω (n × d) with x in torch, for an RBF kernel. Interleaved in one process; medians of the rounds, and
-of their ratios. Each with one thread and with as many as torch takes.
+of their ratios. Each with one thread and with as many as torch takes. In a round, what fits into
+caches is called ten times; `cold` is one call of Fastfood, after a dense product, which empties
+them.
 
 - `projection`: of one vector, alone: the phases of an `ORFFKernel` whose features are built, which
   scale x by the lengthscale, pad, and scale by the radii. `kernel.phases` builds and checks them.
@@ -45,7 +47,8 @@ import gp_orff
 from gp_orff.features.phases.hadamard import hadamard
 
 SIZES = ((1024, 16_384), (4096, 32_768), (8192, 65_536))
-OUTPUTS, VECTORS = 10, 1000
+OUTPUTS, VECTORS, CALLS = 10, 1000, 10
+ONCE = ("dense", "cold", "user")  # calls in a round
 PAPER = {  # Fastfood, Random Kitchen Sinks (seconds), speed and memory
     1024: (0.00058, 0.0139, 24, 256),
     4096: (0.00137, 0.1222, 89, 1024),
@@ -77,6 +80,7 @@ class Projections:
         x = self.x[:1]
         return {
             "dense": lambda: x @ self.omega.mT,
+            "cold": lambda: self.phases(x),
             "Fastfood": lambda: self.phases(x),
             "kernel.phases": lambda: self.kernel.phases(x),
         }
@@ -121,9 +125,20 @@ class Projections:
         return sum(buffer.nbytes for buffer in self.draw.buffers())
 
 
-def timed(work: Work, rounds: int) -> dict[str, float]:
-    """Seconds of each, and how many times as long the first takes as Fastfood, or as all."""
-    times = dict(zip(work, interleaved(list(work.values()), rounds), strict=True))
+def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
+    def several() -> None:
+        for _ in range(calls):
+            function()
+
+    return several
+
+
+def timed(work: Work, rounds: int, calls: int = CALLS) -> dict[str, float]:
+    """Seconds of a call of each, and how many times as long others take as Fastfood."""
+    numbers = [1 if name in ONCE else calls for name in work]
+    repeats = [repeated(*pair) for pair in zip(work.values(), numbers, strict=True)]
+    parts = zip(work, numbers, interleaved(repeats, rounds), strict=True)
+    times = {name: [seconds / number for seconds in own] for name, number, own in parts}
     found = {name: statistics.median(own) for name, own in times.items()}
     if "Fastfood" in work:
         found["speedup"] = median_ratio(times["dense"], times["Fastfood"])
@@ -201,7 +216,7 @@ def main(words: Sequence[str] | None = None) -> None:
                     tables["pieces"].add(**at, **timed(own.pieces(), arguments.rounds))
                     tables["limits"].add(**what, **limits(own, one["dense"], one["Fastfood"]))
             few = max(2, arguments.rounds // 10)
-            tables["thousand"].add(**what, threads=count, **timed(own.thousand(), few))
+            tables["thousand"].add(**what, threads=count, **timed(own.thousand(), few, 1))
             dense, fast = own.omega.nbytes, own.stored
             printed = {"paper": PAPER[d][3] if d in PAPER else None}
             tables["memory"].add(**what, dense=dense, Fastfood=fast, ratio=dense / fast, **printed)

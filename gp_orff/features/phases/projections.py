@@ -48,7 +48,8 @@ class Projection(ABC):
 
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
         """⟨u_k, x⟩."""
-        x = torch.nn.functional.pad(x, (0, self._dims - self.num_inputs))
+        if self._dims != self.num_inputs:
+            x = torch.nn.functional.pad(x, (0, self._dims - self.num_inputs))
         return self._blocks(x.unsqueeze(-2)).flatten(-2)[..., : self.num_vectors]
 
     def adjoint(self, values: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
