@@ -54,7 +54,10 @@ def picture(rows):
         ax = left if METHODS[name][0] == "RBF" else right
         ax.axhline(level, color="0.2", linestyle=kind, lw=1.2, label=name)
     for ax, title in ((left, "RBF kernel"), (right, "other kernels")):
-        ax.set(title=title, xlabel="features n", xscale="log", yscale="log")
+        ax.set_xscale("log", base=2)
+        ax.set(title=title, xlabel="features n", yscale="log")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("{x:g}")
         ax.legend(frameon=False, fontsize=8)
     left.set_ylabel("test RMSE")
     return figure

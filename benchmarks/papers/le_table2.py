@@ -186,6 +186,7 @@ def picture(tables, threads):
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.set(xlabel="inputs d")
+        ax.minorticks_off()
         ax.legend(frameon=False, fontsize=8)
     left.set(ylabel="seconds for one vector")
     right.set(ylabel="times faster than dense")
