@@ -20,7 +20,10 @@ SCRIPTS = sorted(
 )
 PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
 QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
-DIGITS = ["papers/brault_figure2", "papers/brault_figure3", "papers/le_mnist"]
+DIGITS = [
+    *("papers/brault_figure2", "papers/brault_figure3"),
+    *("papers/le_figure2", "papers/le_mnist", "papers/le_table3"),
+]
 
 
 @pytest.fixture
@@ -294,3 +297,57 @@ def test_digits_by_fast_transforms_are_as_good_as_by_the_exact_kernel():
         assert abs(rows[method]["apart"]) <= 0.5
         assert rows[method]["log loss"] < rows["linear"]["log loss"]
     assert rows["linear"]["error"] > 2 * rows["exact"]["error"]
+
+
+def test_structured_frequencies_err_about_as_much_as_independent_ones():
+    """Le et al. 2013, Figure 1, where no difference can be seen; with a margin."""
+    rows = results_of("papers/le_figure1")["over MonteCarlo"]
+    assert len(rows) >= 6
+    assert max(row["Fastfood"] for row in rows) < 1.5
+    assert max(row["StructuredOrthogonal"] for row in rows) < 0.7
+
+
+def test_errors_fall_as_features_grow_in_number():
+    """Le et al. 2013, Figure 2: sixteen times as many features, half the distance at least to the
+    error of the exact kernel."""
+    rows = results_of("papers/le_figure2")["rows"]
+    exact = next(row["RMSE"] for row in rows if row["method"] == "exact RBF")
+    for rule in ("MonteCarlo", "QuasiMonteCarlo", "Fastfood", "StructuredOrthogonal"):
+        errors = [row["RMSE"] for row in rows if row["method"] == rule]
+        assert exact < errors[-1] < (errors[-5] + exact) / 2
+
+
+def test_projections_are_faster_and_smaller_than_in_the_paper():
+    """Le et al. 2013, Table 2: one thread; speedups of one vector, and a quarter of d in memory."""
+    found = results_of("papers/le_table2")
+    one = [row for row in found["projection"] if row["threads"] == 1]
+    assert [row["d"] for row in one[:2]] == [1024, 4096]
+    assert all(row["speedup"] >= row["paper"] for row in one)
+    assert all(row["ratio"] >= row["d"] / 4 for row in found["memory"])
+    assert all(row["speedup"] > 1 for row in found["thousand"])
+
+
+def test_fastfood_predicts_as_well_as_independent_frequencies():
+    """Le et al. 2013, Table 3: within 2 standard errors or 3 % on each set."""
+    found = results_of("papers/le_table3")
+    rows = found["Fastfood beside MonteCarlo"]
+    assert len(rows) == 6
+    for row in rows:
+        assert row["more"] < 2 * row["standard error"] or row["share"] < 0.03
+
+
+def test_features_of_the_table_have_the_kernels_that_they_stand_for(script):
+    """Le et al. 2013, Table 3: 2¹⁵ features against the exact kernel; 0.03 is five standard errors
+    of trigonometric ones, √(1/2¹⁵)."""
+    script("papers/le_figure1")  # its helpers
+    from helpers.papers.methods import FAMILIES, METHODS
+    from helpers.papers.sets import Split
+
+    x = torch.randn(40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    split = Split(x, x[:, :1], x[:2], x[:2, :1])
+    for name in ("Nystroem", "RBFSampler", "MonteCarlo", "Fastfood", "Fastfood, Bessel"):
+        family, features = METHODS[name]
+        kernel, z, zs = FAMILIES[family].inputs(split, 1.0)
+        phi, phis = features(kernel, z, zs, 2**15, 0)
+        error = (phis @ phi.mT - kernel(zs, z).to_dense()).abs().max()
+        assert error < 0.03, name

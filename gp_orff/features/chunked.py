@@ -170,8 +170,10 @@ class _Apply(Function):
         ctx.save_for_backward(x, w, *tensors)
         ctx.rebuild, phases = rebuild, rebuild(*tensors)
         out = x.new_empty(*x.shape[:-1], w.shape[-1])
+        of_cos, of_sin = w.chunk(2, dim=-2)
         for rows in chunks(x, w.shape[-2]):
-            out[..., rows, :] = trig(x[..., rows, :], phases) @ w
+            phase = phases(x[..., rows, :])
+            out[..., rows, :] = phase.cos() @ of_cos + phase.sin() @ of_sin
         return out
 
     @staticmethod

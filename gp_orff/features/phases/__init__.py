@@ -1,7 +1,7 @@
 """The phases ⟨ω_k, x⟩ of D frequencies: one class for each way to compute them."""
 
 from gp_orff.features.phases.base import LinearPhases, Phases
-from gp_orff.features.phases.projected import ProjectedPhases, SumOfPhases
+from gp_orff.features.phases.projected import ProjectedPhases, SumOfPhases, as_range
 from gp_orff.features.phases.projections import (
     FastfoodProjection,
     FourierProjection,
@@ -18,4 +18,5 @@ __all__ = [
     "ProjectedPhases",
     "Projection",
     "SumOfPhases",
+    "as_range",
 ]

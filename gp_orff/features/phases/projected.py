@@ -19,7 +19,7 @@ class ProjectedPhases(Phases):
     projection: Projection  # u
     radius: Float[Tensor, "*b D 1"]  # r
     inverse_lengthscale: Float[Tensor, "*b 1 k"]  # 1/ℓ
-    dims: tuple[int, ...]  # the k inputs that ω is not zero in
+    dims: Sequence[int]  # the k inputs that ω is not zero in; a range, if all
     num_inputs: int  # d
     chosen: Int[Tensor, "D"] | None = None  # which u_k, if not all
 
@@ -63,7 +63,7 @@ class ProjectedPhases(Phases):
             "projection": {"class": type(projection).__name__, **sizes, **arrays},
             "radius": self.radius.detach().cpu(),
             "inverse_lengthscale": self.inverse_lengthscale.detach().cpu(),
-            "dims": self.dims,
+            "dims": tuple(self.dims),
             "num_inputs": self.num_inputs,
             "chosen": None if self.chosen is None else self.chosen.cpu(),
         }
@@ -95,7 +95,7 @@ class ProjectedPhases(Phases):
 
     @property
     def _takes_all(self) -> bool:
-        return self.dims == tuple(range(self.num_inputs))
+        return self.dims == range(self.num_inputs)
 
     def _adjoint(self, grad: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N k"]:
         """∂/∂(x/ℓ)."""
@@ -116,6 +116,12 @@ class ProjectedPhases(Phases):
         by_radius = (grad * self._project(x)).sum(-2).unsqueeze(-1)
         by_scale = (self._adjoint(grad) * self._inputs(x)).sum(-2, keepdim=True)
         return by_radius, by_scale
+
+
+def as_range(dims: Sequence[int]) -> Sequence[int]:
+    """The same columns; 0, 1, 2, … as a range, which compares without going through them."""
+    first = range(len(dims))
+    return first if tuple(dims) == tuple(first) else dims
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ class Projection(ABC):
 
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
         """⟨u_k, x⟩."""
-        x = torch.nn.functional.pad(x, (0, self._dims - self.num_inputs))
+        if self._dims != self.num_inputs:
+            x = torch.nn.functional.pad(x, (0, self._dims - self.num_inputs))
         return self._blocks(x.unsqueeze(-2)).flatten(-2)[..., : self.num_vectors]
 
     def adjoint(self, values: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
@@ -84,7 +85,7 @@ class FastfoodProjection(Projection):
     """
 
     signs: Int8[Tensor, "m d2"]  # B
-    order: Int[Tensor, "m*d2"]  # Π, in indices of all blocks
+    order: Int[Tensor, "m d2"]  # Π
     gaussians: Float[Tensor, "m d2"]  # G/(‖G‖ √d′)
 
     padded = staticmethod(next_power_of_two)
@@ -95,19 +96,16 @@ class FastfoodProjection(Projection):
         shape = (-(-num_vectors // dims), dims)
         gaussians = rng.standard_normal(shape)
         gaussians /= np.linalg.norm(gaussians, axis=-1, keepdims=True) * math.sqrt(dims)
-        rows = np.arange(shape[0], dtype=np.int32)[:, None] * dims
-        order = rng.permuted(rows + np.arange(dims, dtype=np.int32), axis=-1).ravel()
-        arrays = (_signs(shape, rng), torch.from_numpy(order), torch.from_numpy(gaussians))
-        return cls(num_inputs, num_vectors, *arrays)
+        arrays = (_orders(shape, rng), torch.from_numpy(gaussians))
+        return cls(num_inputs, num_vectors, _signs(shape, rng), *arrays)
 
     def _blocks(self, x):
-        mixed = hadamard(x * self.signs).flatten(-2).index_select(-1, self.order)
-        return hadamard(mixed.unflatten(-1, self.gaussians.shape) * self.gaussians)
+        mixed = _permuted(hadamard(x * self.signs), self.order)
+        return hadamard(mixed.mul_(self.gaussians))
 
     def _transposed(self, values):
-        values = (hadamard(values) * self.gaussians).flatten(-2)
-        mixed = torch.zeros_like(values).index_copy(-1, self.order.long(), values)
-        return (hadamard(mixed.unflatten(-1, self.signs.shape)) * self.signs).sum(-2)
+        mixed = _permuted_back(hadamard(values) * self.gaussians, self.order)
+        return (hadamard(mixed) * self.signs).sum(-2)
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class FourierProjection(Projection):
     """
 
     signs: Int8[Tensor, "m d"]  # B
-    order: Int[Tensor, "m*d"]  # Π, in indices of all blocks
+    order: Int[Tensor, "m d"]  # Π
 
     @staticmethod
     def padded(num_inputs):
@@ -155,22 +153,35 @@ class FourierProjection(Projection):
     @classmethod
     def draw(cls, num_inputs, num_vectors, rng):
         shape = (-(-num_vectors // num_inputs), num_inputs)
-        rows = np.arange(shape[0], dtype=np.int32)[:, None] * num_inputs
-        order = rng.permuted(rows + np.arange(num_inputs, dtype=np.int32), axis=-1).ravel()
-        return cls(num_inputs, num_vectors, _signs(shape, rng), torch.from_numpy(order))
+        return cls(num_inputs, num_vectors, _signs(shape, rng), _orders(shape, rng))
 
     def _blocks(self, x):
-        waves = _hartley(x * self.signs).flatten(-2)
-        return waves.index_select(-1, self.order).unflatten(-1, self.signs.shape)
+        return _permuted(_hartley(x * self.signs), self.order)
 
     def _transposed(self, values):
-        values = values.flatten(-2)
-        waves = torch.zeros_like(values).index_copy(-1, self.order.long(), values)
-        return (_hartley(waves.unflatten(-1, self.signs.shape)) * self.signs).sum(-2)
+        return (_hartley(_permuted_back(values, self.order)) * self.signs).sum(-2)
 
 
 def _signs(shape: tuple[int, ...], rng: np.random.Generator) -> Int8[Tensor, "..."]:
     return torch.from_numpy(rng.integers(0, 2, shape, dtype=np.int8) * np.int8(2) - np.int8(1))
+
+
+def _orders(shape: tuple[int, int], rng: np.random.Generator) -> Int[Tensor, "m d"]:
+    """A random permutation for each block."""
+    order = np.broadcast_to(np.arange(shape[-1], dtype=np.int64), shape)
+    return torch.from_numpy(rng.permuted(order, axis=-1))
+
+
+def _permuted(x: Float[Tensor, "*b m d"], order: Int[Tensor, "m d"]) -> Float[Tensor, "*b m d"]:
+    """Π x, as a new tensor; `gather` takes half the time of `index_select`."""
+    return x.gather(-1, order.expand_as(x))
+
+
+def _permuted_back(
+    x: Float[Tensor, "*b m d"], order: Int[Tensor, "m d"]
+) -> Float[Tensor, "*b m d"]:
+    """Πᵀ x."""
+    return torch.zeros_like(x).scatter(-1, order.expand_as(x), x)
 
 
 def _hartley(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:

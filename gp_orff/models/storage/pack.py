@@ -194,7 +194,7 @@ def _unpack_phases(content: Mapping) -> Phases:
     if "omega" in content:
         return LinearPhases(content["omega"])
     arguments = {key: content[key] for key in ("radius", "inverse_lengthscale", "chosen")}
-    dims, num_inputs = tuple(content["dims"]), content["num_inputs"]
+    dims, num_inputs = phases.as_range(tuple(content["dims"])), content["num_inputs"]
     projection = dict(content["projection"])
     cls = getattr(phases, projection.pop("class"))
     return ProjectedPhases(cls(**projection), dims=dims, num_inputs=num_inputs, **arguments)

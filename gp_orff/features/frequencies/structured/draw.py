@@ -9,7 +9,7 @@ from torch import Tensor
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.frequencies.dot_product import DotProductDraw, DrawnHarmonics
 from gp_orff.features.frequencies.rule import Draw
-from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases
+from gp_orff.features.phases import Phases, ProjectedPhases, Projection, SumOfPhases, as_range
 from gp_orff.kernels.spectra.elliptical import Radial
 from gp_orff.kernels.tree import Term, spectra_of
 
@@ -27,7 +27,7 @@ class StructuredDraw(Draw):
         dims: Sequence[tuple[int, ...]],
     ):
         super().__init__(bases, [0] * len(bases))
-        self.dims = tuple(dims)
+        self.dims = tuple(map(as_range, dims))
         self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
         for index, projection in enumerate(projections):
             for name, array in projection.arrays.items():
@@ -66,7 +66,7 @@ class StructuredDraw(Draw):
                 projection,
                 spectrum.radii(base, 0).unsqueeze(-1),
                 _inverse(spectrum.lengthscale, len(columns)),
-                tuple(columns),
+                columns,
                 num_inputs,
             )
             for spectrum, projection, base, columns in parts
@@ -89,9 +89,7 @@ class StructuredDotProductDraw(DotProductDraw):
     def unit_phases(self, num_lifted: int) -> Phases:
         lengths, (projection,) = self.bases[0], self.directions.projections
         scale = torch.ones_like(lengths[:1]).expand(1, num_lifted)
-        return ProjectedPhases(
-            projection, lengths, scale, tuple(range(num_lifted)), num_inputs=num_lifted
-        )
+        return ProjectedPhases(projection, lengths, scale, range(num_lifted), num_lifted)
 
 
 def _inverse(lengthscale: Float[Tensor, "*b 1 _"], num_dims: int) -> Float[Tensor, "*b 1 d"]:

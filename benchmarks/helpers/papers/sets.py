@@ -1,0 +1,98 @@
+"""Sets for regression that install offline, in the place of those of Le et al. 2013."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn import datasets
+from torch import Tensor
+
+from helpers.papers.digits import digits
+
+Arrays = tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Points of training, and of a test."""
+
+    x: Float[Tensor, "N d"]
+    y: Float[Tensor, "N p"]
+    xs: Float[Tensor, "n d"]
+    ys: Float[Tensor, "n p"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set, and how it is split.
+
+    Classes become outputs of zeros and ones. By means and standard deviations over the points of
+    training, every input has mean zero and variance one, and so has the output of a regression.
+    Pixels have a common standard deviation (many are nearly constant), and classes are centred.
+
+    Args:
+        load: X and y, or X and labels.
+        training, test: numbers of points.
+    """
+
+    load: Callable[[], tuple[np.ndarray, np.ndarray]]
+    training: int
+    test: int
+    images: bool = False
+
+    def split(self, seed: int, share: float = 1.0) -> Split:
+        """A random split; with a share of its points."""
+        x, y = self._arrays()
+        order = np.random.default_rng(seed).permutation(len(x))
+        training, test = round(share * self.training), round(share * self.test)
+        x, y = (torch.from_numpy(own[order[: training + test]]) for own in (x, y))
+        x = _centred(x, training, together=self.images)
+        y = _centred(y, training) if not self.images else y - y[:training].mean(0)
+        return Split(x[:training], y[:training], x[training:], y[training:])
+
+    def _arrays(self) -> Arrays:
+        x, y = _loaded(self.load)
+        return x, (np.eye(int(y.max()) + 1)[y.astype(int)] if self.images else y[:, None])
+
+
+@cache
+def _loaded(load: Callable) -> tuple[np.ndarray, np.ndarray]:
+    return load()
+
+
+def _centred(
+    values: Float[Tensor, "n k"], training: int, together: bool = False
+) -> Float[Tensor, "n k"]:
+    """Less the mean, over the standard deviation, both of the first points."""
+    own = values[:training]
+    deviation = (own - own.mean(0)).square().mean() if together else own.var(0)
+    return (values - own.mean(0)) / deviation.sqrt().clamp_min(1e-12)
+
+
+def _friedman(num_inputs: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+    def load() -> tuple[np.ndarray, np.ndarray]:
+        """Five of the inputs count; the noise has variance one, the function 24."""
+        return datasets.make_friedman1(3500, num_inputs, noise=1.0, random_state=0)
+
+    return load
+
+
+def _handwritten() -> tuple[np.ndarray, np.ndarray]:
+    return datasets.load_digits(return_X_y=True)
+
+
+def _diabetes() -> tuple[np.ndarray, np.ndarray]:
+    return datasets.load_diabetes(return_X_y=True)
+
+
+SETS = {
+    "diabetes": Source(_diabetes, 294, 148),
+    "Friedman, 21 inputs": Source(_friedman(21), 2500, 1000),
+    "digits": Source(_handwritten, 1297, 500, images=True),
+    "Friedman, 85 inputs": Source(_friedman(85), 2500, 1000),
+    "Friedman, 384 inputs": Source(_friedman(384), 2500, 1000),
+    "MNIST": Source(digits, 2500, 1000, images=True),
+}

@@ -1,0 +1,92 @@
+"""Le, Sarlós & Smola 2013, Figure 2: the test error against the number of features.
+
+    python benchmarks/papers/le_figure2.py [--seeds 5] [--smoke] [--output FOLDER]
+
+The methods of le_table3.py with n = 32 to 4096 features on Friedman's function of 21 inputs, which
+stands for the CPU set of the paper, of 21 inputs, too. 2500 points of training; scale and noise as
+there, the same for all n. RMSE in standard deviations of the output, noise included, which has 0.2
+of them. Means over random splits, which seed the features. `Nystroem` ends at 1024 components,
+since its singular values take long. Draws le_figure2.png beside the results.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+sys.path.append(str(Path(__file__).parents[1]))
+from helpers.command import Sizes
+from helpers.papers import pictures
+from helpers.papers.methods import FAMILIES, METHODS, SCALES, chosen, rmse
+from helpers.papers.sets import SETS
+from helpers.results import save
+from helpers.rows import Rows
+
+SET, LEAST, MOST_COMPONENTS = "Friedman, 21 inputs", 32, 1024
+STYLES = {
+    "Nystroem": (pictures.BLACK, "P"),
+    "RBFSampler": (pictures.SKY, "h"),
+    "MonteCarlo": (pictures.ORANGE, "o"),
+    "QuasiMonteCarlo": (pictures.GREEN, "^"),
+    "Fastfood": (pictures.BLUE, "s"),
+    "StructuredOrthogonal": (pictures.PINK, "v"),
+    "FourierFastfood": (pictures.RED, "D"),
+    "Fastfood, Bessel": (pictures.BLUE, "x"),
+    "PolynomialCountSketch": ("0.5", "h"),
+    "Fastfood, polynomial": (pictures.BLUE, "+"),
+}
+LEVELS = {"exact RBF": "-", "exact Bessel": "--", "exact polynomial": ":"}
+
+
+def picture(rows):
+    """Methods of the RBF kernel; those of the others."""
+    figure, ((left, right),) = pictures.panels(1, 2, sharey=True)
+    for name, (colour, marker) in STYLES.items():
+        ax = left if METHODS[name][0] == "RBF" else right
+        line = [row for row in rows if row["method"] == name]
+        n, error, sd = ([row[key] for row in line] for key in ("n", "RMSE", "sd"))
+        ax.errorbar(n, error, sd, color=colour, marker=marker, ms=5, lw=1.2, label=name)
+    for name, kind in LEVELS.items():
+        level = next(row for row in rows if row["method"] == name)["RMSE"]
+        ax = left if METHODS[name][0] == "RBF" else right
+        ax.axhline(level, color="0.2", linestyle=kind, lw=1.2, label=name)
+    for ax, title in ((left, "RBF kernel"), (right, "other kernels")):
+        ax.set_xscale("log", base=2)
+        ax.set(title=title, xlabel="features n", yscale="log")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("{x:g}")
+        ax.legend(frameon=False, fontsize=8)
+    left.set_ylabel("test RMSE")
+    return figure
+
+
+@torch.no_grad()
+def main(words: Sequence[str] | None = None) -> None:
+    sizes = {"seeds": (5, 2), "most": (4096, 64)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
+    share, step = (0.05, 6) if arguments.smoke else (1.0, 1)
+    numbers = [LEAST * 2**k for k in range(20) if LEAST * 2**k <= arguments.most]
+    subset = SETS[SET].split(arguments.seeds, share)
+    choices = {name: chosen(own, subset, SCALES[name][::step]) for name, own in FAMILIES.items()}
+    splits = [SETS[SET].split(seed, share) for seed in range(arguments.seeds)]
+    rows = Rows()
+    for method, (family, features) in METHODS.items():
+        most = MOST_COMPONENTS if method == "Nystroem" else arguments.most
+        for n in tqdm([None] if features is None else numbers, method, leave=False):
+            if n is None or n <= most:
+                found = [
+                    rmse(method, split, choices[family], n, seed)
+                    for seed, split in enumerate(splits)
+                ]
+                mean, sd = float(np.mean(found)), float(np.std(found, ddof=1))
+                rows.add(method=method, n=n, RMSE=mean, sd=sd)
+    pictures.save_picture(arguments, picture(rows))
+    what = {"set": SET, "N": len(splits[0].x), "seeds": arguments.seeds, "chosen": choices}
+    save(arguments, {**what, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
