@@ -12,8 +12,8 @@ def _fastfood(signs, order, gaussians):
     """H G Π H B, one block after the other; G includes the factor 1/(‖G‖ √d′)."""
     dims = signs.shape[-1]
     h, blocks = scipy.linalg.hadamard(dims).astype(float), []
-    for i, (b, g) in enumerate(zip(signs, gaussians, strict=True)):
-        permutation = np.eye(dims)[order[i * dims : (i + 1) * dims] - i * dims]
+    for b, own, g in zip(signs, order, gaussians, strict=True):
+        permutation = np.eye(dims)[own]
         blocks.append(h @ np.diag(g) @ permutation @ h @ np.diag(b.astype(float)))
     return np.concatenate(blocks)
 
@@ -31,8 +31,8 @@ def _fourier(signs, order):
     dims = signs.shape[-1]
     angle = 2 * np.pi * np.outer(np.arange(dims), np.arange(dims)) / dims
     f, blocks = (np.cos(angle) + np.sin(angle)) / np.sqrt(dims), []
-    for i, b in enumerate(signs):
-        permutation = np.eye(dims)[order[i * dims : (i + 1) * dims] - i * dims]
+    for b, own in zip(signs, order, strict=True):
+        permutation = np.eye(dims)[own]
         blocks.append(permutation @ f @ np.diag(b.astype(float)))
     return np.concatenate(blocks)
 

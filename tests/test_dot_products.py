@@ -429,10 +429,11 @@ def test_many_inputs():
     assert errors["trace"] < 0.12
 
 
-@pytest.mark.parametrize("rule", ["orthogonal", "structured_orthogonal"])
-def test_orthogonal_vectors_give_a_linear_kernel_exactly(rule):
+@pytest.mark.parametrize(("rule", "number"), [("orthogonal", 8), ("structured_orthogonal", 64)])
+def test_orthogonal_vectors_give_a_linear_kernel_exactly(rule, number):
+    """Blocks of 4 and of 32 vectors."""
     kernel, x = kernel_of("linear", 4), draw(6, 4)
-    found = features(kernel, 4, RULES[rule](8))(x).to_dense()
+    found = features(kernel, 4, RULES[rule](number))(x).to_dense()
     torch.testing.assert_close(found, kernel(x).to_dense(), rtol=1e-12, atol=1e-12)
 
 
@@ -543,7 +544,7 @@ def test_a_vector_field_model(tmp_path):
     x, xs = draw(40, 4), draw(5, 4, seed=2)
     y, means = x[:, :2] + 0.1 * draw(40, 2, seed=1), []
     prior = shared(kernel_of("linear", 4))
-    for rule in (None, gp_orff.Orthogonal(8), gp_orff.StructuredOrthogonal(8)):
+    for rule in (None, gp_orff.Orthogonal(8), gp_orff.StructuredOrthogonal(64)):
         kernel = copy.deepcopy(prior)
         settings = {} if rule is None else {"frequencies": rule}
         model = gp_orff.VectorFieldGP(kernel, **settings).condition(x, y)
@@ -668,3 +669,13 @@ def test_auto_takes_random_vectors():
     x = draw(20, 2)
     kernel = features(PolynomialKernel(2), 2, gp_orff.Auto(max_features=64).for_data(x))
     assert "quasi-Monte Carlo" in kernel.frequencies[0].reason
+
+
+def test_gradients_at_zero():
+    """The square roots of an offset and of a variance have derivatives there."""
+    homogeneous, nothing = PolynomialKernel(2).double(), LinearKernel().double()
+    homogeneous.raw_offset.data.fill_(-1e4)
+    nothing.raw_variance.data.fill_(-1e4)
+    for kernel in (homogeneous, nothing):
+        features(kernel, 4, gp_orff.MonteCarlo(32))(draw(5, 4)).to_dense().sum().backward()
+        assert all(torch.isfinite(parameter.grad).all() for parameter in kernel.parameters())

@@ -217,10 +217,12 @@ def test_the_cheaper_factorisation_is_chosen():
     features, kronecker = feature_expansion(), kronecker_expansion()  # F = 9; 2D = 6, r = 2
     assert prefers_dual(features, 4)  # 8³ < 9³
     assert not prefers_dual(features, 5)
-    assert prefers_dual(kronecker, 5)  # 2·5³ < 2·6³: blocks of a separable kernel
-    assert not prefers_dual(kronecker, 6)
-    assert prefers_dual(kronecker, 3, whole=False)  # 6³ < 2·6³
-    assert not prefers_dual(kronecker, 4, whole=False)  # although N·p = 8 < F = 12
+    assert prefers_dual(kronecker, 3)  # 6³ < 2·6³
+    assert not prefers_dual(kronecker, 4)  # although N·p = 8 < F = 12
+    three = KroneckerExpansion(kronecker.phi, kronecker.scales, draw(3, 3))
+    assert prefers_dual(three, 5)  # 3·5³ < 3·6³: blocks of three outputs
+    assert not prefers_dual(three, 6)
+    assert not prefers_dual(three, 5, whole=False)
 
 
 @pytest.mark.parametrize("name", EXPANSIONS)

@@ -18,6 +18,7 @@ from gp_orff.features.columns import TrigColumns
 from gp_orff.features.expansion import KroneckerExpansion
 from gp_orff.inference.equations import equations_of_vectors
 from gp_orff.inference.equations.dense import dual_of_vectors
+from gp_orff.inference.equations.separable import KroneckerDual
 from gp_orff.inference.separable import quadratic
 from gp_orff.inference.separable.blocks import CholeskyBlocks, DualBlocks, EigenBlocks, blocks_of
 from gp_orff.inference.separable.posterior import KroneckerPosterior
@@ -416,3 +417,20 @@ def test_few_points_with_a_singular_noise():
     noisy = features @ features.mT + torch.kron(torch.eye(20), factor @ factor.mT)
     expected = oracles.log_density(noisy, y)
     torch.testing.assert_close(model.log_marginal_likelihood(), expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("noise", [0.1, 1e-4, 1e-8])
+def test_few_points_solve_without_cancellation(noise):
+    x, y, v = draw(20, 3), draw(20, 6, seed=1), draw(120, 3, seed=2)
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=6)
+    kernel = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64), num_dims=3).double()
+    phi, covariance = kernel.features(x).detach(), noise * torch.eye(6).double()
+    expansion = expand(kernel.base_kernel, kernel.frequencies, 3)
+    noisy = phi @ phi.mT + torch.kron(torch.eye(20), covariance)
+    with torch.no_grad():
+        equations = equations_of_vectors(expansion, x, y, Noise.of(covariance))
+        found = equations.solve(v)
+    expected = torch.linalg.solve(noisy, v)
+    bound = 1e-14 * torch.linalg.cond(noisy) * expected.norm()
+    assert isinstance(equations, KroneckerDual)
+    assert (found - expected).norm() < bound

@@ -292,7 +292,8 @@ class ORFFKernel(WrapperKernel):
         """Choose the frequencies again by the same rule, at the present hyperparameters.
 
         Needed for a `Grid` after its lengthscales have left their range. A random rule has a fixed
-        seed and draws the same frequencies again.
+        seed and draws the same frequencies again; for a `DotProductKernel`, it chooses harmonics by
+        the present coefficients, which may have moved far in training.
 
         Returns:
             This kernel, changed in place.

@@ -9,7 +9,7 @@ from linear_operator.operators import LinearOperator, to_linear_operator
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noise, independent
+from gp_orff.data.noise.covariances import Noise
 from gp_orff.data.statistics import Statistics
 from gp_orff.exact_gp.operators import (
     RootedOperator,
@@ -17,7 +17,7 @@ from gp_orff.exact_gp.operators import (
     noise_covariance,
     with_one_batch,
 )
-from gp_orff.features.expansion import Expansion, KroneckerExpansion, merge
+from gp_orff.features.expansion import Expansion, merge
 from gp_orff.inference.equations import (
     Group,
     NormalEquations,
@@ -227,10 +227,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
             return super()._solve(rhs, preconditioner, num_tridiag)
         rhs, noise = rhs.double(), Noise.of(self.noise)
         latent, p = self.latent, self.num_outputs
-        if self.prefers_dual and not isinstance(latent.expansion, KroneckerExpansion):
-            features = latent.expansion.double().features(latent.x1.double())
-            noisy = features @ features.mT + independent(noise.covariance, latent.x1.shape[-2])
-            return torch.linalg.solve(noisy, rhs)
+        if self.prefers_dual:
+            return self._equations(self._zeros(), latent.expansion).solve(rhs)
         posterior = self.posterior(self._zeros())
         expansion = posterior.expansion
 

@@ -112,12 +112,15 @@ class FastfoodProjection(Projection):
 class OrthogonalProjection(Projection):
     """The rows of H D₁ H D₂ H D₃ / d′^{3/2}, D_i random signs (Yu et al. 2016, Section 4).
 
-    d′ is a power of two, and rows of a block are orthogonal.
+    Rows of a block are orthogonal. d′ is a power of two, and at least 32: with fewer, directions
+    have too few values to be uniform, and kernels are wrong by up to half of the variance.
     """
 
     signs: Int8[Tensor, "3 m d2"]  # D₁, D₂, D₃
 
-    padded = staticmethod(next_power_of_two)
+    @staticmethod
+    def padded(num_inputs):
+        return max(32, next_power_of_two(num_inputs))
 
     @classmethod
     def draw(cls, num_inputs, num_vectors, rng):

@@ -90,6 +90,10 @@ class Dual(NormalEquations):
     def evidence(self) -> Evidence:
         return dense_evidence(self._covariance, self.rows.design)
 
+    def solve(self, v: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
+        """The inverse of the observations' covariance times v."""
+        return torch.linalg.solve(self._covariance, v)
+
     def posterior(self, mean):
         features = self.rows.features
         factor, alpha, evidence = dense_posterior(self._covariance, self.rows.design, mean)

@@ -89,12 +89,32 @@ class KroneckerDual(NormalEquations):
     def evidence(self) -> Evidence:
         return self._evidence(*KroneckerInvQuadLogdet.apply(*self._equations))
 
+    @property
+    def _differentiated(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self._equations)
+
+    @property
+    def _blocks(self) -> tuple[Float[Tensor, "*b p p"], EigenBlocks]:
+        """The eigenvectors of G, and (I + λ_j ΨΨᵀ)⁻¹."""
+        covariance, g, *_ = self._equations
+        eigenvalues, u = torch.linalg.eigh(g)
+        return u, EigenBlocks.of(covariance, eigenvalues.clamp_min(0))
+
+    def solve(self, v: Float[Tensor, "*b N*p k"]) -> Float[Tensor, "*b N*p k"]:
+        """The inverse of the observations' covariance times v."""
+        if self._differentiated:
+            return self._written_out.solve(v)
+        u, blocks = self._blocks
+        outputs = self._whitening.mT @ u
+        rows = torch.einsum("...npk,...pj->...jkn", v.unflatten(-2, self.y.shape[-2:]), outputs)
+        return torch.einsum("...jkn,...pj->...npk", blocks.solve(rows), outputs).flatten(-3, -2)
+
     def posterior(self, mean):
-        covariance, g, whitened, ones = self._equations
-        if torch.is_grad_enabled() and (covariance.requires_grad or g.requires_grad):
+        if self._differentiated:
             return self._written_out.posterior(mean)
-        blocks = EigenBlocks.of(covariance, torch.linalg.eigvalsh(g).clamp_min(0))
-        solution = Solution.with_blocks(torch.linalg.eigh(g)[1], blocks, whitened, ones)
+        *_, whitened, ones = self._equations
+        u, blocks = self._blocks
+        solution = Solution.with_blocks(u, blocks, whitened, ones)
         evidence = self._evidence(solution.quad, blocks.logdet())
         alpha = solution.combine(self._outputs.mT @ evidence.contrast(mean))
         mixing = self._whitening @ self.expansion.mixing

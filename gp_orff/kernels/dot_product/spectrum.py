@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from gpytorch.kernels import LinearKernel, PolynomialKernel
 from jaxtyping import Float
 from torch import Tensor
@@ -91,7 +92,7 @@ def _(kernel: LinearKernel) -> DotProductSpectrum:
     require_covariance_of(LinearKernel, kernel)
     variance = kernel.variance
     one = {1: variance.new_ones(())}
-    return DotProductSpectrum(Taylor(), one, variance.sqrt(), variance.new_zeros(1, 0))
+    return DotProductSpectrum(Taylor(), one, _root(variance), variance.new_zeros(1, 0))
 
 
 @spectrum.register
@@ -114,4 +115,9 @@ def _(kernel: PolynomialKernel) -> DotProductSpectrum:
             "constrain it with gpytorch.constraints.Positive()"
         )
     one = {int(power): offset.new_ones(())}
-    return DotProductSpectrum(Taylor(), one, offset.new_ones(1, 1), offset.sqrt().unsqueeze(-2))
+    return DotProductSpectrum(Taylor(), one, offset.new_ones(1, 1), _root(offset).unsqueeze(-2))
+
+
+def _root(variance: Tensor) -> Tensor:
+    """The square root, with a derivative at zero."""
+    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()

@@ -156,13 +156,12 @@ class StructuredOrthogonal(_StructuredRule):
 
     Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
     random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). Lengths are independent radii of the
-    kernel's spectral density in d′ dimensions; d′, the kernels and the cost are as for `Fastfood`,
-    with three transforms in the place of two.
+    kernel's spectral density in d′ dimensions; d′ is at least 32. The kernels and the cost are as
+    for `Fastfood`, with three transforms in the place of two.
 
     The approximate kernel is slightly biased, since a direction has 2^{3d′} possible values and is
-    not exactly uniform. The bias is largest between inputs that differ in one coordinate: for an
-    RBF kernel with 8, 16 and 32 inputs at most 0.05, 0.006 and 0.001 of the variance, within 3
-    lengthscales. In return its variance is smaller, as with `Orthogonal`.
+    not exactly uniform: for an RBF kernel by at most 0.003 of the variance, between inputs that
+    differ in few coordinates. In return its variance is smaller, as with `Orthogonal`.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
