@@ -158,7 +158,7 @@ def test_the_weighted_kernel():
 def test_features_are_those_of_equation_26():
     """Rounding; in a kernel, and with its inner products."""
     kernel = gp_orff.ORFFKernel(rbf(3), gp_orff.Templates(7, a=A, seed=3))
-    x = draw(5, 3)
+    x = 0.1 * draw(5, 3)
     torch.testing.assert_close(kernel.features(x).to_dense(), features_of(kernel, x))
     z = kernel.frequencies[0].bases[0] / math.sqrt(A * A - 2 * A)
     torch.testing.assert_close(kernel.phases(x), x / kernel.base_kernel.lengthscale @ z.mT)
@@ -371,7 +371,7 @@ def test_derivatives_are_refused():
     model = gp_orff.VectorFieldGP(exact, frequencies=gp_orff.Templates(20, a=A))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gp_orff.FeatureWarning)
-        model.condition(draw(80, 2), draw(80, 2, seed=1))
+        model.condition(0.3 * draw(80, 2), draw(80, 2, seed=1))
         with pytest.raises(NotImplementedError, match="QuasiMonteCarlo"):
             model.posterior().mean(draw(3, 2), gp_orff.Divergence())
 
@@ -384,8 +384,10 @@ def test_warnings_of_too_many_inputs_and_distant_inputs():
     with pytest.warns(UserWarning, match="few inputs.*use gp_orff.QuasiMonteCarlo"):
         gp_orff.ORFFKernel(RBFKernel(), gp_orff.Templates(n, a=a), num_dims=fits + 1)
     kernel = gp_orff.ORFFKernel(rbf(1), gp_orff.Templates(n, a=a))
-    x = torch.linspace(-9, 9, 20, dtype=torch.float64).unsqueeze(-1)
-    kernel(x).to_dense()  # wide, but around the center
+    x = torch.linspace(-0.5, 0.5, 20, dtype=torch.float64).unsqueeze(-1)
+    kernel(9 * torch.tensor([[-1.0], [1.0]]).double()).to_dense()  # corners of a box around it
+    with pytest.warns(UserWarning, match="or half, are farther away"):
+        kernel(18 * x).to_dense()
     excess = math.log1p(n) - 0.5 * math.log(a * a / (a * a - 4))
     edge = 0.7 * math.sqrt(excess / (4 * (a - 2) / (a + 2)))
     kernel(x + 0.99 * edge).to_dense()

@@ -70,15 +70,22 @@ class TemplateDraw(Draw):
         return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
 
     def check_domain(self, spectra: Sequence[Gaussian], *points: Float[Tensor, "*b n d"]) -> None:
-        """Warn if the middle of the points is out of reach."""
-        middle = torch.cat([x.detach().reshape(-1, x.shape[-1]) for x in points]).mean(0)
-        scaled = (middle[list(self.dims)] - self.center) * self._inverse_lengthscale(spectra[0])
-        if (scaled.norm(dim=-1) > self.reach).any():
+        """Warn if the middle of the points, or half of them, are out of reach.
+
+        Two points may be the corners of a box, most of which is closer: only their middle counts.
+        """
+        every = torch.cat([x.detach().reshape(-1, x.shape[-1]) for x in points])
+        every = torch.cat([every.mean(0, keepdim=True), every])[:, list(self.dims)]
+        distances = ((every - self.center) * self._inverse_lengthscale(spectra[0])).norm(dim=-1)
+        middle, half = distances[..., 0], distances[..., 1:].median(-1).values
+        corners = all(x.shape[-2] <= 2 for x in points)
+        far = middle if corners else torch.maximum(middle, half)
+        if (far > self.reach).any():
             warnings.warn(
                 f"Templates(a={self.a:g}) with {self.num_frequencies} features expects inputs "
                 f"around its center, at most {self.reach:.2g} lengthscales from it, got inputs "
-                "whose mean is farther away, where features are nearly zero; pass their mean as "
-                "center=, or use gp_orff.QuasiMonteCarlo",
+                "of which the mean, or half, are farther away, where features are nearly zero; "
+                "pass their mean as center=, a smaller a, or use gp_orff.QuasiMonteCarlo",
                 stacklevel=2,
             )
 

@@ -86,8 +86,15 @@ class Templates:
                 f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
                 "that are wider than a lengthscale"
             )
+        if not isinstance(self.weighted, bool):
+            raise ValueError(
+                f"Templates expects weighted to be True or False, got {self.weighted!r}"
+            )
         if self.center is not None:
-            center = tuple(np.asarray(self.center, dtype=float).reshape(-1).tolist())
+            try:
+                center = tuple(np.asarray(self.center, dtype=float).reshape(-1).tolist())
+            except (TypeError, ValueError):
+                center = (math.nan,)
             if not all(map(math.isfinite, center)):
                 raise ValueError(
                     "Templates expects finite numbers as center, one for each input, got "
