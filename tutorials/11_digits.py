@@ -252,16 +252,16 @@ for name, colour, marker in (("a matrix", orange, "s"), ("Fastfood", blue, "o"))
         ax.annotate(
             f"{costs[name, d][0]:.3f}"[:5].rstrip(".") + " MiB",
             (d, value),
-            (0, 8 if name == "a matrix" else -14),
+            (-8, 4) if name == "a matrix" else (6, -12),
             textcoords="offset points",
-            ha="center",
+            ha="right" if name == "a matrix" else "left",
             color=colour,
             fontsize="small",
         )
 ax.set(title="One image, four frequencies for each pixel", xlabel="pixels", ylabel="phases (ms)")
 ax.set_xticks(num_pixels, num_pixels)
 ax.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-ax.margins(0.2, 0.16)
+ax.margins(0.3, 0.16)
 ax.legend(frameon=False, loc="upper left")
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "digits.png", dpi=110)
