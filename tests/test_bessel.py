@@ -247,12 +247,12 @@ MISTAKES = {
     "padding": (
         lambda: gp_orff.ORFFKernel(bessel(1, 3), gp_orff.Fastfood(8)),
         ValueError,
-        "FourierFastfood or gp_orff.QuasiMonteCarlo",
+        "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal",
     ),
     "padding_orthogonal": (
         lambda: gp_orff.ORFFKernel(bessel(1, 3), gp_orff.StructuredOrthogonal(8)),
         ValueError,
-        "got 32.*FourierFastfood or gp_orff.QuasiMonteCarlo",
+        "got 32.*gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal",
     ),
     "grid": (
         lambda: gp_orff.ORFFKernel(bessel(1, 2), gp_orff.Grid.for_data(X)),

@@ -488,3 +488,18 @@ def test_gradients_after_a_transform_in_inference_mode():
     x.requires_grad_()
     hadamard(x).sum().backward()
     assert x.grad[0].tolist() == [64.0] + 63 * [0.0]
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "match"),
+    [
+        (np.zeros((3, 2)), TypeError, "expects a tensor of inputs, got ndarray.*torch.as_tensor"),
+        ([[0.0, 1.0]], TypeError, "expects a tensor of inputs, got list.*torch.as_tensor"),
+        (torch.zeros(3), ValueError, r"expects inputs of shape \(n, d\), got \(3,\).*unsqueeze"),
+    ],
+)
+def test_inputs_that_are_no_matrix(x, error, match):
+    kernel = gp_orff.ORFFKernel(RBFKernel(), Fastfood(8), num_dims=2)
+    for call in (kernel.phases, kernel.features):
+        with pytest.raises(error, match=match):
+            call(x)

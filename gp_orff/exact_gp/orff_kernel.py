@@ -251,8 +251,7 @@ class ORFFKernel(WrapperKernel):
 
         Raises:
             TypeError: inputs of another dtype than the hyperparameters.
-            ValueError: inputs with a wrong number of columns, NaN or infinity, no points, or points
-                outside the domain of a grid.
+            ValueError: inputs with a wrong number of columns, NaN or infinity, or no points.
 
         Example:
             >>> import gp_orff, gpytorch, torch

@@ -37,10 +37,20 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
     """Refuse inputs that have no covariance; messages name the kernel.
 
     Raises:
-        TypeError: inputs that are not float32 or float64, or not of the hyperparameters' dtype.
-        ValueError: no points, or NaN or infinite coordinates.
+        TypeError: inputs that are no tensor, not float32 or float64, or not of the hyperparameters'
+            dtype.
+        ValueError: no points, one coordinate a point without a column, NaN or infinity.
     """
     name = type(kernel).__name__
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{name} expects a tensor of inputs, got {type(x).__name__}; pass torch.as_tensor(x)"
+        )
+    if x.dim() < 2:
+        raise ValueError(
+            f"{name} expects inputs of shape (n, d), got {tuple(x.shape)}; pass x.unsqueeze(-1) "
+            "for one input"
+        )
     if x.dtype not in (torch.float32, torch.float64):
         remedy = "x.float()" if x.is_floating_point() else "x.double()"
         raise TypeError(f"{name} expects float32 or float64 inputs, got {x.dtype}; pass {remedy}")

@@ -93,11 +93,12 @@ class BesselKernel(Kernel):
     exp(−t r²/(2d + 4)), an RBF kernel of the lengthscale ℓ √((d + 2)/t): lengthscales are not
     comparable to those of other kernels.
 
-    The kernel belongs to one number of dimensions. Rules that pad the inputs, `Fastfood` and
-    `StructuredOrthogonal`, need d = 2^k; `MonteCarlo`, `QuasiMonteCarlo`, `Orthogonal` and
-    `FourierFastfood` work for every d. `Grid` and `GaussHermite` do not, nor rules with
-    `shared=True`, since the density is not evaluated. `CurlFreeKernel`, `DivergenceFreeKernel` and
-    `HelmholtzKernel` of it are exact, and have features with `measure="base"`.
+    The kernel belongs to one number of dimensions. Of the rules that pad the inputs,
+    `Fastfood` needs d = 2^k, and `StructuredOrthogonal` 2^k ≥ 32; `MonteCarlo`, `QuasiMonteCarlo`
+    and `Orthogonal` work for every d, and so does `FourierFastfood`, with its bias. `Grid` and
+    `GaussHermite` do not, nor rules with `shared=True`, since the density is not evaluated.
+    `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel` of it are exact, and have
+    features with `measure="base"`.
 
     The covariance is accurate to 1e-13 for all d and r; it can be differentiated any number of
     times.

@@ -69,9 +69,9 @@ class DotProductSpectrum:
         if self.series.num_dims not in (None, num_dims):
             raise ValueError(
                 f"a dot-product kernel of Legendre polynomials or projections in "
-                f"{self.series.num_dims} inputs expects as many, without padding, got {num_dims}; "
-                "use a number of inputs that is a power of two, a rule without Hadamard matrices, "
-                "such as gp_orff.QuasiMonteCarlo, or DotProductKernel.from_taylor"
+                f"{self.series.num_dims} inputs expects random vectors of as many dimensions, got "
+                f"{num_dims}, to which the rule pads; use gp_orff.QuasiMonteCarlo, which does not, "
+                "or DotProductKernel.from_taylor"
             )
         values = {n: a.double() for n, a in self.coefficients.items()}
         return self.series.harmonics(values, num_dims)

@@ -62,9 +62,9 @@ class BesselSpectrum(Radial):
         if num_dims != self.num_dims:
             raise ValueError(
                 f"expected frequencies in {self.num_dims} dimensions, those of "
-                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}: a rule pads the inputs, "
-                "or the kernel acts on another number of inputs; give it as num_dims, and use "
-                "gp_orff.FourierFastfood or gp_orff.QuasiMonteCarlo, which do not pad"
+                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}; give the kernel its "
+                "number of inputs as num_dims, and, if the rule pads them to a power of two, use "
+                "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal, which do not"
             )
 
     def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:

@@ -161,7 +161,9 @@ class StructuredOrthogonal(_StructuredRule):
 
     The approximate kernel is slightly biased, since a direction has 2^{3d′} possible values and is
     not exactly uniform: for an RBF kernel by at most 0.003 of the variance, between inputs that
-    differ in few coordinates. In return its variance is smaller, as with `Orthogonal`.
+    differ in few coordinates. In return its variance is smaller, as with `Orthogonal`. Not so for
+    dot-product kernels of few inputs, whose vectors lie on a sphere of 32 dimensions: use
+    `Orthogonal` or `QuasiMonteCarlo` there.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
