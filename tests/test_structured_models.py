@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -16,11 +17,12 @@ from gpytorch.kernels import (
     RQKernel,
     ScaleKernel,
 )
+from gpytorch.means import ZeroMean
 
 import gp_orff
 from gp_orff.features.assemble import draw, expand
 from gp_orff.regression import ORFFRidge
-from tests import fields
+from tests import fields, oracles
 from tests.models import evidence, gradient, scalar_gp, vector_gp
 from tests.registry import STRUCTURED_RULES, randomise_tasks
 from tests.structured_oracle import WrittenOut
@@ -348,3 +350,34 @@ def test_regressions_of_chunks():
     for a, b in ((0, 3), (3, 50), (50, 80)):
         part.partial_fit(X[a:b].numpy(), Y[a:b].numpy())
     assert np.allclose(whole.predict(X), part.predict(X), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", [gp_orff.MonteCarlo(16), gp_orff.Fastfood(16)])
+def test_second_derivatives_of_a_model_of_statistics(rule):
+    """A Hessian times a vector, against autograd through the dense covariance of the features."""
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=3)).double()
+    x, y = fields.draw(60, 3), fields.draw(60, 1, seed=1)
+    model = gp_orff.VectorFieldGP(kernel, mean=ZeroMean(), frequencies=rule)
+    model.likelihood.noise = 0.3
+    model.condition(x, y)
+    orff, parameters = gp_orff.ORFFKernel(kernel, rule), list(kernel.parameters())
+
+    def dense():
+        phi = orff.features(x)
+        return oracles.log_density(phi @ phi.mT + 0.3 * torch.eye(60), y)
+
+    products = []
+    for function in (model.log_marginal_likelihood, dense):
+        slopes = torch.autograd.grad(function(), parameters, create_graph=True)
+        along = sum((slope * (1 + torch.arange(slope.numel()))).sum() for slope in slopes)
+        products.append(torch.cat([h.flatten() for h in torch.autograd.grad(along, parameters)]))
+    torch.testing.assert_close(*products, rtol=1e-9, atol=1e-9)
+
+
+def test_one_frequency_beside_a_constant():
+    kernel = ConstantKernel() + RBFKernel(ard_num_dims=5)
+    model = gp_orff.VectorFieldGP(kernel.double(), frequencies=gp_orff.Fastfood(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gp_orff.FeatureWarning)
+        model.condition(fields.draw(30, 5), fields.draw(30, 1, seed=1))
+    assert torch.isfinite(model.posterior().mean(fields.draw(3, 5, seed=2))).all()

@@ -164,7 +164,8 @@ Visit = Callable[[], Iterator[Observations]]
 
 
 def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
-    """Statistics whose derivative in ω comes from a second visit; no chunk stays in memory."""
+    """Statistics whose derivative in ω comes from a second visit; no chunk stays in memory, unless
+    the derivative is differentiated again."""
     fixed = FieldStatistics.of(visit(), phi.detached())
     tensors = _StatisticsByVisit.apply(phi, visit, fixed.tensors, *phi.tensors)
     return fixed.with_tensors(dict(zip(fixed.tensors, tensors, strict=True)), phi)
@@ -178,15 +179,20 @@ class _StatisticsByVisit(torch.autograd.Function):
         return tuple(tensors.values())
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        by_name = dict(zip(ctx.names, gradients, strict=True))
+        by_name, again = dict(zip(ctx.names, gradients, strict=True)), torch.is_grad_enabled()
         totals = [torch.zeros_like(parameter) for parameter in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():
-                inputs = [parameter.detach().requires_grad_() for parameter in ctx.saved_tensors]
+                inputs = [
+                    parameter
+                    if again and parameter.requires_grad
+                    # a copy of its own: its graph ends here
+                    else parameter.detach().requires_grad_()
+                    for parameter in ctx.saved_tensors
+                ]
                 tensors = FieldStatistics.of([part], ctx.phi.with_tensors(*inputs)).tensors
-            outputs = list(tensors.values())
-            terms = torch.autograd.grad(outputs, inputs, [by_name[name] for name in tensors])
-            totals = [total.add_(term) for total, term in zip(totals, terms, strict=True)]
+            outputs, needed = list(tensors.values()), [by_name[name] for name in tensors]
+            terms = torch.autograd.grad(outputs, inputs, needed, create_graph=again)
+            totals = [total + term for total, term in zip(totals, terms, strict=True)]
         return None, None, None, *totals

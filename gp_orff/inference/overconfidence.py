@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gp_orff.features.columns import families_of
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.settings import check_features
@@ -70,7 +71,10 @@ def check(
 ) -> None:
     """Warn if a posterior of random features is overconfident at the first 200 points."""
     if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
-        parts = [posterior_of(*half) for half in halves(expansion)]
+        pair = halves(expansion)
+        if not all(family.num_columns for half, _ in pair for family in families_of(half.phi)):
+            return  # one frequency has no halves
+        parts = [posterior_of(*half) for half in pair]
         ratio = disagreement(posterior, parts, x[..., :200, :])
         warn_if_overconfident(ratio, expansion.num_features)
 

@@ -2,7 +2,7 @@
 
 from gp_orff.features.columns.base import Columns, stack_rows
 from gp_orff.features.columns.dot_product import DotProductColumns
-from gp_orff.features.columns.families import SideBySide, side_by_side
+from gp_orff.features.columns.families import SideBySide, families_of, side_by_side
 from gp_orff.features.columns.pointwise import PointwiseColumns
 from gp_orff.features.columns.templates import TemplateColumns
 from gp_orff.features.columns.trigonometric import TrigColumns
@@ -14,6 +14,7 @@ __all__ = [
     "SideBySide",
     "TemplateColumns",
     "TrigColumns",
+    "families_of",
     "side_by_side",
     "stack_rows",
 ]

@@ -133,12 +133,17 @@ class SideBySide(Columns):
         return self._shift(partners), torch.cat(signs)
 
 
+def families_of(columns: Columns) -> tuple[Columns, ...]:
+    """The families of columns, or the columns themselves."""
+    return columns.families if isinstance(columns, SideBySide) else (columns,)
+
+
 def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k"]]]:
     """The columns of all parts as one value, and the indices that each part has among them.
 
     All trigonometric columns with explicit frequencies become one family, which comes first.
     """
-    families = [part.families if isinstance(part, SideBySide) else (part,) for part in parts]
+    families = [families_of(part) for part in parts]
     every = list(chain.from_iterable(families))
     order = sorted(range(len(every)), key=lambda i: not _has_explicit_frequencies(every[i]))
     count = sum(map(_has_explicit_frequencies, every))
