@@ -679,3 +679,10 @@ def test_gradients_at_zero():
     for kernel in (homogeneous, nothing):
         features(kernel, 4, gp_orff.MonteCarlo(32))(draw(5, 4)).to_dense().sum().backward()
         assert all(torch.isfinite(parameter.grad).all() for parameter in kernel.parameters())
+
+
+def test_gradients_of_a_coefficient_that_is_zero():
+    kernel = gp_orff.DotProductKernel([1.0, 1.0, 1.0]).double()
+    kernel.raw_coefficients.data[0] = -1e4
+    features(kernel, 4, gp_orff.MonteCarlo(32))(draw(5, 4)).to_dense().sum().backward()
+    assert torch.isfinite(kernel.raw_coefficients.grad).all()

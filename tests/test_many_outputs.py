@@ -5,7 +5,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MultitaskKernel, RBFKernel
+from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from gpytorch.means import MultitaskMean, ZeroMean
 from torch.autograd import gradcheck, gradgradcheck
@@ -434,3 +434,19 @@ def test_few_points_solve_without_cancellation(noise):
     bound = 1e-14 * torch.linalg.cond(noisy) * expected.norm()
     assert isinstance(equations, KroneckerDual)
     assert (found - expected).norm() < bound
+
+
+def test_starting_values_of_many_outputs():
+    """With 20 outputs, 600 numbers are 30 points of 6 inputs, which find no lengthscale; features
+    take 150. The fit ends where one from good values does."""
+    x = uniform(300, 6)
+    y = torch.sin(4 * x @ draw(6, 20, seed=1)) + 0.1 * draw(300, 20, seed=2)
+    values = []
+    for warm_start in (False, True):
+        kernel = gp_orff.SeparableKernel(ScaleKernel(RBFKernel()), torch.eye(20)).double()
+        kernel.base_kernel.base_kernel.lengthscale = 0.5
+        model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Fastfood(64))
+        model.fit(x, y, warm_start=warm_start, progress=False)
+        values.append(model.log_marginal_likelihood().item())
+        assert warm_start or "starting values, 150 points" in str(model.report)
+    assert values[0] > values[1] - 1.0

@@ -130,7 +130,9 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
     if isinstance(term.factor, Mixing):
         phi, variances = frequencies.columns(term, num_inputs)
-        scales = (term.outputscale[..., None, None] * variances).sqrt()
+        variances = term.outputscale[..., None, None] * variances
+        tiny = torch.finfo(variances.dtype).tiny  # the square root has no derivative at zero
+        scales = variances.clamp_min(tiny).sqrt()
         return KroneckerExpansion(phi, scales, term.factor.matrix)
     omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)

@@ -26,6 +26,7 @@ from gp_orff.inference.conditioning import (
     log_marginal_likelihood,
 )
 from gp_orff.inference.representation import has_covariance
+from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
@@ -37,6 +38,7 @@ from gp_orff.threads import update_threads
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 _SHORT = 4  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
+_OUTPUTS = 4  # of a separable kernel: further ones cost little by features, at a place
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,11 @@ class Trainer:
         return search, search.coordinates.get()
 
     def subset(self, numbers: int) -> Dataset:
-        """About `numbers` observed values, of points at all distances from each other."""
+        """About `numbers` observed values, of points at all distances from each other; more for
+        many outputs of a separable kernel."""
         parts = join(self.survey.sample)
-        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // self.num_outputs))
+        counted = _OUTPUTS if self._many_outputs else self.num_outputs
+        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // counted))
         offsets = np.cumsum([0, *map(len, parts)])
         selected = []
         for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
@@ -106,12 +110,27 @@ class Trainer:
 
     def inference(self, data: Dataset) -> Inference:
         """Inference from a subset of the data, under the exact kernel if there is one."""
+        if self._many_outputs:
+            return self._by_features(data, _FREQUENCIES // 2)
         if has_covariance(self.kernel, data):
             return ExactInference(data)
         rank = max(term.factor.rank for term in terms(self.kernel))
         number = min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length())
-        rule = QuasiMonteCarlo(max(1, number // rank))
+        return self._by_features(data, max(1, number // rank))
+
+    def _by_features(self, data: Dataset, num_frequencies: int) -> Inference:
+        rule = QuasiMonteCarlo(num_frequencies)
         return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
+
+    @property
+    def _many_outputs(self) -> bool:
+        """Whether an evaluation by features costs about the same for all these outputs as for few:
+        those of a separable kernel, observed together."""
+        factors = [term.factor for term in terms(self.kernel)]
+        one = all(isinstance(f, Mixing) and f.matrix is factors[0].matrix for f in factors)
+        first, *others = join(self.survey.sample)
+        whole = not others and first.pattern.complete and first.weight is None
+        return one and whole and self.num_outputs > _OUTPUTS
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:

@@ -110,7 +110,8 @@ class Fastfood(_StructuredRule):
     Each frequency has exactly the distribution that it has with `MonteCarlo`: S is r/‖G‖, and r a
     radius of the kernel's spectral density in d′ dimensions (eq. 35 prints ‖G‖^{−1/2}). The
     approximate kernel is therefore unbiased. Frequencies of a block depend on each other: at lags
-    of 0.5 to 2 lengthscales, the variance is up to 2.0 times that of independent frequencies.
+    of 0.5 to 2 lengthscales, the variance is up to 2.0 times that of independent frequencies, for
+    dot-product kernels up to 3 times.
 
     Use it with tens to thousands of inputs, where the product with the frequencies costs much: in
     prediction, in memory, and in stochastic training. Training in closed form is bound by the N F²
