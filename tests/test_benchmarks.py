@@ -19,7 +19,13 @@ SCRIPTS = sorted(
     for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
 )
 PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
-QUICK = ["kronecker_step", "robot_loop", "rules_error", *PAPERS]  # seconds each with --smoke
+QUICK = [
+    "kronecker_step",
+    "many_outputs",
+    "robot_loop",
+    "rules_error",
+    *PAPERS,
+]  # seconds each with --smoke
 DIGITS = [
     *("papers/brault_figure2", "papers/brault_figure3"),
     *("papers/le_figure2", "papers/le_mnist", "papers/le_table3"),
