@@ -245,9 +245,9 @@ class ORFFKernel(WrapperKernel):
 
         Returns:
             (*b, N, D) in the dtype of x, computed in float64, differentiable in x and in the
-            lengthscales. The frequencies of all terms of a sum follow each other, those that are
-            written out first, such as the zero of a constant; those that terms share, as on a
-            `Grid`, are present once.
+            lengthscales. The frequencies of the terms of a sum follow each other. A constant
+            term has one, ω = 0, which comes first; frequencies that terms share, as on a `Grid`,
+            are present once.
 
         Raises:
             TypeError: inputs of another dtype than the hyperparameters.

@@ -91,7 +91,7 @@ class BesselKernel(Kernel):
     unit ball of d dimensions, divided by ℓ. So k has no frequencies beyond t/ℓ; for t = 1 all below
     are equally probable, and for d = 1, k is then sin(r)/r. The more dimensions, the closer k is to
     exp(−t r²/(2d + 4)), an RBF kernel of the lengthscale ℓ √((d + 2)/t): lengthscales are not
-    comparable to those of other kernels.
+    comparable to those of other kernels. Start from ℓ √(t/(d + 2)), ℓ being one for an RBF kernel.
 
     The kernel belongs to one number of dimensions. Of the rules that pad the inputs,
     `Fastfood` needs d = 2^k, and `StructuredOrthogonal` 2^k ≥ 32; `MonteCarlo`, `QuasiMonteCarlo`

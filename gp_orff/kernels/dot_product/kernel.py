@@ -30,8 +30,9 @@ class DotProductKernel(Kernel):
 
     - `"base"`: ∝ λ_nm, the share of the variance of a unit vector. It has the smaller error with
       many inputs.
-    - `"trace"`, the default: half of the columns as with "base", the others ∝ λ_nm N(d, m), where
-      N(d, m) is the number of spherical harmonics, as in Corollary 4. That law alone bounds all
+    - `"trace"`, the default, which is good for few and for many inputs: half of the columns as with
+      "base", the others ∝ λ_nm N(d, m), where N(d, m) is the number of spherical harmonics, as in
+      Corollary 4. That law alone bounds all
       columns by √(Σ λ N / D) for unit vectors, here by √2 times that. But N grows like dᵐ, and with
       20 inputs nearly all columns have the highest order: hence the first half. The variance of the
       approximate kernel is at most twice that with "base", or with Corollary 4.

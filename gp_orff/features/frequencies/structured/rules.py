@@ -113,15 +113,16 @@ class Fastfood(_StructuredRule):
     of 0.5 to 2 lengthscales, the variance is up to 2.0 times that of independent frequencies, for
     dot-product kernels up to 3 times.
 
-    Use it with tens to thousands of inputs, where the product with the frequencies costs much: in
-    prediction, in memory, and in stochastic training. Training in closed form is bound by the N F²
-    operations of ΦᵀΦ and gains little. For few inputs `QuasiMonteCarlo` is more accurate.
+    Use it with hundreds to thousands of inputs, where the product with the frequencies costs much:
+    in prediction, and in memory. Training in closed form is bound by the N F² operations of ΦᵀΦ and
+    gains nothing. For few inputs `QuasiMonteCarlo` is more accurate.
 
     Scalar and separable kernels whose spectral density is radial: `RBFKernel`, `MaternKernel`,
     `GeneralMaternKernel`, `RQKernel` with or without ARD, `BesselKernel` in 2^k dimensions, their
     sums and products, in `MultitaskKernel`, `SeparableKernel` and `LCMKernel`. The terms of a sum
-    are drawn apart; phases of a product add up. Of dot-product kernels power series, with unit
-    vectors of d′ dimensions; others if d is a power of two.
+    are drawn apart; phases of a product add up. Dot-product kernels too: `LinearKernel`,
+    `PolynomialKernel` and power series for every d, Legendre series and projections if d is a power
+    of two.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
