@@ -10,9 +10,7 @@ from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noise
 from gp_orff.data.statistics import Statistics
-from gp_orff.inference.quadratic import (
-    Evidence,
-)
+from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.weight_posterior import WeightPosterior
 
 

@@ -9,9 +9,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
-from gp_orff.features.expansion import (
-    FeatureExpansion,
-)
+from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
 from gp_orff.inference.equations.dense import DenseRows, solve_with
 from gp_orff.inference.quadratic import (

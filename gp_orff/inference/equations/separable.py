@@ -10,15 +10,11 @@ from torch.nn.functional import pad
 
 from gp_orff.data.noise.covariances import Noise
 from gp_orff.data.statistics import Statistics
-from gp_orff.features.expansion import (
-    KroneckerExpansion,
-)
+from gp_orff.features.expansion import KroneckerExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
 from gp_orff.inference.equations.dense import Dual, dual_of_vectors
 from gp_orff.inference.equations.primal import Primal
-from gp_orff.inference.quadratic import (
-    Evidence,
-)
+from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.separable.blocks import DualBlocks, EigenBlocks
 from gp_orff.inference.separable.posterior import KroneckerPosterior
 from gp_orff.inference.separable.quadratic import KroneckerInvQuadLogdet, Solution
