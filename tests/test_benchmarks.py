@@ -295,7 +295,7 @@ def test_products_with_features_take_time_in_proportion_to_their_number():
 
 
 def test_digits_by_fast_transforms_are_as_good_as_by_the_exact_kernel():
-    """Le et al. 2013, Section 6.3, on MNIST: Fastfood within 0.5 points; twice as good as linear."""
+    """Le et al. 2013, Section 6.3, on MNIST: within 0.5 points, and twice as good as linear."""
     found = results_of("papers/le_mnist")
     rows = {row["method"]: row for row in found["rows"]}
     assert (found["splits"], found["training"], found["frequencies"]) == (5, 4000, 4096)
