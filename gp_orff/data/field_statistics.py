@@ -184,12 +184,9 @@ class _StatisticsByVisit(torch.autograd.Function):
         totals = [torch.zeros_like(parameter) for parameter in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():
-                inputs = [
-                    parameter
-                    if again and parameter.requires_grad
-                    # a copy of its own: its graph ends here
-                    else parameter.detach().requires_grad_()
-                    for parameter in ctx.saved_tensors
+                inputs = [  # the graph of a chunk ends at copies, unless it is needed again
+                    p if again and p.requires_grad else p.detach().requires_grad_()
+                    for p in ctx.saved_tensors
                 ]
                 tensors = FieldStatistics.of([part], ctx.phi.with_tensors(*inputs)).tensors
             outputs, needed = list(tensors.values()), [by_name[name] for name in tensors]

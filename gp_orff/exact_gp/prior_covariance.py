@@ -225,10 +225,10 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     def _solve(self, rhs: Tensor, preconditioner=None, num_tridiag: int | None = 0) -> Tensor:
         if num_tridiag:
             return super()._solve(rhs, preconditioner, num_tridiag)
-        rhs, noise = rhs.double(), Noise.of(self.noise)
-        latent, p = self.latent, self.num_outputs
+        rhs, latent, p = rhs.double(), self.latent, self.num_outputs
         if self.prefers_dual:
             return self._equations(self._zeros(), latent.expansion).solve(rhs)
+        noise = Noise.of(self.noise)
         posterior = self.posterior(self._zeros())
         expansion = posterior.expansion
 

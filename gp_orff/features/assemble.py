@@ -23,9 +23,9 @@ from gp_orff.features.frequencies.rule import (
     TermSpectrum,
     sum_of_leaves,
 )
-from gp_orff.kernels.cholesky import reduced_root
+from gp_orff.kernels.cholesky import positive_root, reduced_root
 from gp_orff.kernels.factors import Factor, Mixing, embedded
-from gp_orff.kernels.tree import Term, leaf_dims, spectra_of, terms
+from gp_orff.kernels.tree import Term, leaf_dims, share_mixing, spectra_of, terms
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
@@ -130,9 +130,7 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
     if isinstance(term.factor, Mixing):
         phi, variances = frequencies.columns(term, num_inputs)
-        variances = term.outputscale[..., None, None] * variances
-        tiny = torch.finfo(variances.dtype).tiny  # the square root has no derivative at zero
-        scales = variances.clamp_min(tiny).sqrt()
+        scales = positive_root(term.outputscale[..., None, None] * variances)
         return KroneckerExpansion(phi, scales, term.factor.matrix)
     omegas, weights = frequencies.nodes(spectra_of(term))
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
@@ -148,8 +146,8 @@ def _expand_on_lattice(
     for term, frequencies in zip(summands, draws, strict=True):
         omegas, weights = frequencies.nodes(spectra_of(term))
         variances = term.outputscale.unsqueeze(-1) * weights
-        scales.append((omegas, variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()))
-    if all(isinstance(t.factor, Mixing) and t.factor.matrix is first.matrix for t in summands):
+        scales.append((omegas, positive_root(variances)))
+    if share_mixing(summands):
         return _kronecker_on_lattice(phi, first, draws, [scale for _, scale in scales])
     halves = [
         (scale[..., None, None] * term.factor(omegas[0] if omegas else scale.unsqueeze(-1)))

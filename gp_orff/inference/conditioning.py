@@ -276,7 +276,7 @@ class FeatureInference(Inference):
         points = (2 if self._has_shared_columns else 1) * points
         if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
             return False
-        whole = whole_vectors(self._point_observations) and not self.data.symbol_data
+        whole = whole_vectors(self.data.observations) and not self.data.symbol_data
         return prefers_dual(expansion, points, whole)
 
     def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -31,6 +32,18 @@ class WrapperKernel(Kernel):
             for name, child in self._modules.items()
         }
         return new
+
+
+def check_positive_integer(value: int, argument: str, owner: str) -> int:
+    """The value of an argument as an int; messages name what it belongs to.
+
+    Raises:
+        ValueError: no positive integer.
+    """
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or value < 1:
+        raise ValueError(f"{owner} expects {argument} to be a positive integer, got {value!r}")
+    return int(value)
 
 
 def check_inputs(kernel: Kernel, x: Tensor) -> None:

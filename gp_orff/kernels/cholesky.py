@@ -10,6 +10,11 @@ from torch.autograd.function import once_differentiable
 _SINGULAR = 1e-7  # a smaller pivot, relative to the standard deviation, is zero to rounding
 
 
+def positive_root(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """√v, with a derivative where v = 0."""
+    return variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()
+
+
 def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
     """The Cholesky factor L of a covariance matrix a = L Lᵀ.
 

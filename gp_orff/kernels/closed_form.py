@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.scalar import BesselKernel, require_covariance_of
 from gp_orff.kernels.spectra.base import spectrum
@@ -72,7 +73,7 @@ def _(kernel: RBFKernel, s: Tensor) -> tuple[Tensor, Tensor]:
 @radial_derivatives.register
 def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     require_covariance_of(MaternKernel, kernel)
-    r = s.clamp_min(torch.finfo(s.dtype).tiny).sqrt()
+    r = positive_root(s)
     decay = torch.exp(-math.sqrt(2 * kernel.nu) * r)
     if kernel.nu == 1.5:  # κ = (1 + √3 r) exp(−√3 r)
         return -1.5 * decay, 0.75 * math.sqrt(3) * decay / r

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import scipy.special
 import torch
 from gpytorch.constraints import Interval
@@ -11,6 +10,8 @@ from gpytorch.priors import Prior
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
+
+from gp_orff.kernels.base import check_positive_integer
 
 _TERMS = 48  # of the series of Bessel functions over Gaussians
 _NEAR, _LARGE, _DECAY = 13.0, 100, 45.0  # q/b to which it holds; b from which it holds to _DECAY
@@ -139,12 +140,8 @@ class BesselKernel(Kernel):
         lengthscale_prior: Prior | None = None,
         lengthscale_constraint: Interval | None = None,
     ):
-        for name, value in (("power", power), ("num_dims", num_dims)):
-            integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not integer or value < 1:
-                raise ValueError(
-                    f"BesselKernel expects {name} to be a positive integer, got {value}"
-                )
+        check_positive_integer(power, "power", "BesselKernel")
+        check_positive_integer(num_dims, "num_dims", "BesselKernel")
         numbers = {
             "ard_num_dims": ard_num_dims,
             "the number of active_dims": None if active_dims is None else len(active_dims),

@@ -248,6 +248,12 @@ def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
     return spaces.pop() if spaces else tuple(range(num_inputs))
 
 
+def share_mixing(parts: Sequence[Term]) -> bool:
+    """Whether all terms are those of one separable kernel, with the same L."""
+    first = parts[0].factor
+    return all(isinstance(t.factor, Mixing) and t.factor.matrix is first.matrix for t in parts)
+
+
 def varies_in_space(term: Term, space: Sequence[int]) -> bool:
     """Whether a term varies in space; a term that does not belongs to the background."""
     dims = {dim for leaf in term.leaves for dim in leaf.active_dims or space}

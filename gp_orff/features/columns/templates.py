@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gp_orff.features.columns.base import Columns
 from gp_orff.features.columns.pointwise import PointwiseColumns
+from gp_orff.features.phases.base import equal
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ class TemplateColumns(PointwiseColumns):
             and (self.a, self.p, self.dims) == (other.a, other.p, other.dims)
             and torch.equal(self.templates, other.templates)
             and torch.equal(self.center, other.center)
-            and self.inverse_lengthscale.shape == other.inverse_lengthscale.shape
-            and torch.allclose(
-                self.inverse_lengthscale, other.inverse_lengthscale, rtol=1e-9, atol=0
-            )
+            and equal(self.inverse_lengthscale, other.inverse_lengthscale)
         )
 
     def plain(self) -> dict[str, object]:

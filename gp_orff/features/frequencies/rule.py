@@ -149,20 +149,6 @@ def uniform(number: int, num_coordinates: int, rng: np.random.Generator) -> np.n
     return np.clip(rng.random((number, num_coordinates)), 2.0**-54, 1 - 2.0**-53)
 
 
-def check_num_frequencies(number: int, owner: str) -> int:
-    """The number as an int.
-
-    Raises:
-        ValueError: no positive integer.
-    """
-    integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not integer or number < 1:
-        raise ValueError(
-            f"{owner} expects num_frequencies to be a positive integer, got {number!r}"
-        )
-    return int(number)
-
-
 def check_seed(seed: int, owner: str) -> None:
     """Check a seed.
 

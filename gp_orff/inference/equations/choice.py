@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noise, Noises, is_regular
-from gp_orff.data.observations import PointObservations
+from gp_orff.data.observations import Observations, PointObservations
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import (
     Expansion,
@@ -49,9 +49,9 @@ def normal_equations(
     return Primal(expansion.general(), groups, dense_rows)
 
 
-def whole_vectors(observations: PointObservations) -> bool:
+def whole_vectors(observations: Sequence[Observations]) -> bool:
     """Whether observations are whole vectors with one noise."""
-    first, *others = observations.observations
+    first, *others = observations
     return not others and first.pattern.complete and first.weight is None
 
 
@@ -63,8 +63,9 @@ def dual_equations(
     delta: Float[Tensor, "p p"] | None,
 ) -> NormalEquations:
     """The dual algebra of observations at points, with δ in their noise, and of further rows."""
-    if has_blocks(expansion) and whole_vectors(observations) and not further:
-        (part,) = observations.observations
+    parts = observations.observations
+    if has_blocks(expansion) and whole_vectors(parts) and not further:
+        (part,) = parts
         noise = noises[part.key.label] + (0 if delta is None else delta)
         if is_regular(noise):  # rows below need K + I⊗Σ to be positive definite only
             return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))

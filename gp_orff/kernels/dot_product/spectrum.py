@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch
 from gpytorch.kernels import LinearKernel, PolynomialKernel
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.dot_product.kernel import DotProductKernel
 from gp_orff.kernels.dot_product.series import Coefficients, Harmonics, Series, Taylor
 from gp_orff.kernels.scalar import require_covariance_of
@@ -92,7 +92,7 @@ def _(kernel: LinearKernel) -> DotProductSpectrum:
     require_covariance_of(LinearKernel, kernel)
     variance = kernel.variance
     one = {1: variance.new_ones(())}
-    return DotProductSpectrum(Taylor(), one, _root(variance), variance.new_zeros(1, 0))
+    return DotProductSpectrum(Taylor(), one, positive_root(variance), variance.new_zeros(1, 0))
 
 
 @spectrum.register
@@ -114,10 +114,5 @@ def _(kernel: PolynomialKernel) -> DotProductSpectrum:
             f"PolynomialKernel expects an offset that is not negative, got {offset.tolist()}; "
             "constrain it with gpytorch.constraints.Positive()"
         )
-    one = {int(power): offset.new_ones(())}
-    return DotProductSpectrum(Taylor(), one, offset.new_ones(1, 1), _root(offset).unsqueeze(-2))
-
-
-def _root(variance: Tensor) -> Tensor:
-    """The square root, with a derivative at zero."""
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    one, root = {int(power): offset.new_ones(())}, positive_root(offset).unsqueeze(-2)
+    return DotProductSpectrum(Taylor(), one, offset.new_ones(1, 1), root)

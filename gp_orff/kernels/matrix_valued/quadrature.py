@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.matrix_valued.variance_spectrum import VarianceSpectrum
 from gp_orff.kernels.spectra.lattice_sums import first_nonzero, lattice_weights
 
@@ -102,7 +103,7 @@ def _weighted(
     for omega in lattice.omega.split(size):
         weights = lattice_weights(variance.spectrum, omega, lattice.spacing)
         weights = weights * (1.0 + omega.any(-1).to(weights))  # −ω is the same feature
-        scale = weights.clamp_min(torch.finfo(weights.dtype).tiny).sqrt()
+        scale = positive_root(weights)
         yield omega, scale[..., None, None] * variance.factor(omega)
 
 

@@ -33,6 +33,10 @@ class Radial(Spectrum):
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
         return self.lengthscale
 
+    def inverse_lengthscale(self, num_dims: int) -> Float[Tensor, "*b 1 d"]:
+        """1/ℓ of every input."""
+        return self.lengthscale.reciprocal().expand(*self.lengthscale.shape[:-1], num_dims)
+
     @abstractmethod
     def radial_base(
         self, u: Float[np.ndarray, "D k"], num_dims: int, order: int

@@ -99,14 +99,14 @@ def best_start(trainer: Trainer) -> Search:
     on a small subset from many starting values, the best again on a larger one, its best to the
     end."""
     warn_of_far_points(trainer.distances)
-    subset = trainer.subset(SUBSET_VALUES)
+    subset = trainer.starting_subset(SUBSET_VALUES)
     with trainer.journal.stage(f"starting values, {subset.survey.num_points} points"):
         return _screened_search(trainer, subset)
 
 
 def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
     candidates, finalists, name = [], [], "starting values"
-    small = trainer.inference(trainer.subset(SCREENED_VALUES))
+    small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     for initial in starts(trainer.kernel, trainer.distances):
         observations = small.data.observations
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)

@@ -25,9 +25,9 @@ from gp_orff.inference.conditioning import (
     Inference,
     log_marginal_likelihood,
 )
+from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.representation import has_covariance
-from gp_orff.kernels.factors import Mixing
-from gp_orff.kernels.tree import terms
+from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
@@ -38,7 +38,7 @@ from gp_orff.threads import update_threads
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 _SHORT = 4  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
-_OUTPUTS = 4  # of a separable kernel: further ones cost little by features, at a place
+_OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,9 @@ class Trainer:
         return search, search.coordinates.get()
 
     def subset(self, numbers: int) -> Dataset:
-        """About `numbers` observed values, of points at all distances from each other; more for
-        many outputs of a separable kernel."""
+        """About `numbers` observed values, of points at all distances from each other."""
         parts = join(self.survey.sample)
-        counted = _OUTPUTS if self._many_outputs else self.num_outputs
-        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // counted))
+        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // self.num_outputs))
         offsets = np.cumsum([0, *map(len, parts)])
         selected = []
         for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
@@ -108,9 +106,14 @@ class Trainer:
                 selected.append(part.take(rows))
         return Dataset.in_memory(selected)
 
+    def starting_subset(self, numbers: int) -> Dataset:
+        """As `subset`, with more points if further outputs cost little."""
+        cheap = self._has_cheap_outputs and whole_vectors(join(self.survey.sample))
+        return self.subset(numbers * self.num_outputs // _OUTPUTS if cheap else numbers)
+
     def inference(self, data: Dataset) -> Inference:
         """Inference from a subset of the data, under the exact kernel if there is one."""
-        if self._many_outputs:
+        if self._has_cheap_outputs and whole_vectors(data.observations):
             return self._by_features(data, _FREQUENCIES // 2)
         if has_covariance(self.kernel, data):
             return ExactInference(data)
@@ -123,14 +126,10 @@ class Trainer:
         return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
     @property
-    def _many_outputs(self) -> bool:
-        """Whether an evaluation by features costs about the same for all these outputs as for few:
-        those of a separable kernel, observed together."""
-        factors = [term.factor for term in terms(self.kernel)]
-        one = all(isinstance(f, Mixing) and f.matrix is factors[0].matrix for f in factors)
-        first, *others = join(self.survey.sample)
-        whole = not others and first.pattern.complete and first.weight is None
-        return one and whole and self.num_outputs > _OUTPUTS
+    def _has_cheap_outputs(self) -> bool:
+        """Whether an evaluation by features, of whole vectors, costs about the same for all these
+        outputs as for few."""
+        return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:

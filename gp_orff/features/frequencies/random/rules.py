@@ -21,10 +21,10 @@ from gp_orff.features.frequencies.rule import (
     Draw,
     LeafSpectrum,
     TermSpectrum,
-    check_num_frequencies,
     check_seed,
     uniform,
 )
+from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.spectra.base import Spectrum
 
 
@@ -46,7 +46,7 @@ class _RandomRule(ABC):
         shared: bool = False,
     ):
         name = type(self).__name__
-        num_frequencies = check_num_frequencies(num_frequencies, name)
+        num_frequencies = check_positive_integer(num_frequencies, "num_frequencies", name)
         check_seed(seed, name)
         measure = as_measure(measure, name)
         object.__setattr__(self, "num_frequencies", num_frequencies)

@@ -65,7 +65,7 @@ class StructuredDraw(Draw):
             ProjectedPhases(
                 projection,
                 spectrum.radii(base, 0).unsqueeze(-1),
-                _inverse(spectrum.lengthscale, len(columns)),
+                spectrum.inverse_lengthscale(len(columns)),
                 columns,
                 num_inputs,
             )
@@ -90,8 +90,3 @@ class StructuredDotProductDraw(DotProductDraw):
         lengths, (projection,) = self.bases[0], self.directions.projections
         scale = torch.ones_like(lengths[:1]).expand(1, num_lifted)
         return ProjectedPhases(projection, lengths, scale, range(num_lifted), num_lifted)
-
-
-def _inverse(lengthscale: Float[Tensor, "*b 1 _"], num_dims: int) -> Float[Tensor, "*b 1 d"]:
-    """1/ℓ of every input."""
-    return lengthscale.reciprocal().expand(*lengthscale.shape[:-1], num_dims)

@@ -14,7 +14,6 @@ from gp_orff.features.frequencies.rule import (
     Draw,
     LeafSpectrum,
     TermSpectrum,
-    check_num_frequencies,
     check_seed,
     uniform,
 )
@@ -25,6 +24,7 @@ from gp_orff.features.phases import (
     OrthogonalProjection,
     Projection,
 )
+from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.spectra.elliptical import Radial
 
 
@@ -39,9 +39,8 @@ class _StructuredRule(ABC):
 
     def __post_init__(self):
         name = type(self).__name__
-        object.__setattr__(
-            self, "num_frequencies", check_num_frequencies(self.num_frequencies, name)
-        )
+        number = check_positive_integer(self.num_frequencies, "num_frequencies", name)
+        object.__setattr__(self, "num_frequencies", number)
         check_seed(self.seed, name)
         measure = as_measure(self.measure, name)
         object.__setattr__(self, "measure", NAMES.get(measure, measure))

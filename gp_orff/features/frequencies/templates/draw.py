@@ -42,7 +42,7 @@ class TemplateDraw(Draw):
         (spectrum,), (normal,) = spectra_of(term), self.bases
         phi = TemplateColumns(
             normal.double() / math.sqrt(self.a**2 - 2 * self.a),
-            self._inverse_lengthscale(spectrum),
+            spectrum.inverse_lengthscale(len(self.dims)),
             self.center.double(),
             self.a,
             self.a if self.weighted else 2.0,
@@ -50,10 +50,6 @@ class TemplateDraw(Draw):
         )
         variance = (1 - 2 / self.a) ** (-0.5 * len(self.dims)) / self.num_frequencies
         return phi, normal.new_full((self.num_frequencies, 1), variance)
-
-    def _inverse_lengthscale(self, spectrum: Gaussian) -> Float[Tensor, "*b 1 k"]:
-        lengthscale = spectrum.lengthscale
-        return lengthscale.reciprocal().expand(*lengthscale.shape[:-1], len(self.dims))
 
     def nodes(self, spectra: Sequence[Gaussian]) -> tuple:
         """Raise: there are no frequencies.
@@ -76,7 +72,8 @@ class TemplateDraw(Draw):
         """
         every = torch.cat([x.detach().reshape(-1, x.shape[-1]) for x in points])
         every = torch.cat([every.mean(0, keepdim=True), every])[:, list(self.dims)]
-        distances = ((every - self.center) * self._inverse_lengthscale(spectra[0])).norm(dim=-1)
+        scaled = (every - self.center) * spectra[0].inverse_lengthscale(len(self.dims))
+        distances = scaled.norm(dim=-1)
         middle, half = distances[..., 0], distances[..., 1:].median(-1).values
         corners = all(x.shape[-2] <= 2 for x in points)
         far = middle if corners else torch.maximum(middle, half)

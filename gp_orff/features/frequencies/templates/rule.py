@@ -11,6 +11,7 @@ import torch
 
 from gp_orff.features.frequencies.rule import Draw, TermSpectrum, check_seed
 from gp_orff.features.frequencies.templates.draw import TemplateDraw, reach
+from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.spectra.elliptical import Gaussian
 
 
@@ -75,12 +76,7 @@ class Templates:
     seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self):
-        integer = isinstance(self.num_features, int | np.integer)
-        if not integer or isinstance(self.num_features, bool) or self.num_features < 1:
-            raise ValueError(
-                "Templates expects num_features to be a positive integer, got "
-                f"{self.num_features!r}; pass the number of features of a scalar kernel"
-            )
+        check_positive_integer(self.num_features, "num_features", "Templates")
         if not isinstance(self.a, Real) or not 2 < self.a < math.inf:
             raise ValueError(
                 f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
