@@ -1,162 +1,42 @@
-"""Evidence and posterior of data under a kernel, by the exact kernel or by features."""
+"""Inference by features: random ones, or those of a frequency grid."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.dataset import Data
 from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.noise.covariances import Noise, Noises, noises_of
+from gp_orff.data.noise.covariances import Noise, Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
-from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
+from gp_orff.data.observations import PointObservations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import check_domain, expand, expand_terms, require_separate
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.truncation import truncated_variance
+from gp_orff.inference.conditioning.base import Inference, Posterior
 from gp_orff.inference.distributions import (
-    FieldDistribution,
-    PlusConstant,
-    PlusWhite,
     plus_white,
 )
 from gp_orff.inference.equations import (
     DenseRows,
     Group,
     NormalEquations,
-    dense_evidence,
-    dense_posterior,
     dual_equations,
     normal_equations,
     prefers_dual,
     whole_vectors,
 )
-from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.overconfidence import check
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.tree import spectra_of, terms
-from gp_orff.symbols.base import Identity, Symbol
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """The posterior of a field, with its evidence."""
-
-    distribution: FieldDistribution  # of the field without its mean
-    evidence: Evidence
-    noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
-
-
-class Inference(ABC):
-    """Data of a field; its mean is a constant that the caller chooses."""
-
-    data: Data
-
-    @abstractmethod
-    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        """The evidence, differentiable in the hyperparameters."""
-
-    @abstractmethod
-    def posterior(
-        self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
-    ) -> Posterior:
-        """The posterior under a constant mean; if None, under that of largest evidence."""
-
-    @abstractmethod
-    def of(self, data: Data) -> "Inference":
-        """The same inference with other data."""
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Visit the data if one visit serves all hyperparameters; invalid data raise here."""
-
-    def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
-        """Whether predictions at x are accurate; raises where the rule cannot make them so."""
-        return True
-
-    @property
-    def truncated_share(self) -> float:
-        """The share of the variance that the representation may truncate."""
-        return 0.0
-
-    def left_out(
-        self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
-    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-        """The truncated variance of a symbol: white, and common to all points; None if none."""
-        return None
-
-    def apply(
-        self,
-        symbol: Symbol,
-        distribution: FieldDistribution,
-        kernel: Kernel,
-        space: Sequence[int],
-    ) -> FieldDistribution:
-        """The distribution of a symbol of the field. White noise has no image under a symbol, which
-        has a truncated variance of its own."""
-        truncated = self.left_out(symbol, kernel, space)
-        image = distribution.split()[0].apply(symbol, space)
-        if truncated is None:
-            return image
-        delta, common = truncated
-        return PlusWhite(PlusConstant(image, common) if common.any() else image, delta)
-
-    def of_terms(
-        self, kernel: Kernel, chosen: Sequence[int]
-    ) -> tuple["Inference", Expansion | None]:
-        """Inference on the frequencies of the `chosen` terms of a sum of kernels, and the features
-        of the sum, in which the directions of all other terms are zero; None without features."""
-        return self, None
-
-    @property
-    def num_values(self) -> float:
-        return self.data.num_values
-
-
-@dataclass(frozen=True)
-class ExactInference(Inference):
-    """Inference by the exact kernel: one Cholesky factorisation of an M×M matrix."""
-
-    data: Dataset
-
-    @cached_property
-    def observed(self) -> Sequence[LinearObservations]:
-        return (PointObservations(self.data.observations), *self.data.symbol_data)
-
-    def of(self, data):
-        return ExactInference(data)
-
-    def prepare(self) -> None:
-        _ = self.observed
-
-    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        return dense_evidence(*self._covariance_and_design(kernel, noises))
-
-    @torch.no_grad()
-    def posterior(self, kernel, noises, mean):
-        covariance, design = self._covariance_and_design(kernel, noises)
-        factor, alpha, evidence = dense_posterior(covariance, design, mean)
-        distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
-        keys = [part.key for part in self.data.observations]
-        group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
-        return Posterior(distribution, evidence, group_noises)
-
-    def _covariance_and_design(
-        self, kernel: Kernel, noises: Noises
-    ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
-        """Cov[H f] plus the covariance of the noise, and V."""
-        observed, num_outputs = self.observed, next(iter(noises.values())).shape[-1]
-        noise = block_diagonal([part.noise_covariance(noises) for part in observed])
-        design = torch.cat([part.design(num_outputs) for part in observed])
-        return observed_covariance(kernel, observed) + noise, design
+from gp_orff.symbols.base import Identity
 
 
 @dataclass(frozen=True)
@@ -337,14 +217,3 @@ class FeatureInference(Inference):
             check_domain(kernel, self.draws, self._corners)
         expansion = expand(kernel, self.draws, self.data.num_inputs).double()
         return expansion, self.truncated(kernel, expansion)
-
-
-def log_marginal_likelihood(
-    inference: Inference,
-    kernel: Kernel,
-    likelihoods: Mapping[str, Likelihood],
-    mean: Float[Tensor, "p"] | None,
-) -> Float[Tensor, ""]:
-    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence."""
-    evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
-    return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction

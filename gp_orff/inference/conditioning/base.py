@@ -1,0 +1,109 @@
+"""Evidence and posterior of data under a kernel: what every kind of inference gives."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.dataset import Data
+from gp_orff.data.noise.covariances import Noises, noises_of
+from gp_orff.data.noise.groups import GroupNoise
+from gp_orff.data.patterns import GroupKey
+from gp_orff.features.expansion import Expansion
+from gp_orff.inference.distributions import (
+    FieldDistribution,
+    PlusConstant,
+    PlusWhite,
+)
+from gp_orff.inference.quadratic import Evidence
+from gp_orff.symbols.base import Symbol
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The posterior of a field, with its evidence."""
+
+    distribution: FieldDistribution  # of the field without its mean
+    evidence: Evidence
+    noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
+
+
+class Inference(ABC):
+    """Data of a field; its mean is a constant that the caller chooses."""
+
+    data: Data
+
+    @abstractmethod
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        """The evidence, differentiable in the hyperparameters."""
+
+    @abstractmethod
+    def posterior(
+        self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
+    ) -> Posterior:
+        """The posterior under a constant mean; if None, under that of largest evidence."""
+
+    @abstractmethod
+    def of(self, data: Data) -> "Inference":
+        """The same inference with other data."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Visit the data if one visit serves all hyperparameters; invalid data raise here."""
+
+    def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        """Whether predictions at x are accurate; raises where the rule cannot make them so."""
+        return True
+
+    @property
+    def truncated_share(self) -> float:
+        """The share of the variance that the representation may truncate."""
+        return 0.0
+
+    def left_out(
+        self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
+        """The truncated variance of a symbol: white, and common to all points; None if none."""
+        return None
+
+    def apply(
+        self,
+        symbol: Symbol,
+        distribution: FieldDistribution,
+        kernel: Kernel,
+        space: Sequence[int],
+    ) -> FieldDistribution:
+        """The distribution of a symbol of the field. White noise has no image under a symbol, which
+        has a truncated variance of its own."""
+        truncated = self.left_out(symbol, kernel, space)
+        image = distribution.split()[0].apply(symbol, space)
+        if truncated is None:
+            return image
+        delta, common = truncated
+        return PlusWhite(PlusConstant(image, common) if common.any() else image, delta)
+
+    def of_terms(
+        self, kernel: Kernel, chosen: Sequence[int]
+    ) -> tuple["Inference", Expansion | None]:
+        """Inference on the frequencies of the `chosen` terms of a sum of kernels, and the features
+        of the sum, in which the directions of all other terms are zero; None without features."""
+        return self, None
+
+    @property
+    def num_values(self) -> float:
+        return self.data.num_values
+
+
+def log_marginal_likelihood(
+    inference: Inference,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    mean: Float[Tensor, "p"] | None,
+) -> Float[Tensor, ""]:
+    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence."""
+    evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
+    return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction
