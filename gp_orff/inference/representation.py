@@ -112,7 +112,7 @@ class Representation:
     def inference(self, rule: Rule | None) -> Inference:
         """Inference on the frequencies of a rule; by the exact kernel if None."""
         if rule is None:
-            return ExactInference(self.data)
+            return ExactInference.merging(self.kernel, self._noises, self.data)
         return FeatureInference(self.data, self._draw(rule))
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
