@@ -16,6 +16,7 @@ from gp_orff.data.field_statistics import FieldStatistics, Visit, differentiable
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
 from gp_orff.data.patterns import GroupKey
+from gp_orff.data.repeats.request import BY_THE_PRIOR, Repeats
 from gp_orff.data.sources import InMemory
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
@@ -34,6 +35,7 @@ class Data(ABC):
     survey: "Survey"
     elbo_correction: float  # the term of the ELBO that comes from learned weights
     symbol_data: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
+    repeats = BY_THE_PRIOR  # what is done about repeated positions
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -137,6 +139,7 @@ class Dataset(Data):
     elbo_correction: float = 0.0
     numbers_in_memory: int = 0  # that this dataset holds
     symbol_data: tuple[SymbolObservations, ...] = ()
+    repeats: Repeats = BY_THE_PRIOR
 
     @property
     def is_small(self) -> bool:
@@ -186,6 +189,7 @@ class Dataset(Data):
             self.elbo_correction + other.elbo_correction,
             self.numbers_in_memory + other.numbers_in_memory,
             self.symbol_data + other.symbol_data,
+            self.repeats + other.repeats,
         )._merge_pieces()
 
     def _merge_pieces(self) -> "Dataset":
@@ -255,9 +259,7 @@ class Dataset(Data):
             else source
             for source in self.sources
         )
-        weights = (
-            None if self.weights is None else tuple(weight.to(device) for weight in self.weights)
-        )
+        weights = self.weights and tuple(weight.to(device) for weight in self.weights)
         return replace(super().to(device), sources=sources, weights=weights)
 
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:

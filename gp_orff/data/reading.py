@@ -26,6 +26,7 @@ class Options:
     directions: object = None
     group: object = None
     missing: str = "raise"
+    merge: float | None = None
 
     def __post_init__(self):
         if self.missing not in ("raise", "mask"):

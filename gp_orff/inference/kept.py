@@ -8,6 +8,7 @@ from gpytorch.kernels import Kernel
 
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.noise.covariances import Noises
 from gp_orff.features.domain import contains
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.rule import Draw
@@ -28,10 +29,10 @@ class Kept:
         sums = data.statistics(draws[0].shared_columns().full_box())
         return cls(data, draws, StatisticsOnly(sums, grid.domain, data.survey, data.symbol_data))
 
-    def serves(self, data: Data, kernel: Kernel, grid: Grid) -> bool:
+    def serves(self, data: Data, kernel: Kernel, noises: Noises, grid: Grid) -> bool:
         """Whether the lattice has the frequencies of a grid for these data."""
         fits = data is self.data and contains(self.statistics.domain, grid.domain)
-        return fits and not FeatureInference(data, self.draws).stale(kernel)
+        return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
         """The statistics of the data on a part of the lattice; None for other frequencies."""

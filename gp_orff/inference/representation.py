@@ -121,7 +121,7 @@ class Representation:
     def inference(self, rule: Rule | None) -> Inference:
         """Inference on the frequencies of a rule; by the exact kernel if None."""
         if rule is None:
-            return ExactInference(self.data)
+            return ExactInference.merging(self.kernel, self._noises, self.data)
         draws = self._draw(rule)
         known = None if self.kept is None else self.kept.known(self.data, draws)
         return FeatureInference(self.data, draws, known)
@@ -141,7 +141,7 @@ class Representation:
     def _restrict(self, grid: Grid) -> Grid:
         """The grid, restricted to frequencies for which statistics exist or are kept."""
         kept = self.kept
-        if kept is not None and kept.serves(self.data, self.kernel, grid):
+        if kept is not None and kept.serves(self.data, self.kernel, self._noises, grid):
             return kept.statistics.restrict(grid)
         return self.data.restrict(grid)
 

@@ -18,6 +18,7 @@ from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
+from gp_orff.data.repeats.copies import without_copies
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
     FeatureInference,
@@ -66,7 +67,7 @@ class Represented:
         of the old ones."""
         representation = replace(self.representation, likelihoods=likelihoods)
         inference, kernel = self.inference, representation.kernel
-        if isinstance(inference, FeatureInference) and inference.stale(kernel):
+        if inference.stale(kernel, noises_of(kernel, likelihoods)):
             return Represented.of(representation)
         return replace(self, representation=representation)
 
@@ -113,7 +114,9 @@ class ModelState:
         for key in representation.data.keys:
             group_noise(key, noises)  # raises for noise that does not fit the group
         represented.inference.prepare()
-        return cls(represented, mean, history.with_notes([representation.reason]))
+        repeats = representation.data.repeats
+        notes = [representation.reason, repeats.note, represented.inference.note]
+        return cls(represented, mean, history.with_notes(notes))
 
     @property
     def representation(self) -> Representation:
@@ -237,8 +240,9 @@ class ModelState:
 
 
 def copied_if_small(data: Dataset) -> Dataset:
-    """Small data as a copy, which the caller cannot change; larger data as they are."""
-    return data.copied() if data.is_small else data
+    """Small data as a copy, which the caller cannot change and in which copies of records count
+    once; larger data as they are."""
+    return without_copies(data.copied()) if data.is_small else data
 
 
 def with_groups(

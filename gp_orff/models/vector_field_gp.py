@@ -75,6 +75,7 @@ class VectorFieldGP(FieldModel):
         directions: object = None,
         group: object = None,
         missing: str = "raise",
+        merge: float | None = None,
         progress: bool = True,
         warm_start: bool = False,
     ) -> "VectorFieldGP":
@@ -96,6 +97,10 @@ class VectorFieldGP(FieldModel):
             group: a group name for all observations, or one for each. Each group learns its own
                 noise, `model.likelihoods[name]`; without a name, `model.likelihood`.
             missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
+            merge: a distance in the units of x, within which the exact kernel merges positions; 0
+                merges none. If None, those that the prior cannot tell apart, where this saves a
+                fifth of the numbers. Of small data, records with equal values at one place are
+                copies, which count once, unless `merge=0`.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
@@ -110,7 +115,7 @@ class VectorFieldGP(FieldModel):
             data = self._held.data
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
         else:
-            read = partial(self.copied, x, y, Options(variances, directions, group, missing))
+            read = partial(self.copied, x, y, Options(variances, directions, group, missing, merge))
         start, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
         with chosen_threads() as threads, shown(progress) as display:
             try:
@@ -142,7 +147,7 @@ class VectorFieldGP(FieldModel):
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
                 `FieldStatistics` made by `statistics` or `statistics_of` of this model.
-            options: `variances`, `directions`, `group` and `missing`, as for `fit`.
+            options: `variances`, `directions`, `group`, `missing` and `merge`, as for `fit`.
 
         Raises:
             TypeError, ValueError: as for `fit`; statistics with other frequencies.

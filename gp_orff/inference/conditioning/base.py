@@ -93,6 +93,15 @@ class Inference(ABC):
         of the sum, in which the directions of all other terms are zero; None without features."""
         return self, None
 
+    def stale(self, kernel: Kernel, noises: Noises) -> bool:
+        """Whether the hyperparameters have left the range that this inference serves."""
+        return False
+
+    @property
+    def note(self) -> str:
+        """A sentence on the data, for the report; empty if there is nothing to say."""
+        return ""
+
     @property
     def num_values(self) -> float:
         return self.data.num_values

@@ -1,19 +1,27 @@
 """Inference by the exact kernel."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gp_orff.data.dataset import Dataset
-from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.noise.covariances import Noise, Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
-from gp_orff.data.observations import LinearObservations, PointObservations, block_diagonal
+from gp_orff.data.observations import (
+    LinearObservations,
+    Observations,
+    PointObservations,
+    block_diagonal,
+)
+from gp_orff.data.repeats.merged import Scatter, merged
 from gp_orff.inference.conditioning.base import Inference, Posterior
+from gp_orff.inference.conditioning.merging import exceeds, merge_distance, reach_of_sites
 from gp_orff.inference.equations import (
     dense_evidence,
     dense_posterior,
@@ -25,22 +33,57 @@ from gp_orff.symbols.base import Identity
 
 @dataclass(frozen=True)
 class ExactInference(Inference):
-    """Inference by the exact kernel: one Cholesky factorisation of an M×M matrix."""
+    """Inference by the exact kernel: one Cholesky factorisation of an M×M matrix.
+
+    Repeated positions are merged: the matrix has a row for each value at a site.
+    """
 
     data: Dataset
+    reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
+
+    @classmethod
+    def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
+        """Inference on the sites that the prior cannot divide, or that the user asked for."""
+        return cls(data, reach_of_sites(kernel, noises, data))
+
+    @cached_property
+    def _merged(self) -> tuple[list[Observations], list[Scatter]]:
+        parts = self.data.observations
+        return (parts, []) if self.reach is None else merged(parts, self.reach)
 
     @cached_property
     def observed(self) -> Sequence[LinearObservations]:
-        return (PointObservations(self.data.observations), *self.data.symbol_data)
+        return (PointObservations(self._merged[0]), *self.data.symbol_data)
+
+    @property
+    def size(self) -> int:
+        """M, the rows of the matrix: the numbers that decide the cost."""
+        return sum(len(part.values) for part in self.observed)
+
+    @property
+    def note(self) -> str:
+        """A sentence on what is merged; empty if nothing is."""
+        before = sum(map(len, self.data.observations))
+        after = sum(map(len, self._merged[0]))
+        if after == before:
+            return ""
+        reach = ", ".join(f"{length:.3g}" for length in self.reach)
+        return f"{before} records at {after} places were merged (within {reach} along each input)"
+
+    def stale(self, kernel: Kernel, noises: Noises) -> bool:
+        """Whether the prior tells apart positions that were merged since it could not."""
+        chosen = self.data.repeats.distance is None and self.reach is not None and any(self.reach)
+        return chosen and exceeds(self.reach, merge_distance(kernel, noises, self.data))
 
     def of(self, data):
-        return ExactInference(data)
+        return replace(self, data=data)
 
     def prepare(self) -> None:
         _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        return dense_evidence(*self._covariance_and_design(kernel, noises))
+        evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+        return self._with_scatter(evidence, noises)
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
@@ -49,7 +92,16 @@ class ExactInference(Inference):
         distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
-        return Posterior(distribution, evidence, group_noises)
+        return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
+
+    def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
+        """The evidence of all records from that of the means at the sites."""
+        quad, logdet = evidence
+        for scatter in self._merged[1]:
+            square, change = scatter.terms(Noise.of(group_noise(scatter.key, noises)))
+            zeros = (0, quad.shape[-1] - 1)
+            quad, logdet = quad + pad(square.reshape(1, 1), zeros * 2), logdet + change
+        return Evidence(quad, logdet)
 
     def _covariance_and_design(
         self, kernel: Kernel, noises: Noises

@@ -91,7 +91,7 @@ class FeatureInference(Inference):
     def truncated_share(self) -> float:
         return self.draws[0].lattice.tolerance.item() if self._has_shared_columns else 0.0
 
-    def stale(self, kernel: Kernel) -> bool:
+    def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether a lengthscale has left the range that the frequencies serve."""
         return any(
             draw.ratio_outside_range(spectra_of(term))

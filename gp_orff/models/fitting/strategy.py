@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
@@ -161,7 +162,8 @@ class ExactKernel:
             trainer.search(search, ExactInference(subset), label, nats=0.1)
         nats = 0.1 if count > SUBSET_VALUES else 0.01
         iterations = int(min(max(_CUBIC * (1000 / count) ** 3, _FEWEST), _MOST))
-        inference = ExactInference(self.data)
+        noises = noises_of(trainer.kernel, trainer.likelihoods)
+        inference = ExactInference.merging(trainer.kernel, noises, self.data)
         return trainer.search(search, inference, name, iterations=iterations, nats=nats)
 
 

@@ -15,6 +15,7 @@ from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.observations import Observations, SymbolObservations
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
+from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
 from gp_orff.features import phases
@@ -93,6 +94,7 @@ def pack_data(data: Data) -> dict:
         "further": [_pack_symbol_data(part) for part in data.symbol_data],
     }
     if isinstance(data, Dataset):
+        content["repeats"] = asdict(data.repeats)
         content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]
         if data.weights is not None:
             content["weights"] = [w.cpu() for w in data.weights]
@@ -115,7 +117,9 @@ def unpack_data(content: Mapping) -> Data:
     symbol_data = tuple(map(_unpack_symbol_data, content["further"]))
     if "readings" in content:
         observations = [_unpack_observations(part) for part in content["readings"]]
-        data = replace(Dataset.in_memory(observations).copied(), symbol_data=symbol_data)
+        data = Dataset.in_memory(observations).copied()
+        repeats = Repeats(**content.get("repeats", {}))
+        data = replace(data, symbol_data=symbol_data, repeats=repeats)
         weights = content.get("weights")
         return data if weights is None else data.weighted(weights, content["bound"])
     sample = [_unpack_observations(part) for part in content["sample"]]

@@ -1,0 +1,1 @@
+"""Repeated positions: which records belong to one site, their means and scatter, and copies."""
