@@ -2,14 +2,85 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
+from gp_orff.features.frequencies.constant_axes import ALONG_FREQUENCY
 from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
+from gp_orff.kernels.spectra.lattice_sums import first_nonzero
+
+_MOST_STEPS = 1e9  # along an axis; too many in any case
+
+
+@dataclass(frozen=True)
+class Region:
+    """The frequencies with radius(ω) ≤ level."""
+
+    radius: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
+    level: float
+
+
+class LatticePoints(NamedTuple):
+    """The points of a lattice that a term uses, once for each direction of B(ω)."""
+
+    indices: Int[np.ndarray, "D d"]
+    direction: Int[np.ndarray, "D"]  # an axis of the first leaf, or `ALONG_FREQUENCY`
+
+    @classmethod
+    def of(
+        cls, points: Int[np.ndarray, "m d"], term: TermSpectrum, constant: Bool[np.ndarray, "d"]
+    ) -> "LatticePoints":
+        """All directions at the points of a term: ω itself, and the constant inputs of a field."""
+        fields = [leaf for leaf in term.leaves[:1] if leaf.degree]
+        parts = [(ALONG_FREQUENCY, points)]
+        for leaf in fields:
+            parts[0] = ALONG_FREQUENCY, points[points[:, leaf.dims].any(-1)]  # B(0) = 0
+            parts += [(axis, points) for axis, dim in enumerate(leaf.dims) if constant[dim]]
+        direction = [np.full(len(indices), axis) for axis, indices in parts]
+        return cls(np.concatenate([indices for _, indices in parts]), np.concatenate(direction))
+
+    @property
+    def num_columns(self) -> int:
+        """The number of cosines and sines."""
+        return len(self.indices) + int(self.indices.any(-1).sum())
+
+
+def half_space(
+    regions: Sequence[tuple[LeafSpectrum, Region]],
+    spacing: Float[np.ndarray, "d"],
+    most: float,
+    largest_index: Sequence[int] | None,
+) -> Int[np.ndarray, "D d"] | None:
+    """One of each pair ±k of lattice points in the regions of all leaves; None if far more than
+    `most`."""
+    counts = np.zeros(len(spacing), dtype=int)
+    for leaf, region in regions:
+        with np.errstate(divide="ignore"):  # correlations that hardly fall: a spacing of zero
+            steps = region.level / region.radius(unit_steps(leaf, spacing))
+        counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
+    if largest_index is not None:
+        counts = np.minimum(counts, largest_index)
+    if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # the whole box around the region
+        return None
+    ranges = [np.arange(-m, m + 1) for m in counts]
+    ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
+    points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
+    inside = first_nonzero(points) >= 0
+    for leaf, region in regions:
+        omega = points[:, leaf.dims] * spacing[list(leaf.dims)]
+        inside &= region.radius(omega) <= region.level
+    return points[inside]
+
+
+def unit_steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
+    """The first nonzero frequency of the lattice along each input of a leaf."""
+    return np.diag(spacing[list(leaf.dims)])
 
 
 def tail_radius(leaf: LeafSpectrum, share: float) -> float:
