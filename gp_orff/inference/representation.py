@@ -124,7 +124,7 @@ class Representation:
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
         steps = math.floor(math.log(self._tolerance(rule), _STEP))
-        return self.data.restrict(_grid_for(rule, domain, box, _STEP**steps))
+        return self._restricted(_grid_for(rule, domain, box, _STEP**steps))
 
     def now(self) -> Inference:
         """Inference for evidence and predictions."""
@@ -144,7 +144,18 @@ class Representation:
         rule, box = self.rule, self.data.box
         grid = _grid_for(rule, box, box, self._tolerance(rule), (1 / trust_factor, trust_factor))
         returned = returned and rule.diagonal_correction
-        return self.data.restrict(replace(grid, diagonal_correction=returned))
+        return self._restricted(replace(grid, diagonal_correction=returned))
+
+    def _restricted(self, grid: Grid) -> Grid:
+        """The grid, or one on the lattice of the statistics; symbols need all its frequencies."""
+        summed = grid.sum_constant and not self.data.symbol_data
+        return self.data.restrict(replace(grid, sum_constant=summed))
+
+    def of_symbols(self) -> "Representation":
+        """The same, with all the frequencies along constant inputs, which symbols need."""
+        if not isinstance(self.rule, Grid):
+            return self
+        return replace(self, rule=replace(self.rule, sum_constant=False))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on frequencies that serve the data and these points.
@@ -179,7 +190,7 @@ class Representation:
         if rule.spacing is None:
             domain = rule.domain or self._widened_box  # new observations may be anywhere in it
             rule = _grid_for(rule, domain, domain, self._tolerance(rule), _SERVED)
-            rule = replace(rule, max_features=_WIDER * rule.max_features)
+            rule = replace(rule, max_features=_WIDER * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
         return StatisticsOnly(statistics, rule.domain, data.survey, data.symbol_data)
