@@ -38,13 +38,43 @@ def _has_marginal(spectrum: Spectrum) -> bool:
     return isinstance(spectrum, GridSpectrum) and spectrum.marginal((0,)) is not None
 
 
-def in_plane(leaf: LeafSpectrum, constant: Bool[np.ndarray, "d"]) -> LeafSpectrum | None:
-    """The spectrum of a leaf over its inputs that are not constant; None if all are."""
+def in_plane(
+    leaf: LeafSpectrum, constant: Bool[np.ndarray, "d"], across: bool = False
+) -> LeafSpectrum | None:
+    """The spectrum of a leaf over its inputs that are not constant; None if all are.
+
+    `across` a constant input, it is that of the weights m₂ of a field.
+    """
     varying = [axis for axis, dim in enumerate(leaf.dims) if not constant[dim]]
     if len(varying) == leaf.num_dims:
         return leaf
-    dims = tuple(leaf.dims[axis] for axis in varying)
-    return replace(leaf, spectrum=leaf.spectrum.marginal(varying), dims=dims) if dims else None
+    if not varying:
+        return None
+    dims, order = tuple(leaf.dims[axis] for axis in varying), int(across)
+    degree = 0 if across else leaf.degree
+    return replace(leaf, spectrum=leaf.spectrum.marginal(varying, order), dims=dims, degree=degree)
+
+
+def directions(
+    term: TermSpectrum, constant: Bool[np.ndarray, "d"]
+) -> dict[int, list[LeafSpectrum]]:
+    """The spectra in the plane that belong to m₀, and to m₂ of every constant input of a field.
+
+    The keys are the axes of the first leaf, or `ALONG_FREQUENCY`. Leaves whose inputs are all
+    constant are left out.
+    """
+    first, others = term.leaves[:1], [in_plane(leaf, constant) for leaf in term.leaves[1:]]
+    blocks = {ALONG_FREQUENCY: [in_plane(leaf, constant) for leaf in first]}
+    if first and first[0].degree:
+        for axis, dim in enumerate(first[0].dims):
+            if constant[dim]:
+                blocks[axis] = [in_plane(first[0], constant, across=True)]
+        if blocks[ALONG_FREQUENCY] == [None]:  # B(0) = 0
+            del blocks[ALONG_FREQUENCY]
+    return {
+        axis: [leaf for leaf in (*leaves, *others) if leaf is not None]
+        for axis, leaves in blocks.items()
+    }
 
 
 def plane_weights(

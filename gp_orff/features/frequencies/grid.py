@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.features.domain import Box, as_box, box_of
-from gp_orff.features.frequencies.constant_axes import in_plane, summable
+from gp_orff.features.frequencies.constant_axes import directions, summable
 from gp_orff.features.frequencies.grid_design import (
     LatticePoints,
     Region,
@@ -315,10 +315,13 @@ class Grid:
         self, term: TermSpectrum, spacing, tolerance, most, constant
     ) -> LatticePoints | None:
         """The lattice points that a term needs; None if they are more than `most`."""
-        leaves = [part for leaf in term.leaves if (part := in_plane(leaf, constant))]
-        pairs = [(leaf, self._region(leaf, tolerance, spacing)) for leaf in leaves]
-        points = half_space(pairs, spacing, most, self.largest_index)
-        return None if points is None else LatticePoints.of(points, term, constant)
+        blocks = {}
+        for direction, leaves in directions(term, constant).items():
+            pairs = [(leaf, self._region(leaf, tolerance, spacing)) for leaf in leaves]
+            blocks[direction] = half_space(pairs, spacing, most, self.largest_index)
+        if any(points is None for points in blocks.values()):
+            return None
+        return LatticePoints.of(blocks)
 
     def _region(self, leaf: LeafSpectrum, tolerance: float, spacing) -> Region:
         """The frequencies up to the cut-off; at least one along each axis."""

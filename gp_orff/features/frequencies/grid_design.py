@@ -1,15 +1,14 @@
 """What determines a grid: the radius of its cut-off, and the lag that its spacing follows."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from gp_orff.features.frequencies.constant_axes import ALONG_FREQUENCY
 from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
@@ -33,17 +32,10 @@ class LatticePoints(NamedTuple):
     direction: Int[np.ndarray, "D"]  # an axis of the first leaf, or `ALONG_FREQUENCY`
 
     @classmethod
-    def of(
-        cls, points: Int[np.ndarray, "m d"], term: TermSpectrum, constant: Bool[np.ndarray, "d"]
-    ) -> "LatticePoints":
-        """All directions at the points of a term: ω itself, and the constant inputs of a field."""
-        fields = [leaf for leaf in term.leaves[:1] if leaf.degree]
-        parts = [(ALONG_FREQUENCY, points)]
-        for leaf in fields:
-            parts[0] = ALONG_FREQUENCY, points[points[:, leaf.dims].any(-1)]  # B(0) = 0
-            parts += [(axis, points) for axis, dim in enumerate(leaf.dims) if constant[dim]]
-        direction = [np.full(len(indices), axis) for axis, indices in parts]
-        return cls(np.concatenate([indices for _, indices in parts]), np.concatenate(direction))
+    def of(cls, blocks: Mapping[int, Int[np.ndarray, "m d"]]) -> "LatticePoints":
+        """The points of every direction."""
+        direction = [np.full(len(points), axis) for axis, points in blocks.items()]
+        return cls(np.concatenate(list(blocks.values())), np.concatenate(direction))
 
     @property
     def num_columns(self) -> int:
@@ -73,8 +65,10 @@ def half_space(
     points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
     inside = first_nonzero(points) >= 0
     for leaf, region in regions:
-        omega = points[:, leaf.dims] * spacing[list(leaf.dims)]
-        inside &= region.radius(omega) <= region.level
+        indices = points[:, leaf.dims]
+        inside &= region.radius(indices * spacing[list(leaf.dims)]) <= region.level
+        if leaf.degree:  # B(0) = 0
+            inside &= indices.any(-1)
     return points[inside]
 
 
