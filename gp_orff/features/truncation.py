@@ -5,7 +5,7 @@ from itertools import product
 
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.features.expansion import Expansion
@@ -128,8 +128,10 @@ def periodised_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"
     if not factor.closed_form:
         omegas, weights = remainder(draw, spectra_of(term))
         return grid_variance(term, draw) + second_moment(term, factor(omegas[0]), weights)
-    spacings = [draw.lattice.spacing[list(dims)] for dims in draw.dims]
-    parts = list(zip(term.leaves, spectra_of(term), spacings, strict=True))
+    lattice, columns = draw.lattice, [list(dims) for dims in draw.dims]
+    boxes = [(lattice.spacing[dims], lattice.constant[dims]) for dims in columns]
+    pairs = zip(term.leaves, spectra_of(term), strict=True)
+    parts = [(*pair, *box) for pair, box in zip(pairs, boxes, strict=True)]
     if not factor.degree:
         matrix = factor.matrix @ factor.matrix.mT
     else:
@@ -140,26 +142,47 @@ def periodised_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"
 
 
 def _curvature(
-    leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"]
+    leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
-    """Minus the Hessian of Σ_j k(τ + jP) at τ = 0."""
-    if isinstance(spectrum, GammaMixture):
-        return second_moments(spectrum, spacing)
+    """Minus the Hessian of Σ_j k(τ + jP) at τ = 0, without images along `constant` inputs."""
     zero = torch.diag_embed(spectrum.second_moments(len(spacing)))
+    if constant.all():
+        return zero
+    if isinstance(spectrum, GammaMixture):
+        return _lattice_moments(spectrum, spacing, constant)
+    lags = _nearest(spacing, constant).unsqueeze(-2)
     try:
-        images = derivatives(leaf.kernel, _nearest(spacing).unsqueeze(-2), 2).squeeze(-3)
+        images = derivatives(leaf.kernel, lags, 2).squeeze(-3)
     except NotImplementedError:  # no closed form
         return zero
     return zero - images.sum(-3)
 
 
+def _lattice_moments(
+    spectrum: GammaMixture, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
+) -> Float[Tensor, "*b d d"]:
+    """Σ_k w_k ω_k ω_kᵀ over the whole lattice, with the weights of the grid."""
+    if not constant.any():
+        return second_moments(spectrum, spacing)
+    d, varying = len(spacing), (~constant).nonzero().squeeze(-1).tolist()
+    plane = second_moments(spectrum.marginal(varying), spacing[varying])
+    plane = embedded(embedded(plane, varying, d).mT, varying, d)
+    across = nonzero_sum(spectrum.marginal(varying, 1), spacing[varying]).clamp_min(1)
+    return plane + torch.diag_embed(constant * spectrum.second_moments(d) * across.unsqueeze(-1))
+
+
 def _sum_over_images(
-    leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"]
+    leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
 ) -> Float[Tensor, "*b"]:
-    """Σ_j k(jP) / k(0)."""
+    """Σ_j k(jP) / k(0), without images along `constant` inputs."""
+    if constant.all():
+        return spacing.new_ones(())
     if isinstance(spectrum, GammaMixture):
+        if constant.any():
+            varying = (~constant).nonzero().squeeze(-1).tolist()
+            spectrum, spacing = spectrum.marginal(varying), spacing[varying]
         return nonzero_sum(spectrum, spacing).clamp_min(1)  # ω = 0 makes up the rest of k(0) = 1
-    lags = _nearest(spacing)
+    lags = _nearest(spacing, constant)
     zero, kernel = torch.zeros_like(lags), leaf.kernel
     try:
         images = kernel.forward(lags, zero, diag=True) / kernel.forward(zero, zero, diag=True)
@@ -168,9 +191,10 @@ def _sum_over_images(
     return 1 + images.sum(-1)
 
 
-def _nearest(spacing: Float[Tensor, "d"]) -> Float[Tensor, "n d"]:
-    """The lags jP of the nearest images, j ∈ {−1, 0, 1}^d without 0."""
-    shifts = [shift for shift in product((-1, 0, 1), repeat=len(spacing)) if any(shift)]
+def _nearest(spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]) -> Float[Tensor, "n d"]:
+    """The lags jP of the nearest images, j ∈ {−1, 0, 1}^d without 0; j = 0 where `constant`."""
+    steps = [(0,) if flat else (-1, 0, 1) for flat in constant.tolist()]
+    shifts = [shift for shift in product(*steps) if any(shift)]
     return spacing.new_tensor(shifts) * (2 * torch.pi / spacing)
 
 

@@ -20,6 +20,7 @@ class Kept:
     """The statistics of `data` on a lattice that serves a range of lengthscales."""
 
     data: Data
+    grid: Grid
     draws: Sequence[Draw]
     statistics: StatisticsOnly
 
@@ -27,11 +28,14 @@ class Kept:
     def of(cls, data: Data, draws: Sequence[Draw], grid: Grid) -> "Kept":
         """One pass over the data."""
         sums = data.statistics(draws[0].shared_columns().full_box())
-        return cls(data, draws, StatisticsOnly(sums, grid.domain, data.survey, data.symbol_data))
+        return cls(
+            data, grid, draws, StatisticsOnly(sums, grid.domain, data.survey, data.symbol_data)
+        )
 
     def serves(self, data: Data, kernel: Kernel, noises: Noises, grid: Grid) -> bool:
         """Whether the lattice has the frequencies of a grid for these data."""
-        fits = data is self.data and contains(self.statistics.domain, grid.domain)
+        fits = data is self.data and contains(self.grid.domain, grid.domain)
+        fits = fits and grid.sum_constant == self.grid.sum_constant
         return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:

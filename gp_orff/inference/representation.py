@@ -135,11 +135,13 @@ class Representation:
         )
         tolerance = self._tolerance(rule) / _STEP**2
         grid = _grid_for(rule, box, box, tolerance, _KEPT, MOST_ITERATIVE)
-        grid = replace(grid, max_features=MOST_ITERATIVE)
+        summed = grid.sum_constant and not self.data.symbol_data
+        grid = replace(grid, max_features=MOST_ITERATIVE, sum_constant=summed)
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
 
-    def _restrict(self, grid: Grid) -> Grid:
-        """The grid, restricted to frequencies for which statistics exist or are kept."""
+    def _restricted(self, grid: Grid) -> Grid:
+        """The grid, or one on the lattice of known statistics; symbols need all frequencies."""
+        grid = replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
         kept = self.kept
         if kept is not None and kept.serves(self.data, self.kernel, self._noises, grid):
             return kept.statistics.restrict(grid)
@@ -158,7 +160,7 @@ class Representation:
         if rule.max_features is None and self._reached(grid) > _SCARCE * tolerance:
             limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
             grid = replace(grid, **limits)
-        return self._restrict(grid)
+        return self._restricted(grid)
 
     def _reached(self, grid: Grid) -> float:
         """The tolerance that a grid reaches within its budget."""
@@ -189,7 +191,13 @@ class Representation:
         rule, box = self.rule, self.data.box
         grid = _grid_for(rule, box, box, self._tolerance(rule), (1 / trust_factor, trust_factor))
         returned = returned and rule.diagonal_correction
-        return self._restrict(replace(grid, diagonal_correction=returned))
+        return self._restricted(replace(grid, diagonal_correction=returned))
+
+    def of_symbols(self) -> "Representation":
+        """The same, with all the frequencies along constant inputs, which symbols need."""
+        if not isinstance(self.rule, Grid):
+            return self
+        return replace(self, rule=replace(self.rule, sum_constant=False))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on frequencies that serve the data and these points.
@@ -224,7 +232,7 @@ class Representation:
         if rule.spacing is None:
             domain = rule.domain or self._widened_box  # new observations may be anywhere in it
             rule = _grid_for(rule, domain, domain, self._tolerance(rule), _SERVED, MOST_DENSE)
-            rule = replace(rule, max_features=_WIDER * rule.max_features)
+            rule = replace(rule, max_features=_WIDER * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
         return StatisticsOnly(statistics, rule.domain, data.survey, data.symbol_data)

@@ -310,9 +310,9 @@ class FieldPosterior:
             self._snapshot.check_symbol(symbol)
             support = symbol.all_points(points, self._snapshot.space)
         in_domain, field = self._snapshot.in_domain, self._field
-        if not in_domain(field, support):
-            if self._extended is None or not in_domain(self._extended, support):
-                self._extended = self._snapshot.field(support)
+        if not in_domain(field, support, symbol):
+            if self._extended is None or not in_domain(self._extended, support, symbol):
+                self._extended = self._snapshot.field(support, symbol)
             field = self._extended
         if symbol is None:
             return points, field.distribution

@@ -54,8 +54,9 @@ class Snapshot(ABC):
     num_inputs: int
 
     @abstractmethod
-    def inference_at(self, points: Float[Tensor, "n d"]) -> Inference:
-        """The inference on frequencies whose domain contains the data and these points."""
+    def inference_at(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Inference:
+        """The inference on frequencies whose domain contains the data and these points, and that
+        have an image under the symbol."""
 
     @property
     def device(self) -> torch.device:
@@ -84,22 +85,34 @@ class Snapshot(ABC):
         return self.fixed_mean
 
     @torch.no_grad()
-    def field(self, points: Float[Tensor, "n d"] | None = None) -> FieldOnDomain:
-        """The field on the data's domain, extended to contain `points` if they are given."""
+    def field(
+        self, points: Float[Tensor, "n d"] | None = None, symbol: Symbol | None = None
+    ) -> FieldOnDomain:
+        """The field on the data's domain, extended to contain `points` if they are given, and with
+        features that have an image under the `symbol`."""
         if points is None:
             return FieldOnDomain(self.inference, self.posterior.distribution)
-        return self._field_by(self.inference_at(points))
+        return self._field_by(self.inference_at(points, symbol))
 
     def _field_by(self, inference: Inference) -> FieldOnDomain:
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
         return FieldOnDomain(inference, posterior.distribution)
 
-    def in_domain(self, field: FieldOnDomain, points: Float[Tensor, "n d"]) -> bool:
-        """Whether these points are in the domain where the distribution is valid."""
-        return field.inference.in_domain(self.kernel, points)
+    def in_domain(
+        self, field: FieldOnDomain, points: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> bool:
+        """Whether the distribution is valid at these points, and has an image under the symbol."""
+        inference = field.inference
+        return inference.serves(symbol) and inference.in_domain(self.kernel, points)
 
-    def require(self, points: Float[Tensor, "n d"]) -> None:
-        """Raise ValueError for points outside the domain of the data's frequencies."""
+    def require(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> None:
+        """Check that the data's frequencies serve these points and the symbol.
+
+        Raises:
+            ValueError: points outside their domain.
+            NotImplementedError: a symbol that they have no image under.
+        """
+        self.inference.require(symbol)
         if not self.inference.in_domain(self.kernel, points):
             self.inference.draws[0].lattice.check(points)
 
@@ -198,7 +211,8 @@ class ExactGPSnapshot(Snapshot):
         noise = noise_of(model.likelihood, p).double()
         return cls(kernel, inference, {DEFAULT: noise}, mean, constant, x.shape[-1])
 
-    def inference_at(self, points):
+    def inference_at(self, points, symbol=None):
+        self.inference.require(symbol)
         self.inference.draws[0].lattice.check(points)
         return self.inference
 
@@ -240,18 +254,18 @@ class PartSnapshot(Snapshot):
 
     prior_mean = ZeroMean()
 
-    def inference_at(self, points):
-        return self.total.inference_at(points)
+    def inference_at(self, points, symbol=None):
+        return self.total.inference_at(points, symbol)
 
-    def require(self, points):
-        self.total.require(points)
+    def require(self, points, symbol=None):
+        self.total.require(points, symbol)
 
     @property
     def space(self) -> tuple[int, ...]:
         return self.total.space
 
-    def field(self, points=None):
-        inference, distribution = self.total.field(points)
+    def field(self, points=None, symbol=None):
+        inference, distribution = self.total.field(points, symbol)
         part_inference, expansion = inference.of_terms(self.total.kernel, self.term_indices)
         part = distribution.split()[0].of_part(expansion, self.kernel)
         missing = part_inference.left_out(Identity(), self.kernel, self.space)
@@ -305,11 +319,14 @@ class ModelSnapshot(Snapshot):
         return (nats + elbo_correction).item()
 
     def feature_inference(self, points):
-        rule = Grid(data=self.representation.data.box, max_features=MOST_FEATURES)
+        box = self.representation.data.box
+        rule = Grid(data=box, max_features=MOST_FEATURES, sum_constant=False)
         return replace(self.representation, rule=rule).wider(points)
 
-    def inference_at(self, points):
-        inference = self.representation.wider(points)
+    def inference_at(self, points, symbol=None):
+        served = self.inference.serves(symbol)
+        representation = self.representation if served else self.representation.of_symbols()
+        inference = representation.wider(points)
         if not inference.in_domain(self.kernel, points):  # a grid by hand, or statistics alone
             inference.draws[0].lattice.check(points)
         return inference

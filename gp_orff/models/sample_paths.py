@@ -178,7 +178,8 @@ class SamplePaths:
         Raises:
             ValueError: x of another shape, points outside a frequency grid's domain, or a symbol
                 that does not exist for the field.
-            NotImplementedError: a symbol of paths of an exact model.
+            NotImplementedError: a symbol of paths of an exact model, or of a grid that sums the
+                frequencies along a constant input.
         """
         points, snapshot = torch.as_tensor(x), self._snapshot
         dtype = points.dtype if points.is_floating_point() else torch.float64
@@ -197,9 +198,10 @@ class SamplePaths:
         paths, support = self._paths, flat
         if symbol is not None:
             snapshot.check_symbol(symbol)
-            paths = paths.apply(symbol, snapshot.space)
             support = symbol.all_points(flat, snapshot.space)
-        snapshot.require(support.detach())
+        snapshot.require(support.detach(), symbol)
+        if symbol is not None:
+            paths = paths.apply(symbol, snapshot.space)
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
 

@@ -5,20 +5,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.features.domain import Box, as_box, box_of
+from gp_orff.features.frequencies.constant_axes import directions, summable
 from gp_orff.features.frequencies.grid_design import (
+    LatticePoints,
+    Region,
     axes_of,
     correlation_lag,
+    half_space,
     lengthscales,
     require_separate_inputs,
     tail_radius,
+    unit_steps,
 )
-from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
+from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw, axis_lengthscales
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
-from gp_orff.kernels.spectra.lattice_sums import first_nonzero
 
 MOST_FEATURES = 40_000  # their F×F matrix alone needs 13 GB
 
@@ -67,6 +71,9 @@ class Grid:
         cutoff: the largest ‖ω‖ of each scalar kernel, in the same units; chosen if None.
         diagonal_correction: whether to add δ to the noise and to the predictive variance.
         largest_index: the largest |k_i| along each axis, a further limit.
+        sum_constant: whether to sum over the frequencies along inputs that are constant. Such an
+            input has low = high in `domain` and in `data`. A field then has two features, or more,
+            for each frequency in the plane that remains, and no derivatives across that plane.
 
     Raises:
         ValueError: none of `data`, `domain` and `spacing` is given; a bound is not finite, or low >
@@ -94,6 +101,7 @@ class Grid:
     cutoff: float | None = None
     diagonal_correction: bool = True
     largest_index: tuple[int, ...] | None = None
+    sum_constant: bool = True
 
     def __post_init__(self):
         if self.domain is None and self.data is None and self.spacing is None:
@@ -168,13 +176,17 @@ class Grid:
         domain = self._domain(terms, num_inputs)
         tolerance, design = self._affordable_design(terms, num_inputs, domain)
         spacing, points = design
-        every = np.concatenate(points)
+        every = np.concatenate([part.indices for part in points])
         indices, position = np.unique(every, axis=0, return_inverse=True)
-        lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance)
-        positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in points])[:-1])
+        constant = self._constant(terms, domain)
+        lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance, constant)
+        ends = np.cumsum([len(part.indices) for part in points])[:-1]
+        options = self.lengthscale_range, self.diagonal_correction
         return [
-            LatticeDraw(lattice, position, term, self.lengthscale_range, self.diagonal_correction)
-            for position, term in zip(positions, terms, strict=True)
+            LatticeDraw(lattice, position, part.direction, term, *options)
+            for position, part, term in zip(
+                np.split(position.reshape(-1), ends), points, terms, strict=True
+            )
         ]
 
     def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
@@ -207,9 +219,11 @@ class Grid:
         """The smallest tolerance, from `tolerance` on, that the budget allows, and its design."""
         budget = self.max_features or MOST_FEATURES
 
+        constant = self._constant(terms, domain)
+
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
             spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, most_lags)
-            return self._design(terms, spacing, tolerance, budget)
+            return self._design(terms, spacing, tolerance, budget, constant)
 
         design = attempt(self.tolerance, self.tolerance, None)
         if design is not None:
@@ -226,7 +240,7 @@ class Grid:
             capped_tolerance, capped = self._bisect(attempt)
             if capped is not None and (best is None or capped_tolerance < tolerance):
                 tolerance, best = capped_tolerance, capped
-        if best is None or not all(map(len, best[1])):
+        if best is None or not all(len(part.indices) for part in best[1]):
             raise GridBudgetError(
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
                 f"got one of whose variance {self.max_features} features hold next to nothing "
@@ -249,15 +263,15 @@ class Grid:
                 high, best = middle, design
         return math.exp(high), best
 
-    def _design(self, terms, spacing, tolerance, budget):
+    def _design(self, terms, spacing, tolerance, budget, constant):
         """The spacing and the lattice points of each term; None if they exceed the budget."""
         points, features = [], 0
         for term in terms:
-            indices = self._points(term, spacing, tolerance, (budget - features) / term.rank)
-            if indices is None:
+            part = self._points(term, spacing, tolerance, (budget - features) / term.rank, constant)
+            if part is None:
                 return None
-            points.append(indices)
-            features += term.rank * (2 * len(indices) - (not indices.any(-1).all()))
+            points.append(part)
+            features += term.rank * part.num_columns
         return (spacing, points) if features <= budget else None
 
     def _spacing(
@@ -269,7 +283,13 @@ class Grid:
         lag = self._lag(domain)
         radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
+        constant = self._constant(terms, domain)
         for leaf, axis, dim in axes_of(terms):
+            if constant[dim]:  # no images
+                radius[dim] = max(
+                    radius[dim], _NO_IMAGES * axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
+                )
+                continue
             r = longest * correlation_lag(leaf, axis, aliasing, lag)
             if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest
                 strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
@@ -280,6 +300,11 @@ class Grid:
             radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
 
+    def _constant(self, terms, domain) -> Bool[np.ndarray, "d"]:
+        """The inputs that are constant, and along which frequencies are summed."""
+        lag = self._lag(domain)
+        return (lag == 0) & summable(terms, len(lag)) & self.sum_constant
+
     def _lag(self, domain) -> Float[np.ndarray, "d"]:
         """The longest lag between a datum and a point of the domain or another datum."""
         data = domain if self.data is None else np.array(self.data).T
@@ -287,59 +312,33 @@ class Grid:
         return np.maximum(high - data[0], data[1] - low)
 
     def _points(
-        self, term: TermSpectrum, spacing, tolerance, most
-    ) -> Int[np.ndarray, "D d"] | None:
-        """The half-space of lattice points that a term needs; None if they are more than `most`."""
-        regions = [self._region(leaf, tolerance, spacing) for leaf in term.leaves]
-        counts = np.zeros(len(spacing), dtype=int)
-        for leaf, region in zip(term.leaves, regions, strict=True):
-            with np.errstate(divide="ignore"):  # correlations that hardly fall: a spacing of zero
-                steps = region.level / region.radius(_unit_steps(leaf, spacing))
-            counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
-        if self.largest_index is not None:
-            counts = np.minimum(counts, self.largest_index)
-        if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # the whole box around the region
+        self, term: TermSpectrum, spacing, tolerance, most, constant
+    ) -> LatticePoints | None:
+        """The lattice points that a term needs; None if they are more than `most`."""
+        blocks = {}
+        for direction, leaves in directions(term, constant).items():
+            pairs = [(leaf, self._region(leaf, tolerance, spacing)) for leaf in leaves]
+            blocks[direction] = half_space(pairs, spacing, most, self.largest_index)
+        if any(points is None for points in blocks.values()):
             return None
-        ranges = [np.arange(-m, m + 1) for m in counts]
-        ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
-        points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
-        inside = first_nonzero(points) >= 0
-        for leaf, region in zip(term.leaves, regions, strict=True):
-            indices = points[:, leaf.dims]
-            inside &= region.radius(indices * spacing[list(leaf.dims)]) <= region.level
-            if leaf.degree:  # B(0) = 0
-                inside &= indices.any(-1)
-        return points[inside]
+        return LatticePoints.of(blocks)
 
-    def _region(self, leaf: LeafSpectrum, tolerance: float, spacing) -> "_Region":
+    def _region(self, leaf: LeafSpectrum, tolerance: float, spacing) -> Region:
         """The frequencies up to the cut-off; at least one along each axis."""
         if self.cutoff is not None:
-            return _Region(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
+            return Region(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
         level = tail_radius(leaf, tolerance) / self.lengthscale_range[0]
-        least = leaf.spectrum.scaled_radius(_unit_steps(leaf, spacing)).max()
-        return _Region(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
+        least = leaf.spectrum.scaled_radius(unit_steps(leaf, spacing)).max()
+        return Region(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
 
 
 # Under a budget, aliasing may be _UNEVEN times as large as truncation, and at most _ALIASING:
 # truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
 # tolerance of _POOR a term that hardly varies may be the reason: r is limited to _LONGEST of L.
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
-_MOST_STEPS = 1e9  # along an axis; too many in any case
 _MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
+_NO_IMAGES = 1e6  # the period along a constant input, in lengthscales
 _FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit
-
-
-@dataclass(frozen=True)
-class _Region:
-    """The frequencies with radius(ω) ≤ level."""
-
-    radius: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
-    level: float
-
-
-def _unit_steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
-    """The first nonzero frequency of the lattice along each input of a leaf."""
-    return np.diag(spacing[list(leaf.dims)])
 
 
 def _numbers(values: Float[np.ndarray, "k"]) -> str:

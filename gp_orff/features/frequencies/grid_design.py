@@ -1,15 +1,80 @@
 """What determines a grid: the radius of its cut-off, and the lag that its spacing follows."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
+from gp_orff.kernels.spectra.lattice_sums import first_nonzero
+
+_MOST_STEPS = 1e9  # along an axis; too many in any case
+
+
+@dataclass(frozen=True)
+class Region:
+    """The frequencies with radius(ω) ≤ level."""
+
+    radius: Callable[[Float[np.ndarray, "D d"]], Float[np.ndarray, "D"]]
+    level: float
+
+
+class LatticePoints(NamedTuple):
+    """The points of a lattice that a term uses, once for each direction of B(ω)."""
+
+    indices: Int[np.ndarray, "D d"]
+    direction: Int[np.ndarray, "D"]  # an axis of the first leaf, or `ALONG_FREQUENCY`
+
+    @classmethod
+    def of(cls, blocks: Mapping[int, Int[np.ndarray, "m d"]]) -> "LatticePoints":
+        """The points of every direction."""
+        direction = [np.full(len(points), axis) for axis, points in blocks.items()]
+        return cls(np.concatenate(list(blocks.values())), np.concatenate(direction))
+
+    @property
+    def num_columns(self) -> int:
+        """The number of cosines and sines."""
+        return len(self.indices) + int(self.indices.any(-1).sum())
+
+
+def half_space(
+    regions: Sequence[tuple[LeafSpectrum, Region]],
+    spacing: Float[np.ndarray, "d"],
+    most: float,
+    largest_index: Sequence[int] | None,
+) -> Int[np.ndarray, "D d"] | None:
+    """One of each pair ±k of lattice points in the regions of all leaves; None if far more than
+    `most`."""
+    counts = np.zeros(len(spacing), dtype=int)
+    for leaf, region in regions:
+        with np.errstate(divide="ignore"):  # correlations that hardly fall: a spacing of zero
+            steps = region.level / region.radius(unit_steps(leaf, spacing))
+        counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
+    if largest_index is not None:
+        counts = np.minimum(counts, largest_index)
+    if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # the whole box around the region
+        return None
+    ranges = [np.arange(-m, m + 1) for m in counts]
+    ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
+    points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
+    inside = first_nonzero(points) >= 0
+    for leaf, region in regions:
+        indices = points[:, leaf.dims]
+        inside &= region.radius(indices * spacing[list(leaf.dims)]) <= region.level
+        if leaf.degree:  # B(0) = 0
+            inside &= indices.any(-1)
+    return points[inside]
+
+
+def unit_steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.ndarray, "k k"]:
+    """The first nonzero frequency of the lattice along each input of a leaf."""
+    return np.diag(spacing[list(leaf.dims)])
 
 
 def tail_radius(leaf: LeafSpectrum, share: float) -> float:

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gp_orff.features.frequencies.constant_axes import ALONG_FREQUENCY, plane_weights
 from gp_orff.features.frequencies.rule import Draw, TermSpectrum
 from gp_orff.features.lattice import GramCache, LatticeColumns
 from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum
-from gp_orff.kernels.spectra.lattice_sums import lattice_weights
 
 
 class GridWarning(UserWarning):
@@ -59,6 +59,7 @@ class Lattice(_FixedBuffers):
             kernel; may be infinite.
         lag: the longest lag between a datum and a point of the domain, along each axis.
         tolerance: the share of the variance for which the lattice was made.
+        constant: the inputs that are constant, along which frequencies are summed; none if None.
     """
 
     def __init__(
@@ -68,8 +69,11 @@ class Lattice(_FixedBuffers):
         domain: Float[np.ndarray, "2 d"],
         lag: Float[np.ndarray, "d"],
         tolerance: float,
+        constant: Bool[np.ndarray, "d"] | None = None,
     ):
         super().__init__()
+        constant = np.zeros(len(spacing), dtype=bool) if constant is None else constant
+        self.register_buffer("constant", torch.from_numpy(constant))
         finite = np.isfinite(domain).all()
         self.register_buffer("indices", torch.from_numpy(indices))
         self.register_buffer("spacing", torch.from_numpy(spacing))
@@ -84,8 +88,10 @@ class Lattice(_FixedBuffers):
         """The cosines and sines of every frequency, with the lattice's cache of C."""
         return LatticeColumns.of(self.indices, self.spacing, self.origin, self.cache)
 
-    def _load_from_state_dict(self, *arguments):
-        super()._load_from_state_dict(*arguments)
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        spacing = state_dict.get(prefix + "spacing", self.spacing)
+        state_dict.setdefault(prefix + "constant", torch.zeros_like(spacing, dtype=torch.bool))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
         self.cache = GramCache()
 
     @property
@@ -122,7 +128,10 @@ class LatticeDraw(_FixedBuffers, Draw):
 
     Args:
         lattice: shared by all terms of the tree.
-        position: which of the lattice's points the term uses, (D,).
+        position: which of the lattice's points the term uses, (D,). A point occurs again for each
+            constant input of a field.
+        direction: of B(ω), (D,): the axis of its spectrum that is a constant input, or
+            `ALONG_FREQUENCY`.
         spectrum: of the term, at its present hyperparameters.
         lengthscale_range: the shortest and longest lengthscale for which the frequencies are
             valid, relative to the present lengthscales.
@@ -135,6 +144,7 @@ class LatticeDraw(_FixedBuffers, Draw):
         self,
         lattice: Lattice,
         position: Int[np.ndarray, "D"],
+        direction: Int[np.ndarray, "D"],
         spectrum: TermSpectrum,
         lengthscale_range: tuple[float, float],
         diagonal_correction: bool,
@@ -145,6 +155,7 @@ class LatticeDraw(_FixedBuffers, Draw):
         self.lengthscale_range, self.diagonal_correction = lengthscale_range, diagonal_correction
         self.warned = False
         self.register_buffer("position", torch.from_numpy(position))
+        self.register_buffer("direction", torch.from_numpy(direction))
         built = _lengths([leaf.spectrum for leaf in spectrum.leaves], self.dims)
         self.register_buffer("built", torch.from_numpy(np.concatenate(built)))
 
@@ -165,13 +176,35 @@ class LatticeDraw(_FixedBuffers, Draw):
         indices, spacing = self.lattice.indices[self.position], self.lattice.spacing
         omegas = [(indices * spacing)[:, list(dims)] for dims in self.dims]
         weights = 1.0 + self.nonzero.to(spacing)  # −k is the same feature
-        for spectrum, omega, dims in zip(spectra, omegas, self.dims, strict=True):
-            weights = weights * lattice_weights(spectrum, omega, spacing[list(dims)])
+        for leaf, (spectrum, omega) in enumerate(zip(spectra, omegas, strict=True)):
+            weights = weights * self._leaf_weights(leaf, spectrum, omega)
+        across = self.direction != ALONG_FREQUENCY
+        if across.any():
+            omegas[0][across] = torch.eye(len(self.dims[0])).to(spacing)[self.direction[across]]
         return omegas, weights
+
+    def _leaf_weights(
+        self, leaf: int, spectrum: Spectrum, omega: Float[Tensor, "D k"]
+    ) -> Float[Tensor, "*b D"]:
+        """The weights of the frequencies of one leaf; the first is that of the field."""
+        dims = list(self.dims[leaf])
+        spacing, constant = self.lattice.spacing[dims], self.lattice.constant[dims].tolist()
+        if leaf or not any(constant):
+            return plane_weights(spectrum, omega, spacing, constant)
+        axes, counts = self.direction.unique_consecutive(return_counts=True)
+        parts = zip(axes.tolist(), omega.split(counts.tolist()), strict=True)
+        weights = [plane_weights(spectrum, part, spacing, constant, axis) for axis, part in parts]
+        return torch.cat(weights, dim=-1)
 
     def check_domain(self, spectra, *points):
         for x in points:
             self.lattice.check(x)
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        position = state_dict.get(prefix + "position", self.position)
+        along = torch.full_like(position, ALONG_FREQUENCY)
+        state_dict.setdefault(prefix + "direction", along)  # of a state before there were others
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
         lengthscales, others = _lengths(spectra, self.dims)
@@ -180,7 +213,10 @@ class LatticeDraw(_FixedBuffers, Draw):
         power = np.repeat([1, 2], [len(lengthscales), len(others)])[: len(built)]
         ratio = np.concatenate([lengthscales, others])[: len(built)] / built
         low, high = self.lengthscale_range
-        outside = ratio[(ratio < 0.999 * low**power) | (ratio > 1.001 * high**power)]
+        outside = (ratio < 0.999 * low**power) | (ratio > 1.001 * high**power)
+        columns = [dim for dims in self.dims for dim in dims]  # one for each lengthscale
+        outside[: len(columns)] &= ~self.lattice.constant.cpu().numpy()[columns]
+        outside = ratio[outside]
         return float(outside[0]) if len(outside) else None
 
     def _check_range(self, spectra: Sequence[Spectrum]) -> None:

@@ -59,6 +59,19 @@ class Inference(ABC):
         """Whether predictions at x are accurate; raises where the rule cannot make them so."""
         return True
 
+    def serves(self, symbol: Symbol | None) -> bool:
+        """Whether the representation has an image under this symbol; None for the field itself."""
+        return True
+
+    def require(self, symbol: Symbol | None) -> None:
+        """Raise a NotImplementedError if the representation does not serve the symbol."""
+        if not self.serves(symbol):
+            raise NotImplementedError(
+                f"{type(symbol).__name__} needs the frequencies along every input, got a grid that "
+                "sums over those along constant inputs; give a domain with an extent along them, "
+                "such as Grid.for_data(x, domain=...), or Grid(..., sum_constant=False)"
+            )
+
     @property
     def truncated_share(self) -> float:
         """The share of the variance that the representation may truncate."""
@@ -79,6 +92,7 @@ class Inference(ABC):
     ) -> FieldDistribution:
         """The distribution of a symbol of the field. White noise has no image under a symbol, which
         has a truncated variance of its own."""
+        self.require(symbol)
         truncated = self.left_out(symbol, kernel, space)
         image = distribution.split()[0].apply(symbol, space)
         if truncated is None:

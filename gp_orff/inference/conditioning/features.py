@@ -82,6 +82,11 @@ class FeatureInference(Inference):
         check_domain(kernel, self.draws, self._corners, x)
         return True
 
+    def serves(self, symbol):
+        if symbol is None or isinstance(symbol, Identity):
+            return True
+        return not (self._has_shared_columns and self.draws[0].lattice.constant.any())
+
     @torch.no_grad()
     def written_out(self, kernel: Kernel) -> bool:
         """Whether the dual algebra is used: every observation has its own truncated variance."""
@@ -176,6 +181,8 @@ class FeatureInference(Inference):
         statistics: FieldStatistics | None,
     ) -> NormalEquations:
         """The normal equations, with the truncated variance in the noise of each observation."""
+        for part in self.data.symbol_data:
+            self.require(part.symbol)
         symbol_data = [
             DenseRows.of(part, expansion, noises, self.left_out(part.symbol, kernel, part.space))
             for part in self.data.symbol_data

@@ -11,6 +11,7 @@ hyperparameter. `spectrum(kernel)` returns the spectrum of a kernel.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import singledispatch
 from typing import NamedTuple
 
@@ -180,6 +181,17 @@ class GridSpectrum(Spectrum):
     @abstractmethod
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         """The second moments E ω_i², (*b, d), d = `num_dims`; the coordinates are uncorrelated."""
+
+    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
+        """The distribution of the coordinates `dims` of ω; None if it is not known here.
+
+        With it, a grid sums over the frequencies along inputs that are constant.
+
+        Args:
+            dims: the coordinates, at least one and not all.
+            order: t, of a weight ω_a^{2t}, where a is any other coordinate.
+        """
+        return None
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
         """Further lengths (m,) along the `num_dims` inputs that a grid is built for.

@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.special
@@ -77,6 +77,18 @@ class Elliptical(Radial, GridSpectrum):
         lengthscale = over_batch(lengthscale.reshape(-1, lengthscale.shape[-1]), axis=0)
         return np.broadcast_to(lengthscale, (num_dims,)) if len(lengthscale) == 1 else lengthscale
 
+    def marginal(self, dims: Sequence[int], order: int = 0) -> "Elliptical | None":
+        shared = self.lengthscale.shape[-1] == 1
+        lengthscale = self.lengthscale if shared else self.lengthscale[..., list(dims)]
+        return replace(self, lengthscale=lengthscale)._weighted_across(order)
+
+    def _weighted_across(self, order: int) -> "Elliptical | None":
+        """The spectrum of some coordinates, weighted by ω_a^{2t} of another one, t = `order`.
+
+        As z = √s g with normal g, it is that of s weighted by s^t. None if it is not known here.
+        """
+        return None
+
     def num_coordinates(self, num_dims: int) -> int:
         return 1
 
@@ -126,6 +138,9 @@ class Gaussian(Elliptical):
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         return chi2_tail(scaled_radius**2, num_dims + 2 * order)
 
+    def _weighted_across(self, order: int) -> "Gaussian":
+        return self  # s = 1
+
     def _radial_correlation(self, r: float, order: int) -> float:
         """`correlation` from the scaled lag r on: max(1, r²)^t e^{−r²/2}."""
         return max(1.0, r * r) ** order * math.exp(-0.5 * r * r)
@@ -172,6 +187,10 @@ class StudentT(Elliptical):
         x = scaled_radius**2 / (2 * self.nu)
         # P(beta variable > x/(1 + x)) = P(its complement < 1/(1 + x))
         return float(scipy.special.betainc(self.nu - order, num_dims / 2 + order, 1 / (1 + x)))
+
+    def _weighted_across(self, order: int) -> "StudentT":
+        nu = self.nu - order  # 1/s ~ Gamma(ν, rate ν) becomes Gamma(ν − t, rate ν)
+        return replace(self, lengthscale=self.lengthscale * math.sqrt(nu / self.nu), nu=nu)
 
     def _radial_correlation(self, r: float, order: int) -> float:
         """The larger of |M_{ν−t}(z)| and, for t = 1, |z M′_{ν−t}(z) + M_{ν−t}(z)|; z = √(2ν) r."""

@@ -1,7 +1,7 @@
 """Gaussian scale mixtures with Gamma-distributed scales: spectra of rational quadratic kernels."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.special
@@ -94,6 +94,11 @@ class GammaMixture(Elliptical):
         alpha = self._alphas().min()
         square = scaled_radius**2 * alpha / (alpha + order)  # s = (α + t)/α times one of mean 1
         return _gamma_mixture_tail(square, alpha + order, num_dims + 2 * order)
+
+    def _weighted_across(self, order: int) -> "GammaMixture":
+        alpha = self.alpha + order  # s ~ Gamma(α, rate α) becomes Gamma(α + t, rate α)
+        shrinkage = (self.alpha / alpha).sqrt().unsqueeze(-1)
+        return replace(self, lengthscale=self.lengthscale * shrinkage, alpha=alpha)
 
     def _radial_correlation(self, r: float, order: int) -> float:
         """`correlation` from the scaled lag r on, across r or, for order 1, along r."""
