@@ -77,14 +77,7 @@ class FieldStatistics:
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
         """The statistics on `phi`, whose frequencies are some of this lattice."""
-        groups = {}
-        for key, group in self.groups.items():
-            moments = []
-            for part in group.moments:
-                gram = self.phi.crop(part.gram, phi)
-                moments.append(Moments(gram, phi.column_sum(gram), part.mass))
-            cross = self.phi.pick(group.cross, phi)
-            groups[key] = replace(group, phi=phi, moments=tuple(moments), cross=cross)
+        groups = {key: group.on(phi) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, self.elbo_correction)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":

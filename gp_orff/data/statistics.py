@@ -10,6 +10,7 @@ from torch import Tensor
 from gp_orff.data.patterns import Components, Pattern
 from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import FeatureExpansion
+from gp_orff.features.lattice import LatticeColumns
 
 
 class Moments(NamedTuple):
@@ -192,6 +193,15 @@ class Statistics:
         )
         phi, cross = self.phi.select(columns), self.cross[..., columns, :]
         return replace(self, phi=phi, moments=moments, cross=cross)
+
+    def on(self, phi: LatticeColumns) -> "Statistics":
+        """The statistics on `phi`, whose frequencies are some of this lattice."""
+        moments = []
+        for part in self.moments:
+            gram = self.phi.crop(part.gram, phi)
+            moments.append(Moments(gram, phi.column_sum(gram), part.mass))
+        cross = self.phi.pick(self.cross, phi)
+        return replace(self, phi=phi, moments=tuple(moments), cross=cross)
 
     def to(self, device: torch.device, phi: Columns) -> "Statistics":
         """The same statistics on another device, where `phi` is."""

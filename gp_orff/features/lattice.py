@@ -138,6 +138,12 @@ class LatticeColumns(TrigColumns):
         values = sums[centre + flat]
         return torch.cat([values.real, values.imag])
 
+    def gram_diagonal(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "2*D"]:
+        """The diagonal of C from T: ½ Re(T(0) ± T(2k))."""
+        flat, centre = self._positions(2)
+        twice, zero = sums[centre + 2 * flat].real, sums[centre].real
+        return 0.5 * torch.cat([zero + twice, zero - twice])
+
     def gram(self, sums: Tensor) -> Float[Tensor, "2*D 2*D"]:
         """C from T; a real argument is C itself."""
         return self._gram_from_sums(sums) if sums.is_complex() else sums

@@ -86,7 +86,7 @@ class Represented:
         ):
             return Represented.of(representation)
         statistics = inference.statistics + new.statistics(phi)
-        features = FeatureInference(data, inference.draws, statistics)
+        features = replace(inference, data=data, known=statistics)
         return Represented(representation, self.rule, features)
 
 

@@ -1,13 +1,16 @@
-"""Evidence and posterior of data under a kernel, by the exact kernel or by features."""
+"""Evidence and posterior of data under a kernel: by its covariance, or by features."""
 
 from gp_orff.inference.conditioning.base import Inference, Posterior, log_marginal_likelihood
 from gp_orff.inference.conditioning.exact import ExactInference
 from gp_orff.inference.conditioning.features import FeatureInference
+from gp_orff.inference.conditioning.iterative import IterativeInference, feature_inference
 
 __all__ = [
     "ExactInference",
     "FeatureInference",
     "Inference",
+    "IterativeInference",
     "Posterior",
+    "feature_inference",
     "log_marginal_likelihood",
 ]

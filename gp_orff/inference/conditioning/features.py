@@ -90,7 +90,7 @@ class FeatureInference(Inference):
     @torch.no_grad()
     def written_out(self, kernel: Kernel) -> bool:
         """Whether the dual algebra is used: every observation has its own truncated variance."""
-        return self._prefers_dual(expand(kernel, self.draws, self.data.num_inputs))
+        return self.prefers_dual_algebra(expand(kernel, self.draws, self.data.num_inputs))
 
     @property
     def truncated_share(self) -> float:
@@ -104,7 +104,7 @@ class FeatureInference(Inference):
         )
 
     def of(self, data):
-        return FeatureInference(data, self.draws)
+        return replace(self, data=data, known=None)
 
     def prepare(self) -> None:
         if self._has_shared_columns:
@@ -152,7 +152,7 @@ class FeatureInference(Inference):
         expansion = expand_terms(summands, self.draws, self.data.num_inputs).double().general()
         return replace(self, draws=[self.draws[i] for i in chosen]), expansion
 
-    def _prefers_dual(self, expansion: Expansion) -> bool:
+    def prefers_dual_algebra(self, expansion: Expansion) -> bool:
         """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
         anew."""
         if not self.data.revisitable:
@@ -166,7 +166,7 @@ class FeatureInference(Inference):
 
     def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
         """The statistics; None where the dual algebra is cheaper."""
-        return None if self._prefers_dual(expansion) else self._statistics_of(expansion)
+        return None if self.prefers_dual_algebra(expansion) else self._statistics_of(expansion)
 
     @cached_property
     def _point_observations(self) -> PointObservations:
@@ -194,7 +194,13 @@ class FeatureInference(Inference):
         groups = [
             Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
         ]
-        return normal_equations(expansion, groups, symbol_data)
+        return self.normal_equations(expansion, groups, symbol_data)
+
+    def normal_equations(
+        self, expansion: Expansion, groups: Sequence[Group], rows: Sequence[DenseRows]
+    ) -> NormalEquations:
+        """The algebra of groups of statistics and of dense rows."""
+        return normal_equations(expansion, groups, rows)
 
     def _group_noises(
         self,

@@ -63,17 +63,31 @@ def masked_equations(
     expansion: FeatureExpansion, groups: Sequence[Group]
 ) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
     """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
-    b, ones, parts = 0, 0, []
+    return right_hand_sides(expansion, groups), masked_parts(expansion, groups)
+
+
+def right_hand_sides(
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> Float[Tensor, "*b F 1+p"]:
+    """B."""
+    b, ones = 0, 0
     for statistics, noise in groups:
         pattern = statistics.pattern
         m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
         b = b + (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
-        grams = statistics.feature_grams(expansion)
-        for gram, moments, e in zip(
-            grams, statistics.moments, pattern.basis(precision), strict=True
-        ):
-            weighted_basis = precision @ e
+        for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
             sums = expansion.gather(moments.column_sum.unsqueeze(-1))
-            ones = ones + sums * pattern.embed(m @ weighted_basis)
-            parts += [gram, m, weighted_basis]
-    return torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1), parts
+            ones = ones + sums * pattern.embed(m @ (precision @ e))
+    return torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1)
+
+
+def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[Tensor]:
+    """C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    parts = []
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
+        grams = statistics.feature_grams(expansion)
+        for gram, e in zip(grams, pattern.basis(precision), strict=True):
+            parts += [gram, m, precision @ e]
+    return parts

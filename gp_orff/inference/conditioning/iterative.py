@@ -1,0 +1,68 @@
+"""Inference by the features of a large frequency grid, without their matrix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from gpytorch.kernels import Kernel
+
+from gp_orff.data.dataset import Data
+from gp_orff.features.assemble import num_features
+from gp_orff.features.frequencies.rule import Draw
+from gp_orff.inference.conditioning.features import FeatureInference
+from gp_orff.inference.iterative import Accuracy, Iterative
+
+MOST_DENSE = 8192
+"""Features, or values, up to which matrices are factorised."""
+_MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
+
+
+@dataclass(frozen=True)
+class IterativeInference(FeatureInference):
+    """Inference by features on a lattice, whose memory grows with F and not with F².
+
+    The mean of the weights and variances at chosen points are solutions of linear systems, to the
+    tolerances of `accuracy`; log|A| is estimated, and the evidence has its standard error.
+
+    Args:
+        data, draws, known: as for `FeatureInference`; the frequencies of a grid.
+        accuracy: tolerances, and numbers of random vectors.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> from gp_orff.data.dataset import Dataset
+        >>> from gp_orff.data.reading import Options, read
+        >>> from gp_orff.features.assemble import draw
+        >>> from gp_orff.inference.conditioning import IterativeInference
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> x = torch.rand(400, 2, generator=generator, dtype=torch.float64)
+        >>> data = Dataset.in_memory(read(x, torch.sin(9 * x), 2, Options()))
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
+        >>> draws = draw(kernel, gp_orff.Grid.for_data(x))
+        >>> noises = {"": 0.01 * torch.eye(2, dtype=torch.float64)}
+        >>> posterior = IterativeInference(data, draws).posterior(kernel, noises, None)
+        >>> posterior.distribution.mean(x).shape
+        torch.Size([400, 2])
+    """
+
+    accuracy: Accuracy = field(default_factory=Accuracy)
+
+    def prefers_dual_algebra(self, expansion) -> bool:
+        return False
+
+    def normal_equations(self, expansion, groups, rows):
+        return Iterative(expansion.general(), groups, rows, self.accuracy)
+
+
+@torch.no_grad()
+def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
+    """Inference by features: by factorisations where their matrices are small, else by iterations.
+
+    Iterations take a frequency grid of more than 8192 features, and more values than a matrix with
+    a row for each of them could hold.
+    """
+    features, on_grid = num_features(kernel, draws), draws[0].shared_columns() is not None
+    rows = data.num_values if data.revisitable else float("inf")
+    written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
+    dense = not on_grid or features <= MOST_DENSE or written_out
+    return (FeatureInference if dense else IterativeInference)(data, draws)

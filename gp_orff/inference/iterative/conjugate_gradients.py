@@ -1,0 +1,83 @@
+"""Preconditioned conjugate gradients for many right-hand sides, which are rows."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.inference.iterative.operator import WeightPrecision
+from gp_orff.inference.iterative.preconditioner import Preconditioner
+
+
+class ConvergenceError(RuntimeError):
+    """Conjugate gradients did not reach their tolerance."""
+
+
+class Solution(NamedTuple):
+    """A⁻¹b, and the coefficients of the iterations, zero after a system has converged."""
+
+    x: Float[Tensor, "k F"]
+    steps: Float[Tensor, "i k"]  # α
+    ratios: Float[Tensor, "i k"]  # β
+    iterations: Int[Tensor, "k"]
+
+
+def solve(
+    a: WeightPrecision,
+    p: Preconditioner,
+    b: Float[Tensor, "k F"],
+    tolerance: float,
+    most: int,
+) -> Solution:
+    """A⁻¹b for every row b, until ‖r‖ ≤ tolerance ‖b‖ in the norm rᵀP⁻¹r.
+
+    The preconditioned method of Saad (2003, algorithm 9.1), in which a system that has converged
+    takes no further part.
+
+    Raises:
+        ConvergenceError: a system has not converged after `most` iterations.
+    """
+    x, r = torch.zeros_like(b), b
+    z = p.solve(r)
+    d, size = z, (r * z).sum(-1)
+    start, active = size, torch.arange(len(b), device=b.device)
+    count, steps, ratios = torch.zeros_like(active), [], []
+    going = size > 0
+    while True:
+        if not going.all():
+            r, z, d = r[going], z[going], d[going]
+            size, start, active = size[going], start[going], active[going]
+        if not len(active):
+            return Solution(x, _stack(steps, b), _stack(ratios, b), count)
+        if len(steps) == most:
+            raise _error(most, (size / start).sqrt().max().item(), tolerance)
+        product = a.product(d)
+        step = size / (d * product).sum(-1)
+        x[active] += step.unsqueeze(-1) * d
+        r = r - step.unsqueeze(-1) * product
+        z = p.solve(r)
+        previous, size = size, (r * z).sum(-1)
+        ratio = size / previous
+        d = z + ratio.unsqueeze(-1) * d
+        count[active] += 1
+        steps.append(_placed(step, active, b))
+        ratios.append(_placed(ratio, active, b))
+        going = size > tolerance**2 * start
+
+
+def _placed(values: Float[Tensor, "a"], active: Int[Tensor, "a"], b: Tensor) -> Float[Tensor, "k"]:
+    return b.new_zeros(len(b)).index_copy_(0, active, values)
+
+
+def _stack(values: list[Float[Tensor, "k"]], b: Tensor) -> Float[Tensor, "i k"]:
+    return torch.stack(values) if values else b.new_zeros(0, len(b))
+
+
+def _error(iterations: int, residual: float, tolerance: float) -> ConvergenceError:
+    return ConvergenceError(
+        f"expected conjugate gradients to reach a relative residual of {tolerance:.1g}, got "
+        f"{residual:.1g} after {iterations} iterations: the noise is very small against the signal "
+        "that these features describe; use fewer features, Grid(max_features=8192), which are "
+        "solved directly, or a larger noise"
+    )

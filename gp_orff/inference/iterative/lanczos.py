@@ -1,0 +1,116 @@
+"""Functions of B = R⁻¹AR⁻ᵀ by the Lanczos process, where P = R Rᵀ is a preconditioner of A."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.inference.iterative.conjugate_gradients import ConvergenceError, Solution
+from gp_orff.inference.iterative.operator import WeightPrecision
+from gp_orff.inference.iterative.preconditioner import Preconditioner
+
+_BETWEEN_CHECKS = 5  # iterations
+_SMALLEST = 1e-12  # relative norm at which a Krylov space has ended
+
+
+def quadrature(
+    solution: Solution, function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]]
+) -> Float[Tensor, "k"]:
+    """uᵀ f(B) u / uᵀu of conjugate gradients for A x = R u, by Gauss quadrature.
+
+    The coefficients of conjugate gradients are those of the Lanczos process (Golub & Meurant 2010,
+    Matrices, Moments and Quadrature, sections 4.1 and 6.2).
+    """
+    values = []
+    columns = zip(solution.iterations.tolist(), solution.steps.mT, solution.ratios.mT, strict=True)
+    for count, step, ratio in columns:
+        step, ratio = step[:count], ratio[: count - 1]
+        diagonal = 1 / step
+        diagonal[1:] += ratio / step[:-1]
+        nodes, vectors = _eigen(diagonal, ratio.sqrt() / step[:-1])
+        values.append((vectors[0].square() * function(nodes)).sum())
+    return torch.stack(values)
+
+
+class _Step(NamedTuple):
+    """A step of the Lanczos process."""
+
+    vector: Float[Tensor, "k F"]  # of the basis
+    diagonal: Float[Tensor, "k"]
+    beside: Float[Tensor, "k"]  # the next element beside the diagonal
+
+
+def inverse_root(
+    a: WeightPrecision,
+    p: Preconditioner,
+    z: Float[Tensor, "k F"],
+    tolerance: float,
+    most: int,
+) -> Float[Tensor, "k F"]:
+    """R⁻ᵀB^{−½}z for every row z: draws from N(0, A⁻¹) if z are draws from N(0, I).
+
+    B^{−½}z ≈ ‖z‖ V T^{−½}e₁ (Higham 2008, Functions of Matrices, equation 13.4). The process runs
+    twice, first for T, then for the sum over its basis V, which is not stored.
+
+    Raises:
+        ConvergenceError: no convergence after `most` iterations.
+    """
+    diagonals, besides = [], []
+    for step in _process(a, p, z):
+        diagonals.append(step.diagonal)
+        besides.append(step.beside)
+        if len(diagonals) % _BETWEEN_CHECKS and (step.beside > 0).any():
+            continue
+        coefficients = _root_coefficients(torch.stack(diagonals, -1), torch.stack(besides, -1))
+        last = (coefficients[:, -1].abs() / coefficients.norm(dim=-1)).max().item()
+        if last <= tolerance or not (step.beside > 0).any():
+            break
+        if len(diagonals) >= most:
+            raise ConvergenceError(
+                f"expected the Lanczos process to reach a relative residual of {tolerance:.1g}, "
+                f"got {last:.1g} after {most} iterations; use fewer features, "
+                "Grid(max_features=8192), which are solved directly, or a larger noise"
+            )
+    coefficients = coefficients * z.norm(dim=-1, keepdim=True)
+    total = torch.zeros_like(z)
+    for step, factor in zip(_process(a, p, z), coefficients.mT, strict=False):
+        total += factor.unsqueeze(-1) * step.vector
+    return p.inverse_root_transposed(total)
+
+
+def _process(a: WeightPrecision, p: Preconditioner, z: Float[Tensor, "k F"]) -> Iterator[_Step]:
+    """The Lanczos process of B from z; it goes on with zeros where a Krylov space has ended."""
+    vector = z / z.norm(dim=-1, keepdim=True)
+    previous, beside = torch.zeros_like(z), z.new_zeros(len(z))
+    while True:
+        going = vector.any(-1)
+        w = p.inverse_root(a.product(p.inverse_root_transposed(vector)))
+        w -= beside.unsqueeze(-1) * previous
+        diagonal = torch.where(going, (w * vector).sum(-1), 1.0)
+        w -= diagonal.unsqueeze(-1) * vector
+        norm = w.norm(dim=-1)
+        beside = torch.where(going & (norm > _SMALLEST * diagonal), norm, 0.0)
+        yield _Step(vector, diagonal, beside)
+        previous, vector = vector, w * torch.where(beside > 0, 1 / norm, 0.0).unsqueeze(-1)
+
+
+def _root_coefficients(
+    diagonals: Float[Tensor, "k i"], besides: Float[Tensor, "k i"]
+) -> Float[Tensor, "k i"]:
+    """T^{−½}e₁ for every row."""
+    rows = []
+    for diagonal, beside in zip(diagonals, besides[:, :-1], strict=True):
+        nodes, vectors = _eigen(diagonal, beside)
+        rows.append(vectors @ (vectors[0] / nodes.sqrt()))
+    return torch.stack(rows)
+
+
+def _eigen(
+    diagonal: Float[Tensor, "i"], beside: Float[Tensor, "i-1"]
+) -> tuple[Float[Tensor, "i"], Float[Tensor, "i i"]]:
+    """Eigenvalues, all positive, and eigenvectors of a tridiagonal matrix."""
+    matrix = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    nodes, vectors = torch.linalg.eigh(matrix)
+    return nodes.clamp_min(torch.finfo(nodes.dtype).eps * nodes[-1]), vectors

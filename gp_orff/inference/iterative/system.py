@@ -1,0 +1,104 @@
+"""A with its preconditioner: A⁻¹b, log|A| with its standard error, and draws from N(0, A⁻¹)."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.inference.iterative.conjugate_gradients import Solution, solve
+from gp_orff.inference.iterative.lanczos import inverse_root, quadrature
+from gp_orff.inference.iterative.operator import WeightPrecision
+from gp_orff.inference.iterative.preconditioner import Preconditioner
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The effort of iterative solutions.
+
+    Args:
+        block: features of the preconditioner's dense block. If it holds all, nothing is estimated.
+        probes: random vectors that estimate log|A| and its gradient.
+        tolerance: relative residual of the weights' mean.
+        variance_tolerance: relative residual of variances, paths and probes. The error of a
+            variance is of the order of its square.
+        paths: sample paths that estimate variances at many points.
+        most: iterations, at most.
+        seed: of probes and paths.
+    """
+
+    block: int = 2500
+    probes: int = 16
+    tolerance: float = 1e-6
+    variance_tolerance: float = 1e-4
+    paths: int = 64
+    most: int = 2000
+    seed: int = 0
+
+
+class Probes(NamedTuple):
+    """z = R u for random signs u, with P⁻¹z and the solutions of A x = z."""
+
+    preconditioned: Float[Tensor, "k F"]
+    solution: Solution
+
+
+@dataclass(frozen=True)
+class System:
+    """A, P and the accuracy of solutions; vectors are rows."""
+
+    precision: WeightPrecision
+    preconditioner: Preconditioner
+    accuracy: Accuracy = field(default_factory=Accuracy)
+
+    def solve(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
+        """A⁻¹b, to the accuracy of the weights' mean."""
+        return self._solution(b, self.accuracy.tolerance).x
+
+    def solve_for_variance(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
+        """A⁻¹b, so accurate that bᵀA⁻¹b is."""
+        return self._solution(b, self.accuracy.variance_tolerance).x
+
+    def draw(self, z: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
+        """R⁻ᵀB^{−½}z, draws from N(0, A⁻¹) if z are draws from N(0, I)."""
+        tolerance, most = self.accuracy.variance_tolerance, self.accuracy.most
+        return inverse_root(self.precision, self.preconditioner, z, tolerance, most)
+
+    @cached_property
+    def draws(self) -> tuple[Float[Tensor, "k F"], Float[Tensor, "k F"]]:
+        """Draws from N(0, A⁻¹) and N(0, P⁻¹) of common random numbers."""
+        shape = self.accuracy.paths, len(self.preconditioner.diagonal)
+        z = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
+        z = z.to(self.preconditioner.diagonal.device)
+        return self.draw(z), self.preconditioner.inverse_root_transposed(z)
+
+    @cached_property
+    def probes(self) -> Probes:
+        """The probes of log|A| and of its gradient."""
+        shape = self.accuracy.probes, len(self.preconditioner.diagonal)
+        signs = torch.randint(0, 2, shape, generator=self._generator).double() * 2 - 1
+        z = self.preconditioner.root(signs.to(self.preconditioner.diagonal.device))
+        solution = self._solution(z, self.accuracy.variance_tolerance)
+        return Probes(self.preconditioner.solve(z), solution)
+
+    @cached_property
+    def logdet_ratio(self) -> tuple[Float[Tensor, ""], float]:
+        """log|A| − log|P| = tr log B, and its standard error over the probes.
+
+        Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) of uᵀ(log B)u, less uᵀ(B − I)u,
+        whose mean is zero: B has the diagonal, and in the block the values, of an identity.
+        """
+        solution = self.probes.solution
+        values = quadrature(solution, lambda nodes: nodes.log() - (nodes - 1))
+        values = values * len(self.preconditioner.diagonal)
+        error = values.std() / len(values) ** 0.5
+        return values.mean(), error.item()
+
+    def _solution(self, b: Float[Tensor, "k F"], tolerance: float) -> Solution:
+        return solve(self.precision, self.preconditioner, b, tolerance, self.accuracy.most)
+
+    @property
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.accuracy.seed)
