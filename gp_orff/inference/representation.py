@@ -1,16 +1,15 @@
 """The representation of a kernel for some data: itself, a grid or random frequencies."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
@@ -21,8 +20,9 @@ from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
 from gp_orff.features.frequencies.rule import Draw, Rule
-from gp_orff.inference.conditioning import ExactInference, FeatureInference, Inference
+from gp_orff.inference.conditioning import ExactInference, Inference, feature_inference
 from gp_orff.inference.kept import Kept
+from gp_orff.inference.memo import Memo
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import terms
 
@@ -31,31 +31,14 @@ _COARSE_TOLERANCE, _COARSE_FEATURES = 1e-2, 2000
 _FEW_FEATURES = 1000  # their cost is negligible
 _SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance is used unchanged
 _SCARCE = 10.0  # acceptable tolerance over the requested one
-MOST_TRAINING, MOST_ITERATIVE = 4096, 2**13  # features, by default: of searches, of the posterior
+MOST_TRAINING, MOST_ITERATIVE = 4096, 2**15  # features, by default: of searches, of the posterior
 MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
+_MOST_MERGED = 8  # repetitions of a position, up to which it is tried
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
 _USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
-T = TypeVar("T")
-
-
-class Memo:
-    """A cache of one value, valid while its key and the hyperparameters stay the same."""
-
-    def __init__(self):
-        self._entry: tuple[object, list[Tensor], object] | None = None
-
-    def get(self, make: Callable[[], T], modules: Iterable[nn.Module], key: object = None) -> T:
-        parameters, entry = [p for module in modules for p in module.parameters()], self._entry
-        if entry is None or entry[0] != key or not _equal(entry[1], parameters):
-            self._entry = entry = (key, [p.detach().clone() for p in parameters], make())
-        return entry[2]
-
-
-def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
-    return len(before) == len(now) and all(map(torch.equal, before, now))
 
 
 @dataclass(frozen=True)
@@ -88,29 +71,34 @@ class Representation:
             rule = Grid(domain=data.domain, tolerance=auto.tolerance, max_features=budget)
             return replace(self, rule=rule)
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        exact = data.num_values <= most and has_covariance(self.kernel, data)
-        if exact and data.num_values <= auto.exact_values:
+        size = self._size_of_exact(_MOST_MERGED * most)
+        exact = size <= most and has_covariance(self.kernel, data)
+        if exact and size <= auto.exact_values:
             return replace(self, rule=None)
-        rule, reason = auto.for_data(corners(data.box, self.kernel)).choose(
-            term_spectra(self.kernel, data.num_inputs)
-        )
+        trial = replace(auto, domain=auto.domain or data.box, data=data.box)
+        rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
-            rule = replace(rule, max_features=auto.max_features)
+            rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
         chosen = replace(self, rule=rule, reason=reason)
-        if exact and not chosen._grid_suffices:
+        if exact and not chosen._grid_suffices(size):
             reason = f"exact kernel: cheaper than the features it would take; {reason}"
             return replace(self, rule=None, reason=reason)
         return chosen
 
-    @property
-    def _grid_suffices(self) -> bool:
-        """Whether a grid of few features, or fewer than values, truncates little."""
+    def _size_of_exact(self, most: float) -> float:
+        """The rows of the exact covariance matrix; of more than `most` numbers, all of them."""
+        if isinstance(self.data, StatisticsOnly) or self.data.num_values > most:
+            return self.data.num_values
+        return ExactInference.merging(self.kernel, self._noises, self.data).size
+
+    def _grid_suffices(self, size: float) -> bool:
+        """Whether a grid of few features, or fewer than `size`, truncates little."""
         if not isinstance(self.rule, Grid):
             return False
         grid = replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE)
         draws = self._draw(grid)
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
-        affordable = num_features(self.kernel, draws) <= max(self.data.num_values, _FEW_FEATURES)
+        affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
         return affordable and draws[0].lattice.tolerance.item() <= acceptable
 
     @property
@@ -124,7 +112,8 @@ class Representation:
             return ExactInference.merging(self.kernel, self._noises, self.data)
         draws = self._draw(rule)
         known = None if self.kept is None else self.kept.known(self.data, draws)
-        return FeatureInference(self.data, draws, known)
+        inference = feature_inference(self.data, draws, self.kernel)
+        return inference if known is None else replace(inference, known=known)
 
     def keeping(self) -> "Representation":
         """The same with statistics that serve grids for somewhat other lengthscales: one pass."""
@@ -241,6 +230,15 @@ class Representation:
     def cuts(self) -> dict[GroupKey, float]:
         """δ over the noise variance, by group, for an observation of mean weight."""
         return self.now().truncation_ratios(self.kernel, self._noises)
+
+    @torch.no_grad()
+    def training_cuts(self) -> dict[GroupKey, float]:
+        """The same on the grids of searches; infinite where there is none within the budget."""
+        try:
+            inference = self.inference(replace(self.fine(), diagonal_correction=True))
+        except GridBudgetError:
+            return dict.fromkeys(self.data.keys, math.inf)
+        return inference.truncation_ratios(self.kernel, self._noises)
 
     @property
     def _noises(self) -> Noises:

@@ -25,7 +25,8 @@ from gp_orff.inference.conditioning import (
     Inference,
     log_marginal_likelihood,
 )
-from gp_orff.inference.representation import Memo, Representation, corners
+from gp_orff.inference.memo import Memo
+from gp_orff.inference.representation import Representation, corners
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.starting_values import start_noise

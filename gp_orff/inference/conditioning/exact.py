@@ -96,12 +96,12 @@ class ExactInference(Inference):
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""
-        quad, logdet = evidence
+        quad, logdet = evidence.quad, evidence.logdet
         for scatter in self._merged[1]:
             square, change = scatter.terms(Noise.of(group_noise(scatter.key, noises)))
             zeros = (0, quad.shape[-1] - 1)
             quad, logdet = quad + pad(square.reshape(1, 1), zeros * 2), logdet + change
-        return Evidence(quad, logdet)
+        return evidence._replace(quad=quad, logdet=logdet)
 
     def _covariance_and_design(
         self, kernel: Kernel, noises: Noises

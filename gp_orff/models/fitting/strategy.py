@@ -14,17 +14,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
-from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
     FINE_FACTOR,
     Representation,
+    has_covariance,
 )
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
@@ -42,7 +41,7 @@ from gp_orff.models.report.names import parameter_names
 
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _FINALISTS = 3  # starting values that are searched again, on more data
-_FIRST_VALUES, _MANY = 1200, 1.3  # numbers of a first search, if the data have 1.3 times as many
+_SUBSETS, _MANY = (1200, 2400), 1.3  # numbers of first searches, if there are 1.3 times as many
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
 _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
@@ -85,6 +84,7 @@ def fit(
         trainer = ExactKernel(trainer, data).run(search, start_search)
     elif representation.follows:
         representation = Grids(trainer, representation).run(search)
+        warn_of_truncation(representation, journal)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
         trainer.search(search, representation.inference(rule), name)
@@ -154,17 +154,24 @@ class ExactKernel:
         return trainer if better else zero
 
     def _search(self, search: Search, name: str) -> Search:
-        """Search on all data, on a subset first if they are many: the cost is cubic in N."""
-        trainer, count = self.trainer, self.data.num_values
-        if count > _MANY * _FIRST_VALUES:
-            subset = trainer.subset(_FIRST_VALUES)
-            label = f"exact kernel, {subset.survey.num_points} points"
-            trainer.search(search, ExactInference(subset), label, nats=0.1)
-        nats = 0.1 if count > SUBSET_VALUES else 0.01
-        iterations = int(min(max(_CUBIC * (1000 / count) ** 3, _FEWEST), _MOST))
-        noises = noises_of(trainer.kernel, trainer.likelihoods)
-        inference = ExactInference.merging(trainer.kernel, noises, self.data)
+        """Search on all data, on subsets first if they are many: the cost is cubic in N."""
+        trainer = self.trainer
+        inference = trainer.exact_inference(self.data)
+        search_on_subsets(trainer, search, inference.size)
+        inference = trainer.exact_inference(self.data)  # the sites at the present lengthscales
+        nats = 0.1 if inference.size > SUBSET_VALUES else 0.01
+        iterations = int(min(max(_CUBIC * (1000 / inference.size) ** 3, _FEWEST), _MOST))
         return trainer.search(search, inference, name, iterations=iterations, nats=nats)
+
+
+def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
+    """Search under the exact kernel on growing subsets of data with `size` numbers."""
+    for numbers in _SUBSETS:
+        if size > _MANY * numbers:
+            inference = trainer.exact_inference(trainer.subset(numbers))
+            label = f"exact kernel, {inference.data.survey.num_points} points"
+            iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _FEW_ITERATIONS, _MOST))
+            trainer.search(search, inference, label, nats=0.1, iterations=iterations)
 
 
 @dataclass(frozen=True)
@@ -179,21 +186,28 @@ class Grids:
         representation, with statistics that were computed.
 
         Many data are visited once: the coarse grids are those of a sample, and the statistics of
-        one pass serve the fine ones.
+        one pass serve the fine ones. Where no grid of a search is accurate, a subset of the data
+        under the exact kernel takes its place: with n of M numbers and k hyperparameters it loses
+        about k M / 2n nats.
         """
         representation, many = self.representation, self._has_many_points
+        if self._searches_on_subsets:
+            search_on_subsets(self.trainer, search, representation.data.num_values)
+            return representation
         sampled = self._of_sample if many else representation
         visited = [search.coordinates.get()]
         self._follow(search, "coarse", COARSE_FACTOR, sampled, sampled.coarse)
         visited.append(search.coordinates.get())
         if many:
-            with self.trainer.journal.stage(
-                f"statistics of {self.trainer.survey.num_points} points"
-            ):
+            label = f"statistics of {self.trainer.survey.num_points} points"
+            with self.trainer.journal.stage(label):
                 representation = self._keeping()
         self._follow(search, "fine", FINE_FACTOR, representation, representation.fine)
         visited.append(search.coordinates.get())
-        ratios = representation.cuts()  # truncated variance over noise variance
+        if self._searches_on_subsets:
+            search_on_subsets(self.trainer, search, representation.data.num_values)
+            return representation
+        ratios = representation.training_cuts()  # truncated variance over noise variance
         for label, likelihood in self.trainer.likelihoods.items():
             ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
             if ratio > _LITTLE:  # the learned noise contains it; the posterior adds it to the field
@@ -203,6 +217,17 @@ class Grids:
             last = replace(self, representation=representation)
             last._search_with_truncated_variance(search.coordinates, visited)
         return representation
+
+    @property
+    def _searches_on_subsets(self) -> bool:
+        """Whether the grids of searches truncate much, and the exact kernel is an alternative."""
+        representation = self.representation
+        if representation.rule.max_features or not isinstance(representation.data, Dataset):
+            return False  # the grid that the user asked for, or that of the statistics
+        sample = Dataset.in_memory(self.trainer.survey.sample)
+        if not has_covariance(representation.kernel, sample):
+            return False
+        return max(representation.training_cuts().values()) > _MUCH
 
     @property
     def _has_many_points(self) -> bool:
@@ -268,7 +293,6 @@ class Grids:
             if search.settled:
                 break
         coordinates.set(best_u)
-        self._warn_of_truncation()
 
     @torch.no_grad()
     def _evidence_at(self, coordinates: Coordinates, u: Float[np.ndarray, "k"]) -> float:
@@ -280,12 +304,16 @@ class Grids:
         except (ValueError, torch.linalg.LinAlgError):  # no grid within max_features, no covariance
             return -math.inf
 
-    def _warn_of_truncation(self) -> None:
-        ratio = max(self.representation.cuts().values())
-        if ratio > _MUCH:
-            text = (
-                f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
-                "error bars include it, and a larger max_features= would narrow them"
-            )
-            self.trainer.journal.note(text)
-            warnings.warn(text, GridWarning, stacklevel=2)
+
+def warn_of_truncation(representation: Representation, journal: Journal) -> None:
+    """Warn if the grid of the posterior truncates much of the variance."""
+    ratio = max(representation.cuts().values())
+    if ratio > _MUCH:
+        given = representation.rule.max_features is not None
+        remedy = "a larger max_features=" if given else "a smoother kernel, or a smaller region,"
+        text = (
+            f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
+            f"error bars include it, and {remedy} would narrow them"
+        )
+        journal.note(text)
+        warnings.warn(text, GridWarning, stacklevel=2)

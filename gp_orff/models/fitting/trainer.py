@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.observations import join
 from gp_orff.data.survey import DataWarning, Distances, Survey
 from gp_orff.features.assemble import draw
@@ -105,6 +106,11 @@ class Trainer:
             if len(rows):
                 selected.append(part.take(rows))
         return Dataset.in_memory(selected)
+
+    def exact_inference(self, data: Dataset) -> ExactInference:
+        """Inference under the exact kernel, with repeated positions merged."""
+        noises = noises_of(self.kernel, self.likelihoods)
+        return ExactInference.merging(self.kernel, noises, data)
 
     def starting_subset(self, numbers: int) -> Dataset:
         """As `subset`, with more points if further outputs cost little."""
