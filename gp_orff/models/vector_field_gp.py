@@ -134,12 +134,7 @@ class VectorFieldGP(FieldModel):
         return self._assign_with_posterior(replace(state, history=history))
 
     @chosen_threads()
-    def condition(
-        self,
-        x: object,
-        y: object = None,
-        **options: object,
-    ) -> "VectorFieldGP":
+    def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
 
         The observations replace all data held, including those of `observe`.
@@ -167,12 +162,7 @@ class VectorFieldGP(FieldModel):
         return self._assign_with_posterior(self._condition_state(representation, notes))
 
     @chosen_threads()
-    def update(
-        self,
-        x: object,
-        y: object = None,
-        **options: object,
-    ) -> "VectorFieldGP":
+    def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Add observations to the data held, condition on all of them, and return self.
 
         The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model
