@@ -216,3 +216,10 @@ def test_singular_noise_merges_nothing():
     model = gp_orff.VectorFieldGP(curl_free(0.7), likelihood=likelihood)
     model = model.condition(uniform(9, 2), draw(9, 2))
     assert model.state.inference.reach is None
+
+
+def test_a_subset_compares_with_the_exact_kernel_at_any_distance():
+    x, y = uniform(60, 2), draw(60, 2)
+    model = gp_orff.VectorFieldGP(curl_free(0.7), frequencies=gp_orff.MonteCarlo(100, seed=0))
+    model.condition(x, y, merge=0.01)
+    assert gp_orff.compare_with_exact(model, x, y, subset=20, merge=0.01).num_points == 20
