@@ -135,6 +135,7 @@ def test_copies_count_once_and_rounded_values_all():
     assert in_memory(x, y).survey.num_points == 35  # 1 % of the extent is another place
     assert in_memory(x, y, 0.1).survey.num_points < 31
     assert in_memory(x, y, 0).survey.num_points == 55
+    assert in_memory(x[:32], y[[*range(30), 0, 1]]).survey.num_points == 32  # few
     places, values = uniform(5, 1).repeat(20, 1), draw(100, 1)
     assert in_memory(places, values.round()).survey.num_points == 100
     assert in_memory(places, values.round(decimals=4)).survey.num_points == 100
