@@ -135,6 +135,7 @@ def test_copies_count_once_and_rounded_values_all():
     assert in_memory(x, y).survey.num_points == 35  # 1 % of the extent is another place
     assert in_memory(x, y, 0.1).survey.num_points < 31
     assert in_memory(x, y, 0).survey.num_points == 55
+    assert in_memory(x[:32], y[[*range(30), 0, 1]]).survey.num_points == 32  # few
     places, values = uniform(5, 1).repeat(20, 1), draw(100, 1)
     assert in_memory(places, values.round()).survey.num_points == 100
     assert in_memory(places, values.round(decimals=4)).survey.num_points == 100
@@ -216,3 +217,10 @@ def test_singular_noise_merges_nothing():
     model = gp_orff.VectorFieldGP(curl_free(0.7), likelihood=likelihood)
     model = model.condition(uniform(9, 2), draw(9, 2))
     assert model.state.inference.reach is None
+
+
+def test_a_subset_compares_with_the_exact_kernel_at_any_distance():
+    x, y = uniform(60, 2), draw(60, 2)
+    model = gp_orff.VectorFieldGP(curl_free(0.7), frequencies=gp_orff.MonteCarlo(100, seed=0))
+    model.condition(x, y, merge=0.01)
+    assert gp_orff.compare_with_exact(model, x, y, subset=20, merge=0.01).num_points == 20

@@ -244,7 +244,7 @@ def _subset_of(
 ) -> Dataset:
     """Some rows of the data and of their options, with the weights the model gives them."""
     row_options = {
-        name: value if value is None or isinstance(value, str | int) else value[rows]
+        name: value if value is None or isinstance(value, str | int | float) else value[rows]
         for name, value in vars(options).items()
     }
     data = model.copied(x[rows], y[rows], Options(**row_options))

@@ -100,7 +100,7 @@ class VectorFieldGP(FieldModel):
             merge: a distance in the units of x, within which the exact kernel merges positions; 0
                 merges none. If None, those that the prior cannot tell apart, where this saves a
                 fifth of the numbers. Of small data, records with equal values at one place are
-                copies, which count once, unless `merge=0`.
+                copies, which count once (by default if they are a tenth of the records).
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
@@ -134,12 +134,7 @@ class VectorFieldGP(FieldModel):
         return self._assign_with_posterior(replace(state, history=history))
 
     @chosen_threads()
-    def condition(
-        self,
-        x: object,
-        y: object = None,
-        **options: object,
-    ) -> "VectorFieldGP":
+    def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
 
         The observations replace all data held, including those of `observe`.
@@ -167,12 +162,7 @@ class VectorFieldGP(FieldModel):
         return self._assign_with_posterior(self._condition_state(representation, notes))
 
     @chosen_threads()
-    def update(
-        self,
-        x: object,
-        y: object = None,
-        **options: object,
-    ) -> "VectorFieldGP":
+    def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Add observations to the data held, condition on all of them, and return self.
 
         The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model

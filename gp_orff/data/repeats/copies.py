@@ -16,6 +16,7 @@ from gp_orff.data.survey import Survey
 
 _SAME = 1e-5  # over the extent of most points: as close as the positions of copies
 _ROUNDING = 1e-9  # over the range of y: smaller differences are rounding of the machine
+_FEW = 0.1  # the share of the records: fewer copies change little, and stay unless asked for
 _CHANCE = 0.01  # the share of pairs that have equal values by chance, if they are to be copies
 
 
@@ -23,7 +24,8 @@ def without_copies(data: Dataset) -> Dataset:
     """Data in memory of which records with equal values at one place count once.
 
     One place is what lies within `data.repeats.distance`; if that is None, within 10⁻⁵ of the
-    extent of most points along each axis. If it is 0, nothing changes.
+    extent of most points along each axis, where more than a tenth of the records are copies: fewer
+    change little. If it is 0, nothing changes.
 
     Continuous noise never gives equal values: such records are copies, and would tell that there is
     no noise. Values that are rounded to steps of the size of their scatter may be equal by chance;
@@ -51,7 +53,7 @@ def without_copies(data: Dataset) -> Dataset:
     parts = list(data.visit())
     kept = [part.take(rows) for part in parts if len(rows := _distinct(part, reach))]
     copies = sum(map(len, parts)) - sum(map(len, kept))
-    if not copies:
+    if copies <= (_FEW * data.survey.num_points if distance is None else 0):
         return data
     repeats = replace(data.repeats, copies=copies)
     sources, survey = (InMemory(kept),), Survey.of(iter(kept))

@@ -83,7 +83,8 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
         return None
     equal = (0.0,) * data.num_inputs
     reach = merge_distance(kernel, noises, data)
-    reach = merge_distance(kernel, noises, data, _records_at_a_site(data, reach))
+    count = _records_at_a_site(data, reach)
+    reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
     if given is not None:
         space = space_of(kernel, data.num_inputs)
         return tuple(given if axis in space else length for axis, length in enumerate(reach))
