@@ -126,7 +126,7 @@ def _polynomials(kind: Kind) -> dict[str, Callable[[], Kernel]]:
 
 
 def _in_time(make: Callable[[], Kernel], kind: Kind) -> Callable[[], Kernel]:
-    return lambda: make() * MaternKernel(nu=1.5, active_dims=(kind.d,))
+    return lambda: gp_orff.FieldProductKernel(make(), MaternKernel(nu=1.5, active_dims=(kind.d,)))
 
 
 def _start(*shape: int) -> torch.Tensor:
