@@ -107,8 +107,8 @@ def narrow(rng: Rng, n: int, d: int) -> Float[np.ndarray, "n d"]:
     return rng.random((n, d)) * np.array([1.0, *[0.01] * (d - 1)])
 
 
-def held_out(rng: Rng, x: Float[np.ndarray, "n d"], most: int) -> np.ndarray:
-    """Which points are held out: balls of about the spacing of places, a sixth of the data.
+def held_out(rng: Rng, x: Float[np.ndarray, "n d"], count: int) -> np.ndarray:
+    """Which points are held out: in balls of about the spacing of places, `count` or more.
 
     The spacing is the median distance of a place from the third nearest one.
     """
@@ -117,17 +117,7 @@ def held_out(rng: Rng, x: Float[np.ndarray, "n d"], most: int) -> np.ndarray:
     radius = np.median(cKDTree(places).query(chosen, k=min(4, len(places)))[0][:, -1])
     tree, out = cKDTree(x), np.zeros(len(x), dtype=bool)
     for centre in x[rng.permutation(len(x))]:
-        if out.sum() >= min(most, len(x) // 6):
+        if out.sum() >= count:
             break
         out[tree.query_ball_point(centre, radius)] = True
     return out
-
-
-def between(
-    rng: Rng, x: Float[np.ndarray, "n d"], out: Float[np.ndarray, "n"], count: int
-) -> Float[np.ndarray, "m d"]:
-    """Points from held-out ones up to halfway to near places, on the lines where the data lie."""
-    places, chosen = np.unique(x, axis=0), x[rng.choice(np.flatnonzero(out), count)]
-    near = cKDTree(places).query(chosen, k=min(4, len(places)))[1]
-    ends = places[near[np.arange(count), rng.integers(1, near.shape[1], count)]]
-    return chosen + 0.5 * rng.random((count, 1)) * (ends - chosen)

@@ -11,7 +11,7 @@ from torch import Tensor
 from helpers.anything import layouts
 from helpers.anything.truths import polynomial, waves
 
-LEAST_TEST, MOST_TEST = 150, 400  # points held out, so that no set outweighs the others
+LEAST_TEST, MOST_TEST = 150, 400  # points held out
 HOURS, _SINCE_1970 = 1000.0, 450_000.0  # the time axis
 _FEW = 25  # up to so many points, those held out lie anywhere in the box
 
@@ -84,16 +84,12 @@ def _field(rng: np.random.Generator, kind: Kind) -> Callable:
 
 def _points(rng: np.random.Generator, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Of the readings and of those held out: with few readings, anywhere in the box."""
-    few = kind.n <= _FEW
-    total = kind.n + (LEAST_TEST if few else min(kind.n // 5, 2 * MOST_TEST))
-    x = getattr(layouts, kind.layout)(rng, total, kind.d)
+    count = max(LEAST_TEST, min(kind.n // 5, MOST_TEST))
+    x = getattr(layouts, kind.layout)(rng, kind.n + count, kind.d)
     x = np.column_stack([x, _times(kind, len(x))]) if kind.time else x
-    if few:
-        order = rng.permutation(len(x))
-        return x[np.sort(order[: kind.n])], x[order[kind.n :]]
-    out = layouts.held_out(rng, x, MOST_TEST)
-    more = layouts.between(rng, x, out, max(0, LEAST_TEST - out.sum()))
-    return x[~out], np.concatenate([x[out][:MOST_TEST], more])
+    few = kind.n <= _FEW
+    out = rng.permutation(len(x)) >= kind.n if few else layouts.held_out(rng, x, count)
+    return x[~out], x[out]
 
 
 def _times(kind: Kind, n: int) -> Float[np.ndarray, "n"]:
