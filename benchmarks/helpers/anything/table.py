@@ -21,7 +21,9 @@ def summary(records: Iterable[Record]) -> dict[str, object]:
         "warned": sum(bool(own["warnings"]) for own in records),
         "inside": sum(own["inside"] * own["readings"] for own in done) / max(readings, 1),
         "field": sum(own["inside, field"] * own["readings"] for own in done) / max(readings, 1),
-        "least inside": min((own["inside"] for own in done), default=None),
+        "least, not warned": min(
+            (own["inside"] for own in done if not own["warnings"]), default=None
+        ),
     }
 
 
