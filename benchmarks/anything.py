@@ -66,8 +66,9 @@ def fitted(key: Key, seconds: float) -> dict[str, object]:
 def told(record: dict) -> str:
     inside, words = record.get("inside"), record["error"] or "; ".join(record["warnings"])
     share = "     " if inside is None else f"{inside:5.3f}"
+    seconds = f"{record['seconds']:>7.1f} s {record['CPU s']:>7.1f} CPU s"
     return (
-        f"{record['set']:>3} {record['kernel']:<28} {record['seconds']:>7.1f} s  {share}  "
+        f"{record['set']:>3} {record['kernel']:<28} {seconds}  {share}  "
         f"{record.get('method', ''):<6} {record.get('F') or '':>6}  {words[:80]}"
     )
 
