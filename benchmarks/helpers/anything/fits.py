@@ -3,9 +3,11 @@
 import re
 import signal
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from gpytorch.kernels import Kernel
@@ -55,8 +57,8 @@ def measured(kernel: Kernel, problem: Problem, most: float) -> dict[str, object]
                 found["seconds"] = time.perf_counter() - start
                 found["CPU s"] = time.process_time() - before
                 found |= _told(model) | _predicted(model, problem)
-        except OutOfTime:
-            found["error"] = f"OutOfTime: given up after {most:g} s"
+        except OutOfTime as late:
+            found["error"] = f"OutOfTime: given up after {most:g} s in {_place(late)}"
         except Exception as error:  # whatever a user would meet
             found["error"] = f"{type(error).__name__}: {error}"[:_WORDS]
         found.setdefault("seconds", time.perf_counter() - start)
@@ -92,6 +94,12 @@ def _predicted(model: gp_orff.VectorFieldGP, problem: Problem) -> dict[str, obje
         "readings": problem.ys.numel(),
         "seconds to predict": time.perf_counter() - start,
     }
+
+
+def _place(error: BaseException) -> str:
+    """The functions of the package that were running, the outermost first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return " > ".join(own.name for own in frames if "gp_orff" in Path(own.filename).parts)[:_WORDS]
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:
