@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -360,3 +361,67 @@ def test_features_of_the_table_have_the_kernels_that_they_stand_for(script):
         phi, phis = features(kernel, z, zs, 2**15, 0)
         error = (phis @ phi.mT - kernel(zs, z).to_dense()).abs().max()
         assert error < 0.03, name
+
+
+def test_anything_goes_on_where_it_stopped(script, tmp_path, capsys):
+    command, words = script("anything"), ["--smoke", "--output", str(tmp_path)]
+    command.main([*words, "--kernels", "RBF"])
+    records = (tmp_path / "anything.jsonl").read_text().splitlines()
+    command.main([*words, "--kernels", "RBF|RQ"])
+    again = (tmp_path / "anything.jsonl").read_text().splitlines()
+    assert (len(records), len(again)) == (1, 2)
+    assert again[0] == records[0]
+    results = json.loads((tmp_path / "anything.json").read_text())["results"]
+    assert results["all"]["fits"] == 2
+    assert sorted(row["kernel"] for row in results["kernels"]) == ["scalar RBF", "scalar RQ"]
+    assert {json.loads(record)["error"] for record in again} == {None}
+
+
+def test_fits_that_fail_are_recorded_with_their_reason(script):
+    """A kernel of three outputs for two, and a limit that no fit keeps."""
+    script("anything")  # its helpers
+    from helpers.anything.fits import measured
+    from helpers.anything.sets import made
+
+    wrong = measured(gp_orff.CurlFreeKernel(num_dims=3), made(0), 5.0)
+    assert wrong["error"].startswith("ValueError: ")
+    assert "inside" not in wrong
+    slow = measured(gp_orff.HelmholtzKernel(num_dims=2), made(0), 0.02)
+    assert slow["error"].startswith("OutOfTime: given up after 0.02 s in fit > ")
+    assert slow["seconds"] < 5
+
+
+@pytest.mark.parametrize(("constraint", "d"), [("curl-free", 2), ("divergence-free", 3)])
+def test_true_fields_meet_their_constraint(script, constraint, d):
+    """Central differences; their error is h² f‴ / 6, some 1e-6 of the gradient."""
+    script("anything")  # its helpers
+    from helpers.anything.truths import waves
+
+    rng = np.random.default_rng(0)
+    field = waves(rng, "Matérn 5/2", constraint, np.full(d, 0.3), d, d)
+    x, step = rng.random((20, d)), 1e-4
+    sides = [(field(x + step * e) - field(x - step * e)) / (2 * step) for e in np.eye(d)]
+    jacobian = np.stack(sides, axis=-1)
+    if constraint == "curl-free":
+        zero = jacobian - jacobian.swapaxes(1, 2)
+    else:
+        zero = jacobian.trace(axis1=1, axis2=2)
+    assert abs(zero).max() < 1e-4 * abs(jacobian).max()
+
+
+def test_generated_sets_are_sixty_of_the_sizes_that_they_name(script):
+    """Those held out are at no place of a reading."""
+    script("anything")  # its helpers
+    from helpers.anything.sets import KINDS, made
+
+    assert len(set(KINDS)) == 60
+    for number, kind in enumerate(KINDS):
+        if kind.n <= 2000:
+            problem = made(number)
+            assert len(problem.x) == pytest.approx(kind.n, rel=0.2)
+            assert problem.y.shape == (len(problem.x), kind.p)
+            assert problem.xs.shape == (len(problem.ys), problem.x.shape[1])
+            error = (problem.ys - problem.truth).std().item()  # of 150 numbers at least
+            assert error == pytest.approx(problem.noise, rel=0.25)
+            if kind.n > 25:
+                assert torch.cdist(problem.xs, problem.x).min() > 0

@@ -1,0 +1,1 @@
+"""Generated data sets of many kinds, the kernels that suit them, and fits that may not last."""

@@ -1,0 +1,43 @@
+"""What the records of many fits say together."""
+
+from collections.abc import Iterable, Mapping
+
+Record = Mapping[str, object]
+SLOW, FEW_INSIDE = 60.0, 0.85  # seconds; share inside 95 % intervals
+
+
+def summary(records: Iterable[Record]) -> dict[str, object]:
+    """How many fits ended how; the share of all held-out readings inside their intervals."""
+    records = list(records)
+    done = [own for own in records if own["error"] is None]
+    readings = sum(own["readings"] for own in done)
+    seconds = sorted(own["seconds"] for own in records)
+    return {
+        "fits": len(records),
+        "errors": len(records) - len(done),
+        "slow": sum(own["seconds"] > SLOW for own in records),
+        "median s": seconds[len(seconds) // 2],
+        "most s": seconds[-1],
+        "warned": sum(bool(own["warnings"]) for own in records),
+        "inside": sum(own["inside"] * own["readings"] for own in done) / max(readings, 1),
+        "field": sum(own["inside, field"] * own["readings"] for own in done) / max(readings, 1),
+        "least, not warned": min(
+            (own["inside"] for own in done if not own["warnings"]), default=None
+        ),
+    }
+
+
+def failures(records: Iterable[Record]) -> list[dict[str, object]]:
+    """Fits that raised, took too long, or were too sure without a warning."""
+    found = []
+    for own in records:
+        if own["error"] is not None:
+            why = own["error"]
+        elif own["seconds"] > SLOW:
+            why = f"{own['seconds']:.0f} s, {own['method']}, F {own['F']}"
+        elif own["inside"] < FEW_INSIDE and not own["warnings"]:
+            why = f"{own['inside']:.3f} of {own['readings']} readings inside, without a warning"
+        else:
+            continue
+        found.append({"set": own["set"], "kernel": own["kernel"], "data": own["data"], "why": why})
+    return found

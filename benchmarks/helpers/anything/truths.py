@@ -1,0 +1,108 @@
+"""Fields that no kernel fits exactly: sums of plane waves with spectra of many kinds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+WAVES = 500
+_CHUNK = 10_000
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Waves:
+    """f(x) = Σ_j a_j cos(⟨ω_j, x⟩ + φ_j)."""
+
+    frequencies: Float[np.ndarray, "J d"]
+    phases: Float[np.ndarray, "J"]
+    amplitudes: Float[np.ndarray, "J p"]
+
+    def __call__(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n p"]:
+        chunks = [x[start : start + _CHUNK] for start in range(0, len(x), _CHUNK)]
+        return np.concatenate(
+            [np.cos(own @ self.frequencies.T + self.phases) @ self.amplitudes for own in chunks]
+        )
+
+
+def smooth(rng: Rng, d: int):
+    return rng.standard_normal((WAVES, d)), np.ones(WAVES)
+
+
+def student(degrees: int):
+    """That of a Matérn kernel with ν = degrees / 2."""
+
+    def spectrum(rng: Rng, d: int):
+        scale = np.sqrt(rng.chisquare(degrees, (WAVES, 1)) / degrees)
+        return rng.standard_normal((WAVES, d)) / scale, np.ones(WAVES)
+
+    return spectrum
+
+
+def many_lengths(rng: Rng, d: int):
+    """That of a rational quadratic kernel with α = 0.7."""
+    scale = np.sqrt(rng.gamma(0.7, 1 / 0.7, (WAVES, 1)))
+    return rng.standard_normal((WAVES, d)) * scale, np.ones(WAVES)
+
+
+def red(rng: Rng, d: int):
+    """A power law over one and a half decades of wave numbers, as of winds and currents."""
+    radius = np.exp(rng.uniform(np.log(0.5), np.log(15.0), (WAVES, 1)))
+    direction = rng.standard_normal((WAVES, d))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    return radius * direction, radius[:, 0] ** (-2 / 3)
+
+
+def swell(rng: Rng, d: int):
+    """Waves of nearly one length, in all directions."""
+    direction = rng.standard_normal((WAVES, d))
+    direction /= np.linalg.norm(direction, axis=1, keepdims=True)
+    return direction * rng.normal(1.5, 0.15, (WAVES, 1)), np.ones(WAVES)
+
+
+SPECTRA: dict[str, Callable] = {
+    "smooth": smooth,
+    "Matérn 1/2": student(1),
+    "Matérn 3/2": student(3),
+    "Matérn 5/2": student(5),
+    "many lengths": many_lengths,
+    "red": red,
+    "swell": swell,
+}
+
+
+def directions(
+    rng: Rng, constraint: str, omega: Float[np.ndarray, "J d"], p: int
+) -> Float[np.ndarray, "J p"]:
+    """Directions of waves: along ω without curl, across it without divergence."""
+    if constraint == "none":  # correlated outputs: L g with two functions g
+        return rng.standard_normal((len(omega), 2)) @ rng.standard_normal((2, p))
+    along = omega / np.linalg.norm(omega, axis=1, keepdims=True)
+    along *= rng.standard_normal((len(omega), 1))
+    across = rng.standard_normal(omega.shape)
+    unit = omega / np.linalg.norm(omega, axis=1, keepdims=True)
+    across -= (across * unit).sum(1, keepdims=True) * unit
+    shares = {"curl-free": (1.0, 0.0), "divergence-free": (0.0, 1.0), "Helmholtz": (0.5, 1.0)}
+    first, second = shares[constraint]
+    return first * along + second * across
+
+
+def waves(
+    rng: Rng, spectrum: str, constraint: str, lengths: Float[np.ndarray, "c"], d: int, p: int
+) -> Waves:
+    """Of `lengths` along all inputs, of which the first d are space and the others are time."""
+    omega, sizes = SPECTRA[spectrum](rng, d)
+    times = rng.standard_normal((WAVES, len(lengths) - d)) / np.sqrt(
+        rng.chisquare(5, (WAVES, 1)) / 5
+    )
+    omega = np.concatenate([omega, times], axis=1) / lengths
+    across = directions(rng, constraint, omega[:, :d], p)
+    return Waves(omega, rng.uniform(0, 2 * np.pi, WAVES), sizes[:, None] * across)
+
+
+def polynomial(rng: Rng, d: int, p: int) -> Callable:
+    """A trend of second degree around the middle of the box."""
+    first, second = rng.standard_normal((d, p)), rng.standard_normal((d, d, p))
+    return lambda x: (x - 0.5) @ first + np.einsum("ni,nj,ijp->np", x - 0.5, x - 0.5, second)
