@@ -11,6 +11,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
+from gp_orff import nufft
 from gp_orff.features.assemble import draw as draw_frequencies
 from gp_orff.features.domain import box_of
 from gp_orff.features.truncation import truncated_variance
@@ -132,6 +133,19 @@ def test_points_of_one_place_need_one_feature_for_each_component():
     summed = gp_orff.ORFFKernel(kernel, flat_grid(x, tolerance=1e-4)).double()
     assert summed.frequencies[0].num_frequencies == 3
     assert torch.allclose(summed(x[:1], x[1:]).to_dense(), kernel(x[:1]).to_dense())
+
+
+def test_transforms_without_frequencies_along_an_axis():
+    """Against the sums written out; FINUFFT at 1e-12."""
+    phases, strengths, modes = draw(20, 3), draw(20, 3, seed=1), (2, 0, 1)
+    ranges = [torch.arange(-m, m + 1).double() for m in modes]
+    angles = phases @ torch.cartesian_prod(*ranges).mT
+    waves = torch.complex(angles.cos(), angles.sin())
+    sums = nufft.type1(phases, strengths, modes)
+    assert sums.shape == (3, 5, 1, 3)
+    assert torch.allclose(sums.flatten(1), strengths.mT.to(waves) @ waves, atol=1e-9)
+    values = nufft.type2(phases, sums)
+    assert torch.allclose(values, (waves @ sums.flatten(1).mT).real, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", BASES)
