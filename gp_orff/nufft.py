@@ -9,7 +9,7 @@ for N points and M lattice points. On other devices, products of one-dimensional
 at a cost of N·M; the tests compare FINUFFT with these products.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import finufft
@@ -30,6 +30,10 @@ def type1(
 ) -> Complex[Tensor, "k *q"]:
     """F(q) for each column c of `strengths`, of shape (k, 2m_1 + 1, …, 2m_d + 1)."""
     sizes = tuple(2 * m + 1 for m in modes)
+    axes = _varying(sizes)
+    if len(axes) < len(modes):
+        sums = type1(phases[:, axes], strengths, tuple(modes[axis] for axis in axes))
+        return sums.reshape(-1, *sizes)
     total = torch.zeros(strengths.shape[-1], *sizes, dtype=torch.complex128, device=phases.device)
     if phases.is_cuda or len(phases) <= _SINGLE:
         return type1_by_products(phases, strengths, modes, total)
@@ -38,6 +42,12 @@ def type1(
         sums = torch.from_numpy(_finufft1(phases[rows].numpy(), pairs, modes))
         total += _separate(sums)[: strengths.shape[-1]]
     return total
+
+
+def _varying(sizes: Sequence[int]) -> list[int]:
+    """The axes with another q than zero, without which the waves do not depend on a coordinate; at
+    least one axis."""
+    return [axis for axis, size in enumerate(sizes) if size > 1] or [0]
 
 
 def _pair(real: Float[np.ndarray, "k N"]) -> Complex[np.ndarray, "h N"]:
@@ -58,6 +68,11 @@ def type2(
     phases: Float[Tensor, "N d"], coefficients: Complex[Tensor, "k *q"]
 ) -> Float[Tensor, "N k"]:
     """g_n for each array F of `coefficients`, of shape (2m_1 + 1, …, 2m_d + 1)."""
+    sizes = coefficients.shape[1:]
+    axes = _varying(sizes)
+    if len(axes) < len(sizes):
+        kept = [sizes[axis] for axis in axes]
+        return type2(phases[:, axes], coefficients.reshape(len(coefficients), *kept))
     out = phases.new_empty(len(phases), len(coefficients))
     if phases.is_cuda:
         return type2_by_products(phases, coefficients, out)
