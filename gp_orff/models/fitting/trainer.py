@@ -1,5 +1,6 @@
 """Search for hyperparameters on any representation of the data, and record the searches."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,6 +70,15 @@ class Trainer:
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         """log p(y), total nats."""
         return log_marginal_likelihood(inference, self.kernel, self.likelihoods, self.mean)
+
+    @torch.no_grad()
+    def value(self, inference: Inference) -> float:
+        """The evidence as a number; −∞ where it cannot be computed."""
+        try:
+            value = self.evidence(inference).item()
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):
+            return -math.inf
+        return value if math.isfinite(value) else -math.inf
 
     def search(self, search: Search, inference: Inference, name: str, **options) -> Search:
         """Run a search as a stage `name` of the journal; `options` are those of `Search.run`."""
