@@ -3,7 +3,7 @@
     python benchmarks/exact_fit.py [--starts 10] [--most 4000] [--smoke]
 
 Draws of a Helmholtz kernel (Matérn 5/2, the curl-free part with half the lengthscale) at points
-points in 4 × 4 lengthscales, with noise of 0.2 standard deviations; 200, 1000 and 4000 numbers.
+in 4 × 4 lengthscales, with noise of 0.2 standard deviations; 200, 1000 and 4000 numbers.
 
 ours     `VectorFieldGP(HelmholtzKernel(MaternKernel(2.5), num_dims=2)).fit(x, y)`, and how many
          evaluations of the evidence it took on how many points
