@@ -20,7 +20,7 @@ def test_few_inputs_take_a_grid():
     x = uniform(20, 2)
     rule, reason = chosen(field(2), gp_orff.Auto().for_data(x))
     assert isinstance(rule, gp_orff.Grid)
-    assert reason == "grid: 2 inputs, tolerance 1e-05 within 4096 features"
+    assert reason == "grid: 2 inputs, tolerance 1e-05 within 8192 features"
 
 
 def test_a_budget_that_does_not_suffice_is_told():

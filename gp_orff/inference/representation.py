@@ -17,11 +17,12 @@ from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.domain import Box, box_of, contains, union
-from gp_orff.features.frequencies.auto import Auto
-from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
+from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
+from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
 from gp_orff.features.frequencies.rule import Draw, Rule
 from gp_orff.inference.conditioning import ExactInference, FeatureInference, Inference
+from gp_orff.inference.kept import Kept
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import terms
 
@@ -30,7 +31,10 @@ _COARSE_TOLERANCE, _COARSE_FEATURES = 1e-2, 2000
 _FEW_FEATURES = 1000  # their cost is negligible
 _SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance is used unchanged
 _SCARCE = 10.0  # acceptable tolerance over the requested one
+MOST_TRAINING, MOST_ITERATIVE = 4096, 2**13  # features, by default: of searches, of the posterior
+MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
+_KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
 _USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
@@ -64,7 +68,9 @@ class Representation:
     data: Data
     rule: Rule | None  # None for the exact kernel itself
     reason: str = ""  # for the choice, in words
+    kept: Kept | None = None  # statistics that save passes over the data
     counts: Memo = field(default_factory=Memo, compare=False, repr=False)
+    reached: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -75,21 +81,23 @@ class Representation:
         return representation._choose(requested) if isinstance(requested, Auto) else representation
 
     def _choose(self, auto: Auto) -> "Representation":
-        """The exact kernel where it is cheap, else the rule that `auto` finds."""
+        """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
         data = self.data
         if isinstance(data, StatisticsOnly):
             budget = auto.max_features
             rule = Grid(domain=data.domain, tolerance=auto.tolerance, max_features=budget)
             return replace(self, rule=rule)
-        exact = data.num_values <= max(auto.exact_values, auto.max_features)
-        exact = exact and has_covariance(self.kernel, data)
+        most = max(auto.exact_values, auto.max_features or MOST_EXACT)
+        exact = data.num_values <= most and has_covariance(self.kernel, data)
         if exact and data.num_values <= auto.exact_values:
             return replace(self, rule=None)
         rule, reason = auto.for_data(corners(data.box, self.kernel)).choose(
             term_spectra(self.kernel, data.num_inputs)
         )
+        if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
+            rule = replace(rule, max_features=auto.max_features)
         chosen = replace(self, rule=rule, reason=reason)
-        if exact and data.num_values <= auto.max_features and not chosen._grid_suffices:
+        if exact and not chosen._grid_suffices:
             reason = f"exact kernel: cheaper than the features it would take; {reason}"
             return replace(self, rule=None, reason=reason)
         return chosen
@@ -99,7 +107,8 @@ class Representation:
         """Whether a grid of few features, or fewer than values, truncates little."""
         if not isinstance(self.rule, Grid):
             return False
-        draws = self._draw(self.fine())
+        grid = replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE)
+        draws = self._draw(grid)
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
         affordable = num_features(self.kernel, draws) <= max(self.data.num_values, _FEW_FEATURES)
         return affordable and draws[0].lattice.tolerance.item() <= acceptable
@@ -113,7 +122,28 @@ class Representation:
         """Inference on the frequencies of a rule; by the exact kernel if None."""
         if rule is None:
             return ExactInference(self.data)
-        return FeatureInference(self.data, self._draw(rule))
+        draws = self._draw(rule)
+        known = None if self.kept is None else self.kept.known(self.data, draws)
+        return FeatureInference(self.data, draws, known)
+
+    def keeping(self) -> "Representation":
+        """The same with statistics that serve grids for somewhat other lengthscales: one pass."""
+        rule, margins = self.rule, self._lengthscales
+        box = tuple(  # boxes of other lengthscales are rounded otherwise
+            (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
+            for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
+        )
+        tolerance = self._tolerance(rule) / _STEP**2
+        grid = _grid_for(rule, box, box, tolerance, _KEPT, MOST_ITERATIVE)
+        grid = self._whole(replace(grid, max_features=MOST_ITERATIVE))
+        return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
+
+    def _restrict(self, grid: Grid) -> Grid:
+        """The grid, restricted to frequencies for which statistics exist or are kept."""
+        kept = self.kept
+        if kept is not None and kept.serves(self.data, self.kernel, grid):
+            return kept.statistics.restrict(grid)
+        return self.data.restrict(grid)
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
         """The rule for evidence and predictions; it changes in steps, not with every new point."""
@@ -123,8 +153,23 @@ class Representation:
         box = self._rounded_box
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
-        steps = math.floor(math.log(self._tolerance(rule), _STEP))
-        return self._restricted(_grid_for(rule, domain, box, _STEP**steps))
+        tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
+        grid = self._whole(_grid_for(rule, domain, box, tolerance, most=MOST_DENSE))
+        if rule.max_features is None and self._reached(grid) > _SCARCE * tolerance:
+            limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
+            grid = replace(grid, **limits)
+        return self._restrict(grid)
+
+    def _reached(self, grid: Grid) -> float:
+        """The tolerance that a grid reaches within its budget."""
+
+        def reach() -> float:
+            try:
+                return self._draw(grid)[0].lattice.tolerance.item()
+            except GridBudgetError:
+                return math.inf
+
+        return self.reached.get(reach, [self.kernel], grid)
 
     def now(self) -> Inference:
         """Inference for evidence and predictions."""
@@ -144,18 +189,12 @@ class Representation:
         rule, box = self.rule, self.data.box
         grid = _grid_for(rule, box, box, self._tolerance(rule), (1 / trust_factor, trust_factor))
         returned = returned and rule.diagonal_correction
-        return self._restricted(replace(grid, diagonal_correction=returned))
+        grid = self._whole(replace(grid, diagonal_correction=returned))
+        return self._restrict(grid)
 
-    def _restricted(self, grid: Grid) -> Grid:
-        """The grid, or one on the lattice of the statistics; symbols need all its frequencies."""
-        summed = grid.sum_constant and not self.data.symbol_data
-        return self.data.restrict(replace(grid, sum_constant=summed))
-
-    def of_symbols(self) -> "Representation":
-        """The same, with all the frequencies along constant inputs, which symbols need."""
-        if not isinstance(self.rule, Grid):
-            return self
-        return replace(self, rule=replace(self.rule, sum_constant=False))
+    def _whole(self, grid: Grid) -> Grid:
+        """The grid; with all frequencies along constant inputs if symbols were observed."""
+        return replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on frequencies that serve the data and these points.
@@ -189,7 +228,7 @@ class Representation:
             return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
             domain = rule.domain or self._widened_box  # new observations may be anywhere in it
-            rule = _grid_for(rule, domain, domain, self._tolerance(rule), _SERVED)
+            rule = _grid_for(rule, domain, domain, self._tolerance(rule), _SERVED, MOST_DENSE)
             rule = replace(rule, max_features=_WIDER * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
@@ -270,9 +309,10 @@ def _grid_for(
     data: Box | None,
     tolerance: float,
     lengthscale_range: tuple[float, float] = (1.0, 1.0),
+    most: int = MOST_TRAINING,
 ) -> Grid:
-    """The grid for a domain, within the rule's budget."""
-    limits = {"domain": domain, "data": data, "max_features": rule.max_features or MOST_FEATURES}
+    """The grid for a domain, within the rule's budget, or `most` features if it has none."""
+    limits = {"domain": domain, "data": data, "max_features": rule.max_features or most}
     return replace(rule, tolerance=tolerance, lengthscale_range=lengthscale_range, **limits)
 
 

@@ -202,7 +202,9 @@ class ModelState:
 
     def to(self, device: torch.device) -> "ModelState":
         """The state on another device, to which the modules have moved already."""
-        representation = replace(self.representation, data=self.data.to(device), counts=Memo())
+        representation = replace(
+            self.representation, data=self.data.to(device), counts=Memo(), reached=Memo()
+        )
         mean = None if self.mean is None else self.mean.to(device)
         return ModelState.of(Represented.of(representation), mean, self.history)
 

@@ -13,7 +13,8 @@ from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Draw, Rule, TermSpectrum
 
 _GRID_INPUTS = 4  # the most inputs of a grid: three of space, and time
-_BUDGET, _SMALL_BUDGET = 4096, 512  # features: by default, and by default without data
+MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
+_RANDOM, _SMALL = 4096, 512  # random features, by default, and by default without data
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,26 @@ class Auto:
     The choice is made when the `ORFFKernel` is built, by the first line that applies:
 
     - Neither `data` nor `domain`: `QuasiMonteCarlo`, with as many frequencies as `max_features`
-      allow. If `max_features` has its default and a grid was possible, it has 512 features only,
-      and a warning says so: the predictive variance of random features is too small.
+      allow, 4096 by default. If a grid was possible, it has 512 features by default, and a warning
+      says so: the predictive variance of random features is too small.
     - More than 4 inputs (three of space, and time), or a kernel for which no grid can be built:
-      `QuasiMonteCarlo` as well, with as many frequencies as `max_features` allow.
+      `QuasiMonteCarlo` as well.
     - Otherwise: `Grid` with the given tolerance. If that needs more than `max_features` features,
-      the smallest tolerance is used for which they suffice.
+      8192 by default, the smallest tolerance is used for which they suffice.
 
-    `VectorFieldGP` with this rule uses the exact kernel, without features, if the data have at most
-    `exact_values` numbers, N·p for N points and p outputs. Up to `max_features` numbers it does so
-    too if a grid needs more features than there are numbers, or truncates more variance than the
-    noise of the data allows.
+    `VectorFieldGP` with this rule chooses the cheapest representation that is accurate enough:
+
+    - The exact kernel, without features, if the data have at most `exact_values` numbers, N·p for N
+      points and p outputs. Up to `max_features` numbers it uses the exact kernel too if a grid
+      needs more features than there are numbers, or truncates more variance than the noise of the
+      data allows.
+    - A grid of up to `max_features` features otherwise. By default the posterior may have more of
+      them, where 8192 truncate too much; its algebra is then iterative.
 
     Args:
         tolerance: of the grid, as a share of the variance; see `Grid`.
         max_features: the largest number of features. If it does not suffice for `tolerance`, the
-            tolerance is raised.
+            tolerance is raised. If None, the limits above.
         exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
         domain: (low, high) of every input, as for `Grid`.
         data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
@@ -53,18 +58,19 @@ class Auto:
         >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
         >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Auto().for_data(torch.rand(50, 2)))
         >>> print(kernel.frequencies[0].reason)  # what was chosen, and why
-        grid: 2 inputs, tolerance 1e-05 within 4096 features
+        grid: 2 inputs, tolerance 1e-05 within 8192 features
     """
 
     tolerance: float = 1e-5
-    max_features: int = _BUDGET
+    max_features: int | None = None
     exact_values: int = 1000
     domain: Box | None = None
     data: Box | None = None
     lengthscale_range: tuple[float, float] = (0.7, 1.4)
 
     def __post_init__(self):
-        if not 0 < self.tolerance < 1 or self.max_features < 1 or self.exact_values < 0:
+        too_few = self.max_features is not None and self.max_features < 1
+        if not 0 < self.tolerance < 1 or too_few or self.exact_values < 0:
             raise ValueError(
                 "Auto expects a tolerance in (0, 1), a positive max_features and exact_values >= "
                 f"0, got {self.tolerance}, {self.max_features}, {self.exact_values}"
@@ -78,7 +84,7 @@ class Auto:
         """The rule for the spectra of `terms`, and the reason in words."""
         box = self.domain or self.data
         if box is None:
-            rule = replace(self, max_features=_SMALL_BUDGET) if self._lacks_data(terms) else self
+            rule = replace(self, max_features=_SMALL) if self._lacks_data(terms) else self
             return rule._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
         if len(box) > _GRID_INPUTS:
             return self._random(terms, f"{len(box)} inputs are more than {_GRID_INPUTS}")
@@ -87,13 +93,13 @@ class Auto:
             data=self.data,
             tolerance=self.tolerance,
             lengthscale_range=self.lengthscale_range,
-            max_features=self.max_features,
+            max_features=self.max_features or MOST_DENSE,
         )
         try:
             tolerance = grid.draw(terms)[0].lattice.tolerance.item()
         except (ValueError, NotImplementedError) as error:
             return self._random(terms, f"no grid: {error}")
-        achieved = f"tolerance {tolerance:.0e} within {self.max_features} features"
+        achieved = f"tolerance {tolerance:.0e} within {grid.max_features} features"
         if tolerance > 1.01 * self.tolerance:
             achieved += f", which do not suffice for {self.tolerance:.0e}"
         return grid, f"grid: {len(box)} inputs, {achieved}"
@@ -106,7 +112,7 @@ class Auto:
         rule, reason = self.choose(terms)
         if self._lacks_data(terms):
             warnings.warn(
-                f"Auto() without data uses {_SMALL_BUDGET} random features, whose "
+                f"Auto() without data uses {_SMALL} random features, whose "
                 "predictive variance is too small: give it the inputs, Auto().for_data(x), for a "
                 "grid, or a budget, Auto(max_features=...)",
                 stacklevel=2,
@@ -119,12 +125,15 @@ class Auto:
     def _lacks_data(self, terms: Sequence[TermSpectrum]) -> bool:
         """Whether a grid is possible, but neither data, nor a domain, nor a budget are given."""
         dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
-        specified = self.domain or self.data or self.max_features != _BUDGET
+        specified = self.domain or self.data or self.max_features
         return not specified and max(dims, default=0) < _GRID_INPUTS
 
     def _random(self, terms: Sequence[TermSpectrum], reason: str) -> tuple[QuasiMonteCarlo, str]:
         """Quasi-random frequencies, a power of two, as many as the budget allows."""
-        ranks = sum(term.rank for term in terms if term.leaves) or 1
-        number = max(1, self.max_features // (2 * ranks))
+        varying = [term for term in terms if term.leaves]
+        ranks = sum(term.rank for term in varying) or 1
+        if self.max_features is None and len(varying) == 1 and varying[0].leaves[0].is_constant:
+            ranks = 1  # a separable kernel, whose cost follows from its columns
+        number = max(1, (self.max_features or _RANDOM) // (2 * ranks))
         number = 2 ** (number.bit_length() - 1)
         return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {reason}"

@@ -98,8 +98,7 @@ def correlation_lag(
     def correlation(r: float) -> float:
         return leaf.correlation(r * scale, axis)
 
-    constant = leaf.degree == 0 and leaf.variance is None  # B is
-    if extent is None or not constant or not isinstance(spectrum, GammaMixture):
+    if extent is None or not leaf.is_constant or not isinstance(spectrum, GammaMixture):
         return scale * _last_crossing(correlation, share, start=1e-2)
     longest = (extent[list(leaf.dims)] / scales).max()
     return scale * _last_crossing(

@@ -31,6 +31,11 @@ class LeafSpectrum:
         return len(self.dims)
 
     @property
+    def is_constant(self) -> bool:
+        """Whether B does not depend on the frequency."""
+        return self.degree == 0 and self.variance is None
+
+    @property
     def sampler(self) -> Sampler | None:
         """What draws frequencies from a density of its own, for a general B that has one."""
         return None if self.variance is None else self.variance.factor.sampler

@@ -18,7 +18,7 @@ class Stage:
         evaluations: how often the evidence and its gradient were evaluated.
         seconds: wall time.
         nats_per_number: the log evidence reached, plus the log priors, per observed number of the
-            data of this stage.
+            data of this stage; −∞ for a pass over the data, without evaluations.
     """
 
     name: str
@@ -27,6 +27,8 @@ class Stage:
     nats_per_number: float
 
     def __str__(self) -> str:
+        if not self.evaluations:
+            return f"{self.name}: {self.seconds:.1f} s"
         return (
             f"{self.name}: {self.evaluations} evaluations, {self.seconds:.1f} s, "
             f"{self.nats_per_number:.5f} nats per number"

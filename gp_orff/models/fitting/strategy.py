@@ -46,6 +46,7 @@ _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 fea
 _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
+_MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
 _LITTLE, _MUCH = 0.01, 0.1  # truncated variance of a grid, over the noise variance
 
 
@@ -82,7 +83,7 @@ def fit(
     if rule is None:
         trainer = ExactKernel(trainer, data).run(search, start_search)
     elif representation.follows:
-        Grids(trainer, representation).run(search)
+        representation = Grids(trainer, representation).run(search)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
         trainer.search(search, representation.inference(rule), name)
@@ -171,12 +172,24 @@ class Grids:
     trainer: Trainer
     representation: Representation
 
-    def run(self, search: Search) -> None:
-        """Search on coarse grids, then on fine ones, then on last ones if much is truncated."""
-        visited, representation = [search.coordinates.get()], self.representation
-        self._follow(search, "coarse", COARSE_FACTOR, representation.coarse)
+    def run(self, search: Search) -> Representation:
+        """Search on coarse grids, then on fine ones, then on last ones if much is truncated; the
+        representation, with statistics that were computed.
+
+        Many data are visited once: the coarse grids are those of a sample, and the statistics of
+        one pass serve the fine ones.
+        """
+        representation, many = self.representation, self._has_many_points
+        sampled = self._of_sample if many else representation
+        visited = [search.coordinates.get()]
+        self._follow(search, "coarse", COARSE_FACTOR, sampled, sampled.coarse)
         visited.append(search.coordinates.get())
-        self._follow(search, "fine", FINE_FACTOR, representation.fine)
+        if many:
+            with self.trainer.journal.stage(
+                f"statistics of {self.trainer.survey.num_points} points"
+            ):
+                representation = self._keeping()
+        self._follow(search, "fine", FINE_FACTOR, representation, representation.fine)
         visited.append(search.coordinates.get())
         ratios = representation.cuts()  # truncated variance over noise variance
         for label, likelihood in self.trainer.likelihoods.items():
@@ -185,13 +198,34 @@ class Grids:
                 scale_noise(likelihood, max(1 - ratio, 0.5))
         if max(ratios.values()) > _MUCH:
             visited.append(search.coordinates.get())
-            self._search_with_truncated_variance(search.coordinates, visited)
+            last = replace(self, representation=representation)
+            last._search_with_truncated_variance(search.coordinates, visited)
+        return representation
+
+    @property
+    def _has_many_points(self) -> bool:
+        data = self.representation.data
+        return isinstance(data, Dataset) and data.survey.num_points > _MANY_POINTS
+
+    @property
+    def _of_sample(self) -> Representation:
+        """The representation of a sample of the data."""
+        return replace(self.representation, data=Dataset.in_memory(self.trainer.survey.sample))
+
+    def _keeping(self) -> Representation:
+        """The representation with statistics that serve further grids, where a lattice does."""
+        try:
+            return self.representation.keeping()
+        except GridBudgetError as error:
+            self.trainer.journal.note(f"no wide grid was built: {error}")
+            return self.representation
 
     def _follow(
         self,
         search: Search,
         name: str,
         trust_factor: float,
+        representation: Representation,
         level: Callable[[], Grid],
         rounds: int = 8,
         iterations: int = 60,
@@ -199,7 +233,7 @@ class Grids:
         """Search on one grid after another, until no lengthscale reaches the edge of its range."""
         for _ in range(rounds):
             try:
-                inference = self.representation.inference(level())
+                inference = representation.inference(level())
             except GridBudgetError as error:
                 self.trainer.journal.note(f"no {name} grid was built: {error}")
                 return
@@ -223,7 +257,7 @@ class Grids:
         for _ in range(_LAST_ROUNDS):
             coordinates.set(best_u)
             search = Search(coordinates)
-            self._follow(search, "last", _LAST_FACTOR, level, **options)
+            self._follow(search, "last", _LAST_FACTOR, self.representation, level, **options)
             u = coordinates.get()
             value = score(u)
             if not value > best + _NATS:

@@ -26,7 +26,7 @@ from gp_orff.inference.conditioning import (
     log_marginal_likelihood,
 )
 from gp_orff.inference.equations import whole_vectors
-from gp_orff.inference.representation import has_covariance
+from gp_orff.inference.representation import MOST_EXACT, has_covariance
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
@@ -151,5 +151,6 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
 def _spans(requested: Rule, data: Data) -> bool:
     """Whether the rule gives a grid whose domain follows from the data."""
     if isinstance(requested, Auto):
-        return requested.domain is None and data.num_values > requested.max_features
+        most = requested.max_features or MOST_EXACT
+        return requested.domain is None and data.num_values > most
     return isinstance(requested, Grid) and requested.domain is None and requested.spacing is None

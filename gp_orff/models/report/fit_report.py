@@ -253,7 +253,12 @@ class FitReport:
     @property
     def _stages(self) -> list[str]:
         rows = [
-            (s.name, str(s.evaluations), f"{s.seconds:.1f}", f"{s.nats_per_number:.5f}")
+            (
+                s.name,
+                str(s.evaluations),
+                f"{s.seconds:.1f}",
+                f"{s.nats_per_number:.5f}" if s.evaluations else "",
+            )
             for s in self.stages
         ]
         header = ("stage", "evaluations", "seconds", "nats per number")
