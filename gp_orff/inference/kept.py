@@ -35,7 +35,7 @@ class Kept:
     def serves(self, data: Data, kernel: Kernel, noises: Noises, grid: Grid) -> bool:
         """Whether the lattice has the frequencies of a grid for these data."""
         fits = data is self.data and contains(self.grid.domain, grid.domain)
-        fits = fits and grid.sum_constant == self.grid.sum_constant
+        fits &= grid.sum_constant or not self.draws[0].lattice.constant.any()
         return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:

@@ -145,7 +145,7 @@ class Representation:
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
-        grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
+        grid = self._whole(_grid_for(rule, domain, box, tolerance, most=MOST_DENSE))
         if rule.max_features is None and self._reached(grid) > _SCARCE * tolerance:
             limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
             grid = replace(grid, **limits)
@@ -181,12 +181,6 @@ class Representation:
         grid = _grid_for(rule, box, box, self._tolerance(rule), (1 / trust_factor, trust_factor))
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
-
-    def of_symbols(self) -> "Representation":
-        """The same, with all the frequencies along constant inputs, which symbols need."""
-        if not isinstance(self.rule, Grid):
-            return self
-        return replace(self, rule=replace(self.rule, sum_constant=False))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on frequencies that serve the data and these points.

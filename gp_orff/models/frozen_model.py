@@ -324,8 +324,9 @@ class ModelSnapshot(Snapshot):
         return replace(self.representation, rule=rule).wider(points)
 
     def inference_at(self, points, symbol=None):
-        served = self.inference.serves(symbol)
-        representation = self.representation if served else self.representation.of_symbols()
+        representation, rule = self.representation, self.representation.rule
+        if not self.inference.serves(symbol):  # a grid that lacks frequencies
+            representation = replace(representation, rule=replace(rule, sum_constant=False))
         inference = representation.wider(points)
         if not inference.in_domain(self.kernel, points):  # a grid by hand, or statistics alone
             inference.draws[0].lattice.check(points)
