@@ -243,7 +243,7 @@ def test_potentials_under_rational_quadratic_kernels(alpha):
     model = gp_orff.VectorFieldGP(
         gp_orff.CurlFreeKernel(base, num_dims=2),
         mean=gpytorch.means.ZeroMean(),
-        frequencies=gp_orff.Grid(spacing=spacing, cutoff=30.0),
+        frequencies=gp_orff.Grid(domain=((0.0, 1.0),) * 2, spacing=spacing, cutoff=30.0),
     )
     model.likelihood.noise = 0.01
     posterior = model.condition(x, y).posterior()

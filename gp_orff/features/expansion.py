@@ -89,6 +89,7 @@ class FeatureExpansion(Expansion):
     phi: Columns
     directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
+    axes: Int[Tensor, "F"] | None = None  # input along which ω tends to zero; −1 where it does not
 
     @property
     def num_features(self) -> int:
@@ -108,7 +109,7 @@ class FeatureExpansion(Expansion):
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
-        return partial(_with_columns, self.phi, self.columns)
+        return partial(_with_columns, self.phi, self.columns, self.axes)
 
     @cached_property
     def one_to_one(self) -> bool:
@@ -129,7 +130,8 @@ class FeatureExpansion(Expansion):
         directions = self.directions[..., selected, :] * variance[new[selected]].sqrt().unsqueeze(
             -1
         )
-        return FeatureExpansion(self.phi.select(columns), directions, new[selected])
+        axes = None if self.axes is None else self.axes[selected]
+        return FeatureExpansion(self.phi.select(columns), directions, new[selected], axes)
 
     def gather(self, values: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b F k"]:
         """A value for each column → for each feature the value of its column."""
@@ -161,6 +163,19 @@ class FeatureExpansion(Expansion):
     def is_complex(self) -> bool:
         return self.directions.is_complex()
 
+    def tilted(self) -> "FeatureExpansion":
+        """The same features, with a tiny ω along its axis in the place of zero.
+
+        Symbols act on these. An antiderivative of a constant is linear in x, for example.
+        """
+        if self.axes is None:
+            return self
+        near_zero = (self.axes >= 0).nonzero().squeeze(-1)
+        waves, columns = self.phi.tilted(self.columns[near_zero], self.axes[near_zero])
+        phi, (old, new) = side_by_side([self.phi, waves])
+        places = old[self.columns].index_copy(0, near_zero, new[columns])
+        return FeatureExpansion(phi, self.directions, places)
+
     def _squares(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
 
@@ -169,9 +184,13 @@ class FeatureExpansion(Expansion):
         return self.phi.waves(values) if self.is_complex else values
 
 
-def _with_columns(phi: Columns, columns: Int[Tensor, "F"], *tensors: Tensor) -> FeatureExpansion:
+def _with_columns(
+    phi: Columns, columns: Int[Tensor, "F"], axes: Int[Tensor, "F"] | None, *tensors: Tensor
+) -> FeatureExpansion:
     *others, directions = tensors
-    return FeatureExpansion(phi.with_tensors(*others), directions, columns.to(directions.device))
+    axes = None if axes is None else axes.to(directions.device)
+    columns = columns.to(directions.device)
+    return FeatureExpansion(phi.with_tensors(*others), directions, columns, axes)
 
 
 def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
@@ -179,7 +198,7 @@ def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
 
     Directions stay real where Q m is real or imaginary: Re(i a ψ) = −a Im ψ, another column.
     """
-    full = expansion.general()
+    full = expansion.general().tilted()
     multiplier = full.phi.multiplier(symbol, full.num_outputs, space)[full.columns]
     images = (multiplier @ full.directions.to(multiplier).unsqueeze(-1)).squeeze(-1)
     if not images.imag.any():
@@ -188,16 +207,6 @@ def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
         return replace(full, directions=images)
     partner, sign = (values[full.columns] for values in full.phi.quarter_turn)
     return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, partner)
-
-
-def apply_symbol_to_weights(
-    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "M p*k"], space: Sequence[int]
-) -> Float[Tensor, "M q*k"]:
-    """w′ with φ(x) w′ = Q f(x) for the field f(x) = φ(x) `weights`."""
-    multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
-    weights = weights.unflatten(-1, (expansion.num_outputs, -1))
-    real, imag = ((part @ weights).flatten(1) for part in (multiplier.real, multiplier.imag))
-    return real - expansion.phi.turn(imag)
 
 
 @dataclass(frozen=True)

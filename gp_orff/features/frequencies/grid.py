@@ -11,8 +11,10 @@ from torch import Tensor
 from gp_orff.features.domain import Box, as_box, box_of
 from gp_orff.features.frequencies.grid_design import (
     axes_of,
+    cell_points,
     correlation_lag,
     lengthscales,
+    num_features,
     require_separate_inputs,
     tail_radius,
 )
@@ -168,14 +170,14 @@ class Grid:
         domain = self._domain(terms, num_inputs)
         tolerance, design = self._affordable_design(terms, num_inputs, domain)
         spacing, points = design
-        every = np.concatenate(points)
-        indices, position = np.unique(every, axis=0, return_inverse=True)
+        cells = [cell_points(term, k, spacing) for term, k in zip(terms, points, strict=True)]
+        every = [*points, *cells]
+        indices, position = np.unique(np.concatenate(every), axis=0, return_inverse=True)
         lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance)
-        positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in points])[:-1])
-        return [
-            LatticeDraw(lattice, position, term, self.lengthscale_range, self.diagonal_correction)
-            for position, term in zip(positions, terms, strict=True)
-        ]
+        positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in every])[:-1])
+        options, count = (self.lengthscale_range, self.diagonal_correction), len(terms)
+        triples = zip(positions[:count], terms, positions[count:], strict=True)
+        return [LatticeDraw(lattice, k, term, *options, cell) for k, term, cell in triples]
 
     def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
         """The number of inputs that the boxes or the spacing give; at least those of the kernel."""
@@ -257,7 +259,7 @@ class Grid:
             if indices is None:
                 return None
             points.append(indices)
-            features += term.rank * (2 * len(indices) - (not indices.any(-1).all()))
+            features += num_features(term, indices, spacing)
         return (spacing, points) if features <= budget else None
 
     def _spacing(
