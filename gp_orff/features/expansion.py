@@ -90,6 +90,7 @@ class FeatureExpansion(Expansion):
     directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
     axes: Int[Tensor, "F"] | None = None  # input along which ω tends to zero; −1 where it does not
+    constants: Float[Tensor, "*b C p"] | None = None  # ‖ω‖⁻¹ m of the last features, see `tilted`
 
     @property
     def num_features(self) -> int:
@@ -105,11 +106,31 @@ class FeatureExpansion(Expansion):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return *self.phi.tensors, self.directions
+        constants = () if self.constants is None else (self.constants,)
+        return *constants, *self.phi.tensors, self.directions
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
-        return partial(_with_columns, self.phi, self.columns, self.axes)
+        return partial(_with_tensors, self)
+
+    @property
+    def num_constants(self) -> int:
+        """C, the number of features that only potentials have."""
+        return 0 if self.constants is None else self.constants.shape[-2]
+
+    def followed_by_constants(
+        self, constants: Float[Tensor, "*b C p"], axes: Sequence[int]
+    ) -> "FeatureExpansion":
+        """The features, followed by some that are zero in the field and constant in potentials."""
+        columns = self.columns.new_zeros(len(axes))  # any
+        known = torch.full_like(self.columns, -1) if self.axes is None else self.axes
+        return FeatureExpansion(
+            self.phi,
+            stack_rows([self.directions, torch.zeros_like(constants)]),
+            torch.cat([self.columns, columns]),
+            torch.cat([known, known.new_tensor(axes)]),
+            constants,
+        )
 
     @cached_property
     def one_to_one(self) -> bool:
@@ -117,7 +138,9 @@ class FeatureExpansion(Expansion):
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":
-        return replace(self, directions=self.directions * variance[..., None, None].sqrt())
+        scale = variance[..., None, None].sqrt()
+        constants = None if self.constants is None else self.constants * scale
+        return replace(self, directions=self.directions * scale, constants=constants)
 
     def general(self) -> "FeatureExpansion":
         return self
@@ -166,15 +189,23 @@ class FeatureExpansion(Expansion):
     def tilted(self) -> "FeatureExpansion":
         """The same features, with a tiny ω along its axis in the place of zero.
 
-        Symbols act on these. An antiderivative of a constant is linear in x, for example.
+        Symbols act on these. The potential of a constant cos⟨ω, x⟩ m is linear in x. That of the
+        tiny field sin⟨ω, x⟩ m, with m in proportion to ω, is constant.
         """
         if self.axes is None:
             return self
         near_zero = (self.axes >= 0).nonzero().squeeze(-1)
-        waves, columns = self.phi.tilted(self.columns[near_zero], self.axes[near_zero])
+        count = len(near_zero) - self.num_constants  # of cosines that are not zero in the field
+        waves, columns, steps = self.phi.tilted(
+            self.columns[near_zero], self.axes[near_zero], count
+        )
         phi, (old, new) = side_by_side([self.phi, waves])
         places = old[self.columns].index_copy(0, near_zero, new[columns])
-        return FeatureExpansion(phi, self.directions, places)
+        directions = self.directions
+        if self.constants is not None:
+            kept = directions[..., : -self.num_constants, :]
+            directions = stack_rows([kept, steps[count:, None] * self.constants])
+        return FeatureExpansion(phi, directions, places)
 
     def _squares(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
@@ -184,13 +215,16 @@ class FeatureExpansion(Expansion):
         return self.phi.waves(values) if self.is_complex else values
 
 
-def _with_columns(
-    phi: Columns, columns: Int[Tensor, "F"], axes: Int[Tensor, "F"] | None, *tensors: Tensor
-) -> FeatureExpansion:
+def _with_tensors(expansion: FeatureExpansion, *tensors: Tensor) -> FeatureExpansion:
+    constants = None
+    if expansion.constants is not None:
+        constants, *tensors = tensors
     *others, directions = tensors
-    axes = None if axes is None else axes.to(directions.device)
-    columns = columns.to(directions.device)
-    return FeatureExpansion(phi.with_tensors(*others), directions, columns, axes)
+    axes = None if expansion.axes is None else expansion.axes.to(directions.device)
+    columns = expansion.columns.to(directions.device)
+    return FeatureExpansion(
+        expansion.phi.with_tensors(*others), directions, columns, axes, constants
+    )
 
 
 def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:

@@ -69,20 +69,23 @@ class LatticeColumns(TrigColumns):
         return cls(LinearPhases(omega), False, indices, spacing, origin, cache or GramCache())
 
     def tilted(
-        self, columns: Int[Tensor, "k"], axes: Int[Tensor, "k"]
-    ) -> tuple["LatticeColumns", Int[Tensor, "k"]]:
-        """Columns whose frequencies differ a little from these `columns`, along some `axes`.
+        self, columns: Int[Tensor, "k"], axes: Int[Tensor, "k"], count: int
+    ) -> tuple["LatticeColumns", Int[Tensor, "k"], Float[Tensor, "k"]]:
+        """Columns whose frequencies differ a little from those of `columns`, along some `axes`.
 
-        The second value are their indices. They lie on a finer lattice.
+        From the index `count` on they are sines of frequencies close to zero. The second value are
+        their indices, the third the differences. The frequencies lie on a finer lattice.
         """
-        frequency, sine = columns % len(self.indices), columns >= len(self.indices)
         row = torch.arange(len(columns), device=columns.device)
-        finer = torch.zeros_like(self.indices[0]).index_fill(0, axes, 1)
-        indices = self.indices[frequency] * torch.where(finer > 0, round(1 / _TILT), 1)
+        known = row < count
+        frequency, sine = columns % len(self.indices), (columns >= len(self.indices)) | ~known
+        finer = torch.zeros_like(self.indices[0]).index_fill(0, axes, 1) > 0
+        indices = self.indices[frequency] * known.unsqueeze(-1)
+        indices = indices * torch.where(finer, round(1 / _TILT), 1)
         indices[row, axes] += 1
-        spacing = self.spacing * torch.where(finer > 0, _TILT, 1.0).to(self.spacing)
+        spacing = self.spacing * torch.where(finer, _TILT, 1.0).to(self.spacing)
         phi = LatticeColumns.of(indices, spacing, self.origin)
-        return phi, row + sine * len(columns)
+        return phi, row + sine * len(columns), spacing[axes]
 
     def full_box(self) -> "LatticeColumns":
         """The columns of the whole box |k_i| ≤ m_i, m_i being the largest |k_i| of these."""

@@ -8,18 +8,26 @@ infinite there, but B(0) = 0, so that a lattice has no feature in it.
 The cell is a term of its own with a constant factor, and its frequencies along the inputs of the
 field are zero. With v_i = Σ_{j≠0} ∂_i² k(jP), its factor has the columns √v_i B(e_i) for each axis
 i, as if the frequencies of the cell were along the axes.
+
+The constant of an absolute potential comes from frequencies near zero, too, whatever the kernel.
+Its features are zero in the field. With u_i = S(0) ∏h / d, their images under an antiderivative Q
+are constants, the columns of √u_i Q(e_i) B(e_i).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from gp_orff.features.columns import stack_rows
+from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.factors import Mixing
-from gp_orff.kernels.spectra.lattice_sums import moments_near_zero
+from gp_orff.kernels.spectra.lattice_sums import moments_near_zero, weight_at_zero
 from gp_orff.kernels.tree import Term, spectra_of
 
 
@@ -40,12 +48,43 @@ def with_cells(summands: Sequence[Term], draws: Sequence[Draw]) -> tuple[list[Te
     )
 
 
+def with_constants(
+    expansion: Expansion, summands: Sequence[Term], draws: Sequence[Draw]
+) -> Expansion:
+    """The features of a grid, followed by those of the constants of absolute potentials.
+
+    The field has such potentials if all terms that vary are derivatives of scalar kernels.
+    """
+    directions, axes = [], []
+    for term, draw in zip(summands, draws, strict=True):
+        if isinstance(draw, LatticeDraw) and term.factor.degree and len(term.leaves) == 1:
+            dims = draw.dims[0]
+            spacing = draw.lattice.spacing[list(dims)]
+            weight = weight_at_zero(spectra_of(term)[0], spacing) / len(dims)
+            root = positive_root(term.outputscale * weight)[..., None, None]
+            directions.append(root * _along_axes(term, spacing).mT)
+            axes += _axes(term, dims)
+    full = expansion.general() if directions else expansion
+    if not directions or full.num_constants:
+        return expansion
+    return full.followed_by_constants(stack_rows(directions), axes)
+
+
+def _along_axes(term: Term, like: Float[Tensor, "k"]) -> Float[Tensor, "p k*r"]:
+    """B(e_i) of every axis i, side by side."""
+    return term.factor(torch.eye(len(like)).to(like)).movedim(-3, -2).flatten(-2)
+
+
+def _axes(term: Term, dims: Sequence[int]) -> tuple[int, ...]:
+    """The input of each column of `_along_axes`."""
+    return tuple(dim for dim in dims for _ in range(term.factor.rank))
+
+
 def _cell(term: Term, draw: LatticeDraw) -> Term:
     """The term of the cell around ω = 0 of a term."""
     dims = draw.dims[0]
     spacing = draw.lattice.spacing[list(dims)]
-    root = positive_root(moments_near_zero(spectra_of(term)[0], spacing))  # √v, (*b, k)
-    along = term.factor(torch.eye(len(dims)).to(spacing))  # B(e_i), (k, p, r)
-    matrix = (root[..., None, None] * along).movedim(-3, -2).flatten(-2)
-    axes = tuple(dim for dim in dims for _ in range(term.factor.rank))
-    return Term(term.leaves[1:], NearZero(matrix, axes), term.outputscale)
+    moments = moments_near_zero(spectra_of(term)[0], spacing)  # v, (*b, k)
+    root = positive_root(moments).repeat_interleave(term.factor.rank, dim=-1)
+    matrix = root.unsqueeze(-2) * _along_axes(term, spacing)
+    return Term(term.leaves[1:], NearZero(matrix, _axes(term, dims)), term.outputscale)

@@ -14,10 +14,9 @@ from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
-from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
-from gp_orff.models.frozen_model import Snapshot
+from gp_orff.models.frozen_model import FieldOnDomain, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
@@ -106,8 +105,9 @@ class PathwisePaths(Paths):
         return len(self.prior)
 
 
-def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
-    """Draw `count` functions from a distribution, with a generator of this seed."""
+def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
+    """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
+    distribution, _ = field.distribution.split()
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -117,12 +117,16 @@ def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, s
         theta = distribution.weight_root(
             normal(distribution.expansion.num_features, count).to(distribution.weights.device)
         )
-        return WeightPaths(distribution.expansion, distribution.theta + theta)
+        expansion = field.inference.with_constants(snapshot.kernel, distribution.expansion)
+        constants = normal(expansion.num_features - len(theta), count).to(theta)  # of the prior
+        return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
-    draws = [term.to(distribution.alpha) for term in draw(distribution.kernel, rule, num_inputs)]
-    expansion = expand(distribution.kernel, draws, num_inputs).double()
+    draws = [
+        term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
+    ]
+    expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
     theta = normal(expansion.num_features, count).to(distribution.alpha.device)
     prior = WeightPaths(expansion, theta)
 
@@ -141,8 +145,8 @@ class SamplePaths:
     """S functions drawn from a `FieldPosterior`, its mean included; made by its `sample_paths`.
 
     `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
-    features lack the truncated variance of a grid, which has no continuous paths. Potentials of
-    such paths are known up to a constant: give them a reference.
+    features lack the truncated variance of a grid, which has no continuous paths. Potentials
+    without a reference have a constant of their own in every path.
 
     Args:
         paths: draws of the field without its mean.
