@@ -75,7 +75,7 @@ def truncated_variance(
 def _truncated_field(
     pairs: Sequence[tuple[Term, LatticeDraw]], expansion: Expansion | None
 ) -> Float[Tensor, "*b p p"]:
-    """δ of the field itself: Σ_j K(jP) minus the variance on the grid."""
+    """δ of the field itself: Σ_j K(jP) minus the variance on the grid; both contain the cells."""
     total = sum(periodised_variance(*pair) for pair in pairs)
     grid = (
         sum(grid_variance(*pair) for pair in pairs)
