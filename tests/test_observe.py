@@ -238,7 +238,6 @@ def test_paths_pass_through_what_is_observed():
 
 
 BAD = {
-    "reference": ({"symbol": gp_orff.Potential()}, ValueError, "expected a reference"),
     "symbol": ({"symbol": "divergence"}, TypeError, r"such as gp_orff.Divergence\(\), got str"),
     "shape": ({"y": torch.zeros(4)}, ValueError, r"of shape \(5, 1\), got shape \(4, 1\)"),
     "nan": ({"y": torch.full((5,), float("nan"))}, ValueError, "with NaN"),

@@ -231,8 +231,8 @@ class SymbolObservations(LinearObservations):
 
         Raises:
             TypeError: `symbol` is not a `gp_orff.Symbol`.
-            ValueError: shapes that do not fit, a symbol that does not exist for the kernel, a
-                potential without a reference, or a noise variance that is not positive.
+            ValueError: shapes that do not fit, a symbol that does not exist for the kernel, or a
+                noise variance that is not positive.
         """
         if not isinstance(symbol, Symbol):
             raise TypeError(
@@ -240,11 +240,6 @@ class SymbolObservations(LinearObservations):
             )
         space = space_of(kernel, num_inputs)
         require(symbol, kernel, space)
-        if symbol.order < 0 and symbol.reference is None:
-            raise ValueError(
-                f"expected a reference in an observed {type(symbol).__name__}, which data "
-                "determine up to a constant only, got none; pass reference=x0"
-            )
         x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
         q = symbol.num_outputs(terms(kernel)[0].num_outputs)
         if y.shape != (len(x), q) or not torch.isfinite(y).all():

@@ -12,7 +12,12 @@ from gp_orff.features.frequencies.rule import Draw, LeafSpectrum
 from gp_orff.features.truncation import grid_variance, periodised_variance
 from gp_orff.kernels.factors import Factor, Mixing
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
-from gp_orff.kernels.spectra.lattice_sums import aliased, aliased_curvature, nonzero_sum
+from gp_orff.kernels.spectra.lattice_sums import (
+    aliased,
+    aliased_curvature,
+    moments_near_zero,
+    nonzero_sum,
+)
 from gp_orff.kernels.tree import Term, spectra_of, terms
 
 _SHELLS = 20  # shells of images whose aliasing is added up
@@ -93,17 +98,17 @@ def _aliasing(term: Term, draw: LatticeDraw) -> float:
     for leaf in leaf_spectra(term, draw.dims):
         if isinstance(leaf.spectrum, GammaMixture) and leaf.variance is None:
             factor = term.factor if leaf.degree else None
-            total += _largest_error(leaf.spectrum, factor, draw.lattice, leaf.dims)
+            total += _largest_error(leaf.spectrum, factor, draw, leaf.dims)
         else:
             total += _sum_of_images(leaf, draw.lattice)
     return total
 
 
 def _largest_error(
-    spectrum: GammaMixture, factor: Factor | None, lattice: Lattice, dims: tuple[int, ...]
+    spectrum: GammaMixture, factor: Factor | None, draw: LatticeDraw, dims: tuple[int, ...]
 ) -> float:
     """The largest error of K(τ) relative to K(0), at lags τ up to the longest from a datum."""
-    spacing, lag = lattice.spacing[list(dims)], lattice.lag[list(dims)]
+    spacing, lag = draw.lattice.spacing[list(dims)], draw.lattice.lag[list(dims)]
     shares = torch.linspace(0, 1, _LAGS).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
@@ -112,7 +117,8 @@ def _largest_error(
         return max((aliased(spectrum, spacing, tau) + excess).abs().max().item() for tau in lags)
     variance = factor.variance(spectrum)
     size = variance.diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
-    errors = [factor.block(aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
+    cell = 0.0 if draw.cell is None else torch.diag_embed(moments_near_zero(spectrum, spacing))
+    errors = [factor.block(cell + aliased_curvature(spectrum, spacing, tau)) / size for tau in lags]
     return max(error.abs().max().item() for error in errors)
 
 

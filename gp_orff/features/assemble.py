@@ -23,6 +23,7 @@ from gp_orff.features.frequencies.rule import (
     TermSpectrum,
     sum_of_leaves,
 )
+from gp_orff.features.near_zero import NearZero, with_cells
 from gp_orff.kernels.cholesky import positive_root, reduced_root
 from gp_orff.kernels.factors import Factor, Mixing, embedded
 from gp_orff.kernels.tree import Term, leaf_dims, share_mixing, spectra_of, terms
@@ -69,7 +70,8 @@ def mixtures(draws: Sequence[Draw]) -> list[list[int]]:
 
 def num_features(kernel: Kernel, draws: Sequence[Draw]) -> int:
     """F of these frequencies."""
-    summands, total = terms(kernel), 0
+    summands, draws = with_cells(terms(kernel), draws)
+    total = 0
     for members in mixtures(draws):
         factors = {summands[index].factor for index in members}
         rank = sum(factor.rank for factor in factors)
@@ -108,7 +110,7 @@ def expand_terms(summands: Sequence[Term], draws: Sequence[Draw], num_inputs: in
     """The features of a sum of terms, for `num_inputs` inputs."""
     phi = draws[0].shared_columns()
     if phi is not None:
-        return _expand_on_lattice(phi, summands, draws)
+        return _expand_on_lattice(phi, *with_cells(summands, draws))
     pairs = list(zip(summands, draws, strict=True))
     parts = [[pairs[index] for index in members] for members in mixtures(draws)]
     return merge(
@@ -153,15 +155,20 @@ def _expand_on_lattice(
         (scale[..., None, None] * term.factor(omegas[0] if omegas else scale.unsqueeze(-1)))
         for term, (omegas, scale) in zip(summands, scales, strict=True)
     ]  # (*b, D, p, r) each
-    directions, columns = [], []
+    directions, columns, axes = [], [], []
     for sine in (False, True):
-        for frequencies, half in zip(draws, halves, strict=True):
+        for term, frequencies, half in zip(summands, draws, halves, strict=True):
             used = frequencies.nonzero if sine else slice(None)  # sin⟨0, x⟩ = 0
             factors = half[..., used, :, :]
             directions.append(factors.mT.flatten(-3, -2))
             position = phi.columns_of(frequencies.position[used])[sine]
             columns.append(position.repeat_interleave(half.shape[-1]))
-    return FeatureExpansion(phi, stack_rows(directions), torch.cat(columns))
+            near_zero = isinstance(term.factor, NearZero)
+            axis = position.new_tensor(term.factor.axes if near_zero else [-1] * half.shape[-1])
+            axes.append(axis.repeat(len(position)))
+    axes = torch.cat(axes)
+    tilted = axes if (axes >= 0).any() else None
+    return FeatureExpansion(phi, stack_rows(directions), torch.cat(columns), tilted)
 
 
 def _kronecker_on_lattice(

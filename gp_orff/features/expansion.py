@@ -89,6 +89,8 @@ class FeatureExpansion(Expansion):
     phi: Columns
     directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
+    axes: Int[Tensor, "F"] | None = None  # input along which ω tends to zero; −1 where it does not
+    constants: Float[Tensor, "*b C p"] | None = None  # ‖ω‖⁻¹ m of the last features, see `tilted`
 
     @property
     def num_features(self) -> int:
@@ -104,11 +106,31 @@ class FeatureExpansion(Expansion):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return *self.phi.tensors, self.directions
+        constants = () if self.constants is None else (self.constants,)
+        return *constants, *self.phi.tensors, self.directions
 
     @property
     def rebuild(self) -> Callable[..., "FeatureExpansion"]:
-        return partial(_with_columns, self.phi, self.columns)
+        return partial(_with_tensors, self)
+
+    @property
+    def num_constants(self) -> int:
+        """C, the number of features that only potentials have."""
+        return 0 if self.constants is None else self.constants.shape[-2]
+
+    def followed_by_constants(
+        self, constants: Float[Tensor, "*b C p"], axes: Sequence[int]
+    ) -> "FeatureExpansion":
+        """The features, followed by some that are zero in the field and constant in potentials."""
+        columns = self.columns.new_zeros(len(axes))  # any
+        known = torch.full_like(self.columns, -1) if self.axes is None else self.axes
+        return FeatureExpansion(
+            self.phi,
+            stack_rows([self.directions, torch.zeros_like(constants)]),
+            torch.cat([self.columns, columns]),
+            torch.cat([known, known.new_tensor(axes)]),
+            constants,
+        )
 
     @cached_property
     def one_to_one(self) -> bool:
@@ -116,7 +138,9 @@ class FeatureExpansion(Expansion):
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":
-        return replace(self, directions=self.directions * variance[..., None, None].sqrt())
+        scale = variance[..., None, None].sqrt()
+        constants = None if self.constants is None else self.constants * scale
+        return replace(self, directions=self.directions * scale, constants=constants)
 
     def general(self) -> "FeatureExpansion":
         return self
@@ -129,7 +153,8 @@ class FeatureExpansion(Expansion):
         directions = self.directions[..., selected, :] * variance[new[selected]].sqrt().unsqueeze(
             -1
         )
-        return FeatureExpansion(self.phi.select(columns), directions, new[selected])
+        axes = None if self.axes is None else self.axes[selected]
+        return FeatureExpansion(self.phi.select(columns), directions, new[selected], axes)
 
     def gather(self, values: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b F k"]:
         """A value for each column → for each feature the value of its column."""
@@ -161,6 +186,27 @@ class FeatureExpansion(Expansion):
     def is_complex(self) -> bool:
         return self.directions.is_complex()
 
+    def tilted(self) -> "FeatureExpansion":
+        """The same features, with a tiny ω along its axis in the place of zero.
+
+        Symbols act on these. The potential of a constant cos⟨ω, x⟩ m is linear in x. That of the
+        tiny field sin⟨ω, x⟩ m, with m in proportion to ω, is constant.
+        """
+        if self.axes is None:
+            return self
+        near_zero = (self.axes >= 0).nonzero().squeeze(-1)
+        count = len(near_zero) - self.num_constants  # of cosines that are not zero in the field
+        waves, columns, steps = self.phi.tilted(
+            self.columns[near_zero], self.axes[near_zero], count
+        )
+        phi, (old, new) = side_by_side([self.phi, waves])
+        places = old[self.columns].index_copy(0, near_zero, new[columns])
+        directions = self.directions
+        if self.constants is not None:
+            kept = directions[..., : -self.num_constants, :]
+            directions = stack_rows([kept, steps[count:, None] * self.constants])
+        return FeatureExpansion(phi, directions, places)
+
     def _squares(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
         return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
 
@@ -169,9 +215,16 @@ class FeatureExpansion(Expansion):
         return self.phi.waves(values) if self.is_complex else values
 
 
-def _with_columns(phi: Columns, columns: Int[Tensor, "F"], *tensors: Tensor) -> FeatureExpansion:
+def _with_tensors(expansion: FeatureExpansion, *tensors: Tensor) -> FeatureExpansion:
+    constants = None
+    if expansion.constants is not None:
+        constants, *tensors = tensors
     *others, directions = tensors
-    return FeatureExpansion(phi.with_tensors(*others), directions, columns.to(directions.device))
+    axes = None if expansion.axes is None else expansion.axes.to(directions.device)
+    columns = expansion.columns.to(directions.device)
+    return FeatureExpansion(
+        expansion.phi.with_tensors(*others), directions, columns, axes, constants
+    )
 
 
 def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
@@ -179,7 +232,7 @@ def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
 
     Directions stay real where Q m is real or imaginary: Re(i a ψ) = −a Im ψ, another column.
     """
-    full = expansion.general()
+    full = expansion.general().tilted()
     multiplier = full.phi.multiplier(symbol, full.num_outputs, space)[full.columns]
     images = (multiplier @ full.directions.to(multiplier).unsqueeze(-1)).squeeze(-1)
     if not images.imag.any():
@@ -188,16 +241,6 @@ def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
         return replace(full, directions=images)
     partner, sign = (values[full.columns] for values in full.phi.quarter_turn)
     return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, partner)
-
-
-def apply_symbol_to_weights(
-    symbol: Symbol, expansion: Expansion, weights: Float[Tensor, "M p*k"], space: Sequence[int]
-) -> Float[Tensor, "M q*k"]:
-    """w′ with φ(x) w′ = Q f(x) for the field f(x) = φ(x) `weights`."""
-    multiplier = expansion.phi.multiplier(symbol, expansion.num_outputs, space)
-    weights = weights.unflatten(-1, (expansion.num_outputs, -1))
-    real, imag = ((part @ weights).flatten(1) for part in (multiplier.real, multiplier.imag))
-    return real - expansion.phi.turn(imag)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gp_orff.features import chunked
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.phases import LinearPhases
 
+_TILT = 2.0**-13  # a frequency that acts as zero, in units of the spacing
 _FEW = 2**21  # entries of φ(x) up to which a dense φ(x) is quicker than a transform
 
 
@@ -66,6 +67,25 @@ class LatticeColumns(TrigColumns):
         """The columns of the frequencies h∘k; `cache` may be shared with equal columns."""
         omega = indices.to(spacing) * spacing
         return cls(LinearPhases(omega), False, indices, spacing, origin, cache or GramCache())
+
+    def tilted(
+        self, columns: Int[Tensor, "k"], axes: Int[Tensor, "k"], count: int
+    ) -> tuple["LatticeColumns", Int[Tensor, "k"], Float[Tensor, "k"]]:
+        """Columns whose frequencies differ a little from those of `columns`, along some `axes`.
+
+        From the index `count` on they are sines of frequencies close to zero. The second value are
+        their indices, the third the differences. The frequencies lie on a finer lattice.
+        """
+        row = torch.arange(len(columns), device=columns.device)
+        known = row < count
+        frequency, sine = columns % len(self.indices), (columns >= len(self.indices)) | ~known
+        finer = torch.zeros_like(self.indices[0]).index_fill(0, axes, 1) > 0
+        indices = self.indices[frequency] * known.unsqueeze(-1)
+        indices = indices * torch.where(finer, round(1 / _TILT), 1)
+        indices[row, axes] += 1
+        spacing = self.spacing * torch.where(finer, _TILT, 1.0).to(self.spacing)
+        phi = LatticeColumns.of(indices, spacing, self.origin)
+        return phi, row + sine * len(columns), spacing[axes]
 
     def full_box(self) -> "LatticeColumns":
         """The columns of the whole box |k_i| ≤ m_i, m_i being the largest |k_i| of these."""

@@ -12,6 +12,7 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.near_zero import with_cells
 from gp_orff.kernels.closed_form import at_zero, derivatives
 from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.base import Spectrum
@@ -64,7 +65,8 @@ def truncated_variance(
     if not all(draw.diagonal_correction for draw in draws):
         return None
     if isinstance(symbol, Identity):
-        delta = _truncated_field(pairs, expansion)
+        every = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
+        delta = _truncated_field(list(every), expansion)
         return delta, torch.zeros_like(delta)
     delta, common = zip(*(_truncated_term(symbol, *pair, space) for pair in pairs), strict=True)
     return sum(delta), sum(common)
@@ -73,7 +75,7 @@ def truncated_variance(
 def _truncated_field(
     pairs: Sequence[tuple[Term, LatticeDraw]], expansion: Expansion | None
 ) -> Float[Tensor, "*b p p"]:
-    """δ of the field itself: Σ_j K(jP) minus the variance on the grid."""
+    """δ of the field itself: Σ_j K(jP) minus the variance on the grid; both contain the cells."""
     total = sum(periodised_variance(*pair) for pair in pairs)
     grid = (
         sum(grid_variance(*pair) for pair in pairs)

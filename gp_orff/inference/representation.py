@@ -145,7 +145,7 @@ class Representation:
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
-        grid = self._whole(_grid_for(rule, domain, box, tolerance, most=MOST_DENSE))
+        grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
         if rule.max_features is None and self._reached(grid) > _SCARCE * tolerance:
             limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
             grid = replace(grid, **limits)

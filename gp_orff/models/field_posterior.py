@@ -229,7 +229,7 @@ class FieldPosterior:
                 "such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
             )
         with torch.no_grad():
-            paths = sample_paths(smooth, self._snapshot.num_inputs, num_paths, seed)
+            paths = sample_paths(self._field, self._snapshot, num_paths, seed)
         return SamplePaths(paths, self._snapshot)
 
     def summarize(

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -11,12 +12,11 @@ from torch import Tensor
 from gp_orff.data.observations import less_reference
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
-from gp_orff.features.expansion import Expansion, apply_symbol_to_weights
+from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
-from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
-from gp_orff.models.frozen_model import Snapshot
+from gp_orff.models.frozen_model import FieldOnDomain, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
@@ -45,10 +45,10 @@ class Paths(ABC):
 
 @dataclass(frozen=True)
 class WeightPaths(Paths):
-    """f_s(x) = φ(x) w_s with drawn weights w_s of the columns."""
+    """f_s(x) = Φ(x) θ_s with drawn weights θ_s of the features."""
 
     expansion: Expansion
-    weights: Float[Tensor, "S 2*D p"]
+    theta: Float[Tensor, "F S"]
     symbol: Symbol = field(default_factory=Identity)
     space: Sequence[int] = ()
 
@@ -57,21 +57,22 @@ class WeightPaths(Paths):
 
     def _values(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            return self.expansion.phi.apply(x, self.weights)
+            weights = self._flat.unflatten(-1, (-1, len(self))).movedim(-1, 0)
+            return self.expansion.phi.apply(x, weights)
         values = self.expansion.phi.apply(x, self._flat)
-        return values.unflatten(-1, (-1, len(self.weights))).movedim(-1, 0)
+        return values.unflatten(-1, (-1, len(self))).movedim(-1, 0)
 
-    @property
+    @cached_property
     def _flat(self) -> Float[Tensor, "2*D p*S"]:
-        return self.weights.movedim(0, -1).flatten(1)
+        """The weights of the columns."""
+        return self.expansion.column_weights(self.theta)
 
     def __len__(self) -> int:
-        return len(self.weights)
+        return self.theta.shape[-1]
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
-        images = apply_symbol_to_weights(symbol, self.expansion, self._flat, space)  # (2D, q·S)
-        images = images.unflatten(-1, (-1, len(self))).movedim(-1, 0)
-        return WeightPaths(self.expansion, images, symbol, space)
+        image = apply_symbol(symbol, self.expansion, space)
+        return WeightPaths(image, self.theta, symbol, space)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,9 @@ class PathwisePaths(Paths):
         return len(self.prior)
 
 
-def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, seed: int) -> Paths:
-    """Draw `count` functions from a distribution, with a generator of this seed."""
+def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
+    """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
+    distribution, _ = field.distribution.split()
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -115,17 +117,18 @@ def sample_paths(distribution: FieldDistribution, num_inputs: int, count: int, s
         theta = distribution.weight_root(
             normal(distribution.expansion.num_features, count).to(distribution.weights.device)
         )
-        deviations = distribution.expansion.column_weights(theta).unflatten(-1, (-1, count))
-        deviations = deviations.movedim(-1, 0)
-        return WeightPaths(distribution.expansion, distribution.weights + deviations)
+        expansion = field.inference.with_constants(snapshot.kernel, distribution.expansion)
+        constants = normal(expansion.num_features - len(theta), count).to(theta)  # of the prior
+        return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
     rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
-    draws = [term.to(distribution.alpha) for term in draw(distribution.kernel, rule, num_inputs)]
-    expansion = expand(distribution.kernel, draws, num_inputs).double()
+    draws = [
+        term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
+    ]
+    expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
     theta = normal(expansion.num_features, count).to(distribution.alpha.device)
-    weights = expansion.column_weights(theta).unflatten(-1, (-1, count)).movedim(-1, 0)
-    prior = WeightPaths(expansion, weights)
+    prior = WeightPaths(expansion, theta)
 
     def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
         return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
@@ -142,8 +145,8 @@ class SamplePaths:
     """S functions drawn from a `FieldPosterior`, its mean included; made by its `sample_paths`.
 
     `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
-    features lack the truncated variance of a grid, which has no continuous paths. Potentials of
-    such paths are known up to a constant: give them a reference.
+    features lack the truncated variance of a grid, which has no continuous paths. Potentials
+    without a reference have a constant of their own in every path.
 
     Args:
         paths: draws of the field without its mean.

@@ -207,7 +207,7 @@ class VectorFieldGP(FieldModel):
         Args:
             x: points (m, d).
             y: observed values (m, q), or (m,) if q = 1.
-            symbol: the map Q, with q outputs. A potential needs its `reference` point.
+            symbol: the map Q, with q outputs; without a `reference`, a potential has a constant.
             noise: the known variance of ε: a number, one per output (q,), or a covariance (q, q).
 
         Raises:

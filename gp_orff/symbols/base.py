@@ -73,6 +73,11 @@ class Symbol(ABC):
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
 
+    @property
+    def is_absolute(self) -> bool:
+        """Whether it is an antiderivative without a reference: its constant is random, too."""
+        return self.order < 0 and self.reference is None
+
     @abstractmethod
     def num_outputs(self, p: int) -> int:
         """q, the number of outputs for a field with `p` components."""

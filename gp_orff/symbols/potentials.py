@@ -52,7 +52,8 @@ class Potential(_ScalarPotential):
 
     A potential is known up to a constant. With `reference`, g is zero there, and the error bars
     grow with the distance from that point. Without it, the prior sets the constant: the mean of g
-    over all of space is zero.
+    over all of space is zero, and its variance that of the kernel of g. Observations of g tell the
+    constant.
 
     Args:
         reference: (d,), the point where g is zero; None to leave the constant to the prior.

@@ -14,9 +14,11 @@ from gp_orff.features.frequencies.grid_design import (
     LatticePoints,
     Region,
     axes_of,
+    cell_points,
     correlation_lag,
     half_space,
     lengthscales,
+    num_features,
     require_separate_inputs,
     tail_radius,
     unit_steps,
@@ -176,17 +178,20 @@ class Grid:
         domain = self._domain(terms, num_inputs)
         tolerance, design = self._affordable_design(terms, num_inputs, domain)
         spacing, points = design
-        every = np.concatenate([part.indices for part in points])
-        indices, position = np.unique(every, axis=0, return_inverse=True)
         constant = self._constant(terms, domain)
+        cells = [
+            cell_points(term, part.indices, spacing, constant)
+            for term, part in zip(terms, points, strict=True)
+        ]
+        every = [*(part.indices for part in points), *cells]
+        indices, position = np.unique(np.concatenate(every), axis=0, return_inverse=True)
         lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance, constant)
-        ends = np.cumsum([len(part.indices) for part in points])[:-1]
-        options = self.lengthscale_range, self.diagonal_correction
+        positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in every])[:-1])
+        options, count = (self.lengthscale_range, self.diagonal_correction), len(terms)
+        parts = zip(positions[:count], points, terms, positions[count:], strict=True)
         return [
-            LatticeDraw(lattice, position, part.direction, term, *options)
-            for position, part, term in zip(
-                np.split(position.reshape(-1), ends), points, terms, strict=True
-            )
+            LatticeDraw(lattice, position, part.direction, term, *options, cell)
+            for position, part, term, cell in parts
         ]
 
     def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
@@ -271,7 +276,7 @@ class Grid:
             if part is None:
                 return None
             points.append(part)
-            features += term.rank * part.num_columns
+            features += num_features(term, part, spacing, constant)
         return (spacing, points) if features <= budget else None
 
     def _spacing(

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.optimize
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 
+from gp_orff.features.frequencies.constant_axes import in_plane
 from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
-from gp_orff.kernels.spectra.lattice_sums import first_nonzero
+from gp_orff.kernels.spectra.lattice_sums import first_nonzero, moments_near_zero
 
 _MOST_STEPS = 1e9  # along an axis; too many in any case
 
@@ -87,9 +89,10 @@ def correlation_lag(
 ) -> float:
     """The lag r along an axis beyond which the correlation stays below this share.
 
-    Some grids represent k up to a constant only (see `weight_at_zero`). For their spectra, and if
-    the extent of the data is given, the second difference k(r) − 2k(r + L) + k(r + 2L) takes the
-    place of the correlation, L being the longest extent in lengthscales.
+    Where correlations fall like a power of the lag, the frequencies near zero take up the constant
+    part of the error (see `weight_at_zero` and `moments_near_zero`). If the extent of the data is
+    given, the second difference k(r) − 2k(r + L) + k(r + 2L) then takes the place of the
+    correlation, L being the longest extent in lengthscales.
     """
     spectrum = leaf.spectrum
     scales = axis_lengthscales(spectrum, leaf.num_dims)
@@ -98,7 +101,8 @@ def correlation_lag(
     def correlation(r: float) -> float:
         return leaf.correlation(r * scale, axis)
 
-    if extent is None or not leaf.is_constant or not isinstance(spectrum, GammaMixture):
+    heavy = isinstance(spectrum, GammaMixture) and leaf.variance is None
+    if extent is None or not heavy:
         return scale * _last_crossing(correlation, share, start=1e-2)
     longest = (extent[list(leaf.dims)] / scales).max()
     return scale * _last_crossing(
@@ -121,6 +125,42 @@ def _last_crossing(decreasing: Callable[[float], float], level: float, start: fl
     if low == points[-1]:
         return math.inf
     return scipy.optimize.brentq(lambda p: decreasing(p) - level, low, 2 * low, rtol=1e-6)
+
+
+def cell_points(
+    term: TermSpectrum,
+    points: Int[np.ndarray, "D d"],
+    spacing: Float[np.ndarray, "d"],
+    constant: Bool[np.ndarray, "d"],
+) -> Int[np.ndarray, "k d"]:
+    """The lattice points that represent the cell around ω = 0 of a field, one of each pair ±k.
+
+    They are the `points` of the term with zeros at the inputs of the field; none if frequencies
+    near zero have no share of its variance.
+    """
+    field = in_plane(term.leaves[0], constant) if term.leaves else None
+    if field is None or not field.degree:
+        return points[:0]
+    dims = list(field.dims)
+    if moments_near_zero(field.spectrum, torch.from_numpy(spacing[dims])) is None:
+        return points[:0]
+    cell = points.copy()
+    cell[:, dims] = 0
+    return np.unique(cell * (first_nonzero(cell) | 1)[:, None], axis=0)
+
+
+def num_features(
+    term: TermSpectrum,
+    points: LatticePoints,
+    spacing: Float[np.ndarray, "d"],
+    constant: Bool[np.ndarray, "d"],
+) -> int:
+    """The number of features of a term on some lattice points, those of its cell included."""
+    cell = cell_points(term, points.indices, spacing, constant)
+    if not len(cell):
+        return term.rank * points.num_columns
+    axes = np.count_nonzero(~constant[list(term.leaves[0].dims)])
+    return term.rank * (points.num_columns + axes * (2 * len(cell) - 1))
 
 
 def axes_of(terms: Sequence[TermSpectrum]) -> Iterator[tuple[LeafSpectrum, int, int]]:

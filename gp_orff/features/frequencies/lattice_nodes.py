@@ -136,6 +136,8 @@ class LatticeDraw(_FixedBuffers, Draw):
         lengthscale_range: the shortest and longest lengthscale for which the frequencies are
             valid, relative to the present lengthscales.
         diagonal_correction: whether inference adds the truncated variance.
+        cell: which of the points represent the cell around ω = 0 of a field; see `near_zero` in
+            `gp_orff.features`.
     """
 
     sampled = False
@@ -148,8 +150,16 @@ class LatticeDraw(_FixedBuffers, Draw):
         spectrum: TermSpectrum,
         lengthscale_range: tuple[float, float],
         diagonal_correction: bool,
+        cell: Int[np.ndarray, "k"] = (),
     ):
         super().__init__([], [])
+        self.cell: LatticeDraw | None = None
+        if len(cell):
+            varying = (~lattice.constant[list(spectrum.leaves[0].dims)]).sum().item()
+            others = TermSpectrum(spectrum.leaves[1:], varying * spectrum.rank)
+            along = np.full(len(cell), ALONG_FREQUENCY)
+            options = (0.0, math.inf), diagonal_correction
+            self.cell = LatticeDraw(lattice, cell, along, others, *options)
         self.lattice = lattice
         self.dims = tuple(leaf.dims for leaf in spectrum.leaves)
         self.lengthscale_range, self.diagonal_correction = lengthscale_range, diagonal_correction

@@ -83,6 +83,10 @@ class Inference(ABC):
         """The truncated variance of a symbol: white, and common to all points; None if none."""
         return None
 
+    def with_constants(self, kernel: Kernel, expansion: Expansion) -> Expansion:
+        """The features of a grid, and those of the constants of absolute potentials after them."""
+        return expansion
+
     def apply(
         self,
         symbol: Symbol,

@@ -18,6 +18,7 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import check_domain, expand, expand_terms, require_separate
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.near_zero import with_constants
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.conditioning.base import Inference, Posterior
 from gp_orff.inference.distributions import (
@@ -140,7 +141,18 @@ class FeatureInference(Inference):
         return {key: variance / noise for key, noise in self.data.local_noises(noises).items()}
 
     def left_out(self, symbol, kernel, space):
-        return truncated_variance(symbol, kernel, self.draws, space)
+        variances = truncated_variance(symbol, kernel, self.draws, space)
+        if variances is None or not (symbol.is_absolute and self._observes_constants):
+            return variances
+        return variances[0], torch.zeros_like(variances[1])  # the features have the constant
+
+    def with_constants(self, kernel, expansion):
+        return with_constants(expansion, terms(kernel), self.draws)
+
+    @property
+    def _observes_constants(self) -> bool:
+        """Whether the data tell something of the constants of potentials."""
+        return any(part.symbol.is_absolute for part in self.data.symbol_data)
 
     def of_terms(self, kernel, chosen):
         every = terms(kernel)
@@ -150,6 +162,8 @@ class FeatureInference(Inference):
             for i, term in enumerate(every)
         ]
         expansion = expand_terms(summands, self.draws, self.data.num_inputs).double().general()
+        if self._observes_constants:
+            expansion = with_constants(expansion, summands, self.draws)
         return replace(self, draws=[self.draws[i] for i in chosen]), expansion
 
     def prefers_dual_algebra(self, expansion: Expansion) -> bool:
@@ -229,4 +243,7 @@ class FeatureInference(Inference):
         if not self._has_shared_columns:
             check_domain(kernel, self.draws, self._corners)
         expansion = expand(kernel, self.draws, self.data.num_inputs).double()
-        return expansion, self.truncated(kernel, expansion)
+        delta = self.truncated(kernel, expansion)
+        if self._observes_constants:
+            expansion = self.with_constants(kernel, expansion)
+        return expansion, delta

@@ -73,6 +73,26 @@ def second_moments(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float
     return scales.mean(scales.curvature(torch.zeros_like(spacing)))
 
 
+@singledispatch
+def moments_near_zero(
+    spectrum: Spectrum, spacing: Float[Tensor, "d"]
+) -> Float[Tensor, "*b d"] | None:
+    """The second moments E ω_i² that a lattice lacks, as frequencies near zero have no weight.
+
+    They are the mean of ω_i² less its sum over all lattice points. None, the default, where
+    correlations end within a period, so that nothing is lacking.
+    """
+    return None
+
+
+@moments_near_zero.register
+def _(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d"]:
+    """Σ_{j≠0} ∂_i² k(jP), or zero where that is negative."""
+    whole = spectrum.lengthscale.to(spacing).squeeze(-2).square().reciprocal()  # E ω_i² = 1/ℓ_i²
+    on_lattice = second_moments(spectrum, spacing).diagonal(dim1=-1, dim2=-2)
+    return (whole - on_lattice).clamp_min(0)
+
+
 def aliased(
     spectrum: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b"]:
