@@ -273,3 +273,16 @@ def test_the_cheaper_of_exact_kernel_and_grid(potential, kind):
     kernel = gp_orff.DivergenceFreeKernel(potential, num_dims=2)
     model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
     assert isinstance(model.state.inference, kind)
+
+
+def test_few_numbers_for_many_hyperparameters_are_warned_of():
+    """Fixed hyperparameters do not count."""
+    x = torch.linspace(0, 1, 10).double().reshape(5, 2)
+    y = torch.stack([torch.sin(5 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
+    model = gp_orff.VectorFieldGP(
+        gp_orff.CurlFreeKernel(num_dims=2), mean=gpytorch.means.ZeroMean()
+    )
+    with pytest.warns(gp_orff.DataWarning, match="10 numbers determine 3 hyperparameters poorly"):
+        model.fit(x, y, progress=False)
+    model.likelihood.requires_grad_(False)
+    model.fit(x, y, progress=False)

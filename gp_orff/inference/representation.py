@@ -71,8 +71,9 @@ class Representation:
             rule = Grid(domain=data.domain, tolerance=auto.tolerance, max_features=budget)
             return replace(self, rule=rule)
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        size = self._size_of_exact(_MOST_MERGED * most)
-        exact = size <= most and has_covariance(self.kernel, data)
+        few = data.num_values <= _MOST_MERGED * most and has_covariance(self.kernel, data)
+        size = self.inference(None).size if few else data.num_values
+        exact = few and size <= most
         if exact and size <= auto.exact_values:
             return replace(self, rule=None)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box)
@@ -84,12 +85,6 @@ class Representation:
             reason = f"exact kernel: cheaper than the features it would take; {reason}"
             return replace(self, rule=None, reason=reason)
         return chosen
-
-    def _size_of_exact(self, most: float) -> float:
-        """The rows of the exact covariance matrix; of more than `most` numbers, all of them."""
-        if isinstance(self.data, StatisticsOnly) or self.data.num_values > most:
-            return self.data.num_values
-        return ExactInference.merging(self.kernel, self._noises, self.data).size
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
@@ -146,7 +141,10 @@ class Representation:
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
-        if rule.max_features is None and self._reached(grid) > _SCARCE * tolerance:
+        if (
+            rule.max_features is None
+            and self._reached(self._restricted(grid)) > _SCARCE * tolerance
+        ):
             limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
             grid = replace(grid, **limits)
         return self._restricted(grid)

@@ -1,5 +1,6 @@
 """Evidence maximisation: hyperparameters from the marginal likelihood of observations."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -7,6 +8,7 @@ import numpy as np
 import scipy.optimize
 import torch
 from jaxtyping import Bool, Float
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gp_orff.models.fitting.coordinates import Coordinates
@@ -137,7 +139,9 @@ class _Run:
         search.coordinates.set(u)
         search.evaluations += 1
         try:
-            value, gradient = search.coordinates.value_and_gradient(self.objective)
+            with warnings.catch_warnings():  # of a step that was too long
+                warnings.simplefilter("ignore", NumericalWarning)
+                value, gradient = search.coordinates.value_and_gradient(self.objective)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
             if self.value == -np.inf:  # the first one: no step was too long
                 raise
