@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gp_orff.models.fitting.coordinates import Coordinates
 
-_NATS = 0.01  # a step that gains less, in total, ends the search
+_NATS = 0.01  # steps that gain less, in total, end the search
+_SMALL_STEPS = 2  # of them in a row: along flat directions the first one is often too short
 _FLAT = 1e-2  # tolerance of the gradient, over √(least gain in nats per number)
 _EDGE = 0.9  # of the trust region, in its logarithm: beyond, the search needs another grid
 _PER_ITERATION, _EXTRA = 2, 8  # evaluations; a line search across a bound takes many
@@ -46,7 +47,7 @@ class Search:
         `trust_factor` limits the factor by which frequencies may move from where the run starts;
         the run ends when a coordinate reaches that edge. A coordinate that reaches a bound is held
         there while the others go on, and released when the evidence rises inwards. A run also ends
-        with a step that gains less than `nats` in total, or after `iterations`. `report` is called
+        with two steps that gain less than `nats` in total each, or after `iterations`. `report` is called
         with the nats per number of each evaluation.
         """
         region = _TrustRegion.of(self.coordinates, trust_factor)
@@ -163,7 +164,7 @@ class _Run:
         iterations: int,
     ) -> int:
         """Run BFGS in the free coordinates from t; the number of iterations it took."""
-        previous, at_bounds = [np.inf], self._at_bounds(t)
+        previous, small, at_bounds = [np.inf], [0], self._at_bounds(t)
 
         def full(free_t: np.ndarray) -> np.ndarray:
             vector = t.copy()
@@ -177,8 +178,9 @@ class _Run:
         def stop(intermediate_result) -> None:
             gain, new = previous[0] - intermediate_result.fun, full(intermediate_result.x)
             previous[0] = intermediate_result.fun
+            small[0] = small[0] + 1 if gain * self.num_values < nats else 0
             clipped = (self._at_bounds(new) & ~at_bounds & free).any()
-            if gain * self.num_values < nats or clipped or self.region.at_edge(new):
+            if small[0] == _SMALL_STEPS or clipped or self.region.at_edge(new):
                 raise StopIteration
 
         options = {
