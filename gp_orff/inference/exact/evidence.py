@@ -16,7 +16,7 @@ from torch.autograd import Function
 from gp_orff.inference.exact.tiles import Piece, Tiles
 from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
 from gp_orff.kernels.cholesky import cholesky
-from gp_orff.kernels.pairs.rows import row_covariance
+from gp_orff.kernels.pairs.rows import Rows, row_covariance
 
 
 def tiled_evidence(
@@ -74,9 +74,7 @@ class TiledInvQuadLogdet(Function):
         weights = u @ (0.5 * (grad_quad + grad_quad.mT))
         inverse = torch.cholesky_inverse(factor)
         noise_gradients = [torch.zeros_like(noise) for noise in noises]
-        gradients = [torch.zeros_like(parameter) for parameter in parameters]
-        with torch.enable_grad():
-            between = row_covariance(ctx.kernel)
+        derivatives = _Derivatives(ctx.kernel, parameters)
         for left, right in ctx.tiles.lower():
             gradient = grad_logdet * inverse[left.span, right.span]
             gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-1)
@@ -85,18 +83,49 @@ class TiledInvQuadLogdet(Function):
                 noise_gradients[left.group][left.points] = blocks.permute(2, 0, 1)
             else:
                 gradient *= 2  # and the tile above the diagonal
-            if not parameters:
-                continue
-            with torch.enable_grad():
-                tile = between(left.rows, right.rows)
-            for total, own in zip(
-                gradients,
-                torch.autograd.grad(tile, parameters, gradient, True, allow_unused=True),
-                strict=True,
-            ):
-                if own is not None:
-                    total += own
-        return None, None, None, 2 * weights, *noise_gradients, *gradients
+            if parameters:
+                derivatives.add(left.rows, right.rows, gradient)
+        return None, None, None, 2 * weights, *noise_gradients, *derivatives.totals()
+
+
+class _Derivatives:
+    """Σ G ∂K over tiles; tensors computed for all tiles are differentiated once, at the end."""
+
+    def __init__(self, kernel: Kernel, parameters: Sequence[Tensor]):
+        self.parameters, self.heads, self.leaves = parameters, [], []
+        with torch.enable_grad():
+            self.covariance = row_covariance(kernel, self._cut)
+        self.sums = [torch.zeros_like(t) for t in (*parameters, *self.leaves)]
+
+    def _cut(self, tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        self.heads.append(tensor)
+        self.leaves.append(tensor.detach().requires_grad_())
+        return self.leaves[-1]
+
+    def add(self, left: Rows, right: Rows, gradient: Float[Tensor, "k l"]) -> None:
+        """Add one tile."""
+        with torch.enable_grad():
+            tile = self.covariance(left, right)
+        self._accumulate(
+            torch.autograd.grad(tile, (*self.parameters, *self.leaves), gradient, allow_unused=True)
+        )
+
+    def totals(self) -> list[Tensor]:
+        """Of every parameter."""
+        count = len(self.parameters)
+        if self.heads:
+            sums = self.sums[count:]
+            self._accumulate(
+                torch.autograd.grad(self.heads, self.parameters, sums, allow_unused=True)
+            )
+        return self.sums[:count]
+
+    def _accumulate(self, gradients: Sequence[Tensor | None]) -> None:
+        for total, gradient in zip(self.sums, gradients, strict=False):
+            if gradient is not None:
+                total += gradient
 
 
 def _diagonal_blocks(tile: Float[Tensor, "n*v n*v"], piece: Piece) -> Float[Tensor, "v v n"]:

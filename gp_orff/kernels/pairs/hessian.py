@@ -4,8 +4,9 @@ With u = Λτ, −∇∇ᵀk = −2κ′Λ − 4κ″u uᵀ. Numbers of pairs ar
 and w, come before them.
 """
 
-from dataclasses import dataclass
-from functools import singledispatch
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, singledispatch
 
 import torch
 from gpytorch.kernels import Kernel
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import FieldFactor, Gradient, Solenoidal
+from gp_orff.kernels.tree import Term
 
 Forms = tuple[Float[Tensor, "*b q r #n #m"], Float[Tensor, "*b q r n m"]]
 """What multiplies −2κ′ and −4κ″; vᵀΛw and (vᵀu)(uᵀw) of a curl-free field."""
@@ -26,19 +28,38 @@ class Pairs:
     tau: Float[Tensor, "*b k n m"]
     v: Float[Tensor, "q #n d"]  # one n for directions that are the same at every point
     w: Float[Tensor, "r #m d"]
+    unit_forms: dict[tuple[int, ...] | None, Forms] = field(default_factory=dict)
+
+    @cached_property
+    def ones(self) -> Float[Tensor, "k"]:
+        """The metric of unit lengthscales; what depends on no other is computed once."""
+        return self.tau.new_ones(self.tau.shape[-3])
 
     def squared_lengths(self, metric: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n m"]:
         """τᵀMτ, with M = diag `metric`."""
+        if metric is self.ones:
+            return self._unit_squares
         squares = self.tau.square().flatten(-2)
         return (metric.unsqueeze(-2) @ squares).squeeze(-2).unflatten(-1, self.tau.shape[-2:])
 
-    @property
+    @cached_property
+    def _unit_squares(self) -> Float[Tensor, "*b n m"]:
+        return self.tau.square().sum(-3)
+
+    @cached_property
     def inner(self) -> Float[Tensor, "q r #n #m"]:
         """vᵀw."""
         return self.v.unsqueeze(-3) @ self.w.mT
 
     def forms(self, metric: Float[Tensor, "*b k"], dims: tuple[int, ...] | None) -> Forms:
         """vᵀMw and (vᵀMτ)(τᵀMw); `dims` are the components of directions that τ has, None: all."""
+        if metric is not self.ones:
+            return self._forms(metric, dims)
+        if dims not in self.unit_forms:
+            self.unit_forms[dims] = self._forms(metric, dims)
+        return self.unit_forms[dims]
+
+    def _forms(self, metric: Float[Tensor, "*b k"], dims: tuple[int, ...] | None) -> Forms:
         v, w = (side if dims is None else side[..., list(dims)] for side in (self.v, self.w))
         u = metric[..., None, None] * self.tau
         left = _product(v.movedim(-1, -2).unsqueeze(-1), u).unsqueeze(-3)
@@ -71,29 +92,42 @@ def _(factor: Solenoidal, pairs: Pairs, metric: Tensor) -> Forms:
     return total * pairs.inner - first, trace * pairs.inner - second
 
 
-def field_covariance(
-    kernel: Kernel,
-    factor: FieldFactor,
-    scale: Float[Tensor, "*b"],
-    pairs: Pairs,
-) -> Float[Tensor, "*b q r n m"]:
-    """vᵀK(τ)w of a field whose potential has the covariance `scale` times a scalar kernel.
+Cut = Callable[[Tensor], Tensor]
+"""Replaces a tensor that is computed once, from hyperparameters, by a leaf of another graph."""
 
-    With one lengthscale for all inputs, only κ′ and κ″ of each pair depend on hyperparameters.
-    """
-    metric = kernel.lengthscale.squeeze(-2).to(pairs.tau).pow(-2)
-    inputs = pairs.tau.shape[-3]
-    if metric.shape[-1] == 1:
-        ones = pairs.tau.new_ones(inputs)
-        s = metric.unsqueeze(-1) * pairs.squared_lengths(ones)
-        first, second = forms(factor, pairs, ones)
-        factors = -2 * scale * metric[..., 0], -4 * scale * metric[..., 0].square()
-    else:
-        s = pairs.squared_lengths(metric)
-        first, second = forms(factor, pairs, metric)
-        factors = -2 * scale, -4 * scale
-    kappas = (
-        (c[..., None, None] * kappa)[..., None, None, :, :]
-        for c, kappa in zip(factors, radial_derivatives(kernel, s), strict=True)
-    )
-    return torch.addcmul(next(kappas) * first, next(kappas), second)
+
+@dataclass(frozen=True)
+class FieldTerm:
+    """A field whose potential has a scaled scalar kernel, with its hyperparameters as tensors."""
+
+    kernel: Kernel
+    factor: FieldFactor
+    metric: Float[Tensor, "*b #k"]  # ℓ⁻²: one number if all inputs have the same lengthscale
+    first: Float[Tensor, "*b"]  # the factor of κ′
+    second: Float[Tensor, "*b"]  # the factor of κ″
+
+    @classmethod
+    def of(cls, term: Term, cut: Cut = lambda tensor: tensor) -> "FieldTerm":
+        """Of a term.
+
+        With one lengthscale, powers of it are in the factors of κ′ and κ″, and the forms do not
+        depend on hyperparameters.
+        """
+        kernel, scale = term.leaves[0].kernel, term.outputscale
+        metric = kernel.lengthscale.squeeze(-2).pow(-2)
+        power = metric[..., 0] if metric.shape[-1] == 1 else 1
+        first, second = -2 * scale * power, -4 * scale * power**2
+        return cls(kernel, term.factor, cut(metric), cut(first), cut(second))
+
+    def __call__(self, pairs: Pairs) -> Float[Tensor, "*b q r n m"]:
+        """vᵀK(τ)w."""
+        if self.metric.shape[-1] == 1:
+            s = self.metric.unsqueeze(-1) * pairs.squared_lengths(pairs.ones)
+            inner, outer = forms(self.factor, pairs, pairs.ones)
+        else:
+            s = pairs.squared_lengths(self.metric)
+            inner, outer = forms(self.factor, pairs, self.metric)
+        first, second = radial_derivatives(self.kernel, s)
+        first = (self.first[..., None, None] * first)[..., None, None, :, :]
+        second = (self.second[..., None, None] * second)[..., None, None, :, :]
+        return torch.addcmul(first * inner, second, outer)

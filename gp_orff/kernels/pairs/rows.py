@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import Factor, FieldFactor, Mixing
-from gp_orff.kernels.pairs.hessian import Pairs, field_covariance
+from gp_orff.kernels.pairs.hessian import Cut, FieldTerm, Pairs
 from gp_orff.kernels.tree import Leaf, Term, inner_terms, terms
 
 
@@ -35,15 +35,19 @@ class Rows:
 RowCovariance = Callable[[Rows, Rows], Float[Tensor, "n*q m*r"]]
 
 
-def row_covariance(kernel: Kernel) -> RowCovariance:
+def row_covariance(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowCovariance:
     """The covariance of two sets of rows under a kernel, point-major, differentiable in the kernel.
 
     Field kernels and separable kernels, their sums and their products with scalar kernels are
     contracted with the directions without the covariance of whole vectors.
+
+    Args:
+        kernel: with its hyperparameters as they are now.
+        cut: applied once to every tensor that is computed from hyperparameters for all rows.
     """
     if kernel.batch_shape or not _in_closed_form(kernel):
         return partial(_of_kernel, kernel)
-    return partial(_of_terms, terms(kernel))
+    return partial(_of_terms, [_prepared(term.factor, term, cut) for term in terms(kernel)])
 
 
 def _of_kernel(kernel: Kernel, left: Rows, right: Rows) -> Float[Tensor, "n*q m*r"]:
@@ -55,34 +59,63 @@ def _of_kernel(kernel: Kernel, left: Rows, right: Rows) -> Float[Tensor, "n*q m*
     return torch.einsum("nqmj,rmj->nqmr", half, w).reshape(len(left), len(right))
 
 
-def _of_terms(summands: list[Term], left: Rows, right: Rows) -> Float[Tensor, "n*q m*r"]:
-    blocks = [_blocks(term.factor, term, left, right) for term in summands]
+def _of_terms(
+    summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows
+) -> Float[Tensor, "n*q m*r"]:
+    known: dict[tuple[int, ...] | None, Pairs] = {}
+    blocks = [summand(left, right, known) for summand in summands]
     total = sum(blocks[1:], blocks[0])  # (q, r, n, m)
     return total.permute(2, 0, 3, 1).reshape(len(left), len(right))
 
 
+@dataclass(frozen=True)
+class _FieldRows:
+    """A field times scalar kernels."""
+
+    space: Leaf
+    others: tuple[Leaf, ...]
+    term: FieldTerm
+
+    def __call__(self, left: Rows, right: Rows, known: dict) -> Float[Tensor, "q r n m"]:
+        """For every pair of directions; terms of the same inputs share their pairs."""
+        if self.space.active_dims not in known:
+            x, z = (_inputs(self.space, rows) for rows in (left, right))
+            tau = x.mT.unsqueeze(-1) - z.mT.unsqueeze(-2)
+            known[self.space.active_dims] = Pairs(tau, left.v, right.v)
+        block = self.term(known[self.space.active_dims])
+        return math.prod([_scalar(leaf, left, right) for leaf in self.others], start=block)
+
+
+@dataclass(frozen=True)
+class _MixedRows:
+    """A product of scalar kernels and a constant matrix L Lᵀ."""
+
+    leaves: tuple[Leaf, ...]
+    scale: Float[Tensor, ""]
+    root: Float[Tensor, "p r"]
+
+    def __call__(self, left: Rows, right: Rows, known: dict) -> Float[Tensor, "q r n m"]:
+        """For every pair of directions."""
+        k = math.prod([_scalar(leaf, left, right) for leaf in self.leaves], start=self.scale)
+        return k * ((left.v @ self.root).unsqueeze(-3) @ (right.v @ self.root).mT)
+
+
 @singledispatch
-def _blocks(factor: Factor, term: Term, left: Rows, right: Rows) -> Float[Tensor, "q r n m"]:
-    """One term, for every pair of directions."""
+def _prepared(factor: Factor, term: Term, cut: Cut) -> _FieldRows | _MixedRows:
+    """A term with all that is computed from its hyperparameters for all rows."""
     raise NotImplementedError(f"no covariances of rows are known for {type(factor).__name__}")
 
 
-@_blocks.register
-def _(factor: FieldFactor, term: Term, left: Rows, right: Rows) -> Tensor:
-    first, *others = term.leaves
-    x, z = (_inputs(first, rows) for rows in (left, right))
-    tau = x.mT.unsqueeze(-1) - z.mT.unsqueeze(-2)
-    pairs = Pairs(tau, left.v, right.v)
-    block = field_covariance(first.kernel, factor, term.outputscale.to(x), pairs)
-    return math.prod([_scalar(leaf, left, right) for leaf in others], start=block)
+@_prepared.register
+def _(factor: FieldFactor, term: Term, cut: Cut) -> _FieldRows:
+    space, *others = term.leaves
+    return _FieldRows(space, tuple(others), FieldTerm.of(term, cut))
 
 
-@_blocks.register
-def _(factor: Mixing, term: Term, left: Rows, right: Rows) -> Tensor:
-    start = term.outputscale.to(left.x)
-    k = math.prod([_scalar(leaf, left, right) for leaf in term.leaves], start=start)
-    root = factor.matrix.to(left.x)
-    return k * ((left.v @ root).unsqueeze(-3) @ (right.v @ root).mT)
+@_prepared.register
+def _(factor: Mixing, term: Term, cut: Cut) -> _MixedRows:
+    scale, root = term.outputscale.double(), factor.matrix.double()
+    return _MixedRows(term.leaves, cut(scale), cut(root))
 
 
 def _inputs(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
@@ -96,7 +129,7 @@ def _scalar(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "n m"]:
 def _in_closed_form(kernel: Kernel) -> bool:
     """Whether the terms of a kernel are all that there is to it, and all of them are known."""
     summands = terms(kernel)
-    known = all(_blocks.dispatch(type(term.factor)) is not _unknown for term in summands)
+    known = all(_prepared.dispatch(type(term.factor)) is not _unknown for term in summands)
     known = known and all(
         _has_radial_derivatives(term.leaves[0].kernel)
         for term in summands
@@ -107,7 +140,7 @@ def _in_closed_form(kernel: Kernel) -> bool:
     )
 
 
-_unknown = _blocks.dispatch(object)
+_unknown = _prepared.dispatch(object)
 
 
 def _has_radial_derivatives(kernel: Kernel) -> bool:
