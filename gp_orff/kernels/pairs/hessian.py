@@ -7,11 +7,13 @@ and w, come before them.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, singledispatch
+from itertools import product
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import Function
 
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import FieldFactor, Gradient, Solenoidal
@@ -128,6 +130,48 @@ class FieldTerm:
             s = pairs.squared_lengths(self.metric)
             inner, outer = forms(self.factor, pairs, self.metric)
         first, second = radial_derivatives(self.kernel, s)
-        first = (self.first[..., None, None] * first)[..., None, None, :, :]
-        second = (self.second[..., None, None] * second)[..., None, None, :, :]
-        return torch.addcmul(first * inner, second, outer)
+        first = self.first[..., None, None] * first
+        return Combination.apply(first, self.second[..., None, None] * second, inner, outer)
+
+
+class Combination(Function):
+    """a F + b S, with numbers a and b of every pair, for every pair of directions.
+
+    The derivatives in a and b sum over directions, without matrices of products for all of them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        a: Float[Tensor, "*b n m"],
+        b: Float[Tensor, "*b n m"],
+        first: Float[Tensor, "*b q r #n #m"],
+        second: Float[Tensor, "*b q r n m"],
+    ) -> Float[Tensor, "*b q r n m"]:
+        ctx.save_for_backward(a, b, first, second)
+        a, b = (kappa[..., None, None, :, :] for kappa in (a, b))
+        return torch.addcmul(a * first, b, second)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tensors = ctx.saved_tensors
+        a, b, first, second = tensors
+        found = [
+            (lambda: _over_directions(gradient, first)),
+            (lambda: _over_directions(gradient, second)),
+            (lambda: gradient * a[..., None, None, :, :]),
+            (lambda: gradient * b[..., None, None, :, :]),
+        ]
+        return tuple(
+            own().sum_to_size(tensor.shape) if needed else None
+            for own, tensor, needed in zip(found, tensors, ctx.needs_input_grad, strict=True)
+        )
+
+
+def _over_directions(
+    gradient: Float[Tensor, "*b q r n m"], form: Float[Tensor, "*b q r #n #m"]
+) -> Float[Tensor, "*b n m"]:
+    """Σ_qr G_qr ∘ F_qr."""
+    pairs = product(*map(range, form.shape[-4:-2]))
+    parts = (gradient[..., q, r, :, :] * form[..., q, r, :, :] for q, r in pairs)
+    return sum(parts, next(parts))
