@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Pattern
-from gp_orff.kernels.pairs.rows import RowCovariance, Rows, row_covariance
+from gp_orff.kernels.pairs.rows import Rows, row_covariance
 
-_TILE = 256  # rows: what a tile needs on the way stays in the cache of a core
+_TILE = 192  # rows: what a tile needs on the way stays in the cache of a core
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,9 @@ def _in_closed_form(kernel: Kernel) -> bool:
         if isinstance(term.factor, FieldFactor)
     )
     return known and all(
-        _has_covariance_of_terms(type(part)) for part in kernel.modules() if isinstance(part, Kernel)
+        _has_covariance_of_terms(type(part))
+        for part in kernel.modules()
+        if isinstance(part, Kernel)
     )
 
 
