@@ -1,4 +1,4 @@
-"""The evidence under an exact kernel, tile by tile, against dense algebra and finite differences."""
+"""The exact evidence, tile by tile, against dense algebra and finite differences."""
 
 import math
 from functools import partial
@@ -102,11 +102,11 @@ def check(kernel, inference, p):
 @pytest.mark.parametrize(("field", "num_dims"), [(FIELDS[0], 2), (FIELDS[1], 3), (FIELDS[2], 2)])
 def test_fields_equal_dense_algebra(field, num_dims, kind, name):
     inference = problem(kind, num_dims, num_dims)
-    for ard in (False, True):
-        check(field(base(name, num_dims, ard), num_dims=num_dims).double(), inference, num_dims)
+    ard = KINDS.index(kind) % 2 == num_dims % 2  # half of the pairs, each kind once
+    check(field(base(name, num_dims, ard), num_dims=num_dims).double(), inference, num_dims)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["directions", "groups"])
 @pytest.mark.parametrize("name", EXACT)
 def test_every_composition_equals_dense_algebra(name, kind):
     case = CASES[name]()
@@ -133,7 +133,7 @@ def evidence_of(kernel, inference, *values):
     return inference.evidence(kernel, noises).log_density(None, inference.num_values)
 
 
-@pytest.mark.parametrize("kind", ["vectors", "directions", "gaps"])
+@pytest.mark.parametrize("kind", ["vectors", "directions"])
 def test_first_and_second_derivatives_are_finite_differences(kind):
     """Central differences of step h: errors of h² = 1e-8, and of rounding over h, 1e-10."""
     kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=2.5), num_dims=2).double()

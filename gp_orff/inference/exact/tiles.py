@@ -33,7 +33,7 @@ class Tiles:
 
     @classmethod
     def of(cls, groups: Sequence[Observations]) -> "Tiles":
-        """The tiles of all groups; lags are those of points near the mean, which are exact."""
+        """The tiles of all groups."""
         pieces, first = [], 0
         for number, group in enumerate(groups):
             rows = Rows(group.x, _directions(group.pattern, group.direction, group.x))
