@@ -135,6 +135,12 @@ def _in_closed_form(kernel: Kernel) -> bool:
         for term in summands
         if isinstance(term.factor, FieldFactor)
     )
+    plain = inner_terms.dispatch(object)  # of leaves whose term is the kernel itself, unscaled
+    known = known and all(
+        inner_terms.dispatch(type(leaf.kernel)) is plain
+        for term in summands
+        for leaf in term.leaves
+    )
     return known and all(
         _has_covariance_of_terms(type(part))
         for part in kernel.modules()
