@@ -73,7 +73,7 @@ def log_determinant(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:
     return 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum(-1)
 
 
-def _solve(
+def solve(
     factor: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]
 ) -> tuple[Float[Tensor, "*b F k"], Float[Tensor, "*b F k"]]:
     """L⁻¹B and A⁻¹B."""
@@ -87,7 +87,7 @@ class InvQuadLogdet(Function):
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]):
         factor = psd_safe_cholesky(a)
-        half, u = _solve(factor, b)
+        half, u = solve(factor, b)
         ctx.save_for_backward(a, b, factor, u)
         return half.mT @ half, log_determinant(factor)
 
@@ -111,7 +111,7 @@ class MaskedInvQuadLogdet(Function):
     @staticmethod
     def forward(ctx, b: Float[Tensor, "*b F k"], *parts: Tensor):
         factor = psd_safe_cholesky(_masked_sum_in_place(parts))
-        half, u = _solve(factor, b)
+        half, u = solve(factor, b)
         ctx.save_for_backward(b, factor, u, *parts)
         return half.mT @ half, log_determinant(factor)
 

@@ -89,7 +89,8 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     require_covariance_of(RQKernel, kernel)
     alpha = kernel.alpha.unsqueeze(-1)
     base = 1 + s / (2 * alpha)  # κ = base^{−α}
-    return -0.5 * base.pow(-alpha - 1), (alpha + 1) / (4 * alpha) * base.pow(-alpha - 2)
+    power = torch.exp((-alpha - 1) * base.log())  # has a cheaper derivative than `pow`
+    return -0.5 * power, (alpha + 1) / (4 * alpha) * (power / base)
 
 
 @radial_derivatives.register

@@ -65,7 +65,7 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class _FieldFactor:
+class FieldFactor:
     """B(ω) of a field in `num_outputs` dimensions whose potential depends on the inputs `dims`."""
 
     num_outputs: int
@@ -96,7 +96,7 @@ class _FieldFactor:
 
 
 @dataclass(frozen=True)
-class Gradient(_FieldFactor):
+class Gradient(FieldFactor):
     """B(ω) = ω: the curl-free kernel −∇∇ᵀk of the gradient of a potential with kernel k."""
 
     rank = 1
@@ -110,7 +110,7 @@ class Gradient(_FieldFactor):
 
 
 @dataclass(frozen=True)
-class Solenoidal(_FieldFactor):
+class Solenoidal(FieldFactor):
     """B(ω) = ‖ω‖ · (orthonormal basis of ω^⊥): the divergence-free kernel (∇∇ᵀ − ΔI)k.
 
     B Bᵀ = ‖ω‖² I − ωωᵀ has rank d − 1: a trigonometric column needs d − 1 features, one fewer than

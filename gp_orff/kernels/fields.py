@@ -11,6 +11,7 @@ n·p + i is output i at point n, as gpytorch's `MultitaskMultivariateNormal` exp
 import math
 from copy import deepcopy
 
+import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from jaxtyping import Float
 from torch import Tensor
@@ -21,8 +22,9 @@ from gp_orff.kernels.base import (
     check_num_dims,
     check_points,
 )
-from gp_orff.kernels.closed_form import derivatives, radial_derivatives
+from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
+from gp_orff.kernels.pairs.hessian import FieldTerm, Pairs
 from gp_orff.kernels.spectra.base import spectral_density, spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
 
@@ -117,20 +119,21 @@ class PotentialKernel(WrapperKernel):
             TypeError: inputs of another dtype than the hyperparameters.
         """
         check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
-        tau = (x1 - x2).unsqueeze(-2) if diag else x1.unsqueeze(-2) - x2.unsqueeze(-3)
-        hessians = [_minus_hessian(term, tau) for term in inner_terms(self)]
-        blocks = self.factor(None).assemble(sum(hessians[1:], hessians[0]))  # (*b, n, m, d, d)
+        axes = torch.eye(self.num_dims, dtype=x1.dtype, device=x1.device).unsqueeze(-2)
+        tau = (x1 - x2).mT.unsqueeze(-1) if diag else x1.mT.unsqueeze(-1) - x2.mT.unsqueeze(-2)
+        blocks = [
+            FieldTerm.of(term)(Pairs(_of_leaf(term, tau), axes, axes)) for term in inner_terms(self)
+        ]
+        total = sum(blocks[1:], blocks[0])  # (*b, d, d, n, m)
         if diag:
-            return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
-        return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+            return total.squeeze(-1).diagonal(dim1=-3, dim2=-2).flatten(-2)
+        return total.movedim(-4, -2).movedim(-4, -1).flatten(-4, -3).flatten(-2, -1)
 
 
-def _minus_hessian(term: Term, tau: Float[Tensor, "*b n m d"]) -> Float[Tensor, "*b n m d d"]:
-    """−∇∇ᵀk at lags τ, of one term of the potential."""
-    leaf = term.leaves[0]
-    lags = tau if leaf.active_dims is None else tau[..., list(leaf.active_dims)]
-    hessian = term.factor.embedded_outer(derivatives(leaf.kernel, lags, 2))
-    return -term.outputscale[..., None, None, None, None] * hessian
+def _of_leaf(term: Term, tau: Float[Tensor, "*b d n m"]) -> Float[Tensor, "*b k n m"]:
+    """The lags of the inputs of a potential."""
+    dims = term.leaves[0].active_dims
+    return tau if dims is None else tau[..., list(dims), :, :]
 
 
 class CurlFreeKernel(PotentialKernel):

@@ -26,6 +26,7 @@ from gp_orff.inference.equations import (
     dense_evidence,
     dense_posterior,
 )
+from gp_orff.inference.exact import Tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.symbols.base import Identity
@@ -75,6 +76,10 @@ class ExactInference(Inference):
         chosen = self.data.repeats.distance is None and self.reach is not None and any(self.reach)
         return chosen and exceeds(self.reach, merge_distance(kernel, noises, self.data))
 
+    @cached_property
+    def _tiles(self) -> Tiles:
+        return Tiles.of(self._merged[0])
+
     def of(self, data):
         return replace(self, data=data)
 
@@ -82,7 +87,12 @@ class ExactInference(Inference):
         _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+        observations = self._merged[0]
+        if self.data.symbol_data or not _is_plain(kernel, observations):
+            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+            return self._with_scatter(evidence, noises)
+        blocks = [group.noise(GroupNoise(group_noise(group.key, noises))) for group in observations]
+        evidence = tiled_evidence(kernel, self._tiles, self._design(noises), blocks)
         return self._with_scatter(evidence, noises)
 
     @torch.no_grad()
@@ -107,7 +117,19 @@ class ExactInference(Inference):
         self, kernel: Kernel, noises: Noises
     ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
         """Cov[H f] plus the covariance of the noise, and V."""
-        observed, num_outputs = self.observed, next(iter(noises.values())).shape[-1]
-        noise = block_diagonal([part.noise_covariance(noises) for part in observed])
-        design = torch.cat([part.design(num_outputs) for part in observed])
-        return observed_covariance(kernel, observed) + noise, design
+        noise = block_diagonal([part.noise_covariance(noises) for part in self.observed])
+        return observed_covariance(kernel, self.observed) + noise, self._design(noises)
+
+    def _design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
+        num_outputs = next(iter(noises.values())).shape[-1]
+        return torch.cat([part.design(num_outputs) for part in self.observed])
+
+
+def _is_plain(kernel: Kernel, observations: Sequence[Observations]) -> bool:
+    """Whether only leaves of the graph, the parameters of one kernel, determine Cov[H f]."""
+    fixed = [tensor for part in observations for tensor in (part.x, part.direction)]
+    return (
+        not kernel.batch_shape
+        and all(parameter.is_leaf for parameter in kernel.parameters())
+        and not any(tensor is not None and tensor.requires_grad for tensor in fixed)
+    )

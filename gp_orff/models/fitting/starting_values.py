@@ -13,6 +13,7 @@ import torch
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
+    IndexKernel,
     Kernel,
     LCMKernel,
     MultitaskKernel,
@@ -95,6 +96,7 @@ def start(
             dims = list(leaf.active_dims or range(len(bulk)))
             lengths = where.share * _axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
             _set_scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
+    _start_outputs(kernel, observations)
     varying = _varying_terms(kernel)
     shares = [1 / max(len(varying), 1)] * len(varying)
     if where.dominant is not None:
@@ -107,6 +109,27 @@ def start(
     for label, likelihood in likelihoods.items():
         groups = [group for group in observations if group.key.label == label]
         start_noise(likelihood, _NOISE * variance * _mean_weight(groups))
+
+
+def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
+    """Set gpytorch's output covariances B Bᵀ + diag v, which it draws from the global random state,
+    to the principal components of the observed vectors; each kernel of a sum has its own."""
+    learned = [part for part in kernel.modules() if isinstance(part, IndexKernel)]
+    learned = [part for part in learned if part.covar_factor.requires_grad]
+    for number, part in enumerate(learned):
+        p, rank = part.covar_factor.shape[-2:]
+        whole = [group.y for group in observations if group.pattern.complete]
+        covariance = torch.cov(torch.cat(whole).mT, correction=0).reshape(p, p) if whole else None
+        if covariance is None or not covariance.trace() > 0:
+            covariance = torch.eye(p, dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(covariance / covariance.trace() * p)
+        order = (p - 1 - torch.arange(rank) - number * rank) % p  # the largest first
+        root = vectors[:, order] * values[order].clamp_min(_MINOR).sqrt()
+        part.covar_factor.data.copy_(root.expand_as(part.covar_factor))
+        if part.raw_var.requires_grad:
+            rest = (covariance.diagonal() / covariance.trace() * p - root.square().sum(-1)).to(root)
+            rest = rest.clamp_min(_NOISE).to(part.raw_var).expand_as(part.raw_var)
+            part.var = admissible(part.raw_var_constraint, rest)
 
 
 def _moments(observations: Sequence[Observations]) -> tuple[float, float]:

@@ -1,0 +1,143 @@
+"""The evidence under an exact kernel: a Cholesky factor, an inverse, and two sweeps over tiles.
+
+With E = VᵀK⁻¹V and log|K|, the gradient in K is G = ∂/∂log|K| K⁻¹ − U (∂/∂E) Uᵀ, U = K⁻¹V. The
+first sweep writes K. The second computes every tile again, with derivatives, and contracts it with
+its tile of G, so that no graph of N² nodes is held.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+
+from gp_orff.inference.exact.tiles import Piece, Tiles
+from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
+from gp_orff.kernels.cholesky import cholesky
+from gp_orff.kernels.pairs.rows import Rows, row_covariance
+
+
+def tiled_evidence(
+    kernel: Kernel,
+    tiles: Tiles,
+    design: Float[Tensor, "M 1+p"],
+    noises: Sequence[Float[Tensor, "n v v"]],
+) -> Evidence:
+    """The evidence of V, once differentiable in the kernel, the design and the noise.
+
+    Args:
+        kernel: without batch dimensions; its parameters are leaves of the graph.
+        tiles: of the observations.
+        design: V, with a row for each observed number.
+        noises: of each group, the noise covariance at every point.
+    """
+    parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
+    return Evidence(
+        *TiledInvQuadLogdet.apply(kernel, tiles, len(noises), design, *noises, *parameters)
+    )
+
+
+class TiledInvQuadLogdet(Function):
+    """VᵀK⁻¹V and log|K|, of K = Cov[H f] + noise.
+
+    Arguments: the kernel, the tiles, the number of groups, V, the noise of every group, and the
+    trained parameters of the kernel.
+    """
+
+    @staticmethod
+    def forward(ctx, kernel: Kernel, tiles: Tiles, num_groups: int, design: Tensor, *tensors):
+        covariance = tiles.covariance(kernel)
+        for piece in tiles.pieces:
+            blocks = _diagonal_blocks(covariance[piece.span, piece.span], piece)
+            blocks += tensors[piece.group][piece.points].permute(1, 2, 0)
+        factor = cholesky(covariance)
+        half, u = solve(factor, design)
+        ctx.kernel, ctx.tiles, ctx.num_groups = kernel, tiles, num_groups
+        ctx.save_for_backward(factor, u, design, *tensors)
+        return half.mT @ half, log_determinant(factor)
+
+    @staticmethod
+    def backward(ctx, grad_quad, grad_logdet):
+        factor, u, design, *tensors = ctx.saved_tensors
+        noises, parameters = tensors[: ctx.num_groups], tensors[ctx.num_groups :]
+        if torch.is_grad_enabled():  # with the graph of all of K
+            values = InvQuadLogdet.apply(_with_graph(ctx.kernel, ctx.tiles, noises), design)
+            inputs = (design, *tensors)
+            variables = [t for t in inputs if t.requires_grad]
+            grads = torch.autograd.grad(
+                values, variables, (grad_quad, grad_logdet), create_graph=True, allow_unused=True
+            )
+            found = iter(grads)
+            return None, None, None, *(next(found) if t.requires_grad else None for t in inputs)
+        weights = u @ (0.5 * (grad_quad + grad_quad.mT))
+        inverse = torch.cholesky_inverse(factor)
+        noise_gradients = [torch.zeros_like(noise) for noise in noises]
+        derivatives = _Derivatives(ctx.kernel, parameters)
+        for left, right in ctx.tiles.lower():
+            gradient = grad_logdet * inverse[left.span, right.span]
+            gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-1)
+            if left is right:
+                blocks = _diagonal_blocks(gradient, left)
+                noise_gradients[left.group][left.points] = blocks.permute(2, 0, 1)
+            else:
+                gradient *= 2  # and the tile above the diagonal
+            if parameters:
+                derivatives.add(left.rows, right.rows, gradient)
+        return None, None, None, 2 * weights, *noise_gradients, *derivatives.totals()
+
+
+class _Derivatives:
+    """Σ G ∂K over tiles; tensors computed for all tiles are differentiated once, at the end."""
+
+    def __init__(self, kernel: Kernel, parameters: Sequence[Tensor]):
+        self.parameters, self.heads, self.leaves = parameters, [], []
+        with torch.enable_grad():
+            self.covariance = row_covariance(kernel, self._cut)
+        self.sums = [torch.zeros_like(t) for t in (*parameters, *self.leaves)]
+
+    def _cut(self, tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        self.heads.append(tensor)
+        self.leaves.append(tensor.detach().requires_grad_())
+        return self.leaves[-1]
+
+    def add(self, left: Rows, right: Rows, gradient: Float[Tensor, "k l"]) -> None:
+        """Add one tile."""
+        with torch.enable_grad():
+            tile = self.covariance(left, right)
+        self._accumulate(
+            torch.autograd.grad(tile, (*self.parameters, *self.leaves), gradient, allow_unused=True)
+        )
+
+    def totals(self) -> list[Tensor]:
+        """Of every parameter."""
+        count = len(self.parameters)
+        if self.heads:
+            sums = self.sums[count:]
+            self._accumulate(
+                torch.autograd.grad(self.heads, self.parameters, sums, allow_unused=True)
+            )
+        return self.sums[:count]
+
+    def _accumulate(self, gradients: Sequence[Tensor | None]) -> None:
+        for total, gradient in zip(self.sums, gradients, strict=False):
+            if gradient is not None:
+                total += gradient
+
+
+def _diagonal_blocks(tile: Float[Tensor, "n*v n*v"], piece: Piece) -> Float[Tensor, "v v n"]:
+    """A view of the blocks of single points."""
+    width = len(piece.rows.v)
+    return tile.unflatten(0, (-1, width)).unflatten(2, (-1, width)).diagonal(dim1=0, dim2=2)
+
+
+def _with_graph(
+    kernel: Kernel, tiles: Tiles, noises: Sequence[Float[Tensor, "n v v"]]
+) -> Float[Tensor, "M M"]:
+    """K, differentiable any number of times."""
+    between, pieces = row_covariance(kernel), tiles.pieces
+    rows = [torch.cat([between(a.rows, b.rows) for b in pieces], dim=-1) for a in pieces]
+    return torch.cat(rows) + torch.block_diag(*(block for noise in noises for block in noise))

@@ -1,0 +1,1 @@
+"""Covariances between observed numbers: −∇∇ᵀk, and vᵀK(x, z)w for directions v and w."""

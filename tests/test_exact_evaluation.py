@@ -1,0 +1,216 @@
+"""The exact evidence, tile by tile, against dense algebra and finite differences."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from gpytorch.kernels import IndexKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from linear_operator.utils.warnings import NumericalWarning
+
+import gp_orff
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.reading import Options, read
+from gp_orff.inference.conditioning import ExactInference
+from gp_orff.inference.exact import tiles
+from gp_orff.kernels.pairs.rows import Rows, row_covariance
+from tests import oracles
+from tests.fields import draw, uniform
+from tests.registry import CASES, SMOOTH, base
+
+KINDS = ("vectors", "directions", "gaps", "groups")
+FIELDS = (gp_orff.CurlFreeKernel, gp_orff.DivergenceFreeKernel, gp_orff.HelmholtzKernel)
+EXACT = sorted(  # of several outputs, with a covariance in closed form
+    name
+    for name, build in CASES.items()
+    if build().num_outputs > 1 and name not in ("general_matern", "spectral_mixture")
+)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(tiles, "_TILE", 16)
+
+
+def problem(kind, p, num_dims, points=14):
+    """Inference, y, and H of the numbers in the order of the inference."""
+    x, y = uniform(points, num_dims), draw(points, p, seed=1)
+    y[3], x[3] = y[2] + 0.1, x[2]  # a place that repeats
+    options = {}
+    if kind == "directions":
+        u = draw(points, p, seed=2)
+        u = u / u.norm(dim=-1, keepdim=True)
+        options, y = {"directions": u}, (y * u).sum(-1, keepdim=True)
+    if kind == "gaps":
+        y[torch.arange(6), torch.arange(6) % p] = math.nan
+        options = {"missing": "mask"}
+    if kind == "groups":
+        options = {
+            "group": ["a", "b"] * (points // 2),
+            "variances": 0.5 + uniform(points, seed=4) if p > 1 else None,
+        }
+    return ExactInference(Dataset.in_memory(read(x, y, p, Options(**options))))
+
+
+def rows_of(group):
+    """H of one group, a matrix for each point."""
+    if group.direction is not None:
+        return group.direction.unsqueeze(1)
+    eye = torch.eye(group.pattern.num_outputs, dtype=torch.float64)
+    return eye[list(group.pattern.columns)].expand(len(group), -1, -1)
+
+
+def dense_log_density(inference, kernel, noises, mean):
+    groups = inference.data.observations
+    x, p = torch.cat([group.x for group in groups]), len(mean)
+    h = torch.block_diag(*(block for group in groups for block in rows_of(group)))
+    sigma = [noises[g.key.label] / w for g in groups for w in weights_of(g)]
+    covariance = h @ (kernel(x).to_dense() + torch.block_diag(*sigma)) @ h.mT
+    y = torch.cat([group.y.flatten() for group in groups])
+    return oracles.log_density(covariance, y - h @ mean.repeat(len(x)).reshape(-1, p).flatten())
+
+
+def weights_of(group):
+    return torch.ones(len(group)) if group.weight is None else group.weight
+
+
+def parameters_of(kernel):
+    return [parameter for parameter in kernel.parameters() if parameter.requires_grad]
+
+
+def check(kernel, inference, p):
+    """Rounding: 1e-10 of values of order 10 to 100, whose covariance has a condition of 1e3."""
+    raw = torch.tensor([-1.0, -0.5], dtype=torch.float64, requires_grad=True)
+    noises = {label: raw[i].exp() * torch.eye(p) for i, label in enumerate(("a", "b"))}
+    noises = {**noises, "": raw[0].exp() * torch.eye(p, dtype=torch.float64)}
+    noises = {label: noise.double() for label, noise in noises.items()}
+    mean = torch.linspace(0.2, 0.4, p, dtype=torch.float64)
+    found = inference.evidence(kernel, noises).log_density(mean, inference.num_values)
+    expected = dense_log_density(inference, kernel, noises, mean)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    variables = [*parameters_of(kernel), raw]
+    gradients = (
+        torch.autograd.grad(value, variables, None, True, allow_unused=True, materialize_grads=True)
+        for value in (found, expected)
+    )
+    for own, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("field", "num_dims"), [(FIELDS[0], 2), (FIELDS[1], 3), (FIELDS[2], 2)])
+def test_fields_equal_dense_algebra(field, num_dims, kind, name):
+    inference = problem(kind, num_dims, num_dims)
+    ard = KINDS.index(kind) % 2 == num_dims % 2  # half of the pairs, each kind once
+    check(field(base(name, num_dims, ard), num_dims=num_dims).double(), inference, num_dims)
+
+
+@pytest.mark.parametrize("kind", ["directions", "groups"])
+@pytest.mark.parametrize("name", EXACT)
+def test_every_composition_equals_dense_algebra(name, kind):
+    case = CASES[name]()
+    check(case.kernel, problem(kind, case.num_outputs, case.num_dims), case.num_outputs)
+
+
+def test_a_kernel_with_a_covariance_of_its_own_is_asked_for_it():
+    """Not the terms of the class that it inherits from."""
+
+    class Doubled(ScaleKernel):
+        def forward(self, *args, **params):
+            return 2 * super().forward(*args, **params)
+
+    kernel = Doubled(gp_orff.CurlFreeKernel(num_dims=2)).double()
+    for kind in KINDS:
+        check(kernel, problem(kind, 2, 2), 2)
+
+
+def evidence_of(kernel, inference, *values):
+    """Of the hyperparameters, as a function of their raw values."""
+    for parameter, value in zip(parameters_of(kernel), values, strict=True):
+        parameter.data.copy_(value.detach().reshape(parameter.shape))
+    noises = {"": 0.3 * torch.eye(2, dtype=torch.float64)}
+    return inference.evidence(kernel, noises).log_density(None, inference.num_values)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "directions"])
+def test_first_and_second_derivatives_are_finite_differences(kind):
+    """Central differences of step h: errors of h² = 1e-8, and of rounding over h, 1e-10."""
+    kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=2.5), num_dims=2).double()
+    inference = problem(kind, 2, 2)
+    values = [0.1 * i + p.detach().clone() for i, p in enumerate(parameters_of(kernel))]
+    value = partial(evidence_of, kernel, inference)
+
+    def gradient(*at):
+        found = torch.autograd.grad(value(*at), parameters_of(kernel), create_graph=True)
+        return torch.cat([own.flatten() for own in found])
+
+    rows = [
+        torch.cat(
+            [g.flatten() for g in torch.autograd.grad(own, parameters_of(kernel), None, True)]
+        )
+        for own in gradient(*values)
+    ]
+    for index in range(len(values)):
+        step = [1e-4 * (i == index) + 0 * v for i, v in enumerate(values)]
+        after, before = (
+            [v + sign * s for v, s in zip(values, step, strict=True)] for sign in (1, -1)
+        )
+        slope = (value(*after) - value(*before)) / 2e-4
+        assert gradient(*values)[index].item() == pytest.approx(slope.item(), abs=1e-6)
+        second = (gradient(*after) - gradient(*before)) / 2e-4
+        torch.testing.assert_close(rows[index], second, rtol=1e-6, atol=1e-6)
+
+
+def test_frozen_hyperparameters_have_no_gradient():
+    kernel = ScaleKernel(gp_orff.CurlFreeKernel(num_dims=2)).double()
+    kernel.base_kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    check(kernel, problem("vectors", 2, 2), 2)
+    kernel.requires_grad_(False)
+    check(kernel, problem("vectors", 2, 2), 2)
+
+
+@pytest.mark.parametrize("num_dims", [2, 3])
+def test_covariances_along_directions_hold_no_covariance_of_vectors(num_dims):
+    kernel = gp_orff.HelmholtzKernel(num_dims=num_dims).double()
+    x, v = uniform(5, num_dims), draw(2, 5, num_dims)
+    found = row_covariance(kernel)(Rows(x, v), Rows(x[:3], v[:, :3]))
+    blocks = kernel(x, x[:3]).to_dense().reshape(5, num_dims, 3, num_dims)
+    expected = torch.einsum("qni,nimj,rmj->nqmr", v, blocks, v[:, :3]).reshape(10, 6)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_singular_covariance_gets_a_nugget():
+    """As dense algebra gives it: one place thrice, and hardly any noise."""
+    x, y = uniform(1, 2).expand(3, 2), draw(1, 2).expand(3, 2)
+    inference = ExactInference(Dataset.in_memory(read(x, y, 2, Options())))
+    noises = {"": 1e-30 * torch.eye(2, dtype=torch.float64)}
+    kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
+    with pytest.warns(NumericalWarning):
+        assert inference.evidence(kernel, noises).logdet.isfinite()
+
+
+# -- starting values of separable kernels -----------------------------------------------------
+
+
+def fitted(seed, build):
+    torch.manual_seed(seed)  # gpytorch draws output covariances from the global state
+    kernel = build()
+    x, noise = uniform(25, 2), 0.1 * draw(25, 3, seed=1)
+    y = noise + torch.stack([x[:, 0].sin(), x[:, 1].cos() - x[:, 0].sin(), x[:, 1].cos()], dim=-1)
+    model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
+    tasks = [part for part in kernel.modules() if isinstance(part, IndexKernel)]
+    return model.posterior().mean(x), [part.covar_matrix.to_dense().detach() for part in tasks]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: MultitaskKernel(RBFKernel(), num_tasks=3, rank=1),
+        lambda: MultitaskKernel(RBFKernel(), num_tasks=3, rank=2),
+    ],
+)
+def test_fits_of_output_covariances_do_not_depend_on_the_global_random_state(build):
+    (first, covariances), (second, others) = (fitted(seed, build) for seed in (0, 1))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(covariances, others, rtol=0, atol=0)
