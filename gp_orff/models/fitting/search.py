@@ -47,8 +47,8 @@ class Search:
         `trust_factor` limits the factor by which frequencies may move from where the run starts;
         the run ends when a coordinate reaches that edge. A coordinate that reaches a bound is held
         there while the others go on, and released when the evidence rises inwards. A run also ends
-        with two steps that gain less than `nats` in total each, or after `iterations`. `report` is called
-        with the nats per number of each evaluation.
+        with two steps that gain less than `nats` in total each, or after `iterations`. `report` is
+        called with the nats per number of each evaluation.
         """
         region = _TrustRegion.of(self.coordinates, trust_factor)
         run = _Run(self, region, objective, num_values, report)
