@@ -21,7 +21,7 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
 from gp_orff.features.frequencies.rule import Draw, Rule
-from gp_orff.inference.conditioning import ExactInference, FeatureInference, Inference
+from gp_orff.inference.conditioning import ExactInference, Inference, feature_inference
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.tree import terms
 
@@ -113,7 +113,7 @@ class Representation:
         """Inference on the frequencies of a rule; by the exact kernel if None."""
         if rule is None:
             return ExactInference(self.data)
-        return FeatureInference(self.data, self._draw(rule))
+        return feature_inference(self.data, self._draw(rule), self.kernel)
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
         """The rule for evidence and predictions; it changes in steps, not with every new point."""
