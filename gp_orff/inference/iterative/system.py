@@ -34,7 +34,7 @@ class Accuracy:
 
     block: int = 2500
     probes: int = 16
-    mean_error: float = 1e-3
+    mean_error: float = 3e-4
     variance_tolerance: float = 1e-4
     paths: int = 64
     most: int = 2000
