@@ -17,9 +17,10 @@ from gp_orff.inference.conditioning import (
 )
 from gp_orff.inference.iterative import Accuracy, ConvergenceError
 from gp_orff.models.comparison import KernelComparison
+from gp_orff.models.report.standard_errors import Curvature
 
 EXACT = Accuracy(block=10**6)  # the dense block holds all features
-TIGHT = Accuracy(block=20, probes=30, mean_error=1e-11, variance_tolerance=1e-11)
+TIGHT = Accuracy(block=20, probes=12, mean_error=1e-11, variance_tolerance=1e-11)
 
 
 def normal(*shape, seed=0):
@@ -56,7 +57,7 @@ def options_of(name, count):
     return Options(missing="mask")
 
 
-def problem(kernel, kind="plain", count=100):
+def problem(kernel, kind="plain", count=80):
     build, d = KERNELS[kernel]
     torch.manual_seed(0)
     k = build().double()
@@ -69,7 +70,7 @@ def problem(kernel, kind="plain", count=100):
     if kind == "directions":
         y = y[:, :1]
     data = Dataset.in_memory(read(x, y, p, options))
-    rule = gp_orff.Grid(domain=((0.0, 2.0),) * d, tolerance=1e-2, max_features=200)
+    rule = gp_orff.Grid(domain=((0.0, 2.0),) * d, tolerance=1e-2, max_features=160)
     noise = torch.tensor([[0.05, 0.0], [0.0, 0.05]]).double() if p == 2 else 0.05 * torch.eye(3)
     noises = {key.label: noise.double() * (2 if key.label == "b" else 1) for key in data.keys}
     return k, data, draw(k, rule, d), noises
@@ -125,16 +126,16 @@ def test_iterations_are_the_dense_algebra(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), [("helmholtz", "groups"), ("separable", "plain")])
 def test_gradients_are_those_of_dense_algebra_within_their_standard_error(name, kind):
-    """Over 8 seeds."""
+    """Over 5 seeds."""
     kernel, data, draws, noises = problem(name, kind)
     _, _, expected = gradients(FeatureInference(data, draws), kernel, noises)
     runs = []
-    for seed in range(8):
+    for seed in range(5):
         accuracy = Accuracy(block=20, probes=4, mean_error=1e-8, seed=seed)
         inference = IterativeInference(data, draws, accuracy=accuracy)
         runs.append(torch.cat([g.flatten() for g in gradients(inference, kernel, noises)[2]]))
     runs, expected = torch.stack(runs), torch.cat([g.flatten() for g in expected])
-    error = runs.std(0) / 8**0.5
+    error = runs.std(0) / 5**0.5
     assert ((runs.mean(0) - expected).abs() <= 4 * error + 1e-8 * expected.abs()).all()
     assert (error > 0).any()
 
@@ -229,12 +230,13 @@ def test_models_work_by_iterations(model, tmp_path):
     error = (paths.mean(0) - field.mean(x)) / field.variance(x).sqrt()
     assert error.abs().max() < 5 / 200**0.5
     model.save(tmp_path / "model.pt")
-    loaded = gp_orff.load(tmp_path / "model.pt") if hasattr(gp_orff, "load") else None
-    loaded = loaded or gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
     torch.testing.assert_close(loaded.posterior().mean(x), field.mean(x), rtol=1e-4, atol=1e-4)
     updated = model.update(x, field.mean(x))
     assert isinstance(updated.state.inference, IterativeInference)
     assert "features" in str(model.report)
+    curvature = Curvature(model.state.snapshot(model.mean), frozenset({"noise"}))
+    assert "no standard errors" in curvature.standard_errors.remarks[0]
     assert model.log_marginal_likelihood().isfinite()
     assert len(model.statistics.groups) == 1
 
