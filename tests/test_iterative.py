@@ -6,13 +6,21 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel
 
 import gp_orff
 from gp_orff.data.dataset import Dataset
+from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw
-from gp_orff.inference.conditioning import FeatureInference, IterativeInference
-from gp_orff.inference.iterative import Accuracy
+from gp_orff.inference.conditioning import (
+    FeatureInference,
+    IterativeInference,
+    feature_inference,
+    iterative,
+)
+from gp_orff.inference.iterative import Accuracy, ConvergenceError
+from gp_orff.models.comparison import KernelComparison
+from gp_orff.models.report.standard_errors import Curvature
 
 EXACT = Accuracy(block=10**6)  # the dense block holds all features
-TIGHT = Accuracy(block=60, probes=30, tolerance=1e-13, variance_tolerance=1e-10)
+TIGHT = Accuracy(block=20, probes=12, mean_error=1e-11, variance_tolerance=1e-11)
 
 
 def normal(*shape, seed=0):
@@ -49,7 +57,7 @@ def options_of(name, count):
     return Options(missing="mask")
 
 
-def problem(kernel, kind="plain", count=100):
+def problem(kernel, kind="plain", count=80):
     build, d = KERNELS[kernel]
     torch.manual_seed(0)
     k = build().double()
@@ -62,7 +70,7 @@ def problem(kernel, kind="plain", count=100):
     if kind == "directions":
         y = y[:, :1]
     data = Dataset.in_memory(read(x, y, p, options))
-    rule = gp_orff.Grid(domain=((0.0, 2.0),) * d, tolerance=1e-2, max_features=200)
+    rule = gp_orff.Grid(domain=((0.0, 2.0),) * d, tolerance=1e-2, max_features=160)
     noise = torch.tensor([[0.05, 0.0], [0.0, 0.05]]).double() if p == 2 else 0.05 * torch.eye(3)
     noises = {key.label: noise.double() * (2 if key.label == "b" else 1) for key in data.keys}
     return k, data, draw(k, rule, d), noises
@@ -114,3 +122,138 @@ def test_iterations_are_the_dense_algebra(name, kind):
         torch.testing.assert_close(*values, rtol=1e-8, atol=1e-9)
     error = abs(found.evidence.logdet - expected.evidence.logdet)
     assert 0 < error < 3 * found.evidence.logdet_error
+
+
+@pytest.mark.parametrize(("name", "kind"), [("helmholtz", "groups"), ("separable", "plain")])
+def test_gradients_are_those_of_dense_algebra_within_their_standard_error(name, kind):
+    """Over 5 seeds."""
+    kernel, data, draws, noises = problem(name, kind)
+    _, _, expected = gradients(FeatureInference(data, draws), kernel, noises)
+    runs = []
+    for seed in range(5):
+        accuracy = Accuracy(block=20, probes=4, mean_error=1e-8, seed=seed)
+        inference = IterativeInference(data, draws, accuracy=accuracy)
+        runs.append(torch.cat([g.flatten() for g in gradients(inference, kernel, noises)[2]]))
+    runs, expected = torch.stack(runs), torch.cat([g.flatten() for g in expected])
+    error = runs.std(0) / 5**0.5
+    assert ((runs.mean(0) - expected).abs() <= 4 * error + 1e-8 * expected.abs()).all()
+    assert (error > 0).any()
+
+
+def test_observations_of_symbols_enter_the_iterations():
+    kernel, data, draws, noises = problem("helmholtz")
+    x, q = 2 * uniform(3, 2, seed=5), torch.zeros(3, 1).double()
+    data = data.observing(SymbolObservations.of(kernel, 2, x, q, gp_orff.Divergence(), 0.01))
+    dense, iterative = (
+        FeatureInference(data, draws),
+        IterativeInference(data, draws, accuracy=TIGHT),
+    )
+    expected, found = (part.posterior(kernel, noises, None) for part in (dense, iterative))
+    torch.testing.assert_close(found.evidence.quad, expected.evidence.quad, rtol=1e-9, atol=1e-9)
+    means = [part.distribution.mean(x) for part in (found, expected)]
+    torch.testing.assert_close(*means, rtol=1e-8, atol=1e-9)
+    exact = IterativeInference(data, draws, accuracy=EXACT)
+    for slope, other in zip(
+        gradients(dense, kernel, noises)[2], gradients(exact, kernel, noises)[2], strict=True
+    ):
+        torch.testing.assert_close(other, slope, rtol=1e-8, atol=1e-8)
+
+
+def test_variances_at_many_points_are_estimated():
+    """The error is that of 64 paths: at most √(4/64)."""
+    kernel, data, draws, noises = problem("helmholtz")
+    accuracy = Accuracy(block=60, variance_tolerance=1e-6)
+    x = 2 * uniform(300, 2, seed=5)
+    field, expected = (
+        part.posterior(kernel, noises, None).distribution.split()[0]
+        for part in (
+            IterativeInference(data, draws, accuracy=accuracy),
+            FeatureInference(data, draws),
+        )
+    )
+    ratio = field.variance(x) / expected.variance(x)
+    assert 1e-4 < (ratio - 1).square().mean().sqrt() < 0.25
+    torch.testing.assert_close(field.blocks(x).diagonal(dim1=-1, dim2=-2), field.variance(x))
+    rows = slice(0, 20)
+    torch.testing.assert_close(
+        field.blocks(x[rows]), expected.blocks(x[rows]), rtol=1e-6, atol=1e-6
+    )
+    exact = IterativeInference(data, draws, accuracy=EXACT)
+    field = exact.posterior(kernel, noises, None).distribution.split()[0]
+    torch.testing.assert_close(field.blocks(x), expected.blocks(x), rtol=1e-7, atol=1e-9)
+
+
+def test_draws_have_the_covariance_of_the_posterior():
+    """R of A⁻¹ = R Rᵀ, from draws of unit vectors."""
+    kernel, data, draws, noises = problem("line")
+    accuracy = Accuracy(block=20, variance_tolerance=1e-12)
+    inference = IterativeInference(data, draws, accuracy=accuracy)
+    field = inference.posterior(kernel, noises, None).distribution.split()[0]
+    eye = torch.eye(field.expansion.num_features, dtype=torch.float64)
+    root = field.weight_root(eye)
+    torch.testing.assert_close(root @ root.mT, field.weight_covariance(eye), rtol=1e-8, atol=1e-9)
+
+
+def test_no_convergence_is_an_error():
+    kernel, data, draws, noises = problem("helmholtz")
+    inference = IterativeInference(data, draws, accuracy=Accuracy(block=20, most=3))
+    with pytest.raises(ConvergenceError, match=r"got .* after 3 iterations"):
+        inference.posterior(kernel, noises, None)
+
+
+def test_iterations_serve_large_grids_of_many_values():
+    kernel, data, draws, _ = problem("helmholtz")
+    assert type(feature_inference(data, draws, kernel)) is FeatureInference
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """A model whose grid counts as a large one."""
+    monkeypatch.setattr(iterative, "MOST_DENSE", 100)
+    x = 2 * uniform(150, 2, seed=1)
+    y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], -1) + 0.1 * normal(150, 2)
+    rule = gp_orff.Grid(domain=((0.0, 2.0),) * 2, tolerance=1e-3)
+    model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2), frequencies=rule).double()
+    return model.condition(x, y)
+
+
+def test_models_work_by_iterations(model, tmp_path):
+    assert isinstance(model.state.inference, IterativeInference)
+    field, x = model.posterior(), 2 * uniform(20, 2, seed=9)
+    joint = field(x)
+    torch.testing.assert_close(joint.mean, field.mean(x))
+    torch.testing.assert_close(joint.variance, field.variance(x), rtol=1e-5, atol=1e-9)
+    assert field.divergence(x).variance.min() > 0
+    assert field.potential(x, reference=torch.zeros(2)).variance.min() > 0
+    assert field.part("curl_free").variance(x).shape == (20, 2)
+    paths = field.sample_paths(200)(x)
+    error = (paths.mean(0) - field.mean(x)) / field.variance(x).sqrt()
+    assert error.abs().max() < 5 / 200**0.5
+    model.save(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    torch.testing.assert_close(loaded.posterior().mean(x), field.mean(x), rtol=1e-4, atol=1e-4)
+    updated = model.update(x, field.mean(x))
+    assert isinstance(updated.state.inference, IterativeInference)
+    assert "features" in str(model.report)
+    curvature = Curvature(model.state.snapshot(model.mean), frozenset({"noise"}))
+    assert "no standard errors" in curvature.standard_errors.remarks[0]
+    assert model.log_marginal_likelihood().isfinite()
+    assert len(model.statistics.groups) == 1
+
+
+def test_kernels_whose_evidences_are_close_are_tied():
+    names = ["a", "b", "c"]
+    evidence, errors = (
+        dict(zip(names, (-10.0, -13.0, -30.0), strict=True)),
+        dict.fromkeys(names, 2.0),
+    )
+    models = dict.fromkeys(names, gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)))
+    comparison = KernelComparison(evidence, models, 100, errors)
+    assert comparison.tied("a", "b")
+    assert not comparison.tied("b", "c")
+    with pytest.warns(UserWarning, match="does not tell which is the best of"):
+        _ = comparison.best
+    assert [line.count("tied") for line in str(comparison).splitlines()] == [0, 0, 1, 0]
+    exact = KernelComparison(evidence, models, 100)
+    assert exact.best is models["a"]
+    assert not exact.tied("a", "a")

@@ -1,8 +1,9 @@
 """Compare kernels by their evidence, and the features of a model with its exact kernel."""
 
 import math
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
@@ -27,27 +28,52 @@ class KernelComparison:
         evidence: log marginal likelihood of each model, total nats.
         models: the fitted `VectorFieldGP` of each kernel.
         num_values: how many numbers were observed.
+        standard_errors: of the evidence of each model, in nats; 0 where it is exact. The evidence
+            of a grid of many features is an estimate. Kernels whose evidences are within two
+            standard errors of each other are tied: the order says nothing about them.
     """
 
     evidence: dict[str, float]
     models: dict[str, VectorFieldGP]
     num_values: float
+    standard_errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> VectorFieldGP:
-        """The model of the largest evidence."""
-        return next(iter(self.models.values()))
+        """The model of the largest evidence; a `UserWarning` if others are tied with it."""
+        first, *others = self.evidence
+        ties = [name for name in others if self.tied(first, name)]
+        if ties:
+            warnings.warn(
+                f"the evidence does not tell which is the best of {[first, *ties]}: it is known to "
+                f"{self._error(first):.2g} nats for {first!r}, and the others are within two "
+                "standard errors; compare predictions of held-out data",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self.models[first]
+
+    def tied(self, first: str, second: str) -> bool:
+        """Whether two kernels, by name, have evidences within two standard errors of each other."""
+        error = math.hypot(self._error(first), self._error(second))
+        return error > 0 and abs(self.evidence[first] - self.evidence[second]) <= 2 * error
+
+    def _error(self, name: str) -> float:
+        return self.standard_errors.get(name, 0.0)
 
     def __str__(self) -> str:
-        width = max(map(len, self.evidence))
-        points = self.num_values / self.best.num_outputs
-        best_nats = next(iter(self.evidence.values()))
+        names, best_nats = list(self.evidence), next(iter(self.evidence.values()))
+        width, estimated = max(map(len, names)), any(self.standard_errors.values())
+        points = self.num_values / self.models[names[0]].num_outputs
         lines = [f"{'kernel':<{width}}  {'nats':>12}  {'nats/point':>10}  {'behind':>8}"]
-        for name, nats in self.evidence.items():
-            lines.append(
-                f"{name:<{width}}  {nats:>12.1f}  {nats / points:>10.4f}"
-                f"  {(nats - best_nats) / points:>8.4f}"
-            )
+        lines[0] += f"  {'error':>8}" if estimated else ""
+        for above, (name, nats) in zip([None, *names], self.evidence.items(), strict=False):
+            line = f"{name:<{width}}  {nats:>12.1f}  {nats / points:>10.4f}"
+            line += f"  {(nats - best_nats) / points:>8.4f}"
+            if estimated:
+                line += f"  {self._error(name) / points:>8.4f}"
+            tied = above is not None and self.tied(above, name)
+            lines.append(line + "  tied with the kernel above" * tied)
         return "\n".join(lines)
 
 
@@ -68,7 +94,9 @@ def compare_kernels(
     probability. That assumes the noise model; noise correlated between observations exaggerates the
     differences, and therefore the printed table also shows nats per point.
 
-    The result has `.evidence`, in total nats by name, the best first; `.models`; and `.best`.
+    The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
+    `.standard_errors` of the evidence, where it is estimated. `.best` warns, and the table says, if
+    evidences are within two standard errors of each other.
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
@@ -103,8 +131,15 @@ def compare_kernels(
     evidence = {name: model.log_marginal_likelihood().item() for name, model in models.items()}
     order = sorted(evidence, key=evidence.get, reverse=True)
     num_values = next(iter(models.values())).state.data.num_values
+    errors = {
+        name: model.state.snapshot(model.mean).log_marginal_likelihood_error
+        for name, model in models.items()
+    }
     return KernelComparison(
-        {name: evidence[name] for name in order}, {name: models[name] for name in order}, num_values
+        {name: evidence[name] for name in order},
+        {name: models[name] for name in order},
+        num_values,
+        {name: errors[name] for name in order},
     )
 
 
@@ -222,8 +257,9 @@ def compare_with_exact(
         posterior = method.posterior(model.kernel, noises, state.mean)
         mean = posterior.evidence.best_mean() if state.mean is None else state.mean
         nats = posterior.evidence.log_density(mean, data.num_values) / data.num_values
-        field = posterior.distribution
-        results.append((field.mean(points) + mean, field.variance(points).sqrt(), nats.item()))
+        distribution = posterior.distribution
+        sd = distribution.variance(points).sqrt()
+        results.append((distribution.mean(points) + mean, sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results
     features, on_grid = 0, False
     if isinstance(inference, FeatureInference):

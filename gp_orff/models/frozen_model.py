@@ -318,6 +318,11 @@ class ModelSnapshot(Snapshot):
         nats = self.posterior.evidence.log_density(self.constant, num_values)
         return (nats + elbo_correction).item()
 
+    @property
+    def log_marginal_likelihood_error(self) -> float:
+        """The standard error of log p(y) in nats, where iterations estimate it; 0 if exact."""
+        return self.posterior.evidence.standard_error
+
     def feature_inference(self, points):
         box = self.representation.data.box
         rule = Grid(data=box, max_features=MOST_FEATURES, sum_constant=False)

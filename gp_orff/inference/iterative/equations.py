@@ -38,7 +38,7 @@ class Iterative(NormalEquations):
     def posterior(self, mean):
         system, logdet = self._system
         b = self._b
-        u = system.solve(b.mT)
+        u = system.solve_mean(b.mT)
         quad = u @ (2 * b - system.precision.product(u).mT)
         exact = self._evidence(0.5 * (quad + quad.mT), logdet)
         evidence = DeferredEvidence.of(*exact[:2], system)
@@ -80,7 +80,9 @@ class Iterative(NormalEquations):
         parts = self.expansion, self.groups
         preconditioner, logdet = precondition(*parts, self._features, self.accuracy.block)
         precision = WeightPrecision.of(*parts, self._bases, self._features)
-        return System(precision, preconditioner, self.accuracy), logdet
+        num_values = sum(statistics.num_values for statistics, _ in self.groups)
+        num_values += sum(len(features) for features in self._features)
+        return System(precision, preconditioner, self.accuracy, num_values), logdet
 
     def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
         row_terms = [

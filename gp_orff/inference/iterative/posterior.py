@@ -45,21 +45,21 @@ class IterativePosterior(WeightPosterior):
         return cholesky(self.covariance_of(features))
 
     def covariance_of(self, features: Tensor) -> Tensor:
-        covariance = features @ self.system.solve_for_variance(features).mT
+        covariance = features @ self.system.solve(features).mT
         return 0.5 * (covariance + covariance.mT)
 
     def variance_of(self, features: Tensor) -> Tensor:
-        return (features * self.system.solve_for_variance(features)).sum(-1)
+        return (features * self.system.solve(features)).sum(-1)
 
     def blocks_of(self, features: Tensor, q: int) -> Tensor:
-        solved = self.system.solve_for_variance(features).unflatten(-2, (-1, q))
+        solved = self.system.solve(features).unflatten(-2, (-1, q))
         blocks = features.unflatten(-2, (-1, q)) @ solved.mT
         return 0.5 * (blocks + blocks.mT)
 
     def covariance(self, x: Tensor) -> Tensor:
         x, expansion, columns = x.double(), self.expansion, []
         for rows in chunks(x, self._width):
-            solved = self.system.solve_for_variance(expansion.features(x[rows])).mT
+            solved = self.system.solve(expansion.features(x[rows])).mT
             values = expansion.phi.apply(x, expansion.column_weights(solved))  # (n, p·k)
             columns.append(values.unflatten(-1, (self.num_outputs, -1)).flatten(0, 1))
         covariance = torch.cat(columns, dim=-1)
@@ -69,12 +69,12 @@ class IterativePosterior(WeightPosterior):
         return cholesky(self.covariance(x))
 
     def variance(self, x: Tensor) -> Tensor:
-        if len(x) * self.num_outputs <= _SOLVED:
+        if self._few(x):
             return super().variance(x)
         return self._estimated_blocks(x.double()).diagonal(dim1=-1, dim2=-2)
 
     def blocks(self, x: Tensor) -> Tensor:
-        if len(x) * self.num_outputs <= _SOLVED:
+        if self._few(x):
             return super().blocks(x)
         return self._estimated_blocks(x.double())
 
@@ -83,13 +83,17 @@ class IterativePosterior(WeightPosterior):
         plain = symbol.reference is None and not image.expansion.directions.is_complex()
         return replace(self, expansion=image.expansion) if plain else image
 
+    def _few(self, x: Float[Tensor, "n d"]) -> bool:
+        """Whether variances are solved for, as they are on columns that are no single lattice."""
+        few = len(x) * self.num_outputs <= _SOLVED
+        return few or not isinstance(self.expansion.phi, LatticeColumns)
+
     def _estimated_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
         """L K⁻¹ ⟨s sᵀ⟩ K⁻ᵀ Lᵀ, with the Cholesky factors L of the blocks under P⁻¹ and K of
         ⟨c cᵀ⟩; for one output, the equation above."""
         known = self._block_posterior.blocks(x) + self._rest_blocks(x)
         posterior, preconditioned = (self._mean_products(x, draws) for draws in self.system.draws)
-        factors = (cholesky(blocks) for blocks in (known, preconditioned))
-        left, right = factors
+        left, right = cholesky(known), cholesky(preconditioned)
         ratio = torch.linalg.solve_triangular(right, left, upper=False, left=False)  # L K⁻¹
         return ratio @ posterior @ ratio.mT
 

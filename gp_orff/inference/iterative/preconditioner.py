@@ -29,9 +29,7 @@ class Preconditioner:
 
     def solve(self, v: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """P⁻¹v."""
-        out = v / self.diagonal
-        out[:, self.block] = torch.cholesky_solve(v[:, self.block].mT, self.factor).mT
-        return out
+        return self.inverse_root_transposed(self.inverse_root(v))
 
     def root(self, v: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """R v."""

@@ -1,6 +1,6 @@
 """A with its preconditioner: A⁻¹b, log|A| with its standard error, and draws from N(0, A⁻¹)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from gp_orff.inference.iterative.lanczos import inverse_root, quadrature
 from gp_orff.inference.iterative.operator import WeightPrecision
 from gp_orff.inference.iterative.preconditioner import Preconditioner
 
+_LOOSEST = 1e-2  # relative residual of the mean
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -21,7 +23,8 @@ class Accuracy:
     Args:
         block: features of the preconditioner's dense block. If it holds all, nothing is estimated.
         probes: random vectors that estimate log|A| and its gradient.
-        tolerance: relative residual of the weights' mean.
+        mean_error: of the mean, root mean square over the posterior's standard deviation. Its
+            square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
         variance_tolerance: relative residual of variances, paths and probes. The error of a
             variance is of the order of its square.
         paths: sample paths that estimate variances at many points.
@@ -31,7 +34,7 @@ class Accuracy:
 
     block: int = 2500
     probes: int = 16
-    tolerance: float = 1e-6
+    mean_error: float = 3e-4
     variance_tolerance: float = 1e-4
     paths: int = 64
     most: int = 2000
@@ -51,15 +54,26 @@ class System:
 
     precision: WeightPrecision
     preconditioner: Preconditioner
-    accuracy: Accuracy = field(default_factory=Accuracy)
+    accuracy: Accuracy
+    num_values: float  # of the data
 
     def solve(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
-        """A⁻¹b, to the accuracy of the weights' mean."""
-        return self._solution(b, self.accuracy.tolerance).x
-
-    def solve_for_variance(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """A⁻¹b, so accurate that bᵀA⁻¹b is."""
         return self._solution(b, self.accuracy.variance_tolerance).x
+
+    def solve_mean(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
+        """A⁻¹Bᵀ, to the accuracy of the mean.
+
+        An error e of the weights, with the residual r, changes the field by at most ‖e‖_A standard
+        deviations at any point, and by about ‖e‖_A/√n in root mean square over n determined
+        directions. ‖e‖²_A ≈ rᵀP⁻¹r. The columns of constants get the relative residual of that
+        of y.
+        """
+        y = b[:1]
+        size = (y * self.preconditioner.solve(y)).sum().sqrt().item()
+        directions = min(self.num_values, len(self.preconditioner.diagonal))
+        error = self.accuracy.mean_error * directions**0.5
+        return self._solution(b, min(error / size, _LOOSEST) if size else _LOOSEST).x
 
     def draw(self, z: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """R⁻ᵀB^{−½}z, draws from N(0, A⁻¹) if z are draws from N(0, I)."""

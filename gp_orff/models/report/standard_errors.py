@@ -23,6 +23,10 @@ STEP = 2e-4
 """The step of the central differences in a coordinate, usually a logarithm. Their error grows with
 STEP², to about 1e-8 of the curvature; the error of rounding grows with 1/STEP, to 1e-8 for
 gradients with 12 digits. Lengthscales that change by STEP stay within the range of a grid."""
+_ESTIMATED = (
+    "no standard errors: the evidence of so many features is an estimate, whose curvature is not "
+    "that of the evidence"
+)
 _FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
 _ROUNDING = 1e-9  # of the largest curvature
 _COMPONENT = 1e-3  # along a flat direction: a coordinate with more has no standard error
@@ -74,6 +78,8 @@ class Curvature:
 
     def compute(self) -> StandardErrors:
         """Compute the standard errors of the trained hyperparameters."""
+        if self.snapshot.log_marginal_likelihood_error > 0:
+            return StandardErrors(remarks=(_ESTIMATED,))
         kernel, likelihoods = deepcopy((self.snapshot.kernel, dict(self._likelihoods)))
         names = parameter_names(kernel, likelihoods)
         for name, parameter in names.items():
