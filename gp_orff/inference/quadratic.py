@@ -30,7 +30,6 @@ class Evidence(NamedTuple):
 
     quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
     logdet: Float[Tensor, "*b"]  # log |K + I⊗Σ|
-    logdet_error: float = 0.0  # its standard error, where it is estimated
 
     @property
     def inv_quad(self) -> Float[Tensor, "*b"]:
@@ -53,6 +52,11 @@ class Evidence(NamedTuple):
         """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
         mean = self.best_mean() if mean is None else mean
         return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
+
+    @property
+    def logdet_error(self) -> float:
+        """The standard error of log|K + I⊗Σ|, where it is estimated."""
+        return 0.0
 
     @property
     def standard_error(self) -> float:

@@ -11,7 +11,7 @@ from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
 from gp_orff.inference.equations.dense import DenseRows
 from gp_orff.inference.equations.primal import right_hand_sides
-from gp_orff.inference.iterative.evidence import DeferredEvidence, InvQuad, LogdetRatio
+from gp_orff.inference.iterative.evidence import EstimatedEvidence, InvQuad, LogdetRatio
 from gp_orff.inference.iterative.operator import WeightPrecision
 from gp_orff.inference.iterative.posterior import IterativePosterior
 from gp_orff.inference.iterative.preconditioner import precondition
@@ -32,8 +32,7 @@ class Iterative(NormalEquations):
         system, logdet = self._system
         quad = InvQuad.apply(system, self._b, *self._parts)
         ratio = LogdetRatio.apply(system, *self._parts)
-        evidence = self._evidence(quad, logdet + ratio)
-        return evidence._replace(logdet_error=system.logdet_ratio[1])
+        return EstimatedEvidence.of(*self._evidence(quad, logdet), system, ratio)
 
     def posterior(self, mean):
         system, logdet = self._system
@@ -41,7 +40,7 @@ class Iterative(NormalEquations):
         u = system.solve_mean(b.mT)
         quad = u @ (2 * b - system.precision.product(u).mT)
         exact = self._evidence(0.5 * (quad + quad.mT), logdet)
-        evidence = DeferredEvidence.of(*exact[:2], system)
+        evidence = EstimatedEvidence.of(*exact, system)
         theta = u.mT @ evidence.contrast(mean)
         return IterativePosterior(self.expansion, theta, system), evidence
 

@@ -9,6 +9,8 @@ the last because A and P have the same block and diagonal, so that E[zᵀP⁻¹ 
 The derivative of log|P| is exact.
 """
 
+from collections.abc import Iterator
+
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
@@ -59,21 +61,35 @@ def _derivatives(system: System, left: Tensor, right: Tensor) -> list[Tensor]:
     return [directions, *bases, *rows]
 
 
-class DeferredEvidence(Evidence):
-    """An evidence whose log-determinant is estimated when it is needed first."""
+class EstimatedEvidence(Evidence):
+    """An evidence with the standard error of its log-determinant.
+
+    Both are computed when they are needed first, unless the log-determinant is given with its
+    derivatives.
+    """
+
+    system: System
+    ratio: Float[Tensor, ""] | None
 
     @classmethod
     def of(
-        cls, quad: Float[Tensor, "1+p 1+p"], logdet: Float[Tensor, ""], system: System
-    ) -> "DeferredEvidence":
-        """VᵀK⁻¹V, log|K| without the estimated part of log|A|, and the system that gives it."""
+        cls,
+        quad: Float[Tensor, "1+p 1+p"],
+        logdet: Float[Tensor, ""],
+        system: System,
+        ratio: Float[Tensor, ""] | None = None,
+    ) -> "EstimatedEvidence":
+        """The evidence from VᵀK⁻¹V, log|K| with |P| in the place of |A|, and log|A| − log|P|."""
         evidence = cls(quad, logdet)
-        evidence.system = system
+        evidence.system, evidence.ratio = system, ratio
         return evidence
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.quad, self.logdet))
 
     @property
     def logdet(self) -> Float[Tensor, ""]:
-        return self[1] + self.system.logdet_ratio[0]
+        return self[1] + (self.system.logdet_ratio[0] if self.ratio is None else self.ratio)
 
     @property
     def logdet_error(self) -> float:
