@@ -47,7 +47,7 @@ class VectorFieldGP(FieldModel):
         mean: the prior mean μ. If None, the best constant for each output, in closed form. Other
             means, such as `ZeroMean()`, are not trained: make a learned trend a kernel term.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
-            random rule; `Auto(tolerance=1e-5, max_features=4096)` if None. The tolerance of a grid
+            random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
             applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
             learned noise and to the posterior variance. It also adapts `lengthscale_range`.
 
@@ -83,8 +83,8 @@ class VectorFieldGP(FieldModel):
 
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
         Parameters with `requires_grad=False` are not trained. A `DataWarning` is given for constant
-        data, which leave the hyperparameters unchanged, and for points far from all others, which a
-        frequency grid leaves out.
+        data, which leave the hyperparameters unchanged, for points far from all others, which a
+        frequency grid leaves out, and for fewer than 5 numbers a hyperparameter.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an

@@ -33,7 +33,7 @@ class Accuracy:
     """
 
     block: int = 2500
-    probes: int = 16
+    probes: int = 8
     mean_error: float = 3e-4
     variance_tolerance: float = 1e-4
     paths: int = 64

@@ -87,6 +87,8 @@ class FitReport:
         observed: the number of values observed of each symbol, by the name of its class.
         evidence: the log marginal likelihood log p(y), total nats, without hyperparameter priors;
             a lower bound (ELBO) under Student-t noise; NaN without data.
+        evidence_error: the standard error of `evidence`, which is an estimate where features are
+            too many for a factorisation; 0 otherwise.
         noise: noise variances by group: a float for all components, or an array (p,);
             "default" is the group of observations without a group name.
         hyperparameters: an `Estimate` for each name, such as `curl_free.lengthscale`, `noise`,
@@ -129,6 +131,7 @@ class FitReport:
     held: str
     observed: dict[str, int]
     evidence: float
+    evidence_error: float
     noise: dict[str, Numbers]
     hyperparameters: dict[str, Estimate]
     stages: tuple[Stage, ...]
@@ -161,6 +164,7 @@ class FitReport:
             **asdict(Approximation.of(snapshot)),
             **data_attributes(representation.data),
             evidence=snapshot.log_marginal_likelihood,
+            evidence_error=snapshot.log_marginal_likelihood_error,
             noise=noise_variances(noises),
             hyperparameters={
                 **estimates,
@@ -181,6 +185,7 @@ class FitReport:
             held="nothing",
             observed={},
             evidence=float("nan"),
+            evidence_error=0.0,
             noise=noise_variances(noises_of(kernel, likelihoods)),
             hyperparameters=_without_error(hyperparameter_values(kernel, likelihoods, likelihoods)),
         )
@@ -229,7 +234,7 @@ class FitReport:
         rows = [
             ("data", self._data),
             *Approximation(**parts).rows,
-            ("log marginal likelihood", f"{self.evidence:.2f} nats"),
+            ("log marginal likelihood", f"{self._evidence} nats"),
         ]
         return [self._action, *table(rows, left=2)]
 
@@ -249,6 +254,12 @@ class FitReport:
         numbers = f"{self.numbers:.12g} numbers{f' ({symbols})' if symbols else ''}"
         kept = "" if self.held == "data" else "; only their statistics are kept"
         return f"{self.points} points, {numbers}{kept}"
+
+    @property
+    def _evidence(self) -> str:
+        """The evidence, with its standard error if it is an estimate."""
+        error = f" ± {self.evidence_error:.2g}" if self.evidence_error else ""
+        return f"{self.evidence:.2f}{error}"
 
     @property
     def _stages(self) -> list[str]:
