@@ -127,6 +127,7 @@ def in_memory(x, y, distance=None):
     return without_copies(Dataset(data.sources, data.survey, repeats=Repeats(distance)))
 
 
+@pytest.mark.filterwarnings("ignore:copies")
 def test_copies_count_once_and_rounded_values_all():
     x = uniform(30, 2)
     x = torch.cat([x, x[:20] + 1e-7, x[:5] + 0.01])
@@ -139,6 +140,11 @@ def test_copies_count_once_and_rounded_values_all():
     places, values = uniform(5, 1).repeat(20, 1), draw(100, 1)
     assert in_memory(places, values.round()).survey.num_points == 100
     assert in_memory(places, values.round(decimals=4)).survey.num_points == 100
+    for decimals in (1, 2, 3):  # a thousand readings of few stations are often equal by rounding
+        stations, readings = uniform(3, 1).repeat(1000, 1), draw(3000, 1).round(decimals=decimals)
+        assert in_memory(stations, readings).survey.num_points == 3000
+    rain = torch.where(uniform(3000, 1) < 0.9, 0.0, draw(3000, 1))
+    assert in_memory(stations, rain).survey.num_points == 3000
     twice = torch.cat([values, values]).round(decimals=4)
     assert in_memory(places.repeat(2, 1), twice).survey.num_points == 100
 
@@ -146,7 +152,8 @@ def test_copies_count_once_and_rounded_values_all():
 def test_the_copies_of_a_model_are_noted():
     """Half of the records are exact copies a little apart: the evidence is that without them."""
     x, y = uniform(60, 2), draw(60, 2)
-    model = conditioned(torch.cat([x, x + 1e-8]), torch.cat([y, y]))
+    with pytest.warns(gp_orff.DataWarning, match="60 records have the place and the values"):
+        model = conditioned(torch.cat([x, x + 1e-8]), torch.cat([y, y]))
     alone = conditioned(x, y)
     torch.testing.assert_close(model.log_marginal_likelihood(), alone.log_marginal_likelihood())
     assert model.report.points == 60

@@ -1,6 +1,7 @@
 """Copies: records at one place with equal values, which are one observation."""
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,13 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.repeats.merged import site_labels
 from gp_orff.data.repeats.sites import sites
 from gp_orff.data.sources import InMemory
-from gp_orff.data.survey import Survey
+from gp_orff.data.survey import DataWarning, Survey
 
 _SAME = 1e-5  # over the extent of most points: as close as the positions of copies
-_ROUNDING = 1e-9  # over the range of y: smaller differences are rounding of the machine
 _FEW = 0.1  # the share of the records: fewer copies change little, and stay unless asked for
-_CHANCE = 0.01  # the share of pairs that have equal values by chance, if they are to be copies
+_ROUNDING = 1e-9  # over the range of y: smaller differences are rounding of the machine
+_MOST, _EXCESS = 0.5, 30.0  # equal pairs of copies: of all within sites, or over those by rounding
+_ELSEWHERE = 0.1  # the largest share of equal pairs across sites, over that within
 
 
 def without_copies(data: Dataset) -> Dataset:
@@ -28,20 +30,24 @@ def without_copies(data: Dataset) -> Dataset:
     change little. If it is 0, nothing changes.
 
     Continuous noise never gives equal values: such records are copies, and would tell that there is
-    no noise. Values that are rounded to steps of the size of their scatter may be equal by chance;
-    they are kept. Of copies, the first of largest weight remains.
+    no noise. Values may be equal for other reasons, as those of a sensor that rounds, or the zeros
+    of a rain gauge. Records are copies only if at least half of the pairs within sites are equal,
+    and a hundred times fewer of the pairs across sites. Of copies, the first of largest weight
+    remains. A `DataWarning` tells how many were left out.
 
     Args:
         data: observations in memory.
 
     Example:
-        >>> import torch
+        >>> import torch, warnings
         >>> from gp_orff.data.dataset import Dataset
         >>> from gp_orff.data.reading import Options, read
         >>> from gp_orff.data.repeats.copies import without_copies
         >>> x = torch.tensor([[0.0], [1.0], [1e-6], [3.0]]).double()
         >>> data = Dataset.in_memory(read(x, torch.tensor([7.1, 7.4, 7.1, 7.9]), 1, Options()))
-        >>> data = without_copies(data)
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     data = without_copies(data)
         >>> data.survey.num_points, data.repeats.copies
         (3, 1)
     """
@@ -56,6 +62,7 @@ def without_copies(data: Dataset) -> Dataset:
     if copies <= (_FEW * data.survey.num_points if distance is None else 0):
         return data
     repeats = replace(data.repeats, copies=copies)
+    warnings.warn(repeats.note, DataWarning, stacklevel=2)
     sources, survey = (InMemory(kept),), Survey.of(iter(kept))
     return replace(data, sources=sources, survey=survey, repeats=repeats)
 
@@ -68,28 +75,43 @@ def _distinct(part: Observations, reach: tuple[float, ...]) -> Int[torch.Tensor,
     if part.weight is not None:
         order = np.argsort(-part.weight.cpu().numpy(), kind="stable")
     rows = np.sort(order[np.unique(records[order], return_index=True)[1]])
-    if len(rows) < len(part) and _equal_by_chance(y[rows], labels[rows]) > _CHANCE:
+    if len(rows) < len(part) and not _are_copies(records, y, labels):
         rows = np.arange(len(part))
     return torch.from_numpy(rows).to(part.x.device)
 
 
-def _equal_by_chance(y: Float[np.ndarray, "n v"], labels: Int[np.ndarray, "n"]) -> float:
-    """The probability that two records of a site are equal, from the scatter of different ones.
+def _are_copies(
+    records: Int[np.ndarray, "n"], y: Float[np.ndarray, "n v"], labels: Int[np.ndarray, "n"]
+) -> bool:
+    """Whether equal values at a site are copies; `records` numbers pairs of a site and a value."""
+    values = sites(y, (0.0,) * y.shape[-1])
+    equal, within, same = (_pairs(numbers) for numbers in (records, labels, values))
+    across = _pairs(np.zeros(len(labels), dtype=int)) - within
+    if not across or (same - equal) / across > _ELSEWHERE * equal / within:
+        return False
+    return equal >= min(_MOST, _EXCESS * _equal_by_rounding(y, labels)) * within
+
+
+def _pairs(numbers: Int[np.ndarray, "n"]) -> float:
+    """The number of pairs of equal numbers."""
+    counts = np.bincount(numbers).astype(float)
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def _equal_by_rounding(y: Float[np.ndarray, "n v"], labels: Int[np.ndarray, "n"]) -> float:
+    """The probability that two records of a site are equal if their values are rounded.
 
     Numbers of standard deviation s that are rounded to steps q are equal with probability
     q / (2 √π s).
     """
     _, site, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    repeats = len(y) - len(counts)
-    if not repeats:
-        return 0.0
     means = np.stack([np.bincount(site, column) / counts for column in y.T], axis=-1)
-    scatter = np.sqrt(np.square(y - means[site]).sum(0) / repeats)
+    scatter = np.sqrt(np.square(y - means[site]).sum(0) / (len(y) - len(counts)))
     chances = [
-        1.0 if not s else min(1.0, _step(column) / (2 * math.sqrt(math.pi) * s))
+        _step(column) / (2 * math.sqrt(math.pi) * s) if s else 1.0
         for column, s in zip(y.T, scatter, strict=True)
     ]
-    return math.prod(chances)
+    return math.prod(min(1.0, chance) for chance in chances)
 
 
 def _step(values: Float[np.ndarray, "n"]) -> float:

@@ -1,6 +1,7 @@
 """What is asked of repeated positions."""
 
 from dataclasses import dataclass
+from numbers import Real
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Repeats:
     copies: int = 0
 
     def __post_init__(self):
-        if self.distance is not None and not 0 <= self.distance < float("inf"):
+        number = isinstance(self.distance, Real) and not isinstance(self.distance, bool)
+        if self.distance is not None and not (number and 0 <= self.distance < float("inf")):
             raise ValueError(
                 f"expected merge= as a distance in the units of x, or None, got {self.distance!r}; "
                 "0 keeps all records as they are"

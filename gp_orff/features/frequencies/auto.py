@@ -11,6 +11,7 @@ from gp_orff.features.domain import Box, box_of
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Draw, Rule, TermSpectrum
+from gp_orff.kernels.base import check_positive_integer
 
 _GRID_INPUTS = 4  # the most inputs of a grid: three of space, and time
 MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
@@ -69,11 +70,12 @@ class Auto:
     lengthscale_range: tuple[float, float] = (0.7, 1.4)
 
     def __post_init__(self):
-        too_few = self.max_features is not None and self.max_features < 1
-        if not 0 < self.tolerance < 1 or too_few or self.exact_values < 0:
+        if self.max_features is not None:
+            check_positive_integer(self.max_features, "max_features", "Auto")
+        if not 0 < self.tolerance < 1 or self.exact_values < 0:
             raise ValueError(
-                "Auto expects a tolerance in (0, 1), a positive max_features and exact_values >= "
-                f"0, got {self.tolerance}, {self.max_features}, {self.exact_values}"
+                "Auto expects a tolerance in (0, 1) and exact_values >= 0, got "
+                f"{self.tolerance}, {self.exact_values}"
             )
 
     def for_data(self, x: Float[Tensor, "N d"]) -> "Auto":

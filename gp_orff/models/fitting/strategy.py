@@ -43,6 +43,7 @@ _FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _FINALISTS = 4  # starting values that are searched from
 _SUBSETS, _MANY = (1200, 2400), 1.3  # numbers of first searches, if there are 1.3 times as many
+_MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
 _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
@@ -162,6 +163,8 @@ class ExactKernel:
         trainer = self.trainer
         inference = trainer.exact_inference(self.data)
         search_on_subsets(trainer, search, inference.size)
+        if inference.size > _MOST_SEARCHED:
+            return search
         inference = trainer.exact_inference(self.data)  # the sites at the present lengthscales
         nats = 0.1 if inference.size > SUBSET_VALUES else 0.01
         iterations = int(min(max(_CUBIC * (1000 / inference.size) ** 3, _FEWEST), _MOST))
