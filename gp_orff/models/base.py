@@ -17,6 +17,7 @@ from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.noise.likelihoods import NamedLikelihoods
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
+from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
 from gp_orff.features.frequencies.auto import Auto
@@ -204,6 +205,11 @@ class FieldModel(torch.nn.Module):
         """Data as by `_read`, with a copy of small arrays that the caller cannot change."""
         data = replace(self._read(x, y, options), repeats=Repeats(options.merge))
         return data if y is None else copied_if_small(data)
+
+    def counted_once(self, x: object, y: object, options: Options) -> Dataset:
+        """Data as by `copied`, of which small arrays count copies of records once."""
+        data = self.copied(x, y, options)
+        return without_copies(data) if y is not None and data.is_small else data
 
     def _representation_of(self, data: Data) -> Representation:
         """Choose a representation for data, at the present hyperparameters."""

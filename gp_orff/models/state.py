@@ -18,7 +18,6 @@ from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
-from gp_orff.data.repeats.copies import without_copies
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
     FeatureInference,
@@ -241,9 +240,8 @@ class ModelState:
 
 
 def copied_if_small(data: Dataset) -> Dataset:
-    """Small data as a copy, which the caller cannot change and in which copies of records count
-    once; larger data as they are."""
-    return without_copies(data.copied()) if data.is_small else data
+    """Small data as a copy, which the caller cannot change; larger data as they are."""
+    return data.copied() if data.is_small else data
 
 
 def with_groups(

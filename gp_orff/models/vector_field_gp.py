@@ -115,7 +115,9 @@ class VectorFieldGP(FieldModel):
             data = self._held.data
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
         else:
-            read = partial(self.copied, x, y, Options(variances, directions, group, missing, merge))
+            read = partial(
+                self.counted_once, x, y, Options(variances, directions, group, missing, merge)
+            )
         start, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
         with chosen_threads() as threads, shown(progress) as display:
             try:
@@ -155,7 +157,9 @@ class VectorFieldGP(FieldModel):
             )
             representation = self._representation_of(data)
             return self._assign_with_posterior(self._condition_state(representation))
-        data, notes = without_far_points(self.copied(x, y, Options(**options)), self.frequencies)
+        data, notes = without_far_points(
+            self.counted_once(x, y, Options(**options)), self.frequencies
+        )
         representation = self._representation_of(data)
         e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)

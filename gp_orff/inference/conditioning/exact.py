@@ -68,8 +68,10 @@ class ExactInference(Inference):
         after = sum(map(len, self._merged[0]))
         if after == before:
             return ""
+        places = "one place" if after == 1 else f"{after} places"
         reach = ", ".join(f"{length:.3g}" for length in self.reach)
-        return f"{before} records at {after} places were merged (within {reach} along each input)"
+        within = f", within {reach} along each input," if any(self.reach) else ""
+        return f"{before} records at {places}{within} were merged; merge=0 keeps all apart"
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether the prior tells apart positions that were merged since it could not."""

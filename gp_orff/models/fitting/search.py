@@ -56,12 +56,14 @@ class Search:
         free = np.ones(len(t), dtype=bool)
         if not len(t):
             run.value_and_gradient(t)
+        run.evaluations_left = _PER_ITERATION * iterations + _EXTRA
         while free.any() and iterations > 0:
+            before = run.value
             iterations -= run.ascend(t, free, nats, iterations)
             t = region.inverse(run.u)
             outward = self.coordinates.at_bounds(run.u) * run.gradient
             held, released = free & (outward > 0), ~free & (outward < 0)
-            if not (held | released).any():
+            if not (held | released).any() or (run.value - before) * num_values < nats:
                 break
             free = (free & ~held) | released
         self.settled, self.value = not region.at_edge(t), run.value
@@ -188,7 +190,6 @@ class _Run:
             "gtol": _FLAT * np.sqrt(nats / self.num_values),
             "hess_inv0": self._inverse_hessian(t, free),
         }
-        self.evaluations_left = _PER_ITERATION * iterations + _EXTRA
         try:
             result = scipy.optimize.minimize(
                 loss, t[free], jac=True, method="BFGS", callback=stop, options=options
