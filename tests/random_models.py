@@ -149,14 +149,14 @@ class Twin:
         self.story.append("condition on")
         chunks = [self.chunk(int(self.rng.integers(3, 7))) for _ in range(self.rng.integers(1, 3))]
         if len(chunks) == 1:
-            self.model.condition(**chunks[0], missing="mask")
+            self.model.condition(**chunks[0], missing="mask", merge=0)
         else:
-            self.model.condition(chunks, missing="mask")
+            self.model.condition(chunks, missing="mask", merge=0)
         self._instruments()
 
     def update(self) -> None:
         self.story.append("update with")
-        self.model.update(**self.chunk(int(self.rng.integers(1, 5))), missing="mask")
+        self.model.update(**self.chunk(int(self.rng.integers(1, 5))), missing="mask", merge=0)
         self._instruments()
 
     def merge(self) -> None:

@@ -126,17 +126,17 @@ def test_iterations_are_the_dense_algebra(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), [("helmholtz", "groups"), ("separable", "plain")])
 def test_gradients_are_those_of_dense_algebra_within_their_standard_error(name, kind):
-    """Over 5 seeds."""
+    """Over 16 seeds; 4.5 standard errors, as a t-distribution of 15 degrees of freedom asks for."""
     kernel, data, draws, noises = problem(name, kind)
     _, _, expected = gradients(FeatureInference(data, draws), kernel, noises)
     runs = []
-    for seed in range(5):
+    for seed in range(16):
         accuracy = Accuracy(block=20, probes=4, mean_error=1e-8, seed=seed)
         inference = IterativeInference(data, draws, accuracy=accuracy)
         runs.append(torch.cat([g.flatten() for g in gradients(inference, kernel, noises)[2]]))
     runs, expected = torch.stack(runs), torch.cat([g.flatten() for g in expected])
-    error = runs.std(0) / 5**0.5
-    assert ((runs.mean(0) - expected).abs() <= 4 * error + 1e-8 * expected.abs()).all()
+    error = runs.std(0) / 16**0.5
+    assert ((runs.mean(0) - expected).abs() <= 4.5 * error + 1e-8 * expected.abs()).all()
     assert (error > 0).any()
 
 

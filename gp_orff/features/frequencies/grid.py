@@ -272,7 +272,8 @@ class Grid:
         """The spacing and the lattice points of each term; None if they exceed the budget."""
         points, features = [], 0
         for term in terms:
-            part = self._points(term, spacing, tolerance, (budget - features) / term.rank, constant)
+            own = tolerance if tolerance == self.tolerance else term.own(tolerance, _MOST_CUT)
+            part = self._points(term, spacing, own, (budget - features) / term.rank, constant)
             if part is None:
                 return None
             points.append(part)
@@ -291,9 +292,8 @@ class Grid:
         constant = self._constant(terms, domain)
         for leaf, axis, dim in axes_of(terms):
             if constant[dim]:  # no images
-                radius[dim] = max(
-                    radius[dim], _NO_IMAGES * axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
-                )
+                scale = axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
+                radius[dim] = max(radius[dim], _NO_IMAGES * scale)
                 continue
             r = longest * correlation_lag(leaf, axis, aliasing, lag)
             if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest

@@ -60,6 +60,11 @@ class TermSpectrum:
     leaves: tuple[LeafSpectrum, ...]
     rank: int = 1  # features for each trigonometric column: the columns of B(ω)
     group: Kernel | None = None  # terms of one group share random frequencies
+    share: float = 1.0  # of the variance of the sum of all terms
+
+    def own(self, tolerance: float, most: float) -> float:
+        """The share of its own variance that truncates `tolerance` of that of the sum."""
+        return min(tolerance / self.share, most) if self.share > 0 else most
 
 
 class Draw(nn.Module):

@@ -116,6 +116,8 @@ class FieldTerm:
         depend on hyperparameters.
         """
         kernel, scale = term.leaves[0].kernel, term.outputscale
+        if not kernel.has_lengthscale:
+            radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists the known ones
         metric = kernel.lengthscale.squeeze(-2).pow(-2)
         power = metric[..., 0] if metric.shape[-1] == 1 else 1
         first, second = -2 * scale * power, -4 * scale * power**2

@@ -41,8 +41,8 @@ from gp_orff.models.report.names import parameter_names
 
 _FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
-_FINALISTS = 4  # starting values that are searched from
-_SUBSETS, _MANY = (1200, 2400), 1.3  # numbers of first searches, if there are 1.3 times as many
+_FINALISTS = 2  # starting values that are searched from on more data
+_SUBSETS, _MANY = (1200, 3600), 1.3  # numbers of first searches, if there are 1.3 times as many
 _MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
 _FEW_ITERATIONS = 6  # the least on a grid
@@ -100,8 +100,9 @@ def fit(
 
 
 def best_start(trainer: Trainer) -> Search:
-    """A search that starts at the hyperparameters of largest evidence of a subset: of many starting
-    values, those of largest evidence begin short searches, and the best of these goes on."""
+    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
+    on a small subset, from the best starting values of each lengthscale; the best two again on a
+    larger one, and the best of these to the end."""
     warn_of_far_points(trainer.distances)
     subset = trainer.starting_subset(SUBSET_VALUES)
     with trainer.journal.stage(f"starting values, {subset.survey.num_points} points"):
@@ -119,13 +120,20 @@ def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
         go_to(initial)
         return trainer.value(small)
 
+    best: dict[float, Start] = {}  # of each lengthscale
+    for initial in sorted(starts(trainer.kernel, trainer.distances), key=value):
+        best[initial.share] = initial
     candidates = []
-    for initial in sorted(starts(trainer.kernel, trainer.distances), key=value)[-_FINALISTS:]:
+    for initial in best.values():
         go_to(initial)
         candidates.append(trainer.short_search(trainer.new_search(), small, name))
-    search, u = max(candidates, key=lambda pair: pair[0].value)
+    large, finalists = trainer.inference(subset), []
+    for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
+        search.coordinates.set(u)
+        finalists.append(trainer.short_search(search, large, name))
+    search, u = max(finalists, key=lambda pair: pair[0].value)
     search.coordinates.set(u)
-    return trainer.search(search, trainer.inference(subset), name, nats=0.1)
+    return trainer.search(search, large, name, nats=0.1)
 
 
 @dataclass(frozen=True)
