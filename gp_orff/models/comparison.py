@@ -240,7 +240,8 @@ def compare_with_exact(
         >>> import gp_orff, torch
         >>> x = torch.rand(700, 2, generator=torch.Generator().manual_seed(0)).double()
         >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
-        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> model = model.condition(x, y, merge=0)
         >>> gp_orff.compare_with_exact(model, x, y, subset=200).verdict
         'good: indistinguishable from the exact kernel'
     """

@@ -118,8 +118,8 @@ class Lattice(_FixedBuffers):
             box = ", ".join(f"({low:.6g}, {high:.6g})" for low, high in self.domain.mT.tolist())
             raise ValueError(
                 f"expected points inside the grid's domain ({box}), got {int(outside.sum())} "
-                f"outside it, such as ({worst}); give the region of interest as "
-                "Grid.for_data(x, domain=...)"
+                f"outside it, such as ({worst}); give the region of interest as domain= of the "
+                "rule, such as Grid.for_data(x, domain=...) or Auto(domain=...)"
             )
 
 

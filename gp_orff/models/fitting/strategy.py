@@ -41,7 +41,7 @@ from gp_orff.models.report.names import parameter_names
 
 _FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
-_FINALISTS = 2  # starting values that are searched from on more data
+_FINALISTS = 3  # starting values that are searched from on more data
 _SUBSETS, _MANY = (1200, 3600), 1.3  # numbers of first searches, if there are 1.3 times as many
 _MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
@@ -101,7 +101,7 @@ def fit(
 
 def best_start(trainer: Trainer) -> Search:
     """A search that starts at the hyperparameters of largest evidence of a subset: short searches
-    on a small subset, from the best starting values of each lengthscale; the best two again on a
+    on a small subset, from the best starting values of each lengthscale; the best three again on a
     larger one, and the best of these to the end."""
     warn_of_far_points(trainer.distances)
     subset = trainer.starting_subset(SUBSET_VALUES)
