@@ -9,13 +9,14 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw
+from gp_orff.inference import representation
 from gp_orff.inference.conditioning import (
     FeatureInference,
     IterativeInference,
     feature_inference,
     iterative,
 )
-from gp_orff.inference.iterative import Accuracy, ConvergenceError
+from gp_orff.inference.iterative import Accuracy, ConvergenceError, system
 from gp_orff.models.comparison import KernelComparison
 from gp_orff.models.report.standard_errors import Curvature
 
@@ -257,3 +258,26 @@ def test_kernels_whose_evidences_are_close_are_tied():
     exact = KernelComparison(evidence, models, 100)
     assert exact.best is models["a"]
     assert not exact.tied("a", "a")
+
+
+def test_a_model_takes_a_smaller_grid_where_iterations_do_not_converge(monkeypatch):
+    """After a search that the user should not lose; a grid of the user's own raises."""
+    x, y = uniform(800, 2, seed=1), torch.sin(40 * uniform(800, 2, seed=1))
+
+    def failing(*arguments):
+        raise ConvergenceError("no convergence")
+
+    monkeypatch.setattr(representation, "MOST_EXACT", 0)
+    monkeypatch.setattr(representation, "MOST_DENSE", 60)
+    monkeypatch.setattr(iterative, "MOST_DENSE", 60)
+    monkeypatch.setattr(system, "solve", failing)
+    kernel = gp_orff.CurlFreeKernel(num_dims=2)
+    kernel.base_kernel.lengthscale = 0.2
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
+    with pytest.warns(gp_orff.GridWarning, match="a smaller grid was taken"):
+        model.condition(x, y, merge=0)
+    assert model.report.features <= 60
+    assert any("no convergence" in note for note in model.report.notes)
+    given = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x, max_features=500))
+    with pytest.raises(ConvergenceError):
+        given.condition(x, y, merge=0)

@@ -52,6 +52,7 @@ class Representation:
     rule: Rule | None  # None for the exact kernel itself
     reason: str = ""  # for the choice, in words
     kept: Kept | None = None  # statistics that save passes over the data
+    dense: bool = False  # whether all grids are small enough for a factorisation
     counts: Memo = field(default_factory=Memo, compare=False, repr=False)
     reached: Memo = field(default_factory=Memo, compare=False, repr=False)
 
@@ -62,6 +63,11 @@ class Representation:
         """The requested rule, or the rule that `Auto` chooses for the data."""
         representation = cls(kernel, likelihoods, requested, data, requested)
         return representation._choose(requested) if isinstance(requested, Auto) else representation
+
+    @property
+    def again(self) -> "Representation":
+        """The choice at the present hyperparameters."""
+        return Representation.of(self.kernel, self.likelihoods, self.requested, self.data)
 
     def _choose(self, auto: Auto) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
@@ -141,10 +147,8 @@ class Representation:
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
-        if (
-            rule.max_features is None
-            and self._reached(self._restricted(grid)) > _SCARCE * tolerance
-        ):
+        free = rule.max_features is None and not self.dense
+        if free and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
             grid = replace(grid, **limits)
         return self._restricted(grid)

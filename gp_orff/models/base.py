@@ -179,8 +179,7 @@ class FieldModel(torch.nn.Module):
 
     def _assign_with_posterior(self, state: ModelState) -> "FieldModel":
         """Compute the posterior and assign the state; a failure leaves the model as it was."""
-        state.snapshot(self.mean)
-        self._assign(state)._snapshot()
+        self._assign(state.with_posterior(self.mean))._snapshot()
         return self
 
     def _snapshot(self) -> ModelSnapshot:

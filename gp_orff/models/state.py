@@ -1,5 +1,6 @@
 """The state of a model: immutable values, replaced as the last step of a call."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,14 @@ from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
+from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
     FeatureInference,
     Inference,
     log_marginal_likelihood,
 )
+from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation, corners
 from gp_orff.models.fitting.history import History
@@ -224,6 +227,27 @@ class ModelState:
             return snapshot
 
         return self.snapshots.get(make, self._modules)
+
+    def with_posterior(self, prior_mean: Mean) -> "ModelState":
+        """The state after its posterior was computed; on a smaller grid if a larger one that was
+        chosen for it does not converge."""
+        try:
+            self.snapshot(prior_mean)
+            return self
+        except ConvergenceError as error:
+            representation = self.representation
+            if (
+                representation.dense
+                or not representation.follows
+                or representation.rule.max_features
+            ):
+                raise
+            text = f"a smaller grid was taken, whose error bars are wider: {error}"
+            warnings.warn(text, GridWarning, stacklevel=2)
+        represented = Represented.of(replace(representation, dense=True))
+        state = ModelState.of(represented, self.mean, self.history.with_notes([text]))
+        state.snapshot(prior_mean)
+        return state
 
     def report(self, prior_mean: Mean) -> FitReport:
         """The report: one object while hyperparameters stay, so that it keeps standard errors."""

@@ -127,7 +127,7 @@ class VectorFieldGP(FieldModel):
                 else:
                     _warn_of_constant(data.survey.num_points)
                     state = self._condition_state(self._representation_of(data))
-                state.snapshot(self.mean)
+                state = state.with_posterior(self.mean)
             except BaseException:
                 for parameter, value in zip(self.parameters(), before, strict=True):
                     parameter.data.copy_(value)

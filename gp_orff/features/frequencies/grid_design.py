@@ -1,5 +1,6 @@
 """What determines a grid: the radius of its cut-off, and the lag that its spacing follows."""
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,14 @@ def unit_steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.
 
 def tail_radius(leaf: LeafSpectrum, share: float) -> float:
     """W, the scaled radius beyond which this share of the variance lies."""
-    return _last_crossing(leaf.tail, share, start=1e-2)
+    start = 1e-2
+    steps = bisect.bisect_left(range(40), True, key=lambda i: leaf.tail(start * 2.0**i) <= share)
+    if not steps:
+        return start
+    high = start * 2.0**steps
+    if steps == 40:
+        return math.inf
+    return scipy.optimize.brentq(lambda p: leaf.tail(p) - share, 0.5 * high, high, rtol=1e-6)
 
 
 def correlation_lag(

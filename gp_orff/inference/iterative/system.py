@@ -34,7 +34,7 @@ class Accuracy:
 
     block: int = 2500
     probes: int = 8
-    mean_error: float = 3e-4
+    mean_error: float = 3e-3
     variance_tolerance: float = 1e-4
     paths: int = 64
     most: int = 2000

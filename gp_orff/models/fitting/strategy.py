@@ -213,6 +213,9 @@ class Grids:
         visited = [search.coordinates.get()]
         self._follow(search, "coarse", COARSE_FACTOR, sampled, sampled.coarse)
         visited.append(search.coordinates.get())
+        if not many and (exact := representation.again).rule is None:
+            ExactKernel(self.trainer, representation.data).run(search)
+            return exact
         if many:
             label = f"statistics of {self.trainer.survey.num_points} points"
             with self.trainer.journal.stage(label):
@@ -322,7 +325,7 @@ class Grids:
 
 def warn_of_truncation(representation: Representation, journal: Journal) -> None:
     """Warn if the grid of the posterior truncates much of the variance."""
-    ratio = max(representation.cuts().values())
+    ratio = max(representation.cuts().values()) if representation.follows else 0.0
     if ratio > _MUCH:
         given = representation.rule.max_features is not None
         remedy = "a larger max_features=" if given else "a smoother kernel, or a smaller region,"
