@@ -9,6 +9,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel,
 import gp_orff
 from gp_orff.data.survey import DataWarning, Distances
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
+from gp_orff.models.fitting import strategy
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
@@ -286,3 +287,32 @@ def test_few_numbers_for_many_hyperparameters_are_warned_of():
         model.fit(x, y, progress=False)
     model.likelihood.requires_grad_(False)
     model.fit(x, y, progress=False)
+
+
+class CountedChunks:
+    """Chunks that count how many of them were read."""
+
+    def __init__(self, x, y, size):
+        self.parts, self.read = list(zip(x.split(size), y.split(size), strict=True)), 0
+
+    def __iter__(self):
+        for part in self.parts:
+            self.read += 1
+            yield part
+
+
+def test_many_points_are_visited_at_most_three_times(monkeypatch):
+    """The first look at a chunk is no visit. The evidence is that of a grid of its own."""
+    monkeypatch.setattr(strategy, "MANY_POINTS", 1000)
+    generator = torch.Generator().manual_seed(0)
+    x = 3 * torch.rand(4000, 2, generator=generator, dtype=torch.float64)
+    noise = 0.1 * torch.randn(4000, 2, generator=generator, dtype=torch.float64)
+    chunks = CountedChunks(x, torch.cos(2 * x) + noise, 500)
+    model = gp_orff.VectorFieldGP(
+        gp_orff.CurlFreeKernel(num_dims=2), frequencies=gp_orff.Auto(max_features=600)
+    )
+    model.fit(chunks, progress=False)
+    assert chunks.read <= 3 * len(chunks.parts) + 1
+    kept = model.log_marginal_likelihood().item()
+    model.condition(chunks)
+    assert model.log_marginal_likelihood().item() == pytest.approx(kept, abs=0.05)

@@ -48,7 +48,8 @@ _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 fea
 _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
-_MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
+MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
+_ROUGH, _TOO_ROUGH = 0.3, 1.0  # truncated variance at first and after searches on grids, as below
 _LITTLE, _MUCH = 0.01, 0.1  # truncated variance of a grid, over the noise variance
 
 
@@ -206,7 +207,7 @@ class Grids:
         about k M / 2n nats.
         """
         representation, many = self.representation, self._has_many_points
-        if self._searches_on_subsets:
+        if self._exceeds(_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             return representation
         sampled = self._of_sample if many else representation
@@ -222,7 +223,7 @@ class Grids:
                 representation = self._keeping()
         self._follow(search, "fine", FINE_FACTOR, representation, representation.fine)
         visited.append(search.coordinates.get())
-        if self._searches_on_subsets:
+        if self._exceeds(_TOO_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             return representation
         ratios = representation.training_cuts()  # truncated variance over noise variance
@@ -230,27 +231,26 @@ class Grids:
             ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
             if ratio > _LITTLE:  # the learned noise contains it; the posterior adds it to the field
                 scale_noise(likelihood, max(1 - ratio, 0.5))
-        if max(ratios.values()) > _MUCH:
+        if max(ratios.values()) > _MUCH and representation.rule.max_features:
             visited.append(search.coordinates.get())
             last = replace(self, representation=representation)
             last._search_with_truncated_variance(search.coordinates, visited)
         return representation
 
-    @property
-    def _searches_on_subsets(self) -> bool:
-        """Whether the grids of searches truncate much, and the exact kernel is an alternative."""
+    def _exceeds(self, most: float) -> bool:
+        """Whether the grids of searches truncate more than so much of the noise variance, and the
+        exact kernel is an alternative."""
         representation = self.representation
         if representation.rule.max_features or not isinstance(representation.data, Dataset):
             return False  # the grid that the user asked for, or that of the statistics
-        sample = Dataset.in_memory(self.trainer.survey.sample)
-        if not has_covariance(representation.kernel, sample):
+        if not has_covariance(representation.kernel, representation.data):
             return False
-        return max(representation.training_cuts().values()) > _MUCH
+        return max(representation.training_cuts().values()) > most
 
     @property
     def _has_many_points(self) -> bool:
         data = self.representation.data
-        return isinstance(data, Dataset) and data.survey.num_points > _MANY_POINTS
+        return isinstance(data, Dataset) and data.survey.num_points > MANY_POINTS
 
     @property
     def _of_sample(self) -> Representation:
