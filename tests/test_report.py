@@ -180,7 +180,8 @@ def test_a_log_is_plain_and_complete(fit):
     found = fit.report.to_dict()
     assert list(found) == [
         *("action", "method", "features", "tolerance_reached", "aliasing", "share_cut"),
-        *("cut_over_noise", "points", "numbers", "held", "observed", "evidence", "noise"),
+        *("cut_over_noise", "points", "numbers", "held", "observed", "evidence"),
+        *("evidence_error", "noise"),
         *("hyperparameters", "stages", "seconds", "threads", "notes", "remarks"),
     ]
     assert json.loads(json.dumps(found, allow_nan=False)) == found

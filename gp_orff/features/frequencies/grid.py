@@ -300,8 +300,7 @@ class Grid:
                 strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
                 r = min(strict, _FARTHER * r)
             radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
-        # a term that hardly varies over the domain does not refine the grid of the others
-        if most_lags is not None:
+        if most_lags is not None:  # a term that hardly varies does not refine the others' grid
             radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
 

@@ -142,10 +142,14 @@ class _Run:
         search.coordinates.set(u)
         search.evaluations += 1
         try:
-            with warnings.catch_warnings():  # of a step that was too long
-                warnings.simplefilter("ignore", NumericalWarning)
+            with (
+                warnings.catch_warnings()
+            ):  # a step to where the covariance is singular is too long
+                warnings.simplefilter(
+                    "error" if self.value > -np.inf else "ignore", NumericalWarning
+                )
                 value, gradient = search.coordinates.value_and_gradient(self.objective)
-        except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError, NumericalWarning) as error:
             if self.value == -np.inf:  # the first one: no step was too long
                 raise
             search.failures.append(str(error))
