@@ -32,7 +32,7 @@ class Accuracy:
         seed: of probes and paths.
     """
 
-    block: int = 2500
+    block: int = 6000
     probes: int = 8
     mean_error: float = 3e-3
     variance_tolerance: float = 1e-4
