@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
-from gp_orff.data.survey import DataWarning, warn_of_far_points
+from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
@@ -39,7 +39,6 @@ from gp_orff.models.fitting.trainer import (
 )
 from gp_orff.models.report.names import parameter_names
 
-_FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _FINALISTS = 3  # starting values that are searched from on more data
 _SUBSETS, _MANY = (1200, 3600), 1.3  # numbers of first searches, if there are 1.3 times as many
@@ -93,7 +92,7 @@ def fit(
         trainer.search(search, representation.inference(rule), name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
-    warn_of_few_numbers(trainer, data, len(search.coordinates.get()))
+    trainer.warn_of_few_numbers(data, len(search.coordinates.get()))
     if has_weights:
         representation = RobustEM(trainer).run(representation)
     history = History("fitted", tuple(journal.stages)).with_notes(journal.notes)
@@ -328,23 +327,15 @@ def warn_of_truncation(representation: Representation, journal: Journal) -> None
     ratio = max(representation.cuts().values()) if representation.follows else 0.0
     if ratio > _MUCH:
         given = representation.rule.max_features is not None
-        remedy = "a larger max_features=" if given else "a smoother kernel, or a smaller region,"
+        remedy = (
+            "a larger max_features="
+            if given
+            else "a smoother kernel, a smaller region or fewer readings"
+        )
         text = (
-            f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
-            f"error bars include it, and {remedy} would narrow them"
+            f"the truncated variance of the grid is {ratio:.2g} times the noise variance: error "
+            "bars include it as independent between readings, which is too little on dense tracks; "
+            f"{remedy} would reduce it"
         )
         journal.note(text)
         warnings.warn(text, GridWarning, stacklevel=2)
-
-
-def warn_of_few_numbers(trainer: Trainer, data: Data, searched: int) -> None:
-    """Warn if the numbers are few for so many hyperparameters and the means of the outputs."""
-    learned = searched + (trainer.num_outputs if trainer.mean is None else 0)
-    if data.num_values < _FEW_FOR_EACH * learned:
-        warnings.warn(
-            f"{data.num_values:.0f} numbers determine {learned} hyperparameters poorly: error bars "
-            "do not contain the uncertainty of these, and may be too small; fix those that are "
-            "known (requires_grad_(False)), give them priors, or take a simpler kernel",
-            DataWarning,
-            stacklevel=2,
-        )
