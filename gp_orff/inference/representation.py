@@ -124,18 +124,21 @@ class Representation:
             for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
         )
         tolerance = self._tolerance(rule) / _STEP**2
-        grid = _grid_for(rule, box, box, tolerance, _KEPT, MOST_ITERATIVE)
-        summed = grid.sum_constant and not self.data.symbol_data
-        grid = replace(grid, max_features=MOST_ITERATIVE, sum_constant=summed)
+        grid = _grid_for(rule, box, box, tolerance, _KEPT)
+        grid = self._with_symbols(replace(grid, max_features=MOST_ITERATIVE))
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
 
     def _restricted(self, grid: Grid) -> Grid:
-        """The grid, or one on the lattice of known statistics; symbols need all frequencies."""
-        grid = replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
+        """The grid, or one on the lattice of known statistics."""
+        grid = self._with_symbols(grid)
         kept = self.kept
         if kept is not None and kept.serves(self.data, self.kernel, self._noises, grid):
             return kept.statistics.restrict(grid)
         return self.data.restrict(grid)
+
+    def _with_symbols(self, grid: Grid) -> Grid:
+        """The grid; observed symbols need all frequencies along constant inputs."""
+        return replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
         """The rule for evidence and predictions; it changes in steps, not with every new point."""

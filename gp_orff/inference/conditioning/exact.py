@@ -91,12 +91,12 @@ class ExactInference(Inference):
         _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        observations = self._merged[0]
-        if self.data.symbol_data or not _is_plain(kernel, observations):
+        groups = self._merged[0]
+        if self.data.symbol_data or not _is_plain(kernel, groups):
             evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
-            return self._with_scatter(evidence, noises)
-        blocks = [group.noise(GroupNoise(group_noise(group.key, noises))) for group in observations]
-        evidence = tiled_evidence(kernel, self._tiles, self._design(noises), blocks)
+        else:
+            blocks = [group.noise(GroupNoise(group_noise(group.key, noises))) for group in groups]
+            evidence = tiled_evidence(kernel, self._tiles, self._design(noises), blocks)
         return self._with_scatter(evidence, noises)
 
     @torch.no_grad()

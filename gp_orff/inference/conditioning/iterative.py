@@ -8,12 +8,11 @@ from gpytorch.kernels import Kernel
 
 from gp_orff.data.dataset import Data
 from gp_orff.features.assemble import num_features
+from gp_orff.features.frequencies.auto import MOST_DENSE
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.iterative import Accuracy, Iterative
 
-MOST_DENSE = 8192
-"""Features, or values, up to which matrices are factorised."""
 _MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
 
 

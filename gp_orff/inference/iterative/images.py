@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 from jaxtyping import Complex, Float, Int
+from scipy.fft import next_fast_len
 from torch import Tensor
 
 from gp_orff.features.expansion import FeatureExpansion
@@ -39,7 +40,7 @@ class Images:
     def of(cls, expansion: FeatureExpansion) -> "Images":
         """The images of the features' columns, which are those of a lattice."""
         phi: LatticeColumns = expansion.phi
-        points = tuple(_smooth(4 * m + 1) for m in phi.modes)
+        points = tuple(next_fast_len(4 * m + 1, real=True) for m in phi.modes)
         extents = _half(points, phi.modes)
         frequency = expansion.columns % len(phi.indices)
         sine = expansion.columns >= len(phi.indices)
@@ -115,17 +116,3 @@ def _places(
     for index, n, extent in zip(k.mT, points, extents, strict=True):
         place = place * extent + index % n
     return place
-
-
-def _smooth(size: int) -> int:
-    """The smallest even number from `size` on that has no prime factors but 2, 3 and 5."""
-    while size % 2 or not _has_small_factors(size):
-        size += 1
-    return size
-
-
-def _has_small_factors(size: int) -> bool:
-    for factor in (2, 3, 5):
-        while size % factor == 0:
-            size //= factor
-    return size == 1

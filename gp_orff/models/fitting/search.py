@@ -142,12 +142,10 @@ class _Run:
         search.coordinates.set(u)
         search.evaluations += 1
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # a step to where the covariance is singular is too long
-                warnings.simplefilter(
-                    "error" if self.value > -np.inf else "ignore", NumericalWarning
-                )
+            with warnings.catch_warnings():
+                # a step is too long if it makes the covariance singular; the first one is none
+                action = "error" if self.value > -np.inf else "ignore"
+                warnings.simplefilter(action, NumericalWarning)
                 value, gradient = search.coordinates.value_and_gradient(self.objective)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError, NumericalWarning) as error:
             if self.value == -np.inf:  # the first one: no step was too long
