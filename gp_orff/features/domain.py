@@ -1,7 +1,9 @@
 """Boxes: the regions of input space that frequencies are made for."""
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -63,3 +65,29 @@ def union(first: Box, second: Box) -> Box:
 def in_words(box: Box) -> str:
     """A box as error messages write it: (0, 1) x (0, 2)."""
     return " x ".join(f"({low:.6g}, {high:.6g})" for low, high in box)
+
+
+def rounded(box: Box, steps: Sequence[float]) -> Box:
+    """A box whose bounds are rounded outward to multiples of a step along each input; those of a
+    constant input stay."""
+    bounds = []
+    for (low, high), step in zip(box, steps, strict=True):
+        if high > low and step > 1e-12 * max(abs(low), abs(high)):
+            low, high = math.floor(low / step) * step, math.ceil(high / step) * step
+        bounds.append((float(low), float(high)))
+    return tuple(bounds)
+
+
+def far_message(data: Box, requested: Box) -> str:
+    """The message for points far from the data, with the column in which they are farthest."""
+    extent, joint_extent = (
+        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, requested])
+    )
+    smallest = 1e-9 * joint_extent.max() + np.finfo(float).tiny
+    column = np.argmax(joint_extent / np.maximum(extent, smallest))
+    (low, high), (first, last) = data[column], requested[column]
+    return (
+        f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
+        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
+        "units and the order of the columns, or predict closer to the data"
+    )

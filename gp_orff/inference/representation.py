@@ -11,16 +11,22 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, StatisticsOnly
+from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
-from gp_orff.features.domain import Box, box_of, contains, union
+from gp_orff.features.domain import Box, box_of, contains, far_message, rounded, union
 from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
 from gp_orff.features.frequencies.rule import Draw, Rule
-from gp_orff.inference.conditioning import ExactInference, Inference, feature_inference
+from gp_orff.inference.conditioning import (
+    ExactInference,
+    Inference,
+    feature_inference,
+    has_covariance,
+)
+from gp_orff.inference.conditioning.merging import with_few_sites
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
 from gp_orff.kernels.closed_form import at_zero
@@ -34,6 +40,8 @@ _SCARCE = 10.0  # acceptable tolerance over the requested one
 MOST_TRAINING, MOST_ITERATIVE = 4096, 2**15  # features, by default: of searches, of the posterior
 MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
 _MOST_MERGED = 8  # repetitions of a position, up to which it is tried
+_MOST_ON_SITES = 10**6  # numbers, of which sites are made where a grid truncates much
+MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
@@ -61,6 +69,8 @@ class Representation:
         cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule, data: Data
     ) -> "Representation":
         """The requested rule, or the rule that `Auto` chooses for the data."""
+        if data.repeats.width > 1:  # chosen at other hyperparameters
+            data = replace(data, repeats=replace(data.repeats, width=1.0))
         representation = cls(kernel, likelihoods, requested, data, requested)
         return representation._choose(requested) if isinstance(requested, Auto) else representation
 
@@ -101,6 +111,27 @@ class Representation:
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
         affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
         return affordable and draws[0].lattice.tolerance.item() <= acceptable
+
+    @property
+    def mended(self) -> "Representation":
+        """The exact kernel on few sites, within which the field changes by less than what the grid
+        truncates, where that is much; else the same."""
+        data, auto = self.data, isinstance(self.requested, Auto) and not self.requested.max_features
+        merges = isinstance(data, Dataset) and data.repeats.distance is None
+        if not (auto and merges and self.follows and data.num_values <= _MOST_ON_SITES):
+            return self
+        cut = max(self.cuts().values())
+        if cut <= MUCH_TRUNCATED or not has_covariance(self.kernel, data):
+            return self
+        data = with_few_sites(self.kernel, self._noises, data, MOST_EXACT)
+        inference = ExactInference.merging(self.kernel, self._noises, data)
+        if inference.size > MOST_EXACT or inference.mean_change > cut:
+            return self
+        reason = (
+            f"exact kernel: the field changes by {inference.mean_change:.2g} of the noise variance "
+            f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
+        )
+        return replace(self, data=data, rule=None, reason=reason)
 
     @property
     def follows(self) -> bool:
@@ -199,10 +230,10 @@ class Representation:
         try:
             inference = self.inference(self.conditioning_rule(around))
         except ValueError as error:  # no grid of this size within the budget
-            raise ValueError(_far_message(box, requested)) from error
+            raise ValueError(far_message(box, requested)) from error
         share = inference.truncated_share
         if share > _USELESS and share > self.now().truncated_share:
-            raise ValueError(_far_message(box, requested))
+            raise ValueError(far_message(box, requested))
         return inference
 
     def statistics_only(self) -> StatisticsOnly:
@@ -282,12 +313,7 @@ class Representation:
     @property
     def _rounded_box(self) -> Box:
         """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
-        rounded = []
-        for (low, high), step in zip(self.data.box, 0.25 * self._lengthscales, strict=True):
-            if high > low and step > 1e-12 * max(abs(low), abs(high)):
-                low, high = math.floor(low / step) * step, math.ceil(high / step) * step
-            rounded.append((float(low), float(high)))
-        return tuple(rounded)
+        return rounded(self.data.box, 0.25 * self._lengthscales)
 
     @property
     def _widened_box(self) -> Box:
@@ -312,38 +338,10 @@ def _grid_for(
     most: int = MOST_TRAINING,
 ) -> Grid:
     """The grid for a domain, within the rule's budget, or `most` features if it has none."""
-    limits = {"domain": domain, "data": data, "max_features": rule.max_features or most}
-    return replace(rule, tolerance=tolerance, lengthscale_range=lengthscale_range, **limits)
+    limits = {"tolerance": tolerance, "max_features": rule.max_features or most}
+    return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
 
 
 def corners(box: Box, kernel: Kernel) -> Float[Tensor, "2 d"]:
     """The lowest and the highest point of a box, on the kernel's device."""
     return torch.tensor(box, dtype=torch.float64, device=next(kernel.parameters()).device).mT
-
-
-def has_covariance(kernel: Kernel, data: Data) -> bool:
-    """Whether the kernel has a covariance in closed form, not only a spectral density."""
-    if not all(term.factor.closed_form for term in terms(kernel)):
-        return False
-    x = corners(data.box, kernel)[:1]
-    try:
-        with torch.no_grad():
-            kernel(x, x).to_dense()
-    except NotImplementedError:
-        return False
-    return True
-
-
-def _far_message(data: Box, requested: Box) -> str:
-    """The message for points far from the data, with the column in which they are farthest."""
-    extent, joint_extent = (
-        np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, requested])
-    )
-    smallest = 1e-9 * joint_extent.max() + np.finfo(float).tiny
-    column = np.argmax(joint_extent / np.maximum(extent, smallest))
-    (low, high), (first, last) = data[column], requested[column]
-    return (
-        f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
-        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
-        "units and the order of the columns, or predict closer to the data"
-    )

@@ -213,7 +213,7 @@ class FieldModel(torch.nn.Module):
     def _representation_of(self, data: Data) -> Representation:
         """Choose a representation for data, at the present hyperparameters."""
         likelihoods = with_groups(self._every_likelihood, data.keys, self.kernel)
-        return Representation.of(self.kernel, likelihoods, self.frequencies, data)
+        return Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
 
     def _condition_state(
         self, representation: Representation, notes: Sequence[str] = ()

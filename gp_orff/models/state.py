@@ -79,7 +79,7 @@ class Represented:
         kernel, data, inference = representation.kernel, representation.data, self.inference
         if not isinstance(inference, FeatureInference):
             parts = kernel, representation.likelihoods, representation.requested, data
-            return Represented.of(Representation.of(*parts))
+            return Represented.of(Representation.of(*parts).mended)
         draw = inference.draws[0]
         phi = draw.shared_columns()
         if phi is None:
@@ -150,7 +150,7 @@ class ModelState:
         """The state for the present kernel and likelihoods of the model."""
         if kernel is not self.kernel:  # another one was assigned to the model
             requested = self.representation.requested
-            representation = Representation.of(kernel, likelihoods, requested, self.data)
+            representation = Representation.of(kernel, likelihoods, requested, self.data).mended
             return ModelState.of(Represented.of(representation), self.mean, History("conditioned"))
         return replace(self, represented=self.represented.current(likelihoods))
 

@@ -99,8 +99,9 @@ class VectorFieldGP(FieldModel):
             missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
             merge: a distance in the units of x, within which the exact kernel merges positions; 0
                 merges none. If None, those that the prior cannot tell apart, where this saves a
-                fifth of the numbers. Of small data, records with equal values at one place are
-                copies, which count once (by default if they are a tenth of the records).
+                fifth of the numbers; wider ones, where the field changes less within them than
+                grids truncate. Of small data, records with equal values at one place are copies,
+                which count once (by default if they are a tenth of the records).
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values

@@ -12,10 +12,12 @@ class Repeats:
         distance: positions that close are merged, in the units of x. None: those that the prior
             cannot tell apart; 0: none.
         copies: the records that were left out, since others have their place and their values.
+        width: the size of a site, over that of positions which the prior cannot tell apart.
     """
 
     distance: float | None = None
     copies: int = 0
+    width: float = 1.0
 
     def __post_init__(self):
         number = isinstance(self.distance, Real) and not isinstance(self.distance, bool)
@@ -27,7 +29,12 @@ class Repeats:
 
     def __add__(self, other: "Repeats") -> "Repeats":
         distance = self.distance if other.distance is None else other.distance
-        return Repeats(distance, self.copies + other.copies)
+        return Repeats(distance, self.copies + other.copies, max(self.width, other.width))
+
+    @property
+    def changes(self) -> bool:
+        """Whether the field may change within a site by more than is negligible."""
+        return bool(self.distance) or self.width > 1
 
     @property
     def note(self) -> str:

@@ -12,7 +12,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gp_orff.data.dataset import Dataset
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import Noise, Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import (
@@ -23,7 +23,12 @@ from gp_orff.data.observations import (
 )
 from gp_orff.data.repeats.merged import Scatter, merged
 from gp_orff.inference.conditioning.base import Inference, Posterior
-from gp_orff.inference.conditioning.merging import exceeds, merge_distance, reach_of_sites
+from gp_orff.inference.conditioning.merging import (
+    changes_within,
+    exceeds,
+    merge_distance,
+    reach_of_sites,
+)
 from gp_orff.inference.equations import (
     dense_evidence,
     dense_posterior,
@@ -31,6 +36,7 @@ from gp_orff.inference.equations import (
 from gp_orff.inference.exact import Tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.quadratic import Evidence
+from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity
 
 
@@ -43,16 +49,28 @@ class ExactInference(Inference):
 
     data: Dataset
     reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
+    changes: tuple[Float[Tensor, "m"], ...] = ()  # of the field within the sites, by group
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
         """Inference on the sites that the prior cannot divide, or that the user asked for."""
-        return cls(data, reach_of_sites(kernel, noises, data))
+        reach = reach_of_sites(kernel, noises, data)
+        if not (data.repeats.changes and reach is not None and any(reach)):
+            return cls(data, reach)
+        return cls(data, reach, changes_within(kernel, noises, data, reach))
 
     @cached_property
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
         parts = self.data.observations
-        return (parts, []) if self.reach is None else merged(parts, self.reach)
+        if self.reach is None:
+            return parts, []
+        means, scatter = merged(parts, self.reach)
+        if self.changes:
+            means = [
+                part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
+                for part, change in zip(means, self.changes, strict=True)
+            ]
+        return means, scatter
 
     @cached_property
     def observed(self) -> Sequence[LinearObservations]:
@@ -62,6 +80,12 @@ class ExactInference(Inference):
     def size(self) -> int:
         """M, the rows of the matrix: the numbers that decide the cost."""
         return sum(len(part.values) for part in self.observed)
+
+    @property
+    def mean_change(self) -> float:
+        """The mean change of the field within the sites, over the noise variance."""
+        changes = torch.cat(self.changes) if self.changes else torch.zeros(1)
+        return changes.mean().item()
 
     @property
     def note(self) -> str:
@@ -129,6 +153,19 @@ class ExactInference(Inference):
     def _design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
         num_outputs = next(iter(noises.values())).shape[-1]
         return torch.cat([part.design(num_outputs) for part in self.observed])
+
+
+def has_covariance(kernel: Kernel, data: Data) -> bool:
+    """Whether the kernel has a covariance in closed form, not only a spectral density."""
+    if not all(term.factor.closed_form for term in terms(kernel)):
+        return False
+    x = torch.tensor([[low for low, _ in data.box]]).to(next(kernel.parameters()))
+    try:
+        with torch.no_grad():
+            kernel(x, x).to_dense()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _is_plain(kernel: Kernel, observations: Sequence[Observations]) -> bool:

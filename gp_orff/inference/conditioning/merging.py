@@ -1,6 +1,8 @@
 """Which positions a prior cannot tell apart: the reach of the sites that are merged."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises, is_regular
+from gp_orff.data.noise.groups import group_noise
+from gp_orff.data.observations import Observations
 from gp_orff.data.repeats.merged import site_labels
 from gp_orff.kernels.tree import space_of
 
@@ -19,6 +23,8 @@ _OF_NOISE = 0.01  # likewise, over the noise variance of the site's mean
 _SAVING = 0.8  # positions that differ are merged if at most that share of the numbers is left
 _MOST_INPUTS = 16  # with more, only equal positions are merged
 _BASES, _HALVINGS, _STEPS = 4, 40, 2  # positions at which lags are tried; lags, √2 apart
+_WIDEST, _BISECTIONS = 2.0**20, 2  # of a site, over what the prior cannot tell apart
+_RECORDS = 8  # of a site, of which the change of the field within it is told
 
 
 @torch.no_grad()
@@ -44,22 +50,22 @@ def merge_distance(
     low, high = np.array(data.survey.box).T
     bases = torch.cat([part.x for part in data.survey.sample])
     bases = bases[:: -(-len(bases) // _BASES)]
-    noise = min(data.local_noises(noises).values()) / count
+    change = _OF_NOISE * min(data.local_noises(noises).values()) / count
     factors = 2.0 ** (-torch.arange(_HALVINGS * _STEPS, 0, -1).to(bases) / _STEPS)
     lengths = []
     for axis, extent in enumerate(high - low):
         lags = torch.zeros(len(factors), data.num_inputs).to(bases)
         lags[:, axis] = extent * factors
-        told = torch.stack([_told_apart(kernel, x, x + lags, noise) for x in bases]).any(0)
+        told = torch.stack([_told_apart(kernel, x, x + lags, change) for x in bases]).any(0)
         indistinct = len(factors) if not told.any() else int(told.int().argmax())
         lengths.append(lags[indistinct - 1, axis].item() if indistinct else 0.0)
     return tuple(lengths)
 
 
 def _told_apart(
-    kernel: Kernel, x: Float[Tensor, "d"], z: Float[Tensor, "n d"], noise: float
+    kernel: Kernel, x: Float[Tensor, "d"], z: Float[Tensor, "n d"], permitted: float
 ) -> Bool[Tensor, "n"]:
-    """Whether the prior tells the positions z from x."""
+    """Whether the prior tells the positions z from x: K(0) − K(x − z) exceeds what is permitted."""
     x = x.expand_as(z)
 
     def variances(a: Tensor, b: Tensor) -> Float[Tensor, "n p"]:
@@ -68,7 +74,7 @@ def _told_apart(
 
     at_x, at_z = variances(x, x), variances(z, z)
     change = 0.5 * (at_x + at_z) - variances(x, z)
-    return (change > (_SHARE * at_x).clamp_min(_OF_NOISE * noise)).any(-1)
+    return (change > (_SHARE * at_x).clamp_min(permitted)).any(-1)
 
 
 def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
@@ -76,13 +82,16 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
 
     A distance that the user gives holds in the directions of space; other inputs, such as time,
     are merged where the prior cannot tell them apart. Without it, positions that differ are merged
-    where this saves a fifth of the numbers: all others stay exactly as they are.
+    where this saves a fifth of the numbers: all others stay exactly as they are; or within the
+    `width` that was chosen for these data.
     """
     given = data.repeats.distance
     if given == 0 or not all(is_regular(noises[key.label]) for key in data.keys):
         return None
     equal = (0.0,) * data.num_inputs
     reach = merge_distance(kernel, noises, data)
+    if data.repeats.width > 1:
+        return tuple(data.repeats.width * length for length in reach)
     count = _records_at_a_site(data, reach)
     reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
     if given is not None:
@@ -90,6 +99,70 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
         return tuple(given if axis in space else length for axis, length in enumerate(reach))
     merged = sum(map(len, map(np.unique, _labels(data, reach))))
     return reach if merged <= _SAVING * sum(map(len, data.observations)) else equal
+
+
+def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> Dataset:
+    """The data with sites just so wide that their means are no more than `most` numbers."""
+    reach = merge_distance(kernel, noises, data)
+
+    def size(width: float) -> int:
+        labels = _labels(data, [width * length for length in reach])
+        pairs = zip(data.observations, labels, strict=True)
+        return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs)
+
+    low, high = 1.0, 2.0
+    while size(high) > most and high < _WIDEST:
+        low, high = high, 2 * high
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if size(middle) > most else (low, middle)
+    return replace(data, repeats=replace(data.repeats, width=high))
+
+
+@torch.no_grad()
+def changes_within(
+    kernel: Kernel, noises: Noises, data: Dataset, reach: Sequence[float]
+) -> tuple[Float[Tensor, "m"], ...]:
+    """The changes c of the field within the sites of every group, over the noise variance.
+
+    The mean f̄ of the field at the records of a site is not its value at their mean position x̄;
+    c = Var[f̄ − f(x̄)] / σ² under the prior, of up to eight records of the site. A mean of weight W
+    has the noise variance σ² (1/W + c).
+
+    Args:
+        kernel: the prior.
+        noises: Σ by the label of the group.
+        data: the observations.
+        reach: (d), the size of a site along each axis.
+    """
+    parts = data.observations
+    return tuple(_changes(kernel, noises, part, site_labels(part, reach)) for part in parts)
+
+
+def _changes(
+    kernel: Kernel, noises: Noises, part: Observations, labels: Int[np.ndarray, "n"]
+) -> Float[Tensor, "m"]:
+    site = torch.from_numpy(labels).to(part.x.device)
+    counts = site.bincount()
+    changes = torch.zeros_like(counts, dtype=part.x.dtype)
+    several = (counts > 1).nonzero().squeeze(-1)
+    first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
+    ranks = torch.arange(_RECORDS).to(site)
+    spaced = torch.where(counts > _RECORDS, ranks * counts // _RECORDS, ranks.clamp_max(counts - 1))
+    rows = site.argsort(stable=True)[first + spaced]
+    weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
+    weight = weight[rows] * (ranks < counts)
+    weight = (weight / weight.sum(-1, keepdim=True)).unsqueeze(-1)
+    x = part.x[rows]
+    x = torch.cat([x, (weight * x).sum(-2, keepdim=True)], dim=-2)
+    signs = torch.cat([weight, -torch.ones_like(weight[:, :1])], dim=-2).squeeze(-1)  # f̄ − f(x̄)
+    size = x.shape[-2]
+    covariance = to_dense(kernel(x, x)).unflatten(-1, (size, -1)).unflatten(-3, (size, -1))
+    covariance = torch.einsum("mi,mipjq,mj->mpq", signs, covariance, signs)
+    variances = part.take(rows[:, 0]).apply_to_covariance(covariance).diagonal(dim1=-1, dim2=-2)
+    noise = group_noise(part.key, noises).diagonal().mean()
+    changes[several] = variances.mean(-1).clamp_min(0.0) / noise
+    return changes
 
 
 def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:

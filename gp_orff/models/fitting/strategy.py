@@ -19,11 +19,12 @@ from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.inference.conditioning import has_covariance
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
     FINE_FACTOR,
+    MUCH_TRUNCATED,
     Representation,
-    has_covariance,
 )
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
@@ -49,7 +50,7 @@ _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
 _ROUGH, _TOO_ROUGH = 0.3, 1.0  # truncated variance at first and after searches on grids, as below
-_LITTLE, _MUCH = 0.01, 0.1  # truncated variance of a grid, over the noise variance
+_LITTLE = 0.01  # truncated variance of a grid, over the noise variance
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def fit(
     if rule is None:
         trainer = ExactKernel(trainer, data).run(search)
     elif representation.follows:
-        representation = Grids(trainer, representation).run(search)
+        representation = Grids(trainer, representation).run(search).mended
+        journal.note("" if representation.follows else representation.reason)
         warn_of_truncation(representation, journal)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
@@ -230,7 +232,7 @@ class Grids:
             ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
             if ratio > _LITTLE:  # the learned noise contains it; the posterior adds it to the field
                 scale_noise(likelihood, max(1 - ratio, 0.5))
-        if max(ratios.values()) > _MUCH and representation.rule.max_features:
+        if max(ratios.values()) > MUCH_TRUNCATED and representation.rule.max_features:
             visited.append(search.coordinates.get())
             last = replace(self, representation=representation)
             last._search_with_truncated_variance(search.coordinates, visited)
@@ -325,7 +327,7 @@ class Grids:
 def warn_of_truncation(representation: Representation, journal: Journal) -> None:
     """Warn if the grid of the posterior truncates much of the variance."""
     ratio = max(representation.cuts().values()) if representation.follows else 0.0
-    if ratio > _MUCH:
+    if ratio > MUCH_TRUNCATED:
         given = representation.rule.max_features is not None
         remedy = (
             "a larger max_features="

@@ -25,10 +25,11 @@ from gp_orff.inference.conditioning import (
     ExactInference,
     FeatureInference,
     Inference,
+    has_covariance,
     log_marginal_likelihood,
 )
 from gp_orff.inference.equations import whole_vectors
-from gp_orff.inference.representation import MOST_EXACT, has_covariance
+from gp_orff.inference.representation import MOST_EXACT
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal

@@ -1,0 +1,102 @@
+"""Sites within which the field changes: what that returns as noise, and when they are chosen."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel
+
+import gp_orff
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.reading import Options, read
+from gp_orff.data.repeats.merged import site_labels
+from gp_orff.inference import representation
+from gp_orff.inference.conditioning import ExactInference
+from gp_orff.inference.conditioning.merging import changes_within, with_few_sites
+from tests.fields import curl_free, directions, draw, uniform
+
+NOISE = 0.01
+
+
+def track(count, seed=0):
+    """Points of a slow random walk."""
+    return draw(count, 2, seed=seed).cumsum(0) / 60
+
+
+def model_of(**options):
+    model = gp_orff.VectorFieldGP(curl_free(0.5, partial(MaternKernel, 1.5)), **options).double()
+    model.likelihood.noise = NOISE
+    return model
+
+
+def moments(model, points):
+    field = model.posterior()
+    return field.mean(points), field.variance(points).sqrt()
+
+
+@pytest.mark.parametrize("options", [{}, {"variances": uniform(60, seed=3) + 0.5}, "directions"])
+def test_changes_are_variances_of_mean_less_value_at_the_middle(options):
+    """Σ_ij w_i w_j K(x_i, x_j), for w of a site's records and −1 at their mean position; sites of
+    few records, of which all count."""
+    x, y = track(60), draw(60, 2, seed=1)
+    if options == "directions":
+        options, y = {"directions": directions(60)[:1].expand(60, 2)}, y[:, 0]
+    data, kernel = Dataset.in_memory(read(x, y, 2, Options(**options))), model_of().kernel
+    reach, noises = (0.06, 0.06), {"": NOISE * torch.eye(2).double()}
+    (changes,) = changes_within(kernel, noises, data, reach)
+    (part,) = data.observations
+    labels = torch.from_numpy(site_labels(part, reach))
+    assert 2 < labels.bincount().max() <= 8
+    for site, change in enumerate(changes):
+        rows = (labels == site).nonzero().squeeze(-1)
+        weight = torch.ones(len(rows)).double() if part.weight is None else part.weight[rows]
+        weight = weight / weight.sum()
+        points = torch.cat([x[rows], (weight[:, None] * x[rows]).sum(0, keepdim=True)])
+        sign = torch.cat([weight, -torch.ones(1).double()])
+        row = torch.eye(2).double() if part.direction is None else part.direction[:1]
+        form = torch.kron(sign[None], row)  # f̄ − f(x̄), along the direction
+        variance = (form @ kernel(points).to_dense() @ form.mT).diagonal().mean()
+        torch.testing.assert_close(change, variance / NOISE, rtol=1e-8, atol=1e-8)
+
+
+def test_sites_are_as_small_as_their_number_permits():
+    data = Dataset.in_memory(read(track(2000), draw(2000, 2), 2, Options()))
+    kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
+    sizes = []
+    for most in (4000, 800, 200):
+        few = with_few_sites(kernel, noises, data, most)
+        sizes.append(ExactInference.merging(kernel, noises, few).size)
+        assert 0.6 * most <= sizes[-1] <= most
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch):
+    """Against the exact kernel on all readings, sites are closer than the grid, and both have error
+    bars that contain what they leave out."""
+    monkeypatch.setattr(representation, "MOST_EXACT", 300)
+    monkeypatch.setattr(representation, "MOST_ITERATIVE", 2000)
+    x, seen = track(350), track(350)[::7] + 0.02
+    kernel = model_of().kernel
+    both = torch.cat([x, seen])
+    f = torch.linalg.cholesky(kernel(both).to_dense() + 1e-9 * torch.eye(800).double())
+    f = (f @ draw(800, seed=4)).unflatten(0, (-1, 2)).detach()
+    y = f[:350] + math.sqrt(NOISE) * draw(350, 2, seed=5)
+    exact = model_of(frequencies=gp_orff.Auto(exact_values=1000)).condition(x, y, merge=0)
+    merged = model_of(frequencies=gp_orff.Auto(exact_values=100)).condition(x, y)
+    assert merged.state.inference.size <= 300
+    assert "would truncate" in str(merged.report)
+    assert "were merged" in str(merged.report)
+    grid = model_of(frequencies=gp_orff.Grid.for_data(x, max_features=2000)).condition(x, y)
+    mean, sd = moments(exact, seen)
+    errors, ratios = [], []
+    for model in (merged, grid):
+        approximate, wider = moments(model, seen)
+        errors.append(((approximate - mean) / sd).square().mean().sqrt().item())
+        ratios.append((wider / sd).mean().item())
+        inside = ((approximate - f[350:]).abs() < 1.96 * wider).double().mean()
+        assert inside > 0.9  # of 100 numbers that are correlated
+    assert errors[0] < 0.7 * errors[1]
+    assert 1.0 <= ratios[0] < 0.9 * ratios[1]
+    again = merged.update(x[:5] + 0.001, y[:5])
+    assert again.state.inference.size <= 300
