@@ -44,7 +44,7 @@ def test_changes_are_variances_of_mean_less_value_at_the_middle(options):
         options, y = {"directions": directions(60)[:1].expand(60, 2)}, y[:, 0]
     data, kernel = Dataset.in_memory(read(x, y, 2, Options(**options))), model_of().kernel
     reach, noises = (0.06, 0.06), {"": NOISE * torch.eye(2).double()}
-    (changes,) = changes_within(kernel, noises, data, reach)
+    (changes,) = changes_within(kernel, noises, reach, data)
     (part,) = data.observations
     labels = torch.from_numpy(site_labels(part, reach))
     assert 2 < labels.bincount().max() <= 8

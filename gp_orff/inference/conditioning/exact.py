@@ -1,9 +1,9 @@
 """Inference by the exact kernel."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -39,6 +39,9 @@ from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity
 
+Changes = Callable[[Dataset], Sequence[Float[Tensor, "m"]]]
+"""The changes of the field within the sites of every group, over the noise variance."""
+
 
 @dataclass(frozen=True)
 class ExactInference(Inference):
@@ -49,7 +52,7 @@ class ExactInference(Inference):
 
     data: Dataset
     reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
-    changes: tuple[Float[Tensor, "m"], ...] = ()  # of the field within the sites, by group
+    changes: Changes | None = None  # of the field within the sites; None: they are negligible
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
@@ -57,7 +60,8 @@ class ExactInference(Inference):
         reach = reach_of_sites(kernel, noises, data)
         if not (data.repeats.changes and reach is not None and any(reach)):
             return cls(data, reach)
-        return cls(data, reach, changes_within(kernel, noises, data, reach))
+        detached = {label: noise.detach() for label, noise in noises.items()}
+        return cls(data, reach, partial(changes_within, kernel, detached, reach))
 
     @cached_property
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
@@ -65,10 +69,10 @@ class ExactInference(Inference):
         if self.reach is None:
             return parts, []
         means, scatter = merged(parts, self.reach)
-        if self.changes:
+        if self.changes is not None:
             means = [
                 part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
-                for part, change in zip(means, self.changes, strict=True)
+                for part, change in zip(means, self.changes(self.data), strict=True)
             ]
         return means, scatter
 
@@ -84,8 +88,7 @@ class ExactInference(Inference):
     @property
     def mean_change(self) -> float:
         """The mean change of the field within the sites, over the noise variance."""
-        changes = torch.cat(self.changes) if self.changes else torch.zeros(1)
-        return changes.mean().item()
+        return 0.0 if self.changes is None else torch.cat(self.changes(self.data)).mean().item()
 
     @property
     def note(self) -> str:

@@ -121,7 +121,7 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
 
 @torch.no_grad()
 def changes_within(
-    kernel: Kernel, noises: Noises, data: Dataset, reach: Sequence[float]
+    kernel: Kernel, noises: Noises, reach: Sequence[float], data: Dataset
 ) -> tuple[Float[Tensor, "m"], ...]:
     """The changes c of the field within the sites of every group, over the noise variance.
 
@@ -132,8 +132,8 @@ def changes_within(
     Args:
         kernel: the prior.
         noises: Σ by the label of the group.
-        data: the observations.
         reach: (d), the size of a site along each axis.
+        data: the observations.
     """
     parts = data.observations
     return tuple(_changes(kernel, noises, part, site_labels(part, reach)) for part in parts)
