@@ -180,6 +180,17 @@ def test_covariances_along_directions_hold_no_covariance_of_vectors(num_dims):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("ard", [False, True])
+def test_places_that_repeat_far_from_the_origin(ard):
+    """κ″ of Matérn 3/2 has no limit at 0; rounding is 1e-16 of 1e6, beside lags of 1e-1 and 0."""
+    kernel = gp_orff.HelmholtzKernel(base("matern32", 2, ard), num_dims=2).double()
+    x, v = 1e6 + uniform(40, 2), draw(2, 40, 2)
+    found = row_covariance(kernel)(Rows(x, v), Rows(x, v))
+    blocks = kernel(x, x).to_dense().reshape(40, 2, 40, 2)
+    expected = torch.einsum("qni,nimj,rmj->nqmr", v, blocks, v).reshape(80, 80)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_a_singular_covariance_gets_a_nugget():
     """As dense algebra gives it: one place thrice, and hardly any noise."""
     x, y = uniform(1, 2).expand(3, 2), draw(1, 2).expand(3, 2)

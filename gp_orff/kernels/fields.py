@@ -10,6 +10,7 @@ n·p + i is output i at point n, as gpytorch's `MultitaskMultivariateNormal` exp
 
 import math
 from copy import deepcopy
+from itertools import chain
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
@@ -24,6 +25,7 @@ from gp_orff.kernels.base import (
 )
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
+from gp_orff.kernels.pairs.forms import collected, total
 from gp_orff.kernels.pairs.hessian import FieldTerm, Pairs
 from gp_orff.kernels.spectra.base import spectral_density, spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
@@ -120,20 +122,25 @@ class PotentialKernel(WrapperKernel):
         """
         check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         axes = torch.eye(self.num_dims, dtype=x1.dtype, device=x1.device).unsqueeze(-2)
-        tau = (x1 - x2).mT.unsqueeze(-1) if diag else x1.mT.unsqueeze(-1) - x2.mT.unsqueeze(-2)
-        blocks = [
-            FieldTerm.of(term)(Pairs(_of_leaf(term, tau), axes, axes)) for term in inner_terms(self)
-        ]
-        total = sum(blocks[1:], blocks[0])  # (*b, d, d, n, m)
+        x, z = x1.mT.contiguous(), x2.mT.contiguous()  # lags are laid out as their inputs
         if diag:
-            return total.squeeze(-1).diagonal(dim1=-3, dim2=-2).flatten(-2)
-        return total.movedim(-4, -2).movedim(-4, -1).flatten(-4, -3).flatten(-2, -1)
+            x, z = x - z, torch.zeros_like(z[..., :1])
+        products = (
+            FieldTerm.of(term)(
+                Pairs(_of_leaf(term, x), _of_leaf(term, z), axes, axes, term.factor.dims)
+            )
+            for term in inner_terms(self)
+        )
+        blocks = total(collected(chain(*products)))  # (*b, d, d, n, m)
+        if diag:
+            return blocks.squeeze(-1).diagonal(dim1=-3, dim2=-2).flatten(-2)
+        return blocks.movedim(-4, -2).movedim(-4, -1).flatten(-4, -3).flatten(-2, -1)
 
 
-def _of_leaf(term: Term, tau: Float[Tensor, "*b d n m"]) -> Float[Tensor, "*b k n m"]:
-    """The lags of the inputs of a potential."""
+def _of_leaf(term: Term, x: Float[Tensor, "*b d n"]) -> Float[Tensor, "*b k n"]:
+    """The inputs of a potential."""
     dims = term.leaves[0].active_dims
-    return tau if dims is None else tau[..., list(dims), :, :]
+    return x if dims is None else x[..., list(dims), :]
 
 
 class CurlFreeKernel(PotentialKernel):

@@ -16,7 +16,8 @@ from torch.autograd import Function
 from gp_orff.inference.exact.tiles import Piece, Tiles
 from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
 from gp_orff.kernels.cholesky import cholesky
-from gp_orff.kernels.pairs.rows import Rows, row_covariance
+from gp_orff.kernels.pairs.forms import cotangents
+from gp_orff.kernels.pairs.rows import Rows, by_directions, row_covariance, row_products
 
 
 def tiled_evidence(
@@ -76,13 +77,12 @@ class TiledInvQuadLogdet(Function):
         noise_gradients = [torch.zeros_like(noise) for noise in noises]
         derivatives = _Derivatives(ctx.kernel, parameters)
         for left, right in ctx.tiles.lower():
-            gradient = grad_logdet * inverse[left.span, right.span]
-            gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-1)
+            times = 1 if left is right else 2  # and the tile above the diagonal
+            gradient = times * grad_logdet * inverse[left.span, right.span]
+            gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-times)
             if left is right:
                 blocks = _diagonal_blocks(gradient, left)
                 noise_gradients[left.group][left.points] = blocks.permute(2, 0, 1)
-            else:
-                gradient *= 2  # and the tile above the diagonal
             if parameters:
                 derivatives.add(left.rows, right.rows, gradient)
         return None, None, None, 2 * weights, *noise_gradients, *derivatives.totals()
@@ -94,7 +94,7 @@ class _Derivatives:
     def __init__(self, kernel: Kernel, parameters: Sequence[Tensor]):
         self.parameters, self.heads, self.leaves = parameters, [], []
         with torch.enable_grad():
-            self.covariance = row_covariance(kernel, self._cut)
+            self.products = row_products(kernel, self._cut)
         self.sums = [torch.zeros_like(t) for t in (*parameters, *self.leaves)]
 
     def _cut(self, tensor: Tensor) -> Tensor:
@@ -107,10 +107,12 @@ class _Derivatives:
     def add(self, left: Rows, right: Rows, gradient: Float[Tensor, "k l"]) -> None:
         """Add one tile."""
         with torch.enable_grad():
-            tile = self.covariance(left, right)
-        self._accumulate(
-            torch.autograd.grad(tile, (*self.parameters, *self.leaves), gradient, allow_unused=True)
+            products = self.products(left, right)
+        heads, gradients = zip(
+            *cotangents(products, by_directions(gradient, left, right)), strict=True
         )
+        inputs = (*self.parameters, *self.leaves)
+        self._accumulate(torch.autograd.grad(heads, inputs, gradients, allow_unused=True))
 
     def totals(self) -> list[Tensor]:
         """Of every parameter."""

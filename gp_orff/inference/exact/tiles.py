@@ -1,5 +1,6 @@
 """The covariance of observed numbers in tiles of few points, without the one of whole vectors."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Pattern
 from gp_orff.kernels.pairs.rows import Rows, row_covariance
 
-_TILE = 192  # rows: what a tile needs on the way stays in the cache of a core
+_TILE = 192  # √ of the numbers of pairs that a tile holds for a direction, to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Tiles:
         for number, group in enumerate(groups):
             rows = Rows(group.x, _directions(group.pattern, group.direction, group.x))
             width = len(rows.v)
-            step = max(1, _TILE // width)
+            step = max(1, int(_TILE / math.sqrt(width)))
             for start in range(0, len(group), step):
                 points = slice(start, min(start + step, len(group)))
                 size = (points.stop - start) * width

@@ -4,94 +4,141 @@ With u = Λτ, −∇∇ᵀk = −2κ′Λ − 4κ″u uᵀ. Numbers of pairs ar
 and w, come before them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property, singledispatch
-from itertools import product
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import FieldFactor, Gradient, Solenoidal
+from gp_orff.kernels.pairs.forms import Form, Outer, Plain
 from gp_orff.kernels.tree import Term
 
-Forms = tuple[Float[Tensor, "*b q r #n #m"], Float[Tensor, "*b q r n m"]]
-"""What multiplies −2κ′ and −4κ″; vᵀΛw and (vᵀu)(uᵀw) of a curl-free field."""
+_COINCIDENT = 1e-12  # lag over extent: rounding of vᵀτ does not count at it, however large κ″ is
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Lags τ over the inputs of a potential, and directions v and w of the field at both ends."""
+    """Inputs of a potential at both ends, and directions v and w of the field there."""
 
-    tau: Float[Tensor, "*b k n m"]
+    x: Float[Tensor, "*b k n"]
+    z: Float[Tensor, "*b k m"]
     v: Float[Tensor, "q #n d"]  # one n for directions that are the same at every point
     w: Float[Tensor, "r #m d"]
-    unit_forms: dict[tuple[int, ...] | None, Forms] = field(default_factory=dict)
+    dims: tuple[int, ...] | None  # the components of directions that x and z have; None: all
 
     @cached_property
     def ones(self) -> Float[Tensor, "k"]:
         """The metric of unit lengthscales; what depends on no other is computed once."""
-        return self.tau.new_ones(self.tau.shape[-3])
+        return self.x.new_ones(self.x.shape[-2])
+
+    @cached_property
+    def inner(self) -> Plain:
+        """vᵀw."""
+        return Plain(self.v.unsqueeze(-3) @ self.w.mT)
 
     def squared_lengths(self, metric: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n m"]:
         """τᵀMτ, with M = diag `metric`."""
         if metric is self.ones:
             return self._unit_squares
-        squares = self.tau.square().flatten(-2)
-        return (metric.unsqueeze(-2) @ squares).squeeze(-2).unflatten(-1, self.tau.shape[-2:])
+        return _weighted(metric.unsqueeze(-2), self._squares).squeeze(-3)
+
+    def forms(self, metric: Float[Tensor, "*b k"]) -> tuple[Form, Form]:
+        """vᵀMw and (vᵀMτ)(τᵀMw), which multiply −2κ′ and −4κ″ in a curl-free field."""
+        return self._unit_forms if metric is self.ones else self._forms(metric)
+
+    @cached_property
+    def _tau(self) -> Float[Tensor, "*b k n m"]:
+        return self.x.unsqueeze(-1) - self.z.unsqueeze(-2)
+
+    @cached_property
+    def _squares(self) -> Float[Tensor, "*b k n m"]:
+        """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite beside it."""
+        extent = torch.maximum(*(x.detach().abs().amax((-2, -1)) for x in self._centred))
+        return self._tau.square().clamp_min((_COINCIDENT * extent).square()[..., None, None, None])
 
     @cached_property
     def _unit_squares(self) -> Float[Tensor, "*b n m"]:
-        return self.tau.square().sum(-3)
+        return self._squares.sum(-3)
 
     @cached_property
-    def inner(self) -> Float[Tensor, "q r #n #m"]:
-        """vᵀw."""
-        return self.v.unsqueeze(-3) @ self.w.mT
+    def _unit_forms(self) -> tuple[Form, Form]:
+        first, second = self._forms(self.ones)
+        return (self.inner if self.dims is None else first), second
 
-    def forms(self, metric: Float[Tensor, "*b k"], dims: tuple[int, ...] | None) -> Forms:
-        """vᵀMw and (vᵀMτ)(τᵀMw); `dims` are the components of directions that τ has, None: all."""
-        if metric is not self.ones:
-            return self._forms(metric, dims)
-        if dims not in self.unit_forms:
-            self.unit_forms[dims] = self._forms(metric, dims)
-        return self.unit_forms[dims]
+    def _forms(self, metric: Float[Tensor, "*b k"]) -> tuple[Form, Form]:
+        v, w = self.v, self.w
+        if self.dims is not None:
+            v, w = v[..., list(self.dims)], w[..., list(self.dims)]
+        scaled, other = (side * metric[..., None, None, :] for side in (v, w))
+        outer = Outer(self._along_left(scaled), self._along_right(other))
+        return Plain(scaled.unsqueeze(-3) @ w.mT), outer
 
-    def _forms(self, metric: Float[Tensor, "*b k"], dims: tuple[int, ...] | None) -> Forms:
-        v, w = (side if dims is None else side[..., list(dims)] for side in (self.v, self.w))
-        u = metric[..., None, None] * self.tau
-        left = _product(v.movedim(-1, -2).unsqueeze(-1), u).unsqueeze(-3)
-        right = _product(w.movedim(-1, -2).unsqueeze(-2), u).unsqueeze(-4)
-        return (v * metric[..., None, None, :]).unsqueeze(-3) @ w.mT, left * right
+    def _along_left(self, v: Float[Tensor, "*b q #n k"]) -> Float[Tensor, "*b q n m"]:
+        """vᵀτ, as a product of matrices; with one v, of exact lags."""
+        if v.shape[-2] == 1:
+            return _weighted(v.squeeze(-2), self._tau)
+        x, z = self._centred
+        return v @ -z.unsqueeze(-3) + (v * x.mT.unsqueeze(-3)).sum(-1, keepdim=True)
+
+    def _along_right(self, w: Float[Tensor, "*b r #m k"]) -> Float[Tensor, "*b r n m"]:
+        """τᵀw."""
+        if w.shape[-2] == 1:
+            return _weighted(w.squeeze(-2), self._tau)
+        x, z = self._centred
+        return x.mT.unsqueeze(-3) @ w.mT - (w * z.mT.unsqueeze(-3)).sum(-1).unsqueeze(-2)
+
+    @cached_property
+    def _centred(self) -> tuple[Float[Tensor, "*b k n"], Float[Tensor, "*b k m"]]:
+        centre = self.x.mean(-1, keepdim=True)
+        return self.x - centre, self.z - centre
 
 
-def _product(v: Float[Tensor, "q k #n #m"], u: Float[Tensor, "*b k n m"]) -> Tensor:
-    """vᵀu, (*b, q, n, m)."""
-    terms = (v[:, i] * u[..., None, i, :, :] for i in range(v.shape[1]))
-    return sum(terms, next(terms))
+def _weighted(
+    weights: Float[Tensor, "*b q k"], values: Float[Tensor, "*b k n m"]
+) -> Float[Tensor, "*b q n m"]:
+    """Σ_k w_qk a_k."""
+    return (weights @ values.flatten(-2)).unflatten(-1, values.shape[-2:])
+
+
+FormsOfTerm = Iterator[tuple[Form, Float[Tensor, "*b n m"]]]
 
 
 @singledispatch
-def forms(factor: FieldFactor, pairs: Pairs, metric: Float[Tensor, "*b k"]) -> Forms:
-    """What multiplies −2κ′ and −4κ″ in vᵀK(τ)w, for fields with a factor B(ω)."""
+def products(
+    factor: FieldFactor, pairs: Pairs, metric: Float[Tensor, "*b k"], a: Tensor, b: Tensor
+) -> FormsOfTerm:
+    """The forms of vᵀK(τ)w and their numbers, for fields with a factor B(ω).
+
+    Args:
+        factor: B(ω).
+        pairs: lags and directions.
+        metric: the diagonal of Λ.
+        a: −2κ′, (*b, n, m).
+        b: −4κ″, (*b, n, m).
+    """
     raise NotImplementedError(f"no covariance is known for {type(factor).__name__}")
 
 
-@forms.register
-def _(factor: Gradient, pairs: Pairs, metric: Tensor) -> Forms:
-    return pairs.forms(metric, factor.dims)
+@products.register
+def _(factor: Gradient, pairs: Pairs, metric: Tensor, a: Tensor, b: Tensor) -> FormsOfTerm:
+    first, second = pairs.forms(metric)
+    yield first, a
+    yield second, b
 
 
-@forms.register
-def _(factor: Solenoidal, pairs: Pairs, metric: Tensor) -> Forms:
-    first, second = pairs.forms(metric, factor.dims)
-    trace = pairs.squared_lengths(metric.square())[..., None, None, :, :]
-    total = metric.sum(-1)[..., None, None, None, None]
-    return total * pairs.inner - first, trace * pairs.inner - second
+@products.register
+def _(factor: Solenoidal, pairs: Pairs, metric: Tensor, a: Tensor, b: Tensor) -> FormsOfTerm:
+    first, second = pairs.forms(metric)
+    trace = metric.sum(-1)[..., None, None]
+    lengths = pairs.squared_lengths(metric if metric is pairs.ones else metric.square())
+    yield pairs.inner, torch.addcmul(trace * a, lengths, b)
+    yield first, -a
+    yield second, -b
 
 
 Cut = Callable[[Tensor], Tensor]
@@ -123,57 +170,14 @@ class FieldTerm:
         first, second = -2 * scale * power, -4 * scale * power**2
         return cls(kernel, term.factor, cut(metric), cut(first), cut(second))
 
-    def __call__(self, pairs: Pairs) -> Float[Tensor, "*b q r n m"]:
-        """vᵀK(τ)w."""
+    def __call__(self, pairs: Pairs) -> FormsOfTerm:
+        """The forms of vᵀK(τ)w and their numbers."""
         if self.metric.shape[-1] == 1:
-            s = self.metric.unsqueeze(-1) * pairs.squared_lengths(pairs.ones)
-            inner, outer = forms(self.factor, pairs, pairs.ones)
+            metric = pairs.ones
+            s = self.metric.unsqueeze(-1) * pairs.squared_lengths(metric)
         else:
-            s = pairs.squared_lengths(self.metric)
-            inner, outer = forms(self.factor, pairs, self.metric)
+            metric = self.metric
+            s = pairs.squared_lengths(metric)
         first, second = radial_derivatives(self.kernel, s)
-        first = self.first[..., None, None] * first
-        return Combination.apply(first, self.second[..., None, None] * second, inner, outer)
-
-
-class Combination(Function):
-    """a F + b S, with numbers a and b of every pair, for every pair of directions.
-
-    The derivatives in a and b sum over directions, without matrices of products for all of them.
-    """
-
-    @staticmethod
-    def forward(
-        ctx,
-        a: Float[Tensor, "*b n m"],
-        b: Float[Tensor, "*b n m"],
-        first: Float[Tensor, "*b q r #n #m"],
-        second: Float[Tensor, "*b q r n m"],
-    ) -> Float[Tensor, "*b q r n m"]:
-        ctx.save_for_backward(a, b, first, second)
-        a, b = (kappa[..., None, None, :, :] for kappa in (a, b))
-        return torch.addcmul(a * first, b, second)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        tensors = ctx.saved_tensors
-        a, b, first, second = tensors
-        found = [
-            (lambda: _over_directions(gradient, first)),
-            (lambda: _over_directions(gradient, second)),
-            (lambda: gradient * a[..., None, None, :, :]),
-            (lambda: gradient * b[..., None, None, :, :]),
-        ]
-        return tuple(
-            own().sum_to_size(tensor.shape) if needed else None
-            for own, tensor, needed in zip(found, tensors, ctx.needs_input_grad, strict=True)
-        )
-
-
-def _over_directions(
-    gradient: Float[Tensor, "*b q r n m"], form: Float[Tensor, "*b q r #n #m"]
-) -> Float[Tensor, "*b n m"]:
-    """Σ_qr G_qr ∘ F_qr."""
-    pairs = product(*map(range, form.shape[-4:-2]))
-    parts = (gradient[..., q, r, :, :] * form[..., q, r, :, :] for q, r in pairs)
-    return sum(parts, next(parts))
+        a, b = self.first[..., None, None] * first, self.second[..., None, None] * second
+        return products(self.factor, pairs, metric, a, b)

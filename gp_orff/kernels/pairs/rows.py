@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, singledispatch
+from itertools import chain
 
 import torch
 from gpytorch.kernels import Kernel
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import Factor, FieldFactor, Mixing
-from gp_orff.kernels.pairs.hessian import Cut, FieldTerm, Pairs
+from gp_orff.kernels.pairs.forms import Plain, Products, collected, total
+from gp_orff.kernels.pairs.hessian import Cut, FieldTerm, FormsOfTerm, Pairs
 from gp_orff.kernels.tree import Leaf, Term, inner_terms, terms
 
 
@@ -32,11 +34,12 @@ class Rows:
         return len(self.v) * len(self.x)
 
 
+RowProducts = Callable[[Rows, Rows], Products]
 RowCovariance = Callable[[Rows, Rows], Float[Tensor, "n*q m*r"]]
 
 
-def row_covariance(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowCovariance:
-    """The covariance of two sets of rows under a kernel, point-major, differentiable in the kernel.
+def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProducts:
+    """The covariance of two sets of rows under a kernel, as numbers of pairs times forms.
 
     Field kernels and separable kernels, their sums and their products with scalar kernels are
     contracted with the directions without the covariance of whole vectors.
@@ -50,22 +53,36 @@ def row_covariance(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowCovar
     return partial(_of_terms, [_prepared(term.factor, term, cut) for term in terms(kernel)])
 
 
-def _of_kernel(kernel: Kernel, left: Rows, right: Rows) -> Float[Tensor, "n*q m*r"]:
+def row_covariance(kernel: Kernel) -> RowCovariance:
+    """The covariance of two sets of rows, point-major, differentiable in the kernel."""
+    found = row_products(kernel)
+
+    def covariance(left: Rows, right: Rows) -> Float[Tensor, "n*q m*r"]:
+        return total(found(left, right)).permute(2, 0, 3, 1).reshape(len(left), len(right))
+
+    return covariance
+
+
+def by_directions(
+    matrix: Float[Tensor, "n*q m*r"], left: Rows, right: Rows
+) -> Float[Tensor, "q r n m"]:
+    """The entries of a matrix of rows for every pair of directions."""
+    q, r = len(left.v), len(right.v)
+    return matrix.unflatten(0, (-1, q)).unflatten(2, (-1, r)).permute(1, 3, 0, 2).contiguous()
+
+
+def _of_kernel(kernel: Kernel, left: Rows, right: Rows) -> Products:
     """By the covariance of whole vectors, as the kernel gives it."""
     n, m = len(left.x), len(right.x)
     blocks = to_dense(kernel(left.x, right.x)).reshape(n, left.v.shape[-1], m, -1)
     v, w = left.v.expand(-1, n, -1), right.v.expand(-1, m, -1)
-    half = torch.einsum("qni,nimj->nqmj", v, blocks)
-    return torch.einsum("nqmj,rmj->nqmr", half, w).reshape(len(left), len(right))
+    half = torch.einsum("qni,nimj->qnmj", v, blocks)
+    return {Plain(torch.einsum("qnmj,rmj->qrnm", half, w)): blocks.new_ones(1, 1)}
 
 
-def _of_terms(
-    summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows
-) -> Float[Tensor, "n*q m*r"]:
-    known: dict[tuple[int, ...] | None, Pairs] = {}
-    blocks = [summand(left, right, known) for summand in summands]
-    total = sum(blocks[1:], blocks[0])  # (q, r, n, m)
-    return total.permute(2, 0, 3, 1).reshape(len(left), len(right))
+def _of_terms(summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows) -> Products:
+    known: dict[tuple, Pairs] = {}
+    return collected(chain(*(summand(left, right, known) for summand in summands)))
 
 
 @dataclass(frozen=True)
@@ -76,14 +93,15 @@ class _FieldRows:
     others: tuple[Leaf, ...]
     term: FieldTerm
 
-    def __call__(self, left: Rows, right: Rows, known: dict) -> Float[Tensor, "q r n m"]:
-        """For every pair of directions; terms of the same inputs share their pairs."""
-        if self.space.active_dims not in known:
-            x, z = (_inputs(self.space, rows) for rows in (left, right))
-            tau = x.mT.unsqueeze(-1) - z.mT.unsqueeze(-2)
-            known[self.space.active_dims] = Pairs(tau, left.v, right.v)
-        block = self.term(known[self.space.active_dims])
-        return math.prod([_scalar(leaf, left, right) for leaf in self.others], start=block)
+    def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
+        """Terms of the same inputs share their pairs."""
+        key = self.space.active_dims, self.term.factor.dims
+        if key not in known:
+            x, z = (_inputs(self.space, rows).mT.contiguous() for rows in (left, right))
+            known[key] = Pairs(x, z, left.v, right.v, self.term.factor.dims)
+        others = [_scalar(leaf, left, right) for leaf in self.others]
+        for form, number in self.term(known[key]):
+            yield form, math.prod(others, start=number)
 
 
 @dataclass(frozen=True)
@@ -94,10 +112,11 @@ class _MixedRows:
     scale: Float[Tensor, ""]
     root: Float[Tensor, "p r"]
 
-    def __call__(self, left: Rows, right: Rows, known: dict) -> Float[Tensor, "q r n m"]:
-        """For every pair of directions."""
-        k = math.prod([_scalar(leaf, left, right) for leaf in self.leaves], start=self.scale)
-        return k * ((left.v @ self.root).unsqueeze(-3) @ (right.v @ self.root).mT)
+    def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
+        """One form, the covariance of the outputs."""
+        factors = [_scalar(leaf, left, right) for leaf in self.leaves]
+        form = Plain((left.v @ self.root).unsqueeze(-3) @ (right.v @ self.root).mT)
+        yield form, math.prod(factors, start=self.scale.expand(1, 1))
 
 
 @singledispatch
