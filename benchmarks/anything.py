@@ -77,12 +77,12 @@ def told(record: dict) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = Sizes(__file__, __doc__, most=(100_000, 8), every=(1, 1), seconds=(180.0, 20.0))
-    parser.add_argument("--sets", type=numbers_of, help="such as 1,4-9; all")
+    parser.add_argument("--sets", help="such as 1,4-9; all")
     parser.add_argument("--kernels", type=re.compile, default="", help="a regular expression")
     parser.add_argument("--again", action="store_true", help="also those that are recorded")
     arguments = parser.parse_args(words)
-    if arguments.smoke and not arguments.sets:
-        arguments.sets = [2]
+    arguments.command += f" --sets {arguments.sets}" if arguments.sets else ""
+    arguments.sets = numbers_of(arguments.sets or ("2" if arguments.smoke else ""))
     keys, path, records = list(chosen(arguments)), None, {}
     if arguments.output is not None:
         arguments.output.mkdir(parents=True, exist_ok=True)
