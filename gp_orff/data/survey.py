@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import scipy.spatial
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.observations import Observations, join
@@ -213,3 +213,38 @@ def merge_pieces(
         members.setdefault(part.key, []).append(index)
     pieces = [join(parts[i] for i in indices)[0] for indices in members.values()]
     return pieces, [torch.cat([values[i] for i in indices]) for indices in members.values()]
+
+
+def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"]:
+    """Row numbers of about `size` points at all distances of each other.
+
+    They are random centres, and of each centre the neighbours of geometrically spaced ranks.
+    """
+    if len(x) <= size:
+        return torch.arange(len(x), device=x.device)
+    rng = np.random.default_rng(seed)
+    ranks = np.unique(np.geomspace(1, len(x), 25).astype(int)) - 1
+    order, rows = rng.permutation(len(x)), {}  # a dict keeps the order, and each row once
+    for centre in order[: 4 * size // len(ranks)]:
+        neighbours = _by_distance(x, centre)[torch.from_numpy(ranks)]
+        rows.update(dict.fromkeys(neighbours.tolist()))
+    rows.update(dict.fromkeys(order.tolist()))  # repeated places give too few neighbours
+    return torch.tensor(sorted(list(rows)[:size]), device=x.device)
+
+
+def windows(x: Float[Tensor, "N d"], size: int, count: int, seed: int = 0) -> Int[Tensor, "n"]:
+    """Row numbers of about `size` points: `count` random centres, and all their neighbours.
+
+    What varies over a few distances of neighbours, by less than the noise, shows only where points
+    lie as densely as in the data.
+    """
+    if len(x) <= size:
+        return torch.arange(len(x), device=x.device)
+    centres = np.random.default_rng(seed).permutation(len(x))[:count]
+    return torch.cat([_by_distance(x, centre)[: size // count] for centre in centres]).unique()
+
+
+def _by_distance(x: Float[Tensor, "N d"], centre: int) -> Int[Tensor, "N"]:
+    """Row numbers, those closest to one of the points first."""
+    extent = (x.amax(0) - x.amin(0)).max().clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.argsort(((x - x[centre]) / extent).square().sum(-1))

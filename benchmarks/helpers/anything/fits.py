@@ -25,18 +25,19 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` inside after some seconds, as soon as the present operation returns."""
+    """Raise `OutOfTime` inside after some seconds of processors, as soon as the present operation
+    returns."""
 
     def stop(*_: object) -> None:
         raise OutOfTime
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def measured(kernel: Kernel, problem: Problem, most: float) -> dict[str, object]:
@@ -45,7 +46,7 @@ def measured(kernel: Kernel, problem: Problem, most: float) -> dict[str, object]
     Args:
         kernel: trained in place.
         problem: the data.
-        most: seconds after which the fit is given up.
+        most: seconds of processors after which the fit is given up.
     """
     found: dict[str, object] = {"points": len(problem.x), "error": None}
     with warnings.catch_warnings(record=True) as caught:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 Record = Mapping[str, object]
-SLOW, FEW_INSIDE = 60.0, 0.85  # seconds; share inside 95 % intervals
+SLOW, FEW_INSIDE = 60.0, 0.85  # seconds of processors; share inside 95 % intervals
 
 
 def summary(records: Iterable[Record]) -> dict[str, object]:
@@ -11,13 +11,13 @@ def summary(records: Iterable[Record]) -> dict[str, object]:
     records = list(records)
     done = [own for own in records if own["error"] is None]
     readings = sum(own["readings"] for own in done)
-    seconds = sorted(own["seconds"] for own in records)
+    seconds = sorted(own["CPU s"] for own in records)
     return {
         "fits": len(records),
         "errors": len(records) - len(done),
-        "slow": sum(own["seconds"] > SLOW for own in records),
-        "median s": seconds[len(seconds) // 2],
-        "most s": seconds[-1],
+        "slow": sum(own["CPU s"] > SLOW for own in records),
+        "median CPU s": seconds[len(seconds) // 2],
+        "most CPU s": seconds[-1],
         "warned": sum(bool(own["warnings"]) for own in records),
         "inside": sum(own["inside"] * own["readings"] for own in done) / max(readings, 1),
         "field": sum(own["inside, field"] * own["readings"] for own in done) / max(readings, 1),
@@ -33,8 +33,8 @@ def failures(records: Iterable[Record]) -> list[dict[str, object]]:
     for own in records:
         if own["error"] is not None:
             why = own["error"]
-        elif own["seconds"] > SLOW:
-            why = f"{own['seconds']:.0f} s, {own['method']}, F {own['F']}"
+        elif own["CPU s"] > SLOW:
+            why = f"{own['CPU s']:.0f} CPU s, {own['method']}, F {own['F']}"
         elif own["inside"] < FEW_INSIDE and not own["warnings"]:
             why = f"{own['inside']:.3f} of {own['readings']} readings inside, without a warning"
         else:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
-import numpy as np
 import torch
 from gpytorch.kernels import (
     AdditiveKernel,
@@ -22,14 +21,14 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
-from gp_orff.kernels.tree import Leaf, Term, terms
+from gp_orff.kernels.tree import Term, terms
 from gp_orff.models.fitting.coordinates import admissible
 
 _SHARES = (0.4, 0.15, 0.05)  # starting lengthscales over the extent of the bulk of the data
@@ -58,21 +57,18 @@ def starts(kernel: Kernel, distances: Distances) -> list[Start]:
     For a sum of kernels, also with nearly all of the variance in one term.
     """
     shares = list(_SHARES)
-    leaf = max((leaf for t in terms(kernel) for leaf in t.leaves), key=_num_dims, default=None)
-    if leaf is not None:
-        dims = leaf.active_dims or range(distances.points.shape[-1])
-        extent, spacing = distances.bulk[list(dims)].max(), distances.typical(dims)
+    leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
+    inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
+    varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
+    if varying:
+        dims = max(varying, key=len)
+        extent, spacing = distances.bulk[dims].max(), distances.typical(dims)
         shortest = _NEIGHBOURS * spacing
         while shares[-1] * extent > 3 * shortest > 0 and len(shares) < 3 + _MAX_SHORTER:
             shares.append(shares[-1] / 3)
     count = len(_varying_terms(kernel))
     dominant = [None, *range(count)] if count > 1 else [None]
     return [Start(share, term) for share in shares for term in dominant]
-
-
-def _num_dims(leaf: Leaf) -> float:
-    """How many inputs a leaf uses; infinity for all of them."""
-    return math.inf if leaf.active_dims is None else len(leaf.active_dims)
 
 
 def _varying_terms(kernel: Kernel) -> list[Kernel]:
@@ -273,25 +269,6 @@ def with_amplitude(kernel: Kernel) -> Kernel:
     scaled = ScaleKernel(kernel, batch_shape=kernel.batch_shape)
     scaled.outputscale = torch.ones_like(scaled.outputscale)
     return scaled
-
-
-def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"]:
-    """Row numbers of about `size` points at all distances of each other.
-
-    They are random centres, and of each centre the neighbours of geometrically spaced ranks.
-    """
-    if len(x) <= size:
-        return torch.arange(len(x), device=x.device)
-    rng = np.random.default_rng(seed)
-    extent = (x.amax(0) - x.amin(0)).max().clamp_min(torch.finfo(x.dtype).tiny)
-    ranks = np.unique(np.geomspace(1, len(x), 25).astype(int)) - 1
-    order, rows = rng.permutation(len(x)), {}  # a dict keeps the order, and each row once
-    for centre in order[: 4 * size // len(ranks)]:
-        distance = ((x - x[centre]) / extent).square().sum(-1)
-        neighbours = torch.argsort(distance)[torch.from_numpy(ranks)]
-        rows.update(dict.fromkeys(neighbours.tolist()))
-    rows.update(dict.fromkeys(order.tolist()))  # repeated places give too few neighbours
-    return torch.tensor(sorted(list(rows)[:size]), device=x.device)
 
 
 @singledispatch

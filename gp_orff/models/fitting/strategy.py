@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
-from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
@@ -31,17 +30,16 @@ from gp_orff.models.fitting.history import History, Journal
 from gp_orff.models.fitting.progress import Progress
 from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import Start, scale_noise, start, starts
+from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import (
-    SCREENED_VALUES,
     SUBSET_VALUES,
     Trainer,
+    best_start,
     without_far_points,
 )
 from gp_orff.models.report.names import parameter_names
 
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
-_FINALISTS = 3  # starting values that are searched from on more data
 _SUBSETS, _MANY = (1200, 3600), 1.3  # numbers of first searches, if there are 1.3 times as many
 _MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
@@ -99,43 +97,6 @@ def fit(
         representation = RobustEM(trainer).run(representation)
     history = History("fitted", tuple(journal.stages)).with_notes(journal.notes)
     return Fitted(representation, trainer.mean, history)
-
-
-def best_start(trainer: Trainer) -> Search:
-    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
-    on a small subset, from the best starting values of each lengthscale; the best three again on a
-    larger one, and the best of these to the end."""
-    warn_of_far_points(trainer.distances)
-    subset = trainer.starting_subset(SUBSET_VALUES)
-    with trainer.journal.stage(f"starting values, {subset.survey.num_points} points"):
-        return _screened_search(trainer, subset)
-
-
-def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
-    small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
-    observations, name = small.data.observations, "starting values"
-
-    def go_to(initial: Start) -> None:
-        start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
-
-    def value(initial: Start) -> float:
-        go_to(initial)
-        return trainer.value(small)
-
-    best: dict[float, Start] = {}  # of each lengthscale
-    for initial in sorted(starts(trainer.kernel, trainer.distances), key=value):
-        best[initial.share] = initial
-    candidates = []
-    for initial in best.values():
-        go_to(initial)
-        candidates.append(trainer.short_search(trainer.new_search(), small, name))
-    large, finalists = trainer.inference(subset), []
-    for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
-        search.coordinates.set(u)
-        finalists.append(trainer.short_search(search, large, name))
-    search, u = max(finalists, key=lambda pair: pair[0].value)
-    search.coordinates.set(u)
-    return trainer.search(search, large, name, nats=0.1)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,27 @@
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.observations import join
-from gp_orff.data.survey import DataWarning, Distances, Survey
+from gp_orff.data.survey import (
+    DataWarning,
+    Distances,
+    Survey,
+    subset,
+    warn_of_far_points,
+    windows,
+)
 from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
@@ -35,13 +42,16 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import subset
+from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
+_FINALISTS = 3  # starting values that are searched from on more data
+_JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
+_NATS = 2.0  # for each output: what two parts do not show of long lengthscales
 _SHORT = 4  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
-_FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
+_FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
 
 
@@ -109,8 +119,19 @@ class Trainer:
 
     def subset(self, numbers: int) -> Dataset:
         """About `numbers` observed values, of points at all distances from each other."""
+        return self._chosen(lambda x: subset(x, self._points(numbers)))
+
+    def windows(self, numbers: int, count: int, seed: int) -> Dataset:
+        """About `numbers` observed values, of all points of `count` parts of the data."""
+        return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
+
+    def _points(self, numbers: int) -> int:
+        return max(2, numbers // self.num_outputs)
+
+    def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
+        """Those of the sample with certain rows."""
         parts = join(self.survey.sample)
-        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // self.num_outputs))
+        chosen = rows_of(torch.cat([part.x for part in parts]))
         offsets = np.cumsum([0, *map(len, parts)])
         selected = []
         for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
@@ -146,21 +167,89 @@ class Trainer:
     def warn_of_few_numbers(self, data: Data, searched: int) -> None:
         """Warn if the numbers are few for so many hyperparameters and the means of the outputs."""
         learned = searched + (self.num_outputs if self.mean is None else 0)
-        if data.num_values < _FEW_FOR_EACH * learned:
+        if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
+            repeated = " at distinct places" if numbers < data.num_values else ""
             warnings.warn(
-                f"{data.num_values:.0f} numbers determine {learned} hyperparameters poorly: error "
-                "bars do not contain the uncertainty of these, and may be too small; fix those "
-                "that are known (requires_grad_(False)), give them priors, or take a simpler "
+                f"{numbers:.0f} numbers{repeated} determine {learned} hyperparameters poorly: "
+                "error bars do not contain the uncertainty of these, and may be too small; fix "
+                "those that are known (requires_grad_(False)), give them priors, or take a simpler "
                 "kernel",
                 DataWarning,
                 stacklevel=2,
             )
+
+    def _at_distinct_places(self, data: Data) -> float:
+        """The observed numbers, where those at places that the prior cannot tell apart are one."""
+        sample = Dataset.in_memory(self.survey.sample)
+        if not has_covariance(self.kernel, sample):
+            return data.num_values
+        of_symbols = data.num_values - self.survey.num_values
+        return min(data.num_values, self.exact_inference(sample).size + of_symbols)
 
     @property
     def _has_cheap_outputs(self) -> bool:
         """Whether an evaluation by features, of whole vectors, costs about the same for all these
         outputs as for few."""
         return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))
+
+
+def best_start(trainer: Trainer) -> Search:
+    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
+    on a small subset, from the best starting values of each lengthscale; the best three again on a
+    larger one, and the best of these to the end. Many data are also searched in a dense part."""
+    warn_of_far_points(trainer.distances)
+    spread = trainer.starting_subset(SUBSET_VALUES)
+    with trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
+        search = _screened_search(trainer, spread)
+        many = trainer.survey.num_values > _MANY
+        return _over_short_distances(trainer, search) if many else search
+
+
+def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
+    small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
+    observations, name = small.data.observations, "starting values"
+
+    def go_to(initial: Start) -> None:
+        start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
+
+    def value(initial: Start) -> float:
+        go_to(initial)
+        return trainer.value(small)
+
+    best: dict[float, Start] = {}  # of each lengthscale
+    for initial in sorted(starts(trainer.kernel, trainer.distances), key=value):
+        best[initial.share] = initial
+    candidates = []
+    for initial in best.values():
+        go_to(initial)
+        candidates.append(trainer.short_search(trainer.new_search(), small, name))
+    large, finalists = trainer.inference(spread), []
+    for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
+        search.coordinates.set(u)
+        finalists.append(trainer.short_search(search, large, name))
+    search, u = max(finalists, key=lambda pair: pair[0].value)
+    search.coordinates.set(u)
+    return trainer.search(search, large, name, nats=0.1)
+
+
+def _over_short_distances(trainer: Trainer, search: Search) -> Search:
+    """A search on from where this one ended, or from a start on a dense part of the data, whichever
+    has the larger evidence on other parts.
+
+    Points spread over all data do not show what varies over a few distances of neighbours by less
+    than the noise, and the evidence of all data may have a maximum for each.
+    """
+    u, part = search.coordinates.get(), trainer.windows(SUBSET_VALUES, 1, seed=0)
+    local = replace(trainer, survey=part.survey)
+    other = _screened_search(local, local.starting_subset(SUBSET_VALUES))
+    other_u, judge = other.coordinates.get(), trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
+    for candidate, at in ((search, u), (other, other_u)):
+        candidate.coordinates.set(at)
+        trainer.short_search(candidate, judge, "dense parts")
+    if (other.value - search.value) * judge.num_values > _NATS * trainer.num_outputs:
+        return other
+    search.coordinates.set(u)
+    return search
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
