@@ -1,0 +1,85 @@
+"""Predict left-out readings, block by block, and score the predictions."""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from gpytorch.means import Mean
+from jaxtyping import Bool
+from torch import Tensor
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.sources import varying_mean
+from gp_orff.inference.conditioning import Inference
+from gp_orff.inference.left_out import LeftOut, left_out
+from gp_orff.models.fitting.robust_em import EStep
+from gp_orff.models.validation.blocks import Block
+from gp_orff.models.validation.cross_validation import CrossValidation
+from gp_orff.models.validation.scores import Scores
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts readings of the data of an inference from the others."""
+
+    inference: Inference  # of a `Dataset` in memory whose observations have an `index`
+    e_step: EStep
+    prior_mean: Mean
+
+    @torch.no_grad()
+    def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
+        """The scores of all blocks with readings.
+
+        Raises:
+            ValueError: a block that leaves nothing to learn from.
+        """
+        device = next(self.e_step.kernel.parameters()).device
+        masks = [block.left_out.to(device) for block in blocks]
+        for block, mask in zip(blocks, masks, strict=True):
+            _require_rest(self.inference.data, block.name, mask)
+        kernel, noises, mean = self.e_step.kernel, self.e_step.noises, self.e_step.mean
+        names, columns = [], []
+        found = left_out(self.inference, kernel, noises, mean, masks)
+        for block, parts in zip(blocks, found, strict=True):
+            scores = [self._scores(part, block.tested.to(device)) for part in parts]
+            scores = [score for score in scores if len(score[0])]
+            if scores:
+                values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
+                order = torch.argsort(values[0], stable=True)
+                number = torch.full_like(order, len(names))
+                columns.append([number, *(column[order] for column in values)])
+                names.append(block.name)
+        return CrossValidation(tuple(names), *map(torch.cat, zip(*columns, strict=True)))
+
+    def _scores(self, found: LeftOut, tested: Bool[Tensor, "N"]) -> list[Tensor]:
+        """Row, column, value, mean, sd and scores of the readings of a group, number by number."""
+        kept = tested[found.part.index]
+        part, mean, latent = found.part.take(kept), found.mean[kept], found.variance[kept]
+        noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
+        noise = noise.diagonal(dim1=-1, dim2=-2).flatten()
+        model = self.e_step.heavy_tailed.get(part.key.label)
+        nu = math.inf if model is None else model.deg_free
+        scores = Scores.of((part.y - mean).flatten(), latent.flatten(), noise, nu)
+        trend = part.apply(varying_mean(self.prior_mean, part.x, part.pattern.num_outputs))
+        values = part.pattern.num_values
+        column = torch.tensor(part.pattern.columns).to(part.index).repeat(len(part))
+        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        return [
+            part.index.repeat_interleave(values),
+            column,
+            (part.y + trend).flatten(),
+            (mean + trend).flatten(),
+            (latent.flatten() + heavier * noise).sqrt(),
+            *astuple(scores),
+        ]
+
+
+def _require_rest(data: Dataset, name: Hashable, left_out: Bool[Tensor, "N"]) -> None:
+    """Raise if a block contains all readings."""
+    if all(left_out[part.index].all() for part in data.visit()):
+        raise ValueError(
+            f"expected blocks that leave readings to learn from, got block {name!r} with all of "
+            "them; give smaller blocks, or blocks='auto'"
+        )
