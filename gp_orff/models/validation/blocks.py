@@ -9,7 +9,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.data.validation import is_single
+from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.frequencies.grid_design import lengthscales
 
@@ -26,6 +26,12 @@ class Block(NamedTuple):
     tested: Bool[Tensor, "N"]  # of these, the ones that are predicted
 
 
+class Blocks(NamedTuple):
+    """All blocks, as they serve several models."""
+
+    members: tuple[Block, ...]
+
+
 class Splitter(Protocol):
     """A splitter of scikit-learn."""
 
@@ -35,25 +41,30 @@ class Splitter(Protocol):
         """Rows to learn from, and rows to predict."""
 
 
-def blocks_of(
-    blocks: object,
-    kernel: Kernel,
-    x: Float[np.ndarray, "N d"],
-    y: Float[np.ndarray, "N v"],
-    groups: object = None,
-) -> list[Block]:
+def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, group: object = None) -> Blocks:
     """The blocks that a user asked for.
 
     Args:
-        blocks: "auto", labels (N,), or a splitter.
+        blocks: "auto", labels (N,), or a splitter; or what this function returned before.
         kernel: whose lengthscales are the size of blocks.
-        x, y: the readings.
-        groups: for splitters that need some.
+        x, y: the readings (N, d), (N, v).
+        group: the group of each reading, for splitters that need some.
 
     Raises:
-        TypeError: blocks that are none of these, or labels that cannot be hashed.
+        TypeError: no y; blocks that are none of these, or labels that cannot be hashed.
         ValueError: labels of another length, one label for all, a splitter whose sets do not fit.
     """
+    if isinstance(blocks, Blocks):
+        return blocks
+    if y is None:
+        raise TypeError(
+            "expected arrays x and y in memory, whose readings blocks= can leave out, got x alone; "
+            "give a sample of the chunks, concatenated"
+        )
+    x, y = (
+        as_matrix(values, name).detach().cpu().numpy()
+        for values, name in ((x, "points x (N, d)"), (y, "observations y (N, p)"))
+    )
     if isinstance(blocks, str):
         if blocks != "auto":
             raise ValueError(
@@ -61,8 +72,8 @@ def blocks_of(
             )
         blocks = cells(x, _lengthscales(kernel, x.shape[-1]))
     if hasattr(blocks, "split") and not isinstance(blocks, Iterable):  # as tensors are
-        return _of_splitter(blocks, x, y, groups)
-    return _of_labels(blocks, len(x))
+        return Blocks(tuple(_of_splitter(blocks, x, y, None if is_single(group) else group)))
+    return Blocks(tuple(_of_labels(blocks, len(x))))
 
 
 def _of_labels(labels: object, count: int) -> list[Block]:

@@ -110,6 +110,28 @@ class CrossValidation:
         tensors["block"] = torch.zeros_like(rows)
         return replace(self, names=(self.names[int(self.block[rows[0]])],), **tensors)
 
+    def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
+        """Return how much smaller the NLPD is than that of `other`, and its standard error.
+
+        The readings of a block have errors in common. With the sums D_b of the differences over the
+        n_b numbers of the blocks b, and their mean Δ over all M numbers,
+
+            error² = B/(B − 1) Σ_b (D_b − n_b Δ)² / M² .
+
+        Args:
+            other: of the same blocks of the same readings, by another model.
+
+        Raises:
+            ValueError: other readings or blocks.
+        """
+        same = torch.equal(self.block, other.block) and torch.equal(self.index, other.index)
+        if not (same and self.names == other.names):
+            raise ValueError(
+                "expected cross-validations of the same blocks of the same readings, got others; "
+                "give both models the same data and blocks"
+            )
+        return _mean_of_blocks(self.log_density - other.log_density, self.block)
+
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with a row for each block, and a last row "all".
 
@@ -137,6 +159,14 @@ class CrossValidation:
         left = len(self) - len(shown)
         notes = [f"the blocks of largest NLPD; {left} others are not shown"] if left else []
         return "\n".join([*table(rows), *notes])
+
+
+def _mean_of_blocks(values: Float[Tensor, "M"], block: Int[Tensor, "M"]) -> tuple[float, float]:
+    """The mean of values, and its standard error if blocks are independent of each other."""
+    mean, count = values.mean(), int(block.max()) + 1
+    sums = torch.zeros(count).to(values).index_add(0, block, values - mean)
+    error = (count / max(count - 1, 1) * sums.square().sum()).sqrt() / len(values)
+    return mean.item(), error.item()
 
 
 _COLUMNS = {

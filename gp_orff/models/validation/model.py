@@ -9,7 +9,6 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
-from gp_orff.data.validation import as_matrix, as_points, is_single
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
@@ -106,20 +105,13 @@ class ValidatedModel(FieldModel):
             >>> result.blocks["a"].rmse > 2 * result.blocks["b"].rmse
             True
         """
-        if y is None:
-            raise TypeError(
-                "cross_validate expects arrays x and y in memory, got x alone; give it a sample of "
-                "the chunks, concatenated"
-            )
         choice = Options(**options)
+        chosen = blocks_of(blocks, self.kernel, x, y, choice.group)
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
-        groups = None if is_single(choice.group) else choice.group
-        points, values = as_points(x).cpu(), as_matrix(y, "observations y (N, p)").cpu()
-        chosen = blocks_of(blocks, self.kernel, points.numpy(), values.numpy(), groups)
         representation = self._representation_of(data)
         e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
-        return Predictor(representation.now(), e_step, self.mean).cross_validation(chosen)
+        return Predictor(representation.now(), e_step, self.mean).cross_validation(chosen.members)
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
         """Data as by `counted_once`, in memory, whose observations have an `index`."""
