@@ -1,4 +1,4 @@
-"""Readings left out by blocks, from the inverse of the covariance of all (dual algebra).
+"""Readings left out by blocks, from the covariance of all (dual algebra).
 
 With K = Cov[H f] + noise, V = [y, H(1⊗I_p)] and Q = K⁻¹V, the rows b of a block have, given all
 others r,
@@ -12,6 +12,7 @@ eqs. 5.10–5.12, for blocks and with a mean).
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from gp_orff.data.observations import Observations, PointObservations
 from gp_orff.data.repeats.merged import merged, site_labels
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.exact_posterior import observed_covariance
-from gp_orff.inference.left_out.conditioning import LeftOut, left_out
+from gp_orff.inference.left_out.conditioning import Block, LeftOut, left_out
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.cholesky import cholesky
 
@@ -76,25 +77,38 @@ class Rows:
             masks.append(inside.repeat_interleave(group.y.shape[-1]))
         return torch.cat(masks)
 
-    def left_out(
-        self, block: Bool[Tensor, "N"], mean: Float[Tensor, "M"], variance: Float[Tensor, "M"]
+    def predicted(
+        self,
+        tested: Bool[Tensor, "N"],
+        rows: Int[Tensor, "k"],
+        mean: Float[Tensor, "k"],
+        latent: Float[Tensor, "k k"],
     ) -> list[LeftOut]:
-        """The readings of a block, with the values of their rows."""
-        sizes, results = [group.y.numel() for group in self.groups], []
-        values = zip(mean.split(sizes), variance.split(sizes), strict=True)
-        for part, sites, pair in zip(self.readings, self.sites, values, strict=True):
-            inside = block[part.index]
-            columns = (v.unflatten(0, (-1, part.y.shape[-1]))[sites[inside]] for v in pair)
-            if inside.any():
-                results.append(LeftOut(part.take(inside), *columns))
+        """The tested readings, and the field there, from its mean and covariance at some rows."""
+        position = torch.zeros(len(self), dtype=torch.long, device=rows.device)
+        position[rows] = torch.arange(len(rows), device=rows.device)
+        first, results = 0, []
+        for part, group, sites in zip(self.readings, self.groups, self.sites, strict=True):
+            kept, values = tested[part.index], group.y.shape[-1]
+            columns = torch.arange(values, device=rows.device)
+            at = position[first + values * sites[kept].unsqueeze(-1) + columns]  # (n, v)
+            if kept.any():
+                joint = partial(_square, latent, at.flatten())
+                results.append(LeftOut(part.take(kept), mean[at], latent.diagonal()[at], joint))
+            first += group.y.numel()
         return results
+
+
+def _square(matrix: Float[Tensor, "k k"], rows: Int[Tensor, "m"]) -> Float[Tensor, "m m"]:
+    """The matrix of some rows and columns."""
+    return matrix[rows[:, None], rows]
 
 
 @left_out.register
 @torch.no_grad()
 def _(inference: ExactInference, kernel, noises, mean, blocks):
     blocks = list(blocks)
-    rows = Rows.of(inference.data, inference.reach, kinds(blocks))
+    rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
     if len(rows) > _SPLIT * inference.size:
         yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)
         return
@@ -108,29 +122,30 @@ def left_out_of_rows(
     covariance: Float[Tensor, "M M"],
     noises: Noises,
     mean: Float[Tensor, "p"] | None,
-    blocks: Iterable[Bool[Tensor, "N"]],
+    blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
     """The readings of every block, and the field there given all others, from K of all rows."""
     design = rows.observed.design(next(iter(noises.values())).shape[-1])
-    inverse = torch.cholesky_inverse(cholesky(covariance))
-    solved = inverse @ design
-    noise = rows.observed.noise_covariance(noises).diagonal()
+    factor = cholesky(covariance)
+    solved = torch.cholesky_solve(design, factor)
+    noise = rows.observed.noise_covariance(noises)
     for block in blocks:
-        b = torch.nonzero(rows.within(block)).squeeze(-1)
-        conditional = torch.cholesky_inverse(cholesky(inverse[b[:, None], b]))
+        b = torch.nonzero(rows.within(block.left_out)).squeeze(-1)
+        unit = torch.zeros_like(covariance[:, : len(b)])
+        unit[b, torch.arange(len(b), device=b.device)] = 1.0
+        half = torch.linalg.solve_triangular(factor, unit, upper=False)
+        conditional = torch.cholesky_inverse(cholesky(half.mT @ half))
         residual = conditional @ solved[b]
         evidence = Evidence(design.mT @ solved - solved[b].mT @ residual, covariance.new_zeros(()))
-        expected, variance = torch.zeros_like(noise), torch.zeros_like(noise)
-        expected[b] = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
-        variance[b] = (conditional.diagonal() - noise[b]).clamp_min(0)
-        yield rows.left_out(block, expected, variance)
+        expected = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
+        yield rows.predicted(block.tested, b, expected, conditional - _square(noise, b))
 
 
-def kinds(blocks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
-    """A number for each reading; two have the same one if they are in the same blocks."""
-    words = np.random.default_rng(0).integers(0, 2**64, size=len(blocks), dtype=np.uint64)
-    sums = np.zeros(len(blocks[0]), dtype=np.uint64)
-    for word, block in zip(words, blocks, strict=True):
-        sums[block.cpu().numpy()] += word  # modulo 2⁶⁴
+def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
+    """A number for each reading; two have the same one if they are in the same sets."""
+    words = np.random.default_rng(0).integers(0, 2**64, size=len(masks), dtype=np.uint64)
+    sums = np.zeros(len(masks[0]), dtype=np.uint64)
+    for word, mask in zip(words, masks, strict=True):
+        sums[mask.cpu().numpy()] += word  # modulo 2⁶⁴
     numbers = np.unique(sums, return_inverse=True)[1]
-    return torch.from_numpy(numbers.ravel()).to(blocks[0].device)
+    return torch.from_numpy(numbers.ravel()).to(masks[0].device)

@@ -31,7 +31,7 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
         return
     total = inference.statistics_of(kernel)
     for block in blocks:
-        parts = [part.take(block[part.index]) for part in data.visit()]
+        parts = [part.take(block.left_out[part.index]) for part in data.visit()]
         rest = total - FieldStatistics.of([part for part in parts if len(part)], total.phi)
         known = StatisticsOnly(rest, None, data.survey)
         with check_features(False):  # the model's own posterior is checked

@@ -6,24 +6,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from jaxtyping import Float, Int
 
 from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.frequencies.grid_design import lengthscales
+from gp_orff.inference.left_out import Block
 
 _WIDTH = 2.0  # lengthscales
 _FEWEST, _MOST = 5, 50  # blocks
 _FINEST = 2**20  # cells along an axis
-
-
-class Block(NamedTuple):
-    """The readings of a block, by their row in x."""
-
-    name: Hashable
-    left_out: Bool[Tensor, "N"]  # that the posterior does not know
-    tested: Bool[Tensor, "N"]  # of these, the ones that are predicted
 
 
 class Blocks(NamedTuple):

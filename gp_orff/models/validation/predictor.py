@@ -1,21 +1,19 @@
 """Predict left-out readings, block by block, and score the predictions."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import torch
 from gpytorch.means import Mean
-from jaxtyping import Bool
 from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.sources import varying_mean
 from gp_orff.inference.conditioning import Inference
-from gp_orff.inference.left_out import LeftOut, left_out
+from gp_orff.inference.left_out import Block, LeftOut, left_out
 from gp_orff.models.fitting.robust_em import EStep
-from gp_orff.models.validation.blocks import Block
 from gp_orff.models.validation.cross_validation import CrossValidation
 from gp_orff.models.validation.scores import Scores
 
@@ -33,30 +31,33 @@ class Predictor:
         """The scores of all blocks with readings.
 
         Raises:
-            ValueError: a block that leaves nothing to learn from.
+            ValueError: a block that leaves nothing to learn from, or no numbers to predict.
         """
         device = next(self.e_step.kernel.parameters()).device
-        masks = [block.left_out.to(device) for block in blocks]
-        for block, mask in zip(blocks, masks, strict=True):
-            _require_rest(self.inference.data, block.name, mask)
+        blocks = [block.to(device) for block in blocks]
+        for block in blocks:
+            _require_rest(self.inference.data, block)
         kernel, noises, mean = self.e_step.kernel, self.e_step.noises, self.e_step.mean
         names, columns = [], []
-        found = left_out(self.inference, kernel, noises, mean, masks)
+        found = left_out(self.inference, kernel, noises, mean, blocks)
         for block, parts in zip(blocks, found, strict=True):
-            scores = [self._scores(part, block.tested.to(device)) for part in parts]
-            scores = [score for score in scores if len(score[0])]
+            scores = [self._scores(part) for part in parts]
             if scores:
                 values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
                 order = torch.argsort(values[0], stable=True)
                 number = torch.full_like(order, len(names))
                 columns.append([number, *(column[order] for column in values)])
                 names.append(block.name)
+        if not names:
+            raise ValueError(
+                "expected blocks with observed numbers, got none in any of them; drop points "
+                "without observations"
+            )
         return CrossValidation(tuple(names), *map(torch.cat, zip(*columns, strict=True)))
 
-    def _scores(self, found: LeftOut, tested: Bool[Tensor, "N"]) -> list[Tensor]:
+    def _scores(self, found: LeftOut) -> list[Tensor]:
         """Row, column, value, mean, sd and scores of the readings of a group, number by number."""
-        kept = tested[found.part.index]
-        part, mean, latent = found.part.take(kept), found.mean[kept], found.variance[kept]
+        part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
         noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
         noise = noise.diagonal(dim1=-1, dim2=-2).flatten()
         model = self.e_step.heavy_tailed.get(part.key.label)
@@ -76,10 +77,10 @@ class Predictor:
         ]
 
 
-def _require_rest(data: Dataset, name: Hashable, left_out: Bool[Tensor, "N"]) -> None:
+def _require_rest(data: Dataset, block: Block) -> None:
     """Raise if a block contains all readings."""
-    if all(left_out[part.index].all() for part in data.visit()):
+    if all(block.left_out[part.index].all() for part in data.visit()):
         raise ValueError(
-            f"expected blocks that leave readings to learn from, got block {name!r} with all of "
-            "them; give smaller blocks, or blocks='auto'"
+            "expected blocks that leave readings to learn from, got block "
+            f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"
         )
