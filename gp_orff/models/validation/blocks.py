@@ -153,8 +153,14 @@ def cells(
         lattice = np.minimum(np.floor((x - start) / extent * counts), counts - 1)
         _, cell, sizes = np.unique(lattice, axis=0, return_inverse=True, return_counts=True)
         if len(sizes) >= _FEWEST or counts.max() >= _FINEST:
-            return _together(sizes, seed)[cell.ravel()]
+            return _in_order(_together(sizes, seed)[cell.ravel()])
         counts[np.argmax(scaled / counts)] *= 2
+
+
+def _in_order(labels: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Numbers from 0, in the order of their first readings."""
+    first = np.unique(labels, return_index=True)[1]
+    return np.argsort(np.argsort(first))[labels]
 
 
 def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
