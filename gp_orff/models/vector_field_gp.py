@@ -83,7 +83,8 @@ class VectorFieldGP(ValidatedModel):
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
         Parameters with `requires_grad=False` are not trained. A `DataWarning` is given for constant
         data, which leave the hyperparameters unchanged, for points far from all others, which a
-        frequency grid leaves out, and for fewer than 5 numbers a hyperparameter.
+        frequency grid leaves out, and for fewer than 5 numbers a hyperparameter. A
+        `CalibrationWarning` is given where 95 % intervals hold too few readings of some blocks.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
@@ -126,7 +127,7 @@ class VectorFieldGP(ValidatedModel):
                 else:
                     _warn_of_constant(data.survey.num_points)
                     state = self._condition_state(self._representation_of(data))
-                state = state.with_posterior(self.mean)
+                state = self._checked(state.with_posterior(self.mean))
             except BaseException:
                 for parameter, value in zip(self.parameters(), before, strict=True):
                     parameter.data.copy_(value)

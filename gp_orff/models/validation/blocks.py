@@ -62,7 +62,7 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, group: objec
             raise ValueError(
                 f"expected blocks='auto', labels (N,) or a splitter, got blocks={blocks!r}"
             )
-        blocks = cells(x, _lengthscales(kernel, x.shape[-1]))
+        blocks = cells(x, lengthscales_of(kernel, x.shape[-1]))
     if hasattr(blocks, "split") and not isinstance(blocks, Iterable):  # as tensors are
         return Blocks(tuple(_of_splitter(blocks, x, y, None if is_single(group) else group)))
     return Blocks(tuple(_of_labels(blocks, len(x))))
@@ -117,7 +117,7 @@ def _of_splitter(
     return blocks
 
 
-def _lengthscales(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
+def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
     """The largest lengthscale along each axis; 0 for kernels without any."""
     try:
         return lengthscales(term_spectra(kernel, num_inputs), num_inputs)

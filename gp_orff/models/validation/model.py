@@ -13,9 +13,12 @@ from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.trainer import without_far_points
+from gp_orff.models.state import ModelState
 from gp_orff.models.validation.blocks import blocks_of
+from gp_orff.models.validation.calibration import calibration_of, warn_of_calibration
 from gp_orff.models.validation.cross_validation import CrossValidation
 from gp_orff.models.validation.predictor import Predictor
+from gp_orff.settings import check_calibration
 from gp_orff.threads import chosen_threads
 
 
@@ -112,6 +115,15 @@ class ValidatedModel(FieldModel):
         e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
         return Predictor(representation.now(), e_step, self.mean).cross_validation(chosen.members)
+
+    def _checked(self, state: ModelState) -> ModelState:
+        """The state, with a note and a warning if error bars do not hold on left-out blocks."""
+        calibrated = check_calibration.on() and state.data.varies
+        calibration = calibration_of(state, self.mean) if calibrated else None
+        if calibration is None or not calibration.note:
+            return state
+        warn_of_calibration(calibration)
+        return replace(state, history=state.history.with_notes([calibration.note]))
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
         """Data as by `counted_once`, in memory, whose observations have an `index`."""

@@ -1,7 +1,7 @@
 """Predict left-out readings, block by block, and score the predictions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -27,21 +27,29 @@ class Predictor:
     prior_mean: Mean
 
     @torch.no_grad()
+    def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
+        """The tested readings of every block, and the field there given the rest.
+
+        Raises:
+            ValueError: a block that leaves nothing to learn from.
+        """
+        device = next(self.e_step.kernel.parameters()).device
+        blocks = [block.to(device) for block in blocks]
+        for block in blocks:
+            _require_rest(self.inference.data, block)
+        parts = self.e_step.kernel, self.e_step.noises, self.e_step.mean
+        return left_out(self.inference, *parts, blocks)
+
+    @torch.no_grad()
     def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
         """The scores of all blocks with readings.
 
         Raises:
             ValueError: a block that leaves nothing to learn from, or no numbers to predict.
         """
-        device = next(self.e_step.kernel.parameters()).device
-        blocks = [block.to(device) for block in blocks]
-        for block in blocks:
-            _require_rest(self.inference.data, block)
-        kernel, noises, mean = self.e_step.kernel, self.e_step.noises, self.e_step.mean
         names, columns = [], []
-        found = left_out(self.inference, kernel, noises, mean, blocks)
-        for block, parts in zip(blocks, found, strict=True):
-            scores = [self._scores(part) for part in parts]
+        for block, parts in zip(blocks, self.left_out(blocks), strict=True):
+            scores = [self.scores(part) for part in parts]
             if scores:
                 values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
                 order = torch.argsort(values[0], stable=True)
@@ -55,8 +63,8 @@ class Predictor:
             )
         return CrossValidation(tuple(names), *map(torch.cat, zip(*columns, strict=True)))
 
-    def _scores(self, found: LeftOut) -> list[Tensor]:
-        """Row, column, value, mean, sd and scores of the readings of a group, number by number."""
+    def scores(self, found: LeftOut) -> list[Tensor]:
+        """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
         part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
         noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
         noise = noise.diagonal(dim1=-1, dim2=-2).flatten()
