@@ -44,6 +44,8 @@ from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.models.comparison import compare_kernels, compare_with_exact
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.report.fit_report import FitReport
+from gp_orff.models.validation.calibration import CalibrationWarning
+from gp_orff.models.validation.cross_validation import CrossValidation
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols import (
     Background,
@@ -67,7 +69,9 @@ __all__ = [
     "Background",
     "BesselKernel",
     "BoxAverage",
+    "CalibrationWarning",
     "Component",
+    "CrossValidation",
     "Curl",
     "CurlFreeKernel",
     "CurlFreePart",

@@ -3,6 +3,25 @@
 from gpytorch.settings import _feature_flag, _value_context
 
 
+class check_calibration(_feature_flag):
+    """Whether a fit is checked by a few blocks of readings that are left out.
+
+    On by default. A `CalibrationWarning` tells if 95 % intervals hold too few of these readings.
+    The check takes a few percent of the time of the fit.
+
+    Args:
+        state: whether to check, within the `with` block.
+
+    Example:
+        >>> import gp_orff
+        >>> with gp_orff.settings.check_calibration(False):
+        ...     gp_orff.settings.check_calibration.on()
+        False
+    """
+
+    _default = True
+
+
 class check_features(_feature_flag):
     """Whether a new posterior of random features is checked for overconfidence.
 
@@ -50,4 +69,4 @@ class num_threads(_value_context):
         super().__init__(value)
 
 
-__all__ = ["check_features", "num_threads"]
+__all__ = ["check_calibration", "check_features", "num_threads"]

@@ -1,9 +1,12 @@
 """Kernels judged by their evidence, and features by the exact kernel."""
 
+import itertools
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, ScaleKernel
+from sklearn.model_selection import KFold
 
 import gp_orff
 from tests.fields import conditioned, curl_free, features_of, flow
@@ -120,3 +123,49 @@ def test_a_kernel_without_covariance_is_not_compared():
         model.condition(x, y)
         with pytest.raises(NotImplementedError):
             gp_orff.compare_with_exact(model, x, y)
+
+
+def test_kernels_are_ranked_by_left_out_blocks():
+    x, y, _ = flow(80)
+    labels = (torch.arange(80) % 4).tolist()
+    wrong = ScaleKernel(gp_orff.DivergenceFreeKernel(num_dims=2))
+    kernels = {"divergence-free": wrong, "curl-free": curl_free()}
+    found = gp_orff.compare_kernels(x, y, kernels, progress=False, blocks=labels)
+    results = found.cross_validations
+    names = list(results)
+    assert names == list(found.evidence) == list(found.models) == ["curl-free", "divergence-free"]
+    assert names == sorted(names, key=lambda name: results[name].nlpd)
+    assert found.best is found.models[names[0]]
+    for name, result in results.items():
+        alone = found.models[name].cross_validate(x, y, blocks=labels)
+        assert result.nlpd == alone.nlpd
+    first, last = results[names[0]], results[names[-1]]
+    gain, error = first.gain_over(last)
+    assert gain == pytest.approx(last.nlpd - first.nlpd)
+    differences = (first.log_density - last.log_density - gain).double()
+    sums = torch.stack([differences[first.block == b].sum() for b in range(4)])
+    assert error == pytest.approx((4 / 3 * sums.square().sum()).sqrt().item() / 160)
+    assert not found.tied(names[0], names[-1])
+    table = str(found).splitlines()
+    assert table[1].split()[0] == names[0]
+    assert float(table[-1].split()[2]) == pytest.approx(gain, abs=1e-4)
+    assert ["tied" in line for line in table[2:]] == [
+        found.tied(a, b) for a, b in itertools.pairwise(names)
+    ]
+    with pytest.raises(ValueError, match="same blocks"):
+        first.gain_over(found.best.cross_validate(x, y, blocks=labels[::-1]))
+
+
+def test_blocks_are_the_same_for_all_kernels():
+    """Random splits too, and cells of the lengthscale of one of them."""
+    x, y, _ = flow(60)
+    kernels = {"rbf": curl_free(), "matern": curl_free(kernel=lambda: MaternKernel(nu=2.5))}
+    for blocks in ("auto", KFold(3, shuffle=True)):
+        found = gp_orff.compare_kernels(x, y, kernels, progress=False, blocks=blocks)
+        first, second = found.cross_validations.values()
+        assert torch.equal(first.block, second.block)
+        assert torch.equal(first.index, second.index)
+    with pytest.raises(TypeError, match="x alone"):
+        gp_orff.compare_kernels([(x, y)], None, kernels, progress=False, blocks="auto")
+    with pytest.raises(ValueError, match="label for each"):
+        gp_orff.compare_kernels(x, y, kernels, progress=False, blocks=[1, 2])

@@ -3,12 +3,14 @@
 import matplotlib
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
 from gp_orff.plotting import (
+    plot_calibration,
     plot_comparison,
     plot_field,
     plot_map,
@@ -281,3 +283,35 @@ def test_what_is_drawn_is_in_view_where_the_caller_set_no_limits(ax):
 def test_bad_shapes_are_refused(ax, arguments, message):
     with pytest.raises(ValueError, match=message):
         plot_field(ax, **arguments)
+
+
+def test_calibration_curves_are_shares_inside_intervals(ax):
+    pit = np.random.default_rng(0).uniform(size=500)
+    block = np.repeat(np.arange(5), 100)
+    curve, band = plot_calibration(ax, torch.from_numpy(pit), block=block, label="model")
+    levels, shares = curve.get_data()
+    for level in (0.5, 0.95):
+        low, high = 0.5 - level / 2, 0.5 + level / 2
+        at = np.argmin(np.abs(levels - level))
+        assert shares[at] == np.mean((low <= pit) & (pit <= high))
+        edges = band.get_paths()[0].vertices
+        edges = np.unique(edges[np.isclose(edges[:, 0], level), 1])
+        expected = scipy.stats.binom.interval(0.95, 500, level)
+        np.testing.assert_allclose(edges * 500, expected)
+    assert len(ax.lines) == 7  # the diagonal, five blocks, and all
+    assert curve.get_label() == "model"
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    _, wider = plot_calibration(ax, pit, independent=20)
+    below, above = (own.get_paths()[0].vertices for own in (wider, band))
+    assert (
+        below[np.isclose(below[:, 0], 0.5), 1].min() < above[np.isclose(above[:, 0], 0.5), 1].min()
+    )
+
+
+@pytest.mark.parametrize("pit", [np.array([]), np.array([0.5, 1.2]), np.ones((3, 2))])
+def test_calibration_expects_probabilities(ax, pit):
+    with pytest.raises(ValueError, match="probabilities"):
+        plot_calibration(ax, pit)
+    with pytest.raises(ValueError, match="block of shape"):
+        plot_calibration(ax, np.full(3, 0.5), block=np.zeros(2))

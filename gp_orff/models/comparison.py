@@ -1,9 +1,10 @@
-"""Compare kernels by their evidence, and the features of a model with its exact kernel."""
+"""Compare kernels by evidence or left-out blocks, and features with their exact kernel."""
 
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
@@ -16,13 +17,18 @@ from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.fitting.progress import announce
+from gp_orff.models.report.words import table
+from gp_orff.models.validation.blocks import blocks_of
+from gp_orff.models.validation.cross_validation import CrossValidation
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.threads import chosen_threads
 
 
 @dataclass(frozen=True)
 class KernelComparison:
-    """Models of the same data, ordered by evidence, the best first; `print` shows a table.
+    """Models of the same data, the best first; `print` shows a table.
+
+    They are ordered by evidence, or by the NLPD of left-out blocks where there are some.
 
     Attributes:
         evidence: log marginal likelihood of each model, total nats.
@@ -31,17 +37,22 @@ class KernelComparison:
         standard_errors: of the evidence of each model, in nats; 0 where it is exact. The evidence
             of a grid of many features is an estimate. Kernels whose evidences are within two
             standard errors of each other are tied: the order says nothing about them.
+        cross_validations: the `CrossValidation` of each model; empty if none was asked for.
     """
 
     evidence: dict[str, float]
     models: dict[str, VectorFieldGP]
     num_values: float
     standard_errors: dict[str, float] = field(default_factory=dict)
+    cross_validations: dict[str, CrossValidation] = field(default_factory=dict)
 
     @property
     def best(self) -> VectorFieldGP:
-        """The model of the largest evidence; a `UserWarning` if others are tied with it."""
-        first, *others = self.evidence
+        """The model of the smallest NLPD of left-out blocks; without them, that of the largest
+        evidence, and a `UserWarning` if others are tied with it."""
+        first, *others = self.models
+        if self.cross_validations:
+            return self.models[first]
         ties = [name for name in others if self.tied(first, name)]
         if ties:
             warnings.warn(
@@ -54,7 +65,11 @@ class KernelComparison:
         return self.models[first]
 
     def tied(self, first: str, second: str) -> bool:
-        """Whether two kernels, by name, have evidences within two standard errors of each other."""
+        """Whether two kernels, by name, are within two standard errors of each other: in evidence,
+        or in the NLPD of left-out blocks."""
+        if self.cross_validations:
+            gain, error = self.cross_validations[first].gain_over(self.cross_validations[second])
+            return abs(gain) <= 2 * error
         error = math.hypot(self._error(first), self._error(second))
         return error > 0 and abs(self.evidence[first] - self.evidence[second]) <= 2 * error
 
@@ -62,6 +77,26 @@ class KernelComparison:
         return self.standard_errors.get(name, 0.0)
 
     def __str__(self) -> str:
+        return self._by_blocks if self.cross_validations else self._by_evidence
+
+    @property
+    def _by_blocks(self) -> str:
+        best, rows = next(iter(self.cross_validations.values())), []
+        for name, result in self.cross_validations.items():
+            behind, error = best.gain_over(result)
+            scores = f"{result.nlpd:.4f}", f"{behind:.4f}", f"{error:.4f}", f"{result.rmse:.4g}"
+            rows.append((name, *scores, f"{result.coverage:.3f}"))
+        header = ("kernel", "NLPD", "behind", "error", "RMSE", "inside 95 %")
+        lines = table([header, *rows])
+        names = list(self.cross_validations)
+        tied = [False, False, *(self.tied(a, b) for a, b in pairwise(names))]
+        return "\n".join(
+            line + "  tied with the kernel above" * same
+            for line, same in zip(lines, tied, strict=True)
+        )
+
+    @property
+    def _by_evidence(self) -> str:
         names, best_nats = list(self.evidence), next(iter(self.evidence.values()))
         width, estimated = max(map(len, names)), any(self.standard_errors.values())
         points = self.num_values / self.models[names[0]].num_outputs
@@ -84,19 +119,25 @@ def compare_kernels(
     *,
     progress: bool = True,
     frequencies: object = None,
+    blocks: object = None,
     **options: object,
 ) -> KernelComparison:
-    """Fit a model with each kernel, and rank the models by their evidence, log p(y).
+    """Fit a model with each kernel, and rank the models by evidence or by left-out blocks.
 
     The evidence favours the more restrictive of two kernels that both explain the data: for a
     curl-free field, it tends to be larger for the curl-free kernel than for the Helmholtz kernel,
     of which the curl-free kernel is a term. A difference of 5 nats is a factor of 150 in
     probability. That assumes the noise model; noise correlated between observations exaggerates the
-    differences, and therefore the printed table also shows nats per point.
+    differences, and therefore the printed table also shows nats per point. Left-out blocks as wide
+    as the correlated errors do not: with `blocks`, the models are ranked by the negative log
+    predictive density (NLPD) of the numbers in blocks that they were not conditioned on, with
+    hyperparameters of all data. The table then shows how far each kernel is behind, with the
+    standard error of the mean difference, from its scatter between blocks.
 
     The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
     `.standard_errors` of the evidence, where it is estimated. `.best` warns, and the table says, if
-    evidences are within two standard errors of each other.
+    evidences are within two standard errors of each other. With `blocks`, `.cross_validations` has
+    the scores of each model, and the table says if neighbours are within two standard errors.
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
@@ -104,11 +145,13 @@ def compare_kernels(
             divergence-free, Helmholtz, and independent for each component, with p = d.
         progress: whether to show the progress of each fit.
         frequencies: the frequency rule, as for `VectorFieldGP`.
+        blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" takes the
+            lengthscale of the kernel of largest evidence. If None, the evidence ranks the models.
         options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
             `missing`.
 
     Raises:
-        ValueError, TypeError: as `VectorFieldGP.fit`.
+        ValueError, TypeError: as `VectorFieldGP.fit` and, with `blocks`, `cross_validate`.
 
     Example:
         >>> import gp_orff, torch
@@ -123,6 +166,9 @@ def compare_kernels(
     """
     if kernels is None:
         kernels = _default_kernels(_num_inputs(x, y, options))
+    group = options.get("group")
+    if blocks is not None and (y is None or not isinstance(blocks, str)):  # raises before the fits
+        blocks = blocks_of(blocks, next(iter(kernels.values())), x, y, group)
     models = {}
     for name, kernel in kernels.items():
         announce(f"{name}:", progress)
@@ -135,11 +181,19 @@ def compare_kernels(
         name: model.state.snapshot(model.mean).log_marginal_likelihood_error
         for name, model in models.items()
     }
+    results = {}
+    if blocks is not None:
+        same = blocks_of(blocks, models[order[0]].kernel, x, y, group)
+        for name in order:
+            announce(f"{name}: {len(same.members)} blocks", progress)
+            results[name] = models[name].cross_validate(x, y, blocks=same, **options)
+        order.sort(key=lambda name: results[name].nlpd)
     return KernelComparison(
         {name: evidence[name] for name in order},
         {name: models[name] for name in order},
         num_values,
         {name: errors[name] for name in order},
+        {name: results[name] for name in order if name in results},
     )
 
 

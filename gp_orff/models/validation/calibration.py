@@ -1,0 +1,192 @@
+"""A cheap look at a few left-out blocks after a fit: whether error bars hold.
+
+The readings of a block have errors in common. With the correlation ρ_ij of two predictions of a
+block, given the rest, the indicators of their intervals are correlated by at most ρ_ij², so that
+
+    n_eff = (Σ_b n_b)² / Σ_b Σ_ij ρ_ij²
+
+of the tested numbers count as independent. A warning needs both: fewer than 0.85 of the numbers
+inside 95 % intervals, and a share that so many independent numbers of a calibrated model would
+hardly ever fall short of.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.stats
+import torch
+from gpytorch.means import Mean
+from jaxtyping import Float
+from linear_operator.utils.errors import NotPSDError
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.sources import Arrays, InMemory
+from gp_orff.inference.conditioning import (
+    ExactInference,
+    FeatureInference,
+    Inference,
+    IterativeInference,
+)
+from gp_orff.inference.left_out import Block
+from gp_orff.models.state import ModelState
+from gp_orff.models.validation.blocks import lengthscales_of
+from gp_orff.models.validation.cross_validation import LEVEL
+from gp_orff.models.validation.predictor import Predictor
+
+LEAST = 0.85  # of the numbers inside
+_CHANCE = 0.003  # of so few inside, under a calibrated model
+_HALF = 1.0  # lengthscales from the centre of a block to its sides
+_SHARE = 0.2  # of the readings, at most, in a block
+_BLOCKS, _TESTED = 5, 60  # blocks, and readings of each
+_MOST_ROWS, _MOST_FEATURES = 4096, 4096  # more would take long beside the fit
+
+
+class CalibrationWarning(UserWarning):
+    """95 % intervals of a fitted model hold less than 85 % of readings that were left out.
+
+    Example:
+        Readings along tracks, each with an error of its own:
+
+        >>> import gp_orff, torch, warnings
+        >>> generator = torch.Generator().manual_seed(1)
+        >>> start, step = torch.rand(2, 20, 1, 2, generator=generator).double()
+        >>> x = (start + (step - 0.5) * torch.linspace(0, 1, 20)[:, None]).flatten(0, 1)
+        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+        >>> y += torch.randn(20, 1, 2, generator=generator).repeat(1, 20, 1).flatten(0, 1)
+        >>> y += 0.02 * torch.randn(400, 2, generator=generator)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", gp_orff.CalibrationWarning)
+        ...     _ = model.fit(x, y, progress=False)
+        >>> [warning.category.__name__ for warning in caught]
+        ['CalibrationWarning']
+    """
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How many numbers of a few left-out blocks 95 % intervals hold."""
+
+    inside: int
+    numbers: int
+    blocks: int
+    independent: float  # of the numbers, about
+
+    @property
+    def coverage(self) -> float:
+        return self.inside / self.numbers
+
+    @property
+    def chance(self) -> float:
+        """The probability of so small a share, or a smaller one, under a calibrated model."""
+        trials = max(int(self.independent), 1)
+        return float(scipy.stats.binom.cdf(np.floor(self.coverage * trials), trials, LEVEL))
+
+    @property
+    def note(self) -> str:
+        """What is wrong and what helps; empty if the error bars may well hold."""
+        if self.coverage >= LEAST or self.chance > _CHANCE:
+            return ""
+        return (
+            f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
+            "blocks that were left out: error bars away from readings are too small. Readings may "
+            "share errors (one track, one instrument), or the kernel may be too smooth: try a "
+            "rougher one, such as MaternKernel(nu=1.5), Student-t noise or fewer readings of each "
+            "track; cross_validate(x, y, blocks=...) and compare_kernels(..., blocks=...) judge"
+        )
+
+
+def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
+    """Predict readings of a few blocks of two lengthscales from the rest; None where that costs
+    much, where the data cannot be visited again, or where a covariance is singular."""
+    try:
+        return _calibration_of(state, prior_mean)
+    except (torch.linalg.LinAlgError, NotPSDError):
+        return None
+
+
+@torch.no_grad()
+def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
+    inference = _indexed(state.inference)
+    if inference is None or not _affordable(state):
+        return None
+    predictor = Predictor(inference, state.e_step, prior_mean)
+    blocks = _blocks(inference.data, lengthscales_of(state.kernel, state.data.num_inputs))
+    inside = numbers = spread = 0.0
+    for parts in predictor.left_out(blocks):
+        deviation = 0.0  # of the number inside, over that of one
+        for part in parts:
+            *_, sd, _, _, pit = predictor.scores(part)
+            correlation = part.joint() / (sd.unsqueeze(-1) * sd)
+            correlation.fill_diagonal_(1.0)
+            deviation += correlation.square().sum().sqrt().item()
+            inside += ((pit - 0.5).abs() <= 0.5 * LEVEL).sum().item()
+            numbers += len(pit)
+        spread += deviation**2
+    if not numbers:
+        return None
+    return Calibration(int(inside), int(numbers), len(blocks), numbers**2 / spread)
+
+
+def warn_of_calibration(calibration: Calibration) -> None:
+    """Warn if the error bars do not hold."""
+    if calibration.note:
+        text = f"{calibration.note}; gp_orff.settings.check_calibration(False) silences this check"
+        warnings.warn(text, CalibrationWarning, stacklevel=2)
+
+
+def _affordable(state: ModelState) -> bool:
+    inference = state.inference
+    if isinstance(inference, ExactInference):
+        return inference.size <= _MOST_ROWS
+    dense = isinstance(inference, FeatureInference) and not isinstance(
+        inference, IterativeInference
+    )
+    return dense and inference.num_features(state.kernel) <= _MOST_FEATURES
+
+
+def _indexed(inference: Inference) -> Inference | None:
+    """Inference with data in memory whose observations have an `index`; None for other data."""
+    data = inference.data
+    if not isinstance(data, Dataset) or data.symbol_data:
+        return None
+    if not all(isinstance(source, InMemory | Arrays) for source in data.sources):
+        return None
+    parts, first = [], 0
+    for part in data.unweighted().visit():
+        index = torch.arange(first, first + len(part), device=part.x.device)
+        parts.append(replace(part, index=index))
+        first += len(part)
+    indexed = replace(data, sources=(InMemory(parts),))
+    if isinstance(inference, FeatureInference) and inference.draws[0].shared_columns() is not None:
+        return replace(inference, data=indexed, known=inference.statistics)
+    return replace(inference, data=indexed)
+
+
+def _blocks(data: Dataset, lengths: Float[np.ndarray, "d"], seed: int = 0) -> list[Block]:
+    """Blocks around readings drawn at random, which do not overlap.
+
+    A block is two lengthscales wide, or less if it had a fifth of the readings.
+    """
+    generator, blocks = torch.Generator().manual_seed(seed), []
+    x = torch.cat([part.x for part in data.visit()]).cpu()
+    extent = x.amax(0) - x.amin(0)
+    lengths = torch.from_numpy(lengths)
+    half = _HALF * torch.where(lengths > 0, lengths, extent).clamp_min(torch.finfo(x.dtype).tiny)
+    free = torch.ones(len(x), dtype=torch.bool)
+    for centre in torch.randperm(len(x), generator=generator)[: 10 * _BLOCKS].tolist():
+        distance = ((x - x[centre]).abs() / half).amax(-1)
+        most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)
+        inside = distance <= most
+        if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
+            continue
+        rows = torch.nonzero(inside).squeeze(-1)
+        order = torch.randperm(len(rows), generator=generator)[:_TESTED]
+        tested = torch.zeros_like(inside)
+        tested[rows[order]] = True
+        free &= ~inside
+        blocks.append(Block(len(blocks), inside, tested))
+        if len(blocks) == _BLOCKS:
+            break
+    return blocks

@@ -1,0 +1,94 @@
+"""Predict left-out readings, block by block, and score the predictions."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from gpytorch.means import Mean
+from torch import Tensor
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.sources import varying_mean
+from gp_orff.inference.conditioning import Inference
+from gp_orff.inference.left_out import Block, LeftOut, left_out
+from gp_orff.models.fitting.robust_em import EStep
+from gp_orff.models.validation.cross_validation import CrossValidation
+from gp_orff.models.validation.scores import Scores
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts readings of the data of an inference from the others."""
+
+    inference: Inference  # of a `Dataset` in memory whose observations have an `index`
+    e_step: EStep
+    prior_mean: Mean
+
+    @torch.no_grad()
+    def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
+        """The tested readings of every block, and the field there given the rest.
+
+        Raises:
+            ValueError: a block that leaves nothing to learn from.
+        """
+        device = next(self.e_step.kernel.parameters()).device
+        blocks = [block.to(device) for block in blocks]
+        for block in blocks:
+            _require_rest(self.inference.data, block)
+        parts = self.e_step.kernel, self.e_step.noises, self.e_step.mean
+        return left_out(self.inference, *parts, blocks)
+
+    @torch.no_grad()
+    def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
+        """The scores of all blocks with readings.
+
+        Raises:
+            ValueError: a block that leaves nothing to learn from, or no numbers to predict.
+        """
+        names, columns = [], []
+        for block, parts in zip(blocks, self.left_out(blocks), strict=True):
+            scores = [self.scores(part) for part in parts]
+            if scores:
+                values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
+                order = torch.argsort(values[0], stable=True)
+                number = torch.full_like(order, len(names))
+                columns.append([number, *(column[order] for column in values)])
+                names.append(block.name)
+        if not names:
+            raise ValueError(
+                "expected blocks with observed numbers, got none in any of them; drop points "
+                "without observations"
+            )
+        return CrossValidation(tuple(names), *map(torch.cat, zip(*columns, strict=True)))
+
+    def scores(self, found: LeftOut) -> list[Tensor]:
+        """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
+        part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
+        noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
+        noise = noise.diagonal(dim1=-1, dim2=-2).flatten()
+        model = self.e_step.heavy_tailed.get(part.key.label)
+        nu = math.inf if model is None else model.deg_free
+        scores = Scores.of((part.y - mean).flatten(), latent.flatten(), noise, nu)
+        trend = part.apply(varying_mean(self.prior_mean, part.x, part.pattern.num_outputs))
+        values = part.pattern.num_values
+        column = torch.tensor(part.pattern.columns).to(part.index).repeat(len(part))
+        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        return [
+            part.index.repeat_interleave(values),
+            column,
+            (part.y + trend).flatten(),
+            (mean + trend).flatten(),
+            (latent.flatten() + heavier * noise).sqrt(),
+            *astuple(scores),
+        ]
+
+
+def _require_rest(data: Dataset, block: Block) -> None:
+    """Raise if a block contains all readings."""
+    if all(block.left_out[part.index].all() for part in data.visit()):
+        raise ValueError(
+            "expected blocks that leave readings to learn from, got block "
+            f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"
+        )

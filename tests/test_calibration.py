@@ -1,0 +1,130 @@
+"""A fit looks at a few left-out blocks, and says where error bars do not hold."""
+
+import pytest
+import scipy.stats
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+
+import gp_orff
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.reading import Options, read
+from gp_orff.inference.left_out import Block, left_out
+from gp_orff.models.validation.calibration import Calibration, calibration_of
+from tests.fields import (
+    ALGEBRAS,
+    conditioned,
+    curl_free,
+    directions,
+    exact_problem,
+    flow,
+)
+
+
+def overconfident():
+    """A model of a rough field that may not learn that it is rough."""
+    x, y, *_ = exact_problem(curl_free(0.3, lambda: MaternKernel(nu=1.5)), 2, 200, 20.0)
+    model = gp_orff.VectorFieldGP(curl_free(1.0))
+    model.kernel.requires_grad_(False)
+    model.likelihood.noise = 0.01
+    model.likelihood.requires_grad_(False)
+    return model, x, y
+
+
+def test_error_bars_that_are_too_small_are_told_of():
+    model, x, y = overconfident()
+    with pytest.warns(gp_orff.CalibrationWarning, match="check_calibration") as caught:
+        model.fit(x, y, progress=False)
+    note = model.report.notes[-1]
+    assert note.startswith("95 % intervals hold")
+    assert note in str(caught[0].message)
+    said = calibration_of(model.state, model.mean)
+    assert f"{said.coverage:.2f} of {said.numbers} numbers in {said.blocks} blocks" in note
+    found = model.cross_validate(x, y)
+    assert said.coverage < 0.85
+    assert abs(said.coverage - found.coverage) < 0.15  # of a few blocks, and of all
+
+
+def test_it_can_be_switched_off_and_leaves_no_half_fitted_model():
+    model, x, y = overconfident()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(gp_orff.CalibrationWarning):  # here, warnings are errors
+        model.fit(x, y, progress=False)
+    assert all(map(torch.equal, before, model.parameters()))
+    with pytest.raises(RuntimeError, match="no data yet"):
+        model.posterior()
+    with gp_orff.settings.check_calibration(False):
+        model.fit(x, y, progress=False)
+    assert not [note for note in model.report.notes if "intervals" in note]
+    assert gp_orff.settings.check_calibration.on()
+
+
+BASES = {"smooth": RBFKernel, "rough": lambda: MaternKernel(nu=1.5)}
+
+
+@pytest.mark.parametrize(
+    ("base", "rule"), [("smooth", None), ("rough", gp_orff.Auto(exact_values=0))]
+)
+def test_calibrated_models_are_silent(base, rule):
+    """On a field drawn from the prior; the report has no note."""
+    x, y, *_ = exact_problem(curl_free(0.5, BASES[base]), 2, 120, 5.0)
+    model = gp_orff.VectorFieldGP(curl_free(kernel=BASES[base]), frequencies=rule)
+    model.fit(x, y, progress=False)
+    assert not [note for note in model.report.notes if "intervals" in note]
+    said = calibration_of(model.state, model.mean)
+    assert said.coverage > 0.85
+    assert 5 < said.independent <= said.numbers
+
+
+@pytest.mark.usefixtures("no_check_of_random_features")
+@pytest.mark.parametrize("along", [False, True], ids=["vectors", "along"])
+@pytest.mark.parametrize("algebra", ALGEBRAS)
+def test_predictions_of_a_block_have_the_covariance_of_the_rest(algebra, along):
+    x, y, _ = flow(120)
+    h = directions(120)
+    options = {"directions": h} if along else {}
+    model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=ALGEBRAS[algebra])
+    model.likelihood.noise = 0.05
+    y = (y * h).sum(-1) if along else y
+    state = model.condition(x, y, **options).state
+    parts = model.kernel, state.e_step.noises, None
+
+    def inference(rows):
+        kept = {name: value[rows] for name, value in options.items()}
+        data = Dataset.in_memory(read(x[rows], y[rows], 2, Options(**kept)))
+        return state.inference.of(data)
+
+    block, tested = torch.arange(120) < 20, torch.arange(120) < 10
+    ((said,),) = left_out(inference(slice(None)), *parts, [Block(0, block, tested)])
+    rest = inference(~block).posterior(*parts).distribution
+    expected = rest.covariance(x[:10]).detach()
+    if along:
+        blocks = expected.unflatten(0, (10, 2)).unflatten(2, (10, 2))
+        expected = torch.einsum("ni,nimj,mj->nm", h[:10], blocks, h[:10])
+    torch.testing.assert_close(said.joint(), expected, rtol=1e-8, atol=1e-10)
+    diagonal = said.joint().diagonal()
+    torch.testing.assert_close(said.variance.flatten(), diagonal, rtol=1e-8, atol=1e-10)
+
+
+def test_a_note_needs_few_inside_and_little_chance():
+    """By the binomial distribution of as many independent numbers."""
+    few = Calibration(inside=80, numbers=100, blocks=5, independent=12.6)
+    assert few.chance == pytest.approx(scipy.stats.binom.cdf(9, 12, 0.95))
+    assert not few.note  # one in fifty would be as bad
+    assert Calibration(80, 100, 5, 60.0).note
+    assert not Calibration(860, 1000, 5, 1000.0).note  # above 0.85
+    assert Calibration(840, 1000, 5, 1000.0).note
+
+
+@pytest.mark.parametrize("how", ["chunks", "statistics", "symbols", "large"])
+def test_what_cannot_be_checked_cheaply_is_not(how, monkeypatch):
+    x, y, _ = flow(60)
+    model = conditioned(curl_free(0.4), x, y, gp_orff.Auto(exact_values=0))
+    if how == "chunks":
+        model.condition([(x, y)])
+    if how == "statistics":
+        model.condition(model.statistics)
+    if how == "symbols":
+        model.observe(x[:3], torch.zeros(3), gp_orff.Divergence(), noise=1.0)
+    if how == "large":
+        monkeypatch.setattr("gp_orff.models.validation.calibration._MOST_FEATURES", 10)
+    assert calibration_of(model.state, model.mean) is None
