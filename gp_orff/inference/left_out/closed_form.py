@@ -109,7 +109,7 @@ def _square(matrix: Float[Tensor, "k k"], rows: Int[Tensor, "m"]) -> Float[Tenso
 def _(inference: ExactInference, kernel, noises, mean, blocks):
     blocks = list(blocks)
     rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
-    if len(rows) > _SPLIT * inference.size:
+    if inference.changes is not None or len(rows) > _SPLIT * inference.size:
         yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)
         return
     covariance = observed_covariance(kernel, [rows.observed])
