@@ -150,7 +150,7 @@ class Representation:
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
-        free = rule.max_features is None and not self.dense
+        free = rule.max_features is None and not (self.dense or self.data.tracks)
         if free and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
             grid = replace(grid, **limits)
@@ -210,6 +210,11 @@ class Representation:
         data, rule = self.data, self.rule
         if isinstance(data, StatisticsOnly):
             return data
+        if data.tracks:
+            raise NotImplementedError(
+                "expected readings without track= for statistics, which have no tracks; save the "
+                "model, or keep the readings"
+            )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, self.kernel))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.observations import join
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
@@ -73,7 +74,7 @@ def fit(
     """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, notes)
-    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal)
+    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, data.tracks)
     robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
     has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if has_weights:
@@ -111,7 +112,7 @@ def best_start(trainer: Trainer) -> Search:
 
 def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
-    observations, name = small.data.observations, "starting values"
+    observations, name = join(small.data.survey.sample), "starting values"
 
     def go_to(initial: Start) -> None:
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
@@ -249,7 +250,8 @@ class Grids:
     @property
     def _has_many_points(self) -> bool:
         data = self.representation.data
-        return isinstance(data, Dataset) and data.survey.num_points > MANY_POINTS
+        several = isinstance(data, Dataset) and not data.tracks
+        return several and data.survey.num_points > MANY_POINTS
 
     @property
     def _of_sample(self) -> Representation:

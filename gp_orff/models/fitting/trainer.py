@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.observations import join
+from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import DataWarning, Distances, Survey
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
@@ -53,6 +54,7 @@ class Trainer:
     mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
     survey: Survey  # of the data
     journal: Journal
+    tracks: Sequence[TrackObservations] = ()  # of the data
 
     @property
     def num_outputs(self) -> int:
@@ -108,9 +110,12 @@ class Trainer:
 
     def subset(self, numbers: int) -> Dataset:
         """About `numbers` observed values, of points at all distances from each other."""
-        parts = join(self.survey.sample)
-        chosen = subset(torch.cat([part.x for part in parts]), max(2, numbers // self.num_outputs))
-        offsets = np.cumsum([0, *map(len, parts)])
+        along = {part.key for part in self.tracks}
+        single = join(part for part in self.survey.sample if part.key not in along)
+        parts = [*single, *self.tracks]
+        points = [part.x for part in single] + [part.means.x for part in self.tracks]
+        chosen = subset(torch.cat(points), max(2, numbers // self.num_outputs))
+        offsets = np.cumsum([0, *map(len, points)])
         selected = []
         for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
             rows = chosen[(chosen >= low) & (chosen < high)] - low
@@ -125,18 +130,22 @@ class Trainer:
 
     def starting_subset(self, numbers: int) -> Dataset:
         """As `subset`, with more points if further outputs cost little."""
-        cheap = self._has_cheap_outputs and whole_vectors(join(self.survey.sample))
+        cheap = self._has_cheap_outputs and self._is_whole(join(self.survey.sample))
         return self.subset(numbers * self.num_outputs // _OUTPUTS if cheap else numbers)
 
     def inference(self, data: Dataset) -> Inference:
         """Inference from a subset of the data, under the exact kernel if there is one."""
-        if self._has_cheap_outputs and whole_vectors(data.observations):
+        if self._has_cheap_outputs and self._is_whole(data.observations):
             return self._by_features(data, _FREQUENCIES // 2)
         if has_covariance(self.kernel, data):
             return ExactInference(data)
         rank = max(term.factor.rank for term in terms(self.kernel))
         number = min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length())
         return self._by_features(data, max(1, number // rank))
+
+    def _is_whole(self, observations: Sequence[Observations]) -> bool:
+        """Whether observations are whole vectors with one noise, which is white."""
+        return not self.tracks and whole_vectors(observations)
 
     def _by_features(self, data: Dataset, num_frequencies: int) -> Inference:
         rule = QuasiMonteCarlo(num_frequencies)
@@ -166,7 +175,8 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     """The data without a few points far from all others, which would use up the frequencies of a
     grid, and notes that say so."""
     near = data.survey.distances.near
-    if near is None or not isinstance(data, Dataset) or not _spans(requested, data):
+    fixed = not isinstance(data, Dataset) or data.tracks or not _spans(requested, data)
+    if near is None or fixed:
         return data, []
     inside = data.within(near)
     count = data.survey.num_points - inside.survey.num_points

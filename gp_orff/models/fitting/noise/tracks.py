@@ -1,0 +1,111 @@
+"""The likelihood of readings along tracks: which groups have one, and where its search starts."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from gpytorch.likelihoods import Likelihood
+
+from gp_orff.data.dataset import Data
+from gp_orff.data.noise.covariances import noise_of
+from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood, default_likelihood
+from gp_orff.data.noise.track_likelihood import TrackLikelihood
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
+from gp_orff.models.fitting.coordinates import admissible
+from gp_orff.models.fitting.starting_values import scale_noise, start_noise
+
+_SHARES = {"noise": 0.1, "offset_variance": 0.3, "correlated_variance": 0.6}  # at first
+_TIME = 0.05  # the first correlation time, over the duration of a track
+
+
+def with_tracks(likelihoods: Mapping[str, Likelihood], data: Data) -> dict[str, Likelihood]:
+    """The likelihoods, with a `TrackLikelihood` for every group of tracks, and none for others.
+
+    A new one starts with the variance of the likelihood in its place.
+
+    Raises:
+        ValueError: readings along tracks and others in one group; Student-t noise along tracks.
+    """
+    groups = dict(likelihoods)
+    along = {part.key.label: part for part in data.tracks}
+    for key in data.keys:
+        if isinstance(key.pattern, BlockMeans):
+            continue
+        if key.label in along:
+            raise ValueError(
+                "expected readings along tracks and others in groups of their own, got both "
+                f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
+                "them another name, group="
+            )
+        if key.label in groups:
+            groups[key.label] = independent(groups[key.label])
+    for label, part in along.items():
+        present = groups.get(label, groups[DEFAULT])
+        if isinstance(present, MultitaskStudentTLikelihood):
+            raise ValueError(
+                "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
+                "out likelihood=, or give TrackLikelihood(num_tasks)"
+            )
+        if not (label in groups and isinstance(present, TrackLikelihood)):
+            groups[label] = _started(part, present)
+    return groups
+
+
+def independent(likelihood: Likelihood) -> Likelihood:
+    """The likelihood, or in the place of one along tracks that of independent readings."""
+    if not isinstance(likelihood, TrackLikelihood):
+        return likelihood
+    variance = noise_of(likelihood, likelihood.num_tasks)[0, 0].item()
+    plain = default_likelihood(likelihood.num_tasks).to(likelihood.raw_noise)
+    start_noise(plain, variance)
+    return plain
+
+
+def _started(part: TrackObservations, present: Likelihood) -> TrackLikelihood:
+    """A new likelihood for tracks, with the variance of the present one."""
+    num_outputs = part.key.pattern.num_outputs
+    likelihood = TrackLikelihood(num_outputs).to(part.y)
+    remember(likelihood, part)
+    with torch.no_grad():
+        start_noise(likelihood, noise_of(present, num_outputs).diagonal().mean().item())
+    return likelihood
+
+
+def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
+    """Keep the time of a block of these tracks, and their duration."""
+    durations = [(track.clock[-1] - track.clock[0]).item() for track in part.tracks]
+    likelihood.span.fill_(part.span)
+    likelihood.duration.fill_(float(np.median(durations)))
+
+
+def remember_all(likelihoods: Mapping[str, Likelihood], data: Data) -> None:
+    """`remember` for every group of tracks."""
+    for part in data.tracks:
+        remember(likelihoods[part.key.label], part)
+
+
+def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:
+    """The time of a block in every group whose likelihood knows it."""
+    return {
+        label: likelihood.span.item()
+        for label, likelihood in likelihoods.items()
+        if isinstance(likelihood, TrackLikelihood) and likelihood.duration > 0
+    }
+
+
+@start_noise.register
+def _(likelihood: TrackLikelihood, variance: float) -> None:
+    values = {name: share * variance for name, share in _SHARES.items()}
+    if likelihood.duration > 0:
+        values["correlation_time"] = _TIME * likelihood.duration.item()
+    for name, value in values.items():
+        raw = getattr(likelihood, f"raw_{name}")
+        if raw.requires_grad:
+            constraint = getattr(likelihood, f"raw_{name}_constraint")
+            setattr(likelihood, name, admissible(constraint, torch.full_like(raw, value)))
+
+
+@scale_noise.register
+def _(likelihood: TrackLikelihood, factor: float) -> None:
+    """The block means of tracks keep their noise: truncated features are no white noise there."""
