@@ -8,10 +8,6 @@ import torch
 from linear_operator import to_dense
 
 import gp_orff
-from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.observations import Observations
-from gp_orff.data.patterns import Components, GroupKey
-from gp_orff.data.tracks.reading import along_tracks
 from gp_orff.features.assemble import expand
 from tests.fields import curl_free, draw, uniform
 
@@ -23,7 +19,7 @@ RULES = {
     "monte_carlo": gp_orff.MonteCarlo(30, seed=0),
 }
 SEPARABLE = gp_orff.SeparableKernel
-NAMES = ("noise", "offset_variance", "correlated_variance", "correlation_time")
+NAMES = ("noise", "offset_variance", "correlated_variance", "correlation_time", "block_variance")
 
 
 def survey(readings=30, tracks=3, seed=0):
@@ -38,7 +34,7 @@ def survey(readings=30, tracks=3, seed=0):
 
 def likelihood(span=0.0):
     noise = gp_orff.TrackLikelihood(P).double()
-    for name, value in zip(NAMES, (0.04, 0.09, 0.05, 4.0), strict=True):
+    for name, value in zip(NAMES, (0.04, 0.09, 0.05, 4.0, 0.02), strict=True):
         setattr(noise, name, value)
     noise.span.fill_(span)
     noise.duration.fill_(10.0)
@@ -85,6 +81,7 @@ class Oracle:
         mean = torch.kron(average.contiguous(), EYE)
         n = P * len(x)
         self.k = mean @ (prior[:n, :n] + torch.kron(covariance, EYE)) @ mean.mT
+        self.k = self.k + noise.block_variance * torch.eye(len(self.k)).double()
         self.cross, self.prior = prior[n:, :n] @ mean.mT, prior[n:, n:]
         self.y, self.ones = mean @ y.flatten(), mean @ EYE.repeat(len(x), 1)
         self.scatter = self._scatter(model, y, clock, block)

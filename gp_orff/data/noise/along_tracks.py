@@ -16,11 +16,13 @@ class TrackNoise(NamedTuple):
     offset_variance: Float[Tensor, ""]  # of the offset that all readings of a track share
     correlated_variance: Float[Tensor, ""]
     correlation_time: Float[Tensor, ""]  # τ: the correlation at a lag t is exp(−t/τ)
+    block_variance: Float[Tensor, ""]  # of what readings of one block share, and others do not
 
     @property
     def total(self) -> Float[Tensor, ""]:
         """The variance of a new reading of a new track."""
-        return self.noise + self.offset_variance + self.correlated_variance
+        slow = self.offset_variance + self.correlated_variance
+        return self.noise + self.block_variance + slow
 
 
 @singledispatch

@@ -19,22 +19,24 @@ class TrackLikelihood(Likelihood):
 
     Readings y_i of a track, at the times t_i along it, are
 
-        y_i = f(x_i) + b + r(t_i) + ε_i ,
+        y_i = f(x_i) + b + r(t_i) + e_i + ε_i ,
         b ~ N(0, σ_b²) , Cov[r(t), r(s)] = σ_r² exp(−|t − s| / τ) , ε_i ~ N(0, σ²) ,
 
     independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
-    of the Brownian motion*). `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of
+    of the Brownian motion*). Many readings are averaged over blocks, short against τ; e_i ~ N(0,
+    σ_e²) is what all readings of a block share, and those of other blocks do not. `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of
     readings along tracks and learns its parameters by evidence. Without times, t is the length of
-    the path. Called on the distribution of a field, it adds the variance σ_b² + σ_r² + σ² of new
-    readings, each on a new track.
+    the path. Called on the distribution of a field, it adds the variance σ_b² + σ_r² + σ_e² + σ² of
+    new readings, each on a new track.
 
     Args:
         num_tasks: p, the number of outputs.
         noise_constraint, offset_variance_constraint, correlated_variance_constraint,
-            correlation_time_constraint: constraints of σ², σ_b² and σ_r², in squared units of y,
-            and of τ, in units of time or length; positive by default.
-        noise_prior, offset_variance_prior, correlated_variance_prior, correlation_time_prior:
-            their priors.
+            correlation_time_constraint, block_variance_constraint: constraints of σ², σ_b² and
+            σ_r², in squared units of y, of τ, in units of time or length, and of σ_e²; positive by
+            default.
+        noise_prior, offset_variance_prior, correlated_variance_prior, correlation_time_prior,
+            block_variance_prior: their priors.
 
     Attributes:
         span: the time of one block of readings, whose mean is one observation; 0 for blocks of
@@ -67,10 +69,12 @@ class TrackLikelihood(Likelihood):
         offset_variance_constraint: Interval | None = None,
         correlated_variance_constraint: Interval | None = None,
         correlation_time_constraint: Interval | None = None,
+        block_variance_constraint: Interval | None = None,
         noise_prior: Prior | None = None,
         offset_variance_prior: Prior | None = None,
         correlated_variance_prior: Prior | None = None,
         correlation_time_prior: Prior | None = None,
+        block_variance_prior: Prior | None = None,
     ):
         super().__init__()
         self.num_tasks = num_tasks
@@ -79,9 +83,10 @@ class TrackLikelihood(Likelihood):
             offset_variance_constraint,
             correlated_variance_constraint,
             correlation_time_constraint,
+            block_variance_constraint,
         )
         priors = noise_prior, offset_variance_prior, correlated_variance_prior
-        priors = (*priors, correlation_time_prior)
+        priors = (*priors, correlation_time_prior, block_variance_prior)
         for name, constraint, prior in zip(_NAMES, constraints, priors, strict=True):
             self.register_parameter(f"raw_{name}", nn.Parameter(torch.zeros(1)))
             self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
@@ -130,6 +135,15 @@ class TrackLikelihood(Likelihood):
     @correlation_time.setter
     def correlation_time(self, value: float | Tensor) -> None:
         self._set("correlation_time", value)
+
+    @property
+    def block_variance(self) -> Float[Tensor, "1"]:
+        """σ_e², the variance of what the readings of one block share; 0 for blocks of one."""
+        return self._value("block_variance") * (self.span > 0)
+
+    @block_variance.setter
+    def block_variance(self, value: float | Tensor) -> None:
+        self._set("block_variance", value)
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
         """New readings given values (n, p) of the field, independent of each other."""

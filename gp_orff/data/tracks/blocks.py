@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _FEW = 1000  # readings, up to which each is a block of its own
-_SMOOTH = 0.05  # of the variance: what the means of neighbouring blocks may differ by
+_BLOCKS = 500  # of more readings
+_SMOOTH = 0.1  # of the variance: what the means of neighbouring blocks may differ by
 _LARGEST = 256  # readings of a block
 
 
@@ -110,11 +111,15 @@ def _divided(clock: Float[Tensor, "n"], span: float) -> Int[Tensor, "n"]:
 def block_span(
     tracks: Sequence[tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n"]]],
 ) -> float:
-    """The time of a block: as long as a thousand blocks of all readings would have, or shorter.
+    """The time of a block: that of 500 blocks of all readings, or shorter.
 
-    It is 0, for blocks of one reading, where these are few. The means ȳ of neighbouring blocks
-    should differ little, ½ E(ȳ_{b+1} − ȳ_b)² ≤ 0.05 Var(y), or at least no more than single
-    readings do.
+    It is 0, for blocks of one reading, where there are at most 1000. The means ȳ of neighbouring
+    blocks of n readings should differ little,
+
+        ½ E(ȳ_{b+1} − ȳ_b)² ≤ 0.1 Var(y) + ½ E(y_{i+1} − y_i)² / n ,
+
+    where the last term is that of white noise. Noise that is correlated over many blocks is learned
+    from these better than from all readings: the increments of few seconds tell little of it.
 
     Args:
         tracks: values (n, p) and clock (n,) of every track.
@@ -125,9 +130,9 @@ def block_span(
         return 0.0
     step = float(np.concatenate(steps).mean())
     variance = np.concatenate([y for y, _ in tracks]).var(0).mean()
-    allowed = max(_SMOOTH * variance, _change(tracks, 1))
-    size = max(1, round(total / _FEW))
-    while size > 1 and _change(tracks, size) > allowed:
+    white = _change(tracks, 1)
+    size = max(1, round(total / _BLOCKS))
+    while size > 1 and _change(tracks, size) > _SMOOTH * variance + white / size:
         size = max(1, int(0.8 * size))
     return size * step if size > 1 else 0.0
 

@@ -5,7 +5,8 @@ With the times t_i of the n readings of a block, from t₁ to t_n, and the time 
     c = mean_i exp(−(t_n − t_i)/τ) , a = mean_i exp(−(t_i − t₁)/τ) ,
     Cov[r̄_b, r̄_b′] = σ_r² c_b exp(−(t₁′ − t_n)/τ) a_b′ for b before b′ ,
 
-exactly, since exp(−(t − s)/τ) is a product. White noise adds σ²/n, the offset σ_b² everywhere.
+exactly, since exp(−(t − s)/τ) is a product. White noise adds σ²/n, what the readings of one block
+share σ_e², and the offset σ_b² everywhere.
 """
 
 from dataclasses import dataclass
@@ -100,7 +101,8 @@ class BlockNoise:
         time = self.noise.correlation_time
         times = self.times
         variance = self.noise.correlated_variance * times.variance(time)
-        variance = variance + self.noise.noise / times.count + self.white
+        variance = variance + self.noise.noise / times.count
+        variance = variance + self.noise.block_variance + self.white
         return times.mean_to_last(time), times.mean_from_first(time), variance
 
     def of_track(self, blocks: slice) -> Float[Tensor, "t t"]:

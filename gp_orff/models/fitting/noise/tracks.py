@@ -15,7 +15,12 @@ from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.starting_values import scale_noise, start_noise
 
-_SHARES = {"noise": 0.1, "offset_variance": 0.3, "correlated_variance": 0.6}  # at first
+_SHARES = {  # of the variance, at first
+    "noise": 0.1,
+    "block_variance": 0.1,
+    "offset_variance": 0.2,
+    "correlated_variance": 0.6,
+}
 _TIME = 0.05  # the first correlation time, over the duration of a track
 
 
@@ -76,6 +81,7 @@ def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
     """Keep the time of a block of these tracks, and their duration."""
     durations = [(track.clock[-1] - track.clock[0]).item() for track in part.tracks]
     likelihood.span.fill_(part.span)
+    likelihood.raw_block_variance.requires_grad_(part.span > 0)
     likelihood.duration.fill_(float(np.median(durations)))
 
 
