@@ -23,11 +23,13 @@ class TrackLikelihood(Likelihood):
         b ~ N(0, σ_b²) , Cov[r(t), r(s)] = σ_r² exp(−|t − s| / τ) , ε_i ~ N(0, σ²) ,
 
     independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
-    of the Brownian motion*). Many readings are averaged over blocks, short against τ; e_i ~ N(0,
-    σ_e²) is what all readings of a block share, and those of other blocks do not. `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of
-    readings along tracks and learns its parameters by evidence. Without times, t is the length of
-    the path. Called on the distribution of a field, it adds the variance σ_b² + σ_r² + σ_e² + σ² of
-    new readings, each on a new track.
+    of the Brownian motion*). Many readings are averaged over blocks, short against τ. The readings
+    of a block share e_i ~ N(0, σ_e²), and those of other blocks do not.
+
+    `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
+    learns its parameters by evidence. Without times, t is the length of the path. Called on the
+    distribution of a field, it adds the variance σ_b² + σ_r² + σ_e² + σ² of new readings, each on a
+    new track.
 
     Args:
         num_tasks: p, the number of outputs.

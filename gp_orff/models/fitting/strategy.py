@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from gp_orff.inference.representation import (
 )
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
+from gp_orff.models.fitting.noise.tracks import Split, split_noise, splits
 from gp_orff.models.fitting.progress import Progress
 from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
@@ -114,19 +116,21 @@ def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     observations, name = join(small.data.survey.sample), "starting values"
 
-    def go_to(initial: Start) -> None:
+    def go_to(initial: Start, split: Split) -> None:
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
+        split_noise(trainer.likelihoods, split)
 
-    def value(initial: Start) -> float:
-        go_to(initial)
+    def value(pair: tuple[Start, Split]) -> float:
+        go_to(*pair)
         return trainer.value(small)
 
-    best: dict[float, Start] = {}  # of each lengthscale
-    for initial in sorted(starts(trainer.kernel, trainer.distances), key=value):
-        best[initial.share] = initial
+    best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
+    pairs = product(starts(trainer.kernel, trainer.distances), splits(trainer.likelihoods))
+    for initial, split in sorted(pairs, key=value):
+        best[initial.share, split] = initial, split
     candidates = []
-    for initial in best.values():
-        go_to(initial)
+    for pair in best.values():
+        go_to(*pair)
         candidates.append(trainer.short_search(trainer.new_search(), small, name))
     large, finalists = trainer.inference(subset), []
     for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:

@@ -1,12 +1,14 @@
 """The likelihood of readings along tracks: which groups have one, and where its search starts."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.dataset import Data
+from gp_orff.data.noise.along_tracks import along_tracks
 from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood, default_likelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
@@ -15,13 +17,20 @@ from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.starting_values import scale_noise, start_noise
 
-_SHARES = {  # of the variance, at first
-    "noise": 0.1,
-    "block_variance": 0.1,
-    "offset_variance": 0.2,
-    "correlated_variance": 0.6,
-}
-_TIME = 0.05  # the first correlation time, over the duration of a track
+
+@dataclass(frozen=True)
+class Split:
+    """Shares of the noise variance at the start of a search, and the first correlation time."""
+
+    noise: float
+    block_variance: float
+    offset_variance: float
+    correlated_variance: float
+    time: float  # over the duration of a track
+
+
+SPLITS = (Split(0.1, 0.1, 0.2, 0.6, 0.05), Split(0.6, 0.1, 0.1, 0.2, 0.2))
+"""Noise that is mostly correlated, and mostly white: each has an optimum of the evidence."""
 
 
 def with_tracks(likelihoods: Mapping[str, Likelihood], data: Data) -> dict[str, Likelihood]:
@@ -102,14 +111,36 @@ def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:
 
 @start_noise.register
 def _(likelihood: TrackLikelihood, variance: float) -> None:
-    values = {name: share * variance for name, share in _SHARES.items()}
+    start_split(likelihood, variance, SPLITS[0])
+
+
+def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> None:
+    """Set the noise variances to shares of a total."""
+    names = ("noise", "block_variance", "offset_variance", "correlated_variance")
+    values = {name: getattr(split, name) * variance for name in names}
     if likelihood.duration > 0:
-        values["correlation_time"] = _TIME * likelihood.duration.item()
+        values["correlation_time"] = split.time * likelihood.duration.item()
     for name, value in values.items():
         raw = getattr(likelihood, f"raw_{name}")
         if raw.requires_grad:
             constraint = getattr(likelihood, f"raw_{name}_constraint")
             setattr(likelihood, name, admissible(constraint, torch.full_like(raw, value)))
+
+
+def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
+    """The splits to start from: one where no group has noise along tracks."""
+    return SPLITS if _along_tracks(likelihoods) else SPLITS[:1]
+
+
+@torch.no_grad()
+def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
+    """Split the noise variance of every group of tracks."""
+    for likelihood in _along_tracks(likelihoods):
+        start_split(likelihood, along_tracks(likelihood).total.item(), split)
+
+
+def _along_tracks(likelihoods: Mapping[str, Likelihood]) -> list[TrackLikelihood]:
+    return [noise for noise in likelihoods.values() if isinstance(noise, TrackLikelihood)]
 
 
 @scale_noise.register
