@@ -17,10 +17,11 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.request import BY_THE_PRIOR, Repeats
-from gp_orff.data.sources import InMemory
+from gp_orff.data.sources import InMemory, WithinBox
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
-from gp_orff.data.tracks.observations import TrackObservations, joined, split
+from gp_orff.data.tracks.observations import TrackObservations, joined, require_none, split
+from gp_orff.data.tracks.surveyed import surveyed
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.domain import Box, contains, in_words, within_box
 from gp_orff.features.frequencies.grid import Grid
@@ -116,20 +117,6 @@ class Data(ABC):
 
 
 @dataclass(frozen=True)
-class WithinBox:
-    """The observations of a source that lie inside a box."""
-
-    source: Visit
-    box: Box
-
-    def __call__(self) -> Iterator[Observations]:
-        for part in self.source():
-            rows = within_box(part.x, self.box)
-            if rows.any():
-                yield part if rows.all() else part.take(rows)
-
-
-@dataclass(frozen=True)
 class Dataset(Data):
     """Observations that can be visited any number of times."""
 
@@ -160,19 +147,8 @@ class Dataset(Data):
 
         The survey takes the block means of tracks as observations.
         """
-        tracks: list[TrackObservations] = []
-        counts: list[int] = []
-
-        def observations() -> Iterator[Observations]:
-            for part in split(visit(), tracks):
-                counts.append(len(part))
-                yield part
-            tracks[:] = joined(tracks)
-            yield from (part.means for part in tracks)
-
-        survey = Survey.of(observations(), seed)
-        sources = (visit,) if counts or not tracks else ()
-        return cls(sources, survey, tracks=tuple(tracks))
+        survey, tracks, single = surveyed(visit(), seed)
+        return cls((visit,) if single else (), survey, tracks=tracks)
 
     @classmethod
     def in_memory(cls, parts: Sequence[Observations]) -> "Dataset":
@@ -343,11 +319,7 @@ class StatisticsOnly(Data):
         return {key: statistics.weights for key, statistics in self.field_statistics.groups.items()}
 
     def __add__(self, new: Dataset) -> "StatisticsOnly":
-        if new.tracks:
-            raise NotImplementedError(
-                "expected readings without track=, since the model holds statistics, which have no "
-                "tracks; call fit or condition on all data"
-            )
+        require_none(new.tracks)
         statistics = self.field_statistics + new.statistics(self.field_statistics.phi)
         return StatisticsOnly(
             statistics, self.domain, self.survey + new.survey, self.symbol_data + new.symbol_data

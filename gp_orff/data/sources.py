@@ -1,6 +1,6 @@
 """Sources of observations: arrays, chunks that can be visited again, or memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from gp_orff.data.reading import Options, chunks, read, unpack
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.reading import along_tracks, check_time
 from gp_orff.data.validation import is_single
+from gp_orff.features.domain import Box, within_box
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 
 
@@ -113,6 +114,20 @@ class InMemory:
 
     def __call__(self) -> Iterator[Observations]:
         return iter(self.parts)
+
+
+@dataclass(frozen=True)
+class WithinBox:
+    """The observations of a source that lie inside a box."""
+
+    source: Callable[[], Iterator[Observations]]
+    box: Box
+
+    def __call__(self) -> Iterator[Observations]:
+        for part in self.source():
+            rows = within_box(part.x, self.box)
+            if rows.any():
+                yield part if rows.all() else part.take(rows)
 
 
 def is_constant(mean: Mean) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
+from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.domain import Box, box_of, contains, union
 from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
@@ -152,8 +153,7 @@ class Representation:
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
         free = rule.max_features is None and not (self.dense or self.data.tracks)
         if free and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
-            limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
-            grid = replace(grid, **limits)
+            grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
         return self._restricted(grid)
 
     def _reached(self, grid: Grid) -> float:
@@ -210,11 +210,7 @@ class Representation:
         data, rule = self.data, self.rule
         if isinstance(data, StatisticsOnly):
             return data
-        if data.tracks:
-            raise NotImplementedError(
-                "expected readings without track= for statistics, which have no tracks; save the "
-                "model, or keep the readings"
-            )
+        require_none(data.tracks)
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, self.kernel))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))

@@ -157,7 +157,7 @@ class ModelState:
 
     def with_new_groups(self, data: Data) -> "ModelState":
         """The state with a likelihood for every new group."""
-        likelihoods = with_groups(self.likelihoods, data, self.kernel)
+        likelihoods = with_groups(self.likelihoods, data, self.kernel, self.data)
         representation = replace(self.representation, likelihoods=likelihoods)
         represented = replace(self.represented, representation=representation)
         return replace(self, represented=represented)
@@ -270,11 +270,14 @@ def copied_if_small(data: Dataset) -> Dataset:
 
 
 def with_groups(
-    likelihoods: Mapping[str, Likelihood], data: Data, kernel: Kernel
+    likelihoods: Mapping[str, Likelihood],
+    data: Data,
+    kernel: Kernel,
+    held: Data | None = None,
 ) -> dict[str, Likelihood]:
     """A likelihood for every group. A new group starts with the Σ of observations without a group
     name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`."""
-    groups, reference = with_tracks(likelihoods, data), next(kernel.parameters())
+    groups, reference = with_tracks(likelihoods, data, held), next(kernel.parameters())
     for key in data.keys:
         if key.label in groups:
             continue

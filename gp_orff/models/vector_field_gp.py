@@ -15,6 +15,7 @@ from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options
 from gp_orff.data.sources import is_constant
 from gp_orff.data.survey import DataWarning
+from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
@@ -280,6 +281,7 @@ class VectorFieldGP(FieldModel):
         held = state.statistics_only()
         new = state.weighted(self.copied(x, y, Options(**options)), state.data)
         held.require(new.box)
+        require_none(new.tracks)
         return new.statistics(held.field_statistics.phi)
 
     @chosen_threads()
@@ -330,6 +332,7 @@ class VectorFieldGP(FieldModel):
         """
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**options))
+        require_none(data.tracks)
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)

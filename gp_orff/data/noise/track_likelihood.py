@@ -6,12 +6,19 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import Prior
 from jaxtyping import Float
+from linear_operator.operators import ConstantDiagLinearOperator
 from torch import Tensor, nn
 
 from gp_orff.data.noise.along_tracks import TrackNoise, along_tracks
 from gp_orff.data.noise.covariances import noise_of
 
-_NAMES = TrackNoise._fields
+_NAMES = (
+    "noise",
+    "offset_variance",
+    "correlated_variance",
+    "correlation_time",
+    "block_variance",
+)
 
 
 class TrackLikelihood(Likelihood):
@@ -33,12 +40,12 @@ class TrackLikelihood(Likelihood):
 
     Args:
         num_tasks: p, the number of outputs.
-        noise_constraint, offset_variance_constraint, correlated_variance_constraint,
-            correlation_time_constraint, block_variance_constraint: constraints of σ², σ_b² and
-            σ_r², in squared units of y, of τ, in units of time or length, and of σ_e²; positive by
-            default.
-        noise_prior, offset_variance_prior, correlated_variance_prior, correlation_time_prior,
-            block_variance_prior: their priors.
+        noise_constraint, noise_prior: of σ², in squared units of y; positive by default, without a
+            prior, as all of them.
+        offset_variance_constraint, offset_variance_prior: of σ_b².
+        correlated_variance_constraint, correlated_variance_prior: of σ_r².
+        correlation_time_constraint, correlation_time_prior: of τ, in units of time or length.
+        block_variance_constraint, block_variance_prior: of σ_e².
 
     Attributes:
         span: the time of one block of readings, whose mean is one observation; 0 for blocks of
@@ -104,7 +111,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def noise(self) -> Float[Tensor, "1"]:
-        """σ², the variance of the white noise of one reading."""
+        """The variance σ² of the white noise of one reading, a tensor (1,)."""
         return self._value("noise")
 
     @noise.setter
@@ -113,7 +120,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def offset_variance(self) -> Float[Tensor, "1"]:
-        """σ_b², the variance of the offset that all readings of a track share."""
+        """The variance σ_b² of the offset that all readings of a track share, a tensor (1,)."""
         return self._value("offset_variance")
 
     @offset_variance.setter
@@ -122,7 +129,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def correlated_variance(self) -> Float[Tensor, "1"]:
-        """σ_r², the variance of the correlated noise."""
+        """The variance σ_r² of the correlated noise, a tensor (1,)."""
         return self._value("correlated_variance")
 
     @correlated_variance.setter
@@ -131,7 +138,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def correlation_time(self) -> Float[Tensor, "1"]:
-        """τ, the time (or length) over which the correlated noise loses its memory."""
+        """The time (or length) τ over which correlated noise loses its memory, a tensor (1,)."""
         return self._value("correlation_time")
 
     @correlation_time.setter
@@ -140,7 +147,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def block_variance(self) -> Float[Tensor, "1"]:
-        """σ_e², the variance of what the readings of one block share; 0 for blocks of one."""
+        """The variance σ_e² of what readings of a block share, a tensor (1,); 0 without blocks."""
         return self._value("block_variance") * (self.span > 0)
 
     @block_variance.setter
@@ -148,17 +155,19 @@ class TrackLikelihood(Likelihood):
         self._set("block_variance", value)
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
-        """New readings given values (n, p) of the field, independent of each other."""
+        """New readings of new tracks, given values of the field, `function_samples` (n, p)."""
         deviation = along_tracks(self).total.sqrt()
         return torch.distributions.Independent(
             torch.distributions.Normal(function_samples, deviation), 1
         )
 
     def marginal(self, function_dist: MultivariateNormal, *args, **kwargs) -> MultivariateNormal:
-        """The distribution of new readings, each on a new track."""
+        """The distribution of new readings, each on a new track, from that of the field, which is
+        `function_dist` at n points."""
         covariance = function_dist.lazy_covariance_matrix
-        total = along_tracks(self).total.to(covariance)
-        return type(function_dist)(function_dist.mean, covariance.add_jitter(total))
+        total = along_tracks(self).total.to(function_dist.mean).reshape(1)
+        noise = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])
+        return type(function_dist)(function_dist.mean, covariance + noise)
 
     def _value(self, name: str) -> Tensor:
         raw = getattr(self, f"raw_{name}")

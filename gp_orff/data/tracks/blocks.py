@@ -131,9 +131,12 @@ def block_span(
     step = float(np.concatenate(steps).mean())
     variance = np.concatenate([y for y, _ in tracks]).var(0).mean()
     white = _change(tracks, 1)
-    size = max(1, round(total / _BLOCKS))
-    while size > 1 and _change(tracks, size) > _SMOOTH * variance + white / size:
-        size = max(1, int(0.8 * size))
+    size, most = 1, max(1, round(total / _BLOCKS))
+    while size < most:
+        longer = min(most, size + max(1, size // 4))
+        if _change(tracks, longer) > _SMOOTH * variance + white / longer:
+            break
+        size = longer
     return size * step if size > 1 else 0.0
 
 

@@ -1,7 +1,7 @@
 """Block means of readings along tracks: linear observations of a field with correlated noise."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -223,6 +223,15 @@ def split(
             tracks.append(part)
         else:
             yield part
+
+
+def require_none(tracks: Sequence[TrackObservations]) -> None:
+    """Raise NotImplementedError for tracks: they have no statistics, nor leave-one-out."""
+    if tracks:
+        raise NotImplementedError(
+            "expected readings without track= for statistics and leave-one-out, got tracks, whose "
+            "noise is correlated; keep the readings, save the model, or leave out whole tracks"
+        )
 
 
 def _block_means(

@@ -81,7 +81,7 @@ def fit(
     has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if has_weights:
         data, start_search = robust.start(data, warm_start), Trainer.new_search
-    search = start_search(trainer)
+    search = trainer.restarted(start_search(trainer))
     representation = Representation.of(kernel, likelihoods, requested, data)
     journal.note(representation.reason)
     rule = representation.rule

@@ -42,6 +42,7 @@ SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives 
 _SHORT = 4  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
+_FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
 _OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
 
 
@@ -69,6 +70,15 @@ class Trainer:
         that the data can determine."""
         ranges = parameter_ranges(self.kernel, self.distances)
         return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+
+    def restarted(self, search: Search) -> Search:
+        """The search; with tracks a new one from where it is, since the few blocks of a subset tell
+        little of the curvature."""
+        if not self.tracks:
+            return search
+        search = self.new_search()
+        search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
+        return search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         """log p(y), total nats."""

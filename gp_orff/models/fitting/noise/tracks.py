@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -33,17 +34,21 @@ SPLITS = (Split(0.1, 0.1, 0.2, 0.6, 0.05), Split(0.6, 0.1, 0.1, 0.2, 0.2))
 """Noise that is mostly correlated, and mostly white: each has an optimum of the evidence."""
 
 
-def with_tracks(likelihoods: Mapping[str, Likelihood], data: Data) -> dict[str, Likelihood]:
+def with_tracks(
+    likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
+) -> dict[str, Likelihood]:
     """The likelihoods, with a `TrackLikelihood` for every group of tracks, and none for others.
 
-    A new one starts with the variance of the likelihood in its place.
+    A new one starts with the variance of the likelihood in its place. Data that are `held` already
+    count too.
 
     Raises:
         ValueError: readings along tracks and others in one group; Student-t noise along tracks.
     """
     groups = dict(likelihoods)
-    along = {part.key.label: part for part in data.tracks}
-    for key in data.keys:
+    present_data = [data] if held is None else [held, data]
+    along = {part.key.label: part for every in present_data for part in every.tracks}
+    for key in chain.from_iterable(every.keys for every in present_data):
         if isinstance(key.pattern, BlockMeans):
             continue
         if key.label in along:
