@@ -16,6 +16,7 @@ import gp_orff.exact_gp.hooks  # noqa: F401  sums and products of our kernels in
 from gp_orff import bounds, settings, spectra
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
+from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.frequencies import (
@@ -107,6 +108,7 @@ __all__ = [
     "StructuredOrthogonal",
     "Symbol",
     "Templates",
+    "TrackLikelihood",
     "VectorFieldGP",
     "VectorPotential",
     "bounds",

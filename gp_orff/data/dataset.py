@@ -17,9 +17,11 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.request import BY_THE_PRIOR, Repeats
-from gp_orff.data.sources import InMemory
+from gp_orff.data.sources import InMemory, WithinBox
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
+from gp_orff.data.tracks.observations import TrackObservations, joined, require_none, split
+from gp_orff.data.tracks.surveyed import surveyed
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.domain import Box, contains, in_words, within_box
 from gp_orff.features.frequencies.grid import Grid
@@ -36,6 +38,7 @@ class Data(ABC):
     elbo_correction: float  # the term of the ELBO that comes from learned weights
     symbol_data: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
     repeats = BY_THE_PRIOR  # what is done about repeated positions
+    tracks: tuple[TrackObservations, ...] = ()  # block means of readings along tracks, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -114,20 +117,6 @@ class Data(ABC):
 
 
 @dataclass(frozen=True)
-class WithinBox:
-    """The observations of a source that lie inside a box."""
-
-    source: Visit
-    box: Box
-
-    def __call__(self) -> Iterator[Observations]:
-        for part in self.source():
-            rows = within_box(part.x, self.box)
-            if rows.any():
-                yield part if rows.all() else part.take(rows)
-
-
-@dataclass(frozen=True)
 class Dataset(Data):
     """Observations that can be visited any number of times."""
 
@@ -140,6 +129,7 @@ class Dataset(Data):
     numbers_in_memory: int = 0  # that this dataset holds
     symbol_data: tuple[SymbolObservations, ...] = ()
     repeats: Repeats = BY_THE_PRIOR
+    tracks: tuple[TrackObservations, ...] = ()
 
     @property
     def is_small(self) -> bool:
@@ -153,8 +143,12 @@ class Dataset(Data):
 
     @classmethod
     def of(cls, visit: Visit, seed: int = 0) -> "Dataset":
-        """The data of a source, visited once; raises where they are not valid."""
-        return cls((visit,), Survey.of(visit(), seed))
+        """The data of a source, visited once; raises where they are not valid.
+
+        The survey takes the block means of tracks as observations.
+        """
+        survey, tracks, single = surveyed(visit(), seed)
+        return cls((visit,) if single else (), survey, tracks=tracks)
 
     @classmethod
     def in_memory(cls, parts: Sequence[Observations]) -> "Dataset":
@@ -174,7 +168,7 @@ class Dataset(Data):
     def counting_memory(self) -> "Dataset":
         """The same data, with `numbers_in_memory` set: all numbers of arrays, none of iterables of
         chunks."""
-        arrays = not hasattr(self.sources[0], "chunks")
+        arrays = not any(hasattr(source, "chunks") for source in self.sources)
         return replace(self, numbers_in_memory=self.size if arrays else 0)
 
     def __add__(self, other: "Dataset") -> "Dataset":
@@ -190,6 +184,7 @@ class Dataset(Data):
             self.numbers_in_memory + other.numbers_in_memory,
             self.symbol_data + other.symbol_data,
             self.repeats + other.repeats,
+            joined(self.tracks + other.tracks),
         )._merge_pieces()
 
     def _merge_pieces(self) -> "Dataset":
@@ -205,7 +200,7 @@ class Dataset(Data):
 
     def visit(self) -> Iterator[Observations]:
         """All observations, part by part, always in the same order."""
-        parts = (part for source in self.sources for part in source())
+        parts = split((part for source in self.sources for part in source()), [])
         if self.weights is None:
             yield from parts
             return
@@ -260,7 +255,8 @@ class Dataset(Data):
             for source in self.sources
         )
         weights = self.weights and tuple(weight.to(device) for weight in self.weights)
-        return replace(super().to(device), sources=sources, weights=weights)
+        tracks = tuple(part.to(device) for part in self.tracks)
+        return replace(super().to(device), sources=sources, weights=weights, tracks=tracks)
 
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
         """The weights of each part of a visit; ones where none were learned."""
@@ -274,7 +270,7 @@ class Dataset(Data):
         return join(self.visit())
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        differentiable = any(tensor.requires_grad for tensor in phi.tensors)
+        differentiable = bool(self.sources) and any(t.requires_grad for t in phi.tensors)
         statistics = (
             differentiable_statistics(self.visit, phi)
             if differentiable
@@ -323,6 +319,7 @@ class StatisticsOnly(Data):
         return {key: statistics.weights for key, statistics in self.field_statistics.groups.items()}
 
     def __add__(self, new: Dataset) -> "StatisticsOnly":
+        require_none(new.tracks)
         statistics = self.field_statistics + new.statistics(self.field_statistics.phi)
         return StatisticsOnly(
             statistics, self.domain, self.survey + new.survey, self.symbol_data + new.symbol_data

@@ -27,6 +27,8 @@ class Options:
     group: object = None
     missing: str = "raise"
     merge: float | None = None
+    track: object = None
+    time: object = None
 
     def __post_init__(self):
         if self.missing not in ("raise", "mask"):
@@ -46,6 +48,8 @@ class Options:
             variances=cut(self.variances),
             directions=cut(self.directions),
             group=cut(self.group),
+            track=cut(self.track),
+            time=cut(self.time),
         )
 
 
@@ -110,19 +114,20 @@ def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, obj
         raise ValueError(
             f"expected x and y of equal length, got {num_points} and {num_observations} rows"
         )
-    for start in range(0, max(num_points, 1), _CHUNK):
-        rows = slice(start, start + _CHUNK)
+    size = _CHUNK if options.track is None else max(num_points, 1)  # tracks stay whole
+    for start in range(0, max(num_points, 1), size):
+        rows = slice(start, start + size)
         yield x[rows], y[rows], options.rows(rows)
 
 
 def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
     """x, y and options of a chunk, which is a pair (x, y) or a mapping."""
     if isinstance(chunk, Mapping):
-        names = {"x", "y", "variances", "directions", "group"}
+        names = {"x", "y", "variances", "directions", "group", "track", "time"}
         if not {"x", "y"} <= set(chunk) <= names:
             raise ValueError(
-                "expected a chunk with keys x, y and, if needed, variances, directions and group; "
-                f"got {sorted(map(str, chunk))}"
+                "expected a chunk with keys x, y and, if needed, variances, directions, group, "
+                f"track and time; got {sorted(map(str, chunk))}"
             )
         values = {name: chunk[name] for name in chunk if name not in ("x", "y")}
         return chunk["x"], chunk["y"], replace(options, **values)

@@ -1,7 +1,7 @@
 """Sources of observations: arrays, chunks that can be visited again, or memory."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from gpytorch.kernels import Kernel
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.reading import Options, chunks, read, unpack
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.tracks.reading import along_tracks, check_time
 from gp_orff.data.validation import is_single
+from gp_orff.features.domain import Box, within_box
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 
 
@@ -22,16 +25,23 @@ class Reader:
     kernel: Kernel
     mean: Mean
     num_outputs: int
+    spans: Mapping[str, float] = field(default_factory=dict)  # of the blocks of tracks, by group
 
-    def read(self, x: object, y: object, options: Options) -> Iterator[Observations]:
+    def read(
+        self, x: object, y: object, options: Options
+    ) -> Iterator[Observations | TrackObservations]:
         """The observations of x and y, group by group."""
+        check_time(options.track, options.time)
         device = next(self.kernel.parameters()).device
         for part in read(x, y, self.num_outputs, options):
             self._check_columns(part.x.shape[-1])
             part = part.to(device)
             if not is_constant(self.mean):
                 part = part.minus(varying_mean(self.mean, part.x, self.num_outputs))
-            yield part
+            if options.track is None:
+                yield part
+            else:
+                yield along_tracks(part, options.track, options.time, len(x), self.spans)
 
     def _check_columns(self, got: int) -> None:
         summands = terms(self.kernel)
@@ -50,10 +60,11 @@ class Arrays:
     y: object
     options: Options
 
-    def __call__(self) -> Iterator[Observations]:
+    def __call__(self) -> Iterator[Observations | TrackObservations]:
         offset = 0
         for x, y, options in chunks(self.x, self.y, self.options):
-            yield from (part.shift_index(offset) for part in self.reader.read(x, y, options))
+            for part in self.reader.read(x, y, options):
+                yield part.shift_index(offset) if offset else part
             offset += len(x)
 
 
@@ -78,17 +89,17 @@ class Chunks:
                 "expected chunks that can be visited again and again, got an iterator, which "
                 "ends after one visit; give a list, or an object whose __iter__ starts anew"
             )
-        per_observation = (self.options.variances, self.options.directions, self.options.group)
-        if not all(map(is_single, per_observation)):
+        per_observation = ("variances", "directions", "group", "track", "time")
+        if not all(is_single(getattr(self.options, name)) for name in per_observation):
             raise ValueError(
-                "expected variances, directions and groups of single observations inside the "
+                "expected variances, directions, groups, tracks and times inside the "
                 "chunks, got them as arguments; give chunks as mappings with keys x, y, variances, "
                 "..."
             )
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y beside x, got x alone: fit(x, y)")
 
-    def __call__(self) -> Iterator[Observations]:
+    def __call__(self) -> Iterator[Observations | TrackObservations]:
         for chunk in self.chunks:
             x, y, options = unpack(chunk, self.options)
             for part in chunks(x, y, options):
@@ -103,6 +114,20 @@ class InMemory:
 
     def __call__(self) -> Iterator[Observations]:
         return iter(self.parts)
+
+
+@dataclass(frozen=True)
+class WithinBox:
+    """The observations of a source that lie inside a box."""
+
+    source: Callable[[], Iterator[Observations]]
+    box: Box
+
+    def __call__(self) -> Iterator[Observations]:
+        for part in self.source():
+            rows = within_box(part.x, self.box)
+            if rows.any():
+                yield part if rows.all() else part.take(rows)
 
 
 def is_constant(mean: Mean) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
+from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.domain import Box, box_of, contains, far_message, rounded, union
 from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
@@ -117,7 +118,7 @@ class Representation:
         """The exact kernel on few sites, within which the field changes by less than what the grid
         truncates, where that is much; else the same."""
         data, auto = self.data, isinstance(self.requested, Auto) and not self.requested.max_features
-        merges = isinstance(data, Dataset) and data.repeats.distance is None
+        merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
         if not (auto and merges and self.follows and data.num_values <= _MOST_ON_SITES):
             return self
         cut = max(self.cuts().values())
@@ -181,10 +182,9 @@ class Representation:
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
-        free = rule.max_features is None and not self.dense
+        free = rule.max_features is None and not (self.dense or self.data.tracks)
         if free and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
-            limits = {"tolerance": _SCARCE * tolerance, "max_features": MOST_ITERATIVE}
-            grid = replace(grid, **limits)
+            grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
         return self._restricted(grid)
 
     def _reached(self, grid: Grid) -> float:
@@ -241,6 +241,7 @@ class Representation:
         data, rule = self.data, self.rule
         if isinstance(data, StatisticsOnly):
             return data
+        require_none(data.tracks)
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, self.kernel))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))

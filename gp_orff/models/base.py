@@ -5,26 +5,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean, MultitaskMean
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noise_of
-from gp_orff.data.noise.likelihoods import NamedLikelihoods
+from gp_orff.data.noise.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
+from gp_orff.data.tracks.reading import check_repeated
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.history import History
+from gp_orff.models.fitting.noise.tracks import remember_all, spans_of
 from gp_orff.models.fitting.progress import CountedChunks, Progress
 from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
@@ -172,7 +173,9 @@ class FieldModel(torch.nn.Module):
     def _assign(self, state: ModelState) -> "FieldModel":
         """Assign a new state, the last step of a call."""
         for label, likelihood in state.likelihoods.items():
-            if label not in self._every_likelihood:
+            if label == DEFAULT:
+                self.likelihood = likelihood
+            else:
                 self.likelihoods[label] = likelihood
         self._assigned = state
         return self
@@ -190,29 +193,38 @@ class FieldModel(torch.nn.Module):
                 mean.initialize(constant=value)
         return snapshot
 
-    def _read(self, x: object, y: object, options: Options) -> Dataset:
-        """Check the arguments of `fit`, in one pass over the data."""
+    def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
+        """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
+        are chosen anew."""
         self.double()
-        reader = Reader(self.kernel, self.mean, self.num_outputs)
+        spans = {} if learning else spans_of(self._every_likelihood)
+        reader = Reader(self.kernel, self.mean, self.num_outputs, spans)
         source = (
             _counted(Chunks(reader, x, options)) if y is None else Arrays(reader, x, y, options)
         )
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
-        return Dataset.of(source, seed=num_points)
+        data = Dataset.of(source, seed=num_points)
+        if learning:
+            check_repeated(data.tracks)
+        return data
 
-    def copied(self, x: object, y: object, options: Options) -> Dataset:
+    def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """Data as by `_read`, with a copy of small arrays that the caller cannot change."""
-        data = replace(self._read(x, y, options), repeats=Repeats(options.merge))
+        data = self._read(x, y, options, learning)
+        data = replace(data, repeats=Repeats(options.merge))
         return data if y is None else copied_if_small(data)
 
-    def counted_once(self, x: object, y: object, options: Options) -> Dataset:
+    def counted_once(
+        self, x: object, y: object, options: Options, learning: bool = False
+    ) -> Dataset:
         """Data as by `copied`, of which small arrays count copies of records once."""
-        data = self.copied(x, y, options)
-        return without_copies(data) if y is not None and data.is_small else data
+        data = self.copied(x, y, options, learning)
+        single = y is not None and data.is_small and not data.tracks
+        return without_copies(data) if single else data
 
     def _representation_of(self, data: Data) -> Representation:
         """Choose a representation for data, at the present hyperparameters."""
-        likelihoods = with_groups(self._every_likelihood, data.keys, self.kernel)
+        likelihoods = with_groups(self._every_likelihood, data, self.kernel)
         return Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
 
     def _condition_state(
@@ -224,7 +236,8 @@ class FieldModel(torch.nn.Module):
 
     def _fit_state(self, data: Data, warm_start: bool, progress: Progress) -> ModelState:
         """Learn the hyperparameters from data; the state of the fitted model."""
-        likelihoods = with_groups(self._every_likelihood, data.keys, self.kernel)
+        likelihoods = with_groups(self._every_likelihood, data, self.kernel)
+        remember_all(likelihoods, data)
         parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
         result = fit(*parts, data, warm_start, progress)
         return ModelState.of(Represented.of(result.representation), result.mean, result.history)
@@ -254,15 +267,6 @@ class FieldModel(torch.nn.Module):
 
 def _counted(source: Chunks) -> Chunks:
     return replace(source, chunks=CountedChunks(source.chunks))
-
-
-def default_likelihood(num_outputs: int) -> Likelihood:
-    """A Gaussian likelihood with one noise variance, bounded below by 0 only, which has no unit."""
-    if num_outputs == 1:
-        return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
-    return MultitaskGaussianLikelihood(
-        num_outputs, has_task_noise=False, noise_constraint=GreaterThan(0.0)
-    )
 
 
 def default_mean(num_outputs: int) -> Mean:

@@ -1,7 +1,7 @@
 """The state of a model: immutable values, replaced as the last step of a call."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +18,7 @@ from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
-from gp_orff.data.patterns import DEFAULT, GroupKey, LineOfSight
+from gp_orff.data.patterns import DEFAULT, LineOfSight
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
@@ -30,6 +30,7 @@ from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation, corners
 from gp_orff.models.fitting.history import History
+from gp_orff.models.fitting.noise.tracks import independent, with_tracks
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.starting_values import start_noise
 from gp_orff.models.frozen_model import ModelSnapshot
@@ -154,9 +155,9 @@ class ModelState:
             return ModelState.of(Represented.of(representation), self.mean, History("conditioned"))
         return replace(self, represented=self.represented.current(likelihoods))
 
-    def with_new_groups(self, keys: Iterable[GroupKey]) -> "ModelState":
+    def with_new_groups(self, data: Data) -> "ModelState":
         """The state with a likelihood for every new group."""
-        likelihoods = with_groups(self.likelihoods, keys, self.kernel)
+        likelihoods = with_groups(self.likelihoods, data, self.kernel, self.data)
         representation = replace(self.representation, likelihoods=likelihoods)
         represented = replace(self.represented, representation=representation)
         return replace(self, represented=represented)
@@ -169,7 +170,7 @@ class ModelState:
 
     def updated(self, new: Dataset) -> "ModelState":
         """The state with new observations too."""
-        state = self.with_new_groups(new.keys)
+        state = self.with_new_groups(new)
         new = state.weighted(new)
         if isinstance(self.data, StatisticsOnly):
             self.data.require(new.box)
@@ -184,7 +185,7 @@ class ModelState:
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
         """Data with weights for heavy-tailed noise: the stored weights of observations in `held`,
         weights under the present posterior for others."""
-        e_step = self.with_new_groups(data.keys).e_step
+        e_step = self.with_new_groups(data).e_step
         if not e_step.heavy_tailed:
             return data
         known = None if held is None else held.stored_weights(data)
@@ -269,15 +270,18 @@ def copied_if_small(data: Dataset) -> Dataset:
 
 
 def with_groups(
-    likelihoods: Mapping[str, Likelihood], keys: Iterable[GroupKey], kernel: Kernel
+    likelihoods: Mapping[str, Likelihood],
+    data: Data,
+    kernel: Kernel,
+    held: Data | None = None,
 ) -> dict[str, Likelihood]:
     """A likelihood for every group. A new group starts with the Σ of observations without a group
-    name, and its `variances` are factors of that."""
-    groups, reference = dict(likelihoods), next(kernel.parameters())
-    for key in keys:
+    name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`."""
+    groups, reference = with_tracks(likelihoods, data, held), next(kernel.parameters())
+    for key in data.keys:
         if key.label in groups:
             continue
-        likelihood = groups[DEFAULT]
+        likelihood = independent(groups[DEFAULT])
         if isinstance(key.pattern, LineOfSight):
             variance = noise_of(likelihood, key.pattern.num_outputs).diagonal().mean()
             likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))

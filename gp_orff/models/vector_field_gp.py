@@ -1,9 +1,9 @@
 """`VectorFieldGP`: a vector field learned from data, with uncertainty."""
 
-import time
 import warnings
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options
 from gp_orff.data.sources import is_constant
 from gp_orff.data.survey import DataWarning
+from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fitting.progress import shown
@@ -75,6 +76,8 @@ class VectorFieldGP(ValidatedModel):
         group: object = None,
         missing: str = "raise",
         merge: float | None = None,
+        track: object = None,
+        time: object = None,
         progress: bool = True,
         warm_start: bool = False,
     ) -> "VectorFieldGP":
@@ -83,14 +86,14 @@ class VectorFieldGP(ValidatedModel):
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
         Parameters with `requires_grad=False` are not trained. A `DataWarning` is given for constant
         data, which leave the hyperparameters unchanged, for points far from all others, which a
-        frequency grid leaves out, and for fewer than 5 numbers a hyperparameter. A
+        frequency grid leaves out, and for fewer than 10 numbers a hyperparameter. A
         `CalibrationWarning` is given where 95 % intervals hold too few readings of some blocks.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
                 iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
                 does not grow with their number. A chunk may be a mapping with the keys x, y and, as
-                needed, variances, directions, group.
+                needed, variances, directions, group, track, time.
             variances: relative noise variances (N,), which multiply that of the likelihood; or
                 (N, p), one for each component, with independent noise.
             directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
@@ -102,6 +105,11 @@ class VectorFieldGP(ValidatedModel):
                 fifth of the numbers; wider ones, where the field changes less within them than
                 grids truncate. Of small data, records with equal values at one place are copies,
                 which count once (by default if they are a tenth of the records).
+            track: a label for each reading, or one for all: readings of one track share an offset
+                and correlated noise, whose variances are learned too, see `TrackLikelihood`. They
+                are averaged over short blocks. In chunks, a track lies whole in one chunk.
+            time: (N,) times of the readings, which increase along each track; if None, noise is
+                correlated along the length of the path.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
@@ -116,10 +124,10 @@ class VectorFieldGP(ValidatedModel):
             data = self._held.data
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
         else:
-            read = partial(
-                self.counted_once, x, y, Options(variances, directions, group, missing, merge)
-            )
-        start, before = time.perf_counter(), [p.detach().clone() for p in self.parameters()]
+            options = Options(variances, directions, group, missing, merge, track, time)
+            read = partial(self.counted_once, x, y, options, learning=True)
+        start, held = perf_counter(), [*self.parameters(), *self.buffers()]
+        before = [value.detach().clone() for value in held]
         with chosen_threads() as threads, shown(progress) as display:
             try:
                 data = read()
@@ -130,10 +138,10 @@ class VectorFieldGP(ValidatedModel):
                     state = self._condition_state(self._representation_of(data))
                 state = self._checked(state.with_posterior(self.mean))
             except BaseException:
-                for parameter, value in zip(self.parameters(), before, strict=True):
-                    parameter.data.copy_(value)
+                for tensor, value in zip(held, before, strict=True):
+                    tensor.data.copy_(value)
                 raise
-        history = state.history.with_duration(time.perf_counter() - start, threads)
+        history = state.history.with_duration(perf_counter() - start, threads)
         return self._assign_with_posterior(replace(state, history=history))
 
     @chosen_threads()
@@ -145,7 +153,8 @@ class VectorFieldGP(ValidatedModel):
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
                 `FieldStatistics` made by `statistics` or `statistics_of` of this model.
-            options: `variances`, `directions`, `group`, `missing` and `merge`, as for `fit`.
+            options: `variances`, `directions`, `group`, `missing`, `merge`, `track` and `time`, as
+                for `fit`.
 
         Raises:
             TypeError, ValueError: as for `fit`; statistics with other frequencies.
@@ -273,6 +282,7 @@ class VectorFieldGP(ValidatedModel):
         held = state.statistics_only()
         new = state.weighted(self.copied(x, y, Options(**options)), state.data)
         held.require(new.box)
+        require_none(new.tracks)
         return new.statistics(held.field_statistics.phi)
 
     @chosen_threads()

@@ -10,6 +10,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussi
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.noise.along_tracks import NoisesOfGroups, along_tracks
 from gp_orff.kernels.tree import terms
 
 Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ by the label of the group
@@ -90,9 +91,12 @@ def _cholesky(covariance: Float[Tensor, "*b p p"]) -> tuple[Float[Tensor, "*b p 
 
 
 def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
-    """Σ of every likelihood, by its label."""
+    """Σ of every likelihood, by its label, and the noise along tracks of those that have one."""
     num_outputs = terms(kernel)[0].num_outputs
-    return {label: noise_of(likelihood, num_outputs) for label, likelihood in likelihoods.items()}
+    covariances = {label: noise_of(noise, num_outputs) for label, noise in likelihoods.items()}
+    tracks = {label: along_tracks(likelihood) for label, likelihood in likelihoods.items()}
+    known = {label: noise for label, noise in tracks.items() if noise is not None}
+    return NoisesOfGroups(covariances, known)
 
 
 def independent(noise: Float[Tensor, "*b p p"], count: int) -> Float[Tensor, "*b n*p n*p"]:

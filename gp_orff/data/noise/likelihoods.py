@@ -3,7 +3,8 @@
 from collections.abc import Iterator, MutableMapping
 
 import torch
-from gpytorch.likelihoods import Likelihood, MultitaskGaussianLikelihood
+from gpytorch.constraints import GreaterThan
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
 from linear_operator.operators import LinearOperator
 from torch import nn
 
@@ -97,3 +98,12 @@ class NamedLikelihoods(nn.Module, MutableMapping):
 
     def __eq__(self, other: object) -> bool:
         return self is other
+
+
+def default_likelihood(num_outputs: int) -> Likelihood:
+    """A Gaussian likelihood with one noise variance, bounded below by 0 only, which has no unit."""
+    if num_outputs == 1:
+        return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
+    return MultitaskGaussianLikelihood(
+        num_outputs, has_task_noise=False, noise_constraint=GreaterThan(0.0)
+    )

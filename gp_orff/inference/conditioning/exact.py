@@ -57,7 +57,7 @@ class ExactInference(Inference):
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
         """Inference on the sites that the prior cannot divide, or that the user asked for."""
-        reach = reach_of_sites(kernel, noises, data)
+        reach = None if data.tracks else reach_of_sites(kernel, noises, data)
         if not (data.repeats.changes and reach is not None and any(reach)):
             return cls(data, reach)
         detached = {label: noise.detach() for label, noise in noises.items()}
@@ -78,7 +78,8 @@ class ExactInference(Inference):
 
     @cached_property
     def observed(self) -> Sequence[LinearObservations]:
-        return (PointObservations(self._merged[0]), *self.data.symbol_data)
+        points = [PointObservations(self._merged[0])] if self._merged[0] else []
+        return (*points, *(part.condensed for part in self.data.tracks), *self.data.symbol_data)
 
     @property
     def size(self) -> int:
@@ -119,7 +120,8 @@ class ExactInference(Inference):
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         groups = self._merged[0]
-        if self.data.symbol_data or not _is_plain(kernel, groups):
+        dense = self.data.symbol_data or self.data.tracks
+        if dense or not _is_plain(kernel, groups):
             evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
         else:
             blocks = [group.noise(GroupNoise(group_noise(group.key, noises))) for group in groups]
@@ -144,6 +146,10 @@ class ExactInference(Inference):
             square, change = scatter.terms(Noise.of(group_noise(scatter.key, noises)))
             zeros = (0, quad.shape[-1] - 1)
             quad, logdet = quad + pad(square.reshape(1, 1), zeros * 2), logdet + change
+        for part in self.data.tracks:
+            squares, change = part.scatter_terms(noises)
+            zeros = (0, quad.shape[-1] - 1)
+            quad, logdet = quad + pad(squares.sum().reshape(1, 1), zeros * 2), logdet + change
         return evidence._replace(quad=quad, logdet=logdet)
 
     def _covariance_and_design(

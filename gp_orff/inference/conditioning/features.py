@@ -16,6 +16,7 @@ from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import PointObservations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import check_domain, expand, expand_terms, require_separate
+from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.near_zero import with_constants
@@ -169,7 +170,7 @@ class FeatureInference(Inference):
     def prefers_dual_algebra(self, expansion: Expansion) -> bool:
         """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
         anew."""
-        if not self.data.revisitable:
+        if not self.data.revisitable or self.data.tracks:
             return False
         points = self.num_values / expansion.num_outputs
         points = (2 if self._has_shared_columns else 1) * points
@@ -208,6 +209,7 @@ class FeatureInference(Inference):
         groups = [
             Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
         ]
+        groups += self._groups_of_tracks(statistics.phi, noises, delta)
         return self.normal_equations(expansion, groups, symbol_data)
 
     def normal_equations(
@@ -230,6 +232,23 @@ class FeatureInference(Inference):
             key: GroupNoise(group_noise(key, noises, delta, group.masses, group.count))
             for key, group in statistics.groups.items()
         }
+
+    def _groups_of_tracks(
+        self, phi: Columns, noises: Noises, delta: Float[Tensor, "p p"] | None
+    ) -> list[Group]:
+        """Statistics of tracks in which their noise is the unit matrix."""
+        shared = self._has_shared_columns
+        groups = []
+        for number, part in enumerate(self.data.tracks):
+            averaged = self._averaged[number] if shared else part.averaged(phi)
+            unit = Noise.of(torch.eye(part.y.shape[-1]).to(part.y))
+            groups.append(Group(part.statistics(phi, averaged, noises, delta), unit))
+        return groups
+
+    @cached_property
+    def _averaged(self) -> list[Float[Tensor, "T M"]]:
+        """The means of the shared columns over the blocks of tracks."""
+        return [part.averaged(self.draws[0].shared_columns()) for part in self.data.tracks]
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:

@@ -63,5 +63,5 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     features, on_grid = num_features(kernel, draws), draws[0].shared_columns() is not None
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
-    dense = not on_grid or features <= MOST_DENSE or written_out
+    dense = not on_grid or features <= MOST_DENSE or written_out or bool(data.tracks)
     return (FeatureInference if dense else IterativeInference)(data, draws)

@@ -72,12 +72,12 @@ def fit(
     """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, notes)
-    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal)
+    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, data.tracks)
     robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
     has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if has_weights:
         data, start_search = robust.start(data, warm_start), Trainer.new_search
-    search = start_search(trainer)
+    search = trainer.restarted(start_search(trainer))
     representation = Representation.of(kernel, likelihoods, requested, data)
     journal.note(representation.reason)
     rule = representation.rule
@@ -212,7 +212,8 @@ class Grids:
     @property
     def _has_many_points(self) -> bool:
         data = self.representation.data
-        return isinstance(data, Dataset) and data.survey.num_points > MANY_POINTS
+        several = isinstance(data, Dataset) and not data.tracks
+        return several and data.survey.num_points > MANY_POINTS
 
     @property
     def _of_sample(self) -> Representation:

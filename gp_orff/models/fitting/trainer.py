@@ -2,8 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.observations import join
+from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import (
     DataWarning,
     Distances,
@@ -23,6 +24,7 @@ from gp_orff.data.survey import (
     warn_of_far_points,
     windows,
 )
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
@@ -40,6 +42,7 @@ from gp_orff.inference.representation import MOST_EXACT
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
+from gp_orff.models.fitting.noise.tracks import Split, split_noise, splits
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
@@ -52,6 +55,7 @@ _NATS = 2.0  # for each output: what two parts do not show of long lengthscales
 _SHORT = 4  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
+_FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
 _OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
 
 
@@ -64,6 +68,7 @@ class Trainer:
     mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
     survey: Survey  # of the data
     journal: Journal
+    tracks: Sequence[TrackObservations] = ()  # of the data
 
     @property
     def num_outputs(self) -> int:
@@ -78,6 +83,15 @@ class Trainer:
         that the data can determine."""
         ranges = parameter_ranges(self.kernel, self.distances)
         return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+
+    def restarted(self, search: Search) -> Search:
+        """The search; with tracks a new one from where it is, since the few blocks of a subset tell
+        little of the curvature."""
+        if not self.tracks:
+            return search
+        search = self.new_search()
+        search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
+        return search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         """log p(y), total nats."""
@@ -129,10 +143,13 @@ class Trainer:
         return max(2, numbers // self.num_outputs)
 
     def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
-        """Those of the sample with certain rows."""
-        parts = join(self.survey.sample)
-        chosen = rows_of(torch.cat([part.x for part in parts]))
-        offsets = np.cumsum([0, *map(len, parts)])
+        """Those of the sample, or of the blocks of tracks, with certain rows."""
+        along = {part.key for part in self.tracks}
+        single = join(part for part in self.survey.sample if part.key not in along)
+        parts = [*single, *self.tracks]
+        points = [part.x for part in single] + [part.means.x for part in self.tracks]
+        chosen = rows_of(torch.cat(points))
+        offsets = np.cumsum([0, *map(len, points)])
         selected = []
         for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
             rows = chosen[(chosen >= low) & (chosen < high)] - low
@@ -147,18 +164,22 @@ class Trainer:
 
     def starting_subset(self, numbers: int) -> Dataset:
         """As `subset`, with more points if further outputs cost little."""
-        cheap = self._has_cheap_outputs and whole_vectors(join(self.survey.sample))
+        cheap = self._has_cheap_outputs and self._is_whole(join(self.survey.sample))
         return self.subset(numbers * self.num_outputs // _OUTPUTS if cheap else numbers)
 
     def inference(self, data: Dataset) -> Inference:
         """Inference from a subset of the data, under the exact kernel if there is one."""
-        if self._has_cheap_outputs and whole_vectors(data.observations):
+        if self._has_cheap_outputs and self._is_whole(data.observations):
             return self._by_features(data, _FREQUENCIES // 2)
         if has_covariance(self.kernel, data):
             return ExactInference(data)
         rank = max(term.factor.rank for term in terms(self.kernel))
         number = min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length())
         return self._by_features(data, max(1, number // rank))
+
+    def _is_whole(self, observations: Sequence[Observations]) -> bool:
+        """Whether observations are whole vectors with one noise, which is white."""
+        return not self.tracks and whole_vectors(observations)
 
     def _by_features(self, data: Dataset, num_frequencies: int) -> Inference:
         rule = QuasiMonteCarlo(num_frequencies)
@@ -207,21 +228,23 @@ def best_start(trainer: Trainer) -> Search:
 
 def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
-    observations, name = small.data.observations, "starting values"
+    observations, name = join(small.data.survey.sample), "starting values"
 
-    def go_to(initial: Start) -> None:
+    def go_to(initial: Start, split: Split) -> None:
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
+        split_noise(trainer.likelihoods, split)
 
-    def value(initial: Start) -> float:
-        go_to(initial)
+    def value(pair: tuple[Start, Split]) -> float:
+        go_to(*pair)
         return trainer.value(small)
 
-    best: dict[float, Start] = {}  # of each lengthscale
-    for initial in sorted(starts(trainer.kernel, trainer.distances), key=value):
-        best[initial.share] = initial
+    best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
+    pairs = product(starts(trainer.kernel, trainer.distances), splits(trainer.likelihoods))
+    for initial, split in sorted(pairs, key=value):
+        best[initial.share, split] = initial, split
     candidates = []
-    for initial in best.values():
-        go_to(initial)
+    for pair in best.values():
+        go_to(*pair)
         candidates.append(trainer.short_search(trainer.new_search(), small, name))
     large, finalists = trainer.inference(spread), []
     for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
@@ -256,7 +279,8 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     """The data without a few points far from all others, which would use up the frequencies of a
     grid, and notes that say so."""
     near = data.survey.distances.near
-    if near is None or not isinstance(data, Dataset) or not _spans(requested, data):
+    fixed = not isinstance(data, Dataset) or data.tracks or not _spans(requested, data)
+    if near is None or fixed:
         return data, []
     inside = data.within(near)
     count = data.survey.num_points - inside.survey.num_points

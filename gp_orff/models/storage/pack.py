@@ -14,7 +14,7 @@ from gpytorch.likelihoods import Likelihood
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.observations import Observations, SymbolObservations
-from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
@@ -34,12 +34,14 @@ from gp_orff.inference.representation import Representation
 from gp_orff.kernels.dot_product import legendre
 from gp_orff.models.fitting.history import History, Stage
 from gp_orff.models.state import ModelState, Represented
+from gp_orff.models.storage.keys import pack_key, unpack_key
 from gp_orff.models.storage.recipes import (
     build_rule,
     build_symbol,
     describe_rule,
     describe_symbol,
 )
+from gp_orff.models.storage.tracks import pack_tracks, unpack_tracks
 
 _SAMPLE = 500  # points, of each sample in a file with statistics
 
@@ -48,7 +50,7 @@ def pack_state(state: ModelState) -> dict:
     """Pack a state: small data as they are, larger data as statistics; rules and history."""
     inference = state.inference
     exact = not isinstance(inference, FeatureInference)
-    small = exact or inference.written_out(state.kernel)
+    small = exact or state.data.tracks or inference.written_out(state.kernel)
     statistics = None if exact else pack_statistics(inference.statistics_of(state.kernel))
     return {
         "history": asdict(state.history),
@@ -95,6 +97,7 @@ def pack_data(data: Data) -> dict:
     }
     if isinstance(data, Dataset):
         content["repeats"] = asdict(data.repeats)
+        content["tracks"] = [pack_tracks(part) for part in data.tracks]
         content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]
         if data.weights is not None:
             content["weights"] = [w.cpu() for w in data.weights]
@@ -117,7 +120,8 @@ def unpack_data(content: Mapping) -> Data:
     symbol_data = tuple(map(_unpack_symbol_data, content["further"]))
     if "readings" in content:
         observations = [_unpack_observations(part) for part in content["readings"]]
-        data = Dataset.in_memory(observations).copied()
+        tracks = [unpack_tracks(part) for part in content.get("tracks", [])]
+        data = Dataset.in_memory([*observations, *tracks]).copied()
         repeats = Repeats(**content.get("repeats", {}))
         data = replace(data, symbol_data=symbol_data, repeats=repeats)
         weights = content.get("weights")
@@ -156,7 +160,7 @@ def unpack_statistics(content: Mapping) -> FieldStatistics:
     """The statistics from the content that `pack_statistics` wrote."""
     phi, groups = _unpack_columns(content["columns"]), {}
     for group in content["groups"]:
-        key = _unpack_key(group)
+        key = unpack_key(group)
         groups[key] = Statistics(
             phi,
             key.pattern,
@@ -214,7 +218,7 @@ def _unpack_weights(group: Mapping) -> Weights:
 
 def _pack_group(key: GroupKey, group: Statistics) -> dict:
     return {
-        **_pack_key(key),
+        **pack_key(key),
         "moments": [[m.gram.cpu(), m.column_sum.cpu(), float(m.mass)] for m in group.moments],
         "cross": group.cross.cpu(),
         "second_moment": group.second_moment.cpu(),
@@ -226,21 +230,9 @@ def _pack_group(key: GroupKey, group: Statistics) -> dict:
 def _pack_observations(part: Observations) -> dict:
     tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
     copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
-    return {**_pack_key(part.key), **copies}
+    return {**pack_key(part.key), **copies}
 
 
 def _unpack_observations(content: Mapping) -> Observations:
     tensors = (content[name] for name in ("x", "y", "weight", "direction"))
-    return Observations(_unpack_key(content), *tensors)
-
-
-def _pack_key(key: GroupKey) -> dict:
-    pattern: Pattern = key.pattern
-    columns = list(pattern.columns) if isinstance(pattern, Components) else None
-    return {"label": key.label, "columns": columns, "num_outputs": pattern.num_outputs}
-
-
-def _unpack_key(content: Mapping) -> GroupKey:
-    columns, outputs = content["columns"], content["num_outputs"]
-    pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
-    return GroupKey(content["label"], pattern)
+    return Observations(unpack_key(content), *tensors)

@@ -27,6 +27,7 @@ from torch import nn
 
 from gp_orff import symbols
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
+from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.features import frequencies
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.kernels.dot_product.kernel import DotProductKernel, LegendreKernel, ProjectionKernel
@@ -114,6 +115,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     GaussianLikelihood: lambda likelihood: {},
     MultitaskGaussianLikelihood: _multitask,
     MultitaskStudentTLikelihood: lambda noise: {"deg_free": noise.deg_free, **_multitask(noise)},
+    TrackLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
     ConstantMean: lambda mean: {},
     ZeroMean: lambda mean: {},
     MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},

@@ -149,7 +149,7 @@ def _affordable(state: ModelState) -> bool:
 def _indexed(inference: Inference) -> Inference | None:
     """Inference with data in memory whose observations have an `index`; None for other data."""
     data = inference.data
-    if not isinstance(data, Dataset) or data.symbol_data:
+    if not isinstance(data, Dataset) or data.symbol_data or data.tracks:
         return None
     if not all(isinstance(source, InMemory | Arrays) for source in data.sources):
         return None

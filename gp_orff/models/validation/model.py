@@ -9,6 +9,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
+from gp_orff.data.tracks.observations import require_none
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
@@ -54,6 +55,7 @@ class ValidatedModel(FieldModel):
         """
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**options))
+        require_none(data.tracks)
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
@@ -111,6 +113,7 @@ class ValidatedModel(FieldModel):
         choice = Options(**options)
         chosen = blocks_of(blocks, self.kernel, x, y, choice.group)
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
+        require_none(data.tracks)
         representation = self._representation_of(data)
         e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)

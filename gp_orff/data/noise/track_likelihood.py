@@ -1,0 +1,196 @@
+"""`TrackLikelihood`: noise that readings of one track share."""
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.priors import Prior
+from jaxtyping import Float
+from linear_operator.operators import ConstantDiagLinearOperator
+from torch import Tensor, nn
+
+from gp_orff.data.noise.along_tracks import TrackNoise, along_tracks
+from gp_orff.data.noise.covariances import noise_of
+
+_NAMES = (
+    "noise",
+    "offset_variance",
+    "correlated_variance",
+    "correlation_time",
+    "block_variance",
+)
+
+
+class TrackLikelihood(Likelihood):
+    r"""Noise of readings along tracks: an offset, correlated noise and white noise, by component.
+
+    Readings y_i of a track, at the times t_i along it, are
+
+        y_i = f(x_i) + b + r(t_i) + e_i + ε_i ,
+        b ~ N(0, σ_b²) , Cov[r(t), r(s)] = σ_r² exp(−|t − s| / τ) , ε_i ~ N(0, σ²) ,
+
+    independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
+    of the Brownian motion*). Many readings are averaged over blocks, short against τ. The readings
+    of a block share e_i ~ N(0, σ_e²), and those of other blocks do not.
+
+    `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
+    learns its parameters by evidence. Without times, t is the length of the path. Called on the
+    distribution of a field, it adds the variance σ_b² + σ_r² + σ_e² + σ² of new readings, each on a
+    new track.
+
+    Args:
+        num_tasks: p, the number of outputs.
+        noise_constraint, noise_prior: of σ², in squared units of y; positive by default, without a
+            prior, as all of them.
+        offset_variance_constraint, offset_variance_prior: of σ_b².
+        correlated_variance_constraint, correlated_variance_prior: of σ_r².
+        correlation_time_constraint, correlation_time_prior: of τ, in units of time or length.
+        block_variance_constraint, block_variance_prior: of σ_e².
+
+    Attributes:
+        span: the time of one block of readings, whose mean is one observation; 0 for blocks of
+            one reading. A fit chooses it.
+        duration: the median duration (or length) of the tracks of the last fit; 0 before.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> time = torch.arange(60).double()
+        >>> x = torch.stack([torch.sin(0.21 * time), torch.sin(0.13 * time)], dim=-1)
+        >>> offsets = torch.tensor([[0.4, -0.3], [-0.5, 0.2], [0.1, 0.3]]).double()
+        >>> track = torch.arange(60) // 20
+        >>> y = torch.sin(3 * x).flip(-1) + offsets[track]
+        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> model = model.fit(x, y, track=track, time=time, progress=False)
+        >>> type(model.likelihood).__name__
+        'TrackLikelihood'
+        >>> field = model.posterior()
+        >>> reading = model.likelihood(field(x[:1]))  # of a new track
+        >>> bool((reading.variance > field.variance(x[:1]) + model.likelihood.noise).all())
+        True
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        *,
+        noise_constraint: Interval | None = None,
+        offset_variance_constraint: Interval | None = None,
+        correlated_variance_constraint: Interval | None = None,
+        correlation_time_constraint: Interval | None = None,
+        block_variance_constraint: Interval | None = None,
+        noise_prior: Prior | None = None,
+        offset_variance_prior: Prior | None = None,
+        correlated_variance_prior: Prior | None = None,
+        correlation_time_prior: Prior | None = None,
+        block_variance_prior: Prior | None = None,
+    ):
+        super().__init__()
+        self.num_tasks = num_tasks
+        constraints = (
+            noise_constraint,
+            offset_variance_constraint,
+            correlated_variance_constraint,
+            correlation_time_constraint,
+            block_variance_constraint,
+        )
+        priors = noise_prior, offset_variance_prior, correlated_variance_prior
+        priors = (*priors, correlation_time_prior, block_variance_prior)
+        for name, constraint, prior in zip(_NAMES, constraints, priors, strict=True):
+            self.register_parameter(f"raw_{name}", nn.Parameter(torch.zeros(1)))
+            self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
+            if prior is not None:
+                self.register_prior(
+                    f"{name}_prior",
+                    prior,
+                    lambda module, name=name: getattr(module, name),
+                    lambda module, value, name=name: setattr(module, name, value),
+                )
+        self.register_buffer("span", torch.zeros(()))
+        self.register_buffer("duration", torch.zeros(()))
+
+    @property
+    def noise(self) -> Float[Tensor, "1"]:
+        """The variance σ² of the white noise of one reading, a tensor (1,)."""
+        return self._value("noise")
+
+    @noise.setter
+    def noise(self, value: float | Tensor) -> None:
+        self._set("noise", value)
+
+    @property
+    def offset_variance(self) -> Float[Tensor, "1"]:
+        """The variance σ_b² of the offset that all readings of a track share, a tensor (1,)."""
+        return self._value("offset_variance")
+
+    @offset_variance.setter
+    def offset_variance(self, value: float | Tensor) -> None:
+        self._set("offset_variance", value)
+
+    @property
+    def correlated_variance(self) -> Float[Tensor, "1"]:
+        """The variance σ_r² of the correlated noise, a tensor (1,)."""
+        return self._value("correlated_variance")
+
+    @correlated_variance.setter
+    def correlated_variance(self, value: float | Tensor) -> None:
+        self._set("correlated_variance", value)
+
+    @property
+    def correlation_time(self) -> Float[Tensor, "1"]:
+        """The time (or length) τ over which correlated noise loses its memory, a tensor (1,)."""
+        return self._value("correlation_time")
+
+    @correlation_time.setter
+    def correlation_time(self, value: float | Tensor) -> None:
+        self._set("correlation_time", value)
+
+    @property
+    def block_variance(self) -> Float[Tensor, "1"]:
+        """The variance σ_e² of what readings of a block share, a tensor (1,); 0 without blocks."""
+        return self._value("block_variance") * (self.span > 0)
+
+    @block_variance.setter
+    def block_variance(self, value: float | Tensor) -> None:
+        self._set("block_variance", value)
+
+    def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
+        """New readings of new tracks, given values of the field, `function_samples` (n, p)."""
+        deviation = along_tracks(self).total.sqrt()
+        return torch.distributions.Independent(
+            torch.distributions.Normal(function_samples, deviation), 1
+        )
+
+    def marginal(self, function_dist: MultivariateNormal, *args, **kwargs) -> MultivariateNormal:
+        """The distribution of new readings, each on a new track, from that of the field, which is
+        `function_dist` at n points."""
+        covariance = function_dist.lazy_covariance_matrix
+        total = along_tracks(self).total.to(function_dist.mean).reshape(1)
+        noise = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])
+        return type(function_dist)(function_dist.mean, covariance + noise)
+
+    def _value(self, name: str) -> Tensor:
+        raw = getattr(self, f"raw_{name}")
+        return getattr(self, f"raw_{name}_constraint").transform(raw)
+
+    def _set(self, name: str, value: float | Tensor) -> None:
+        raw = getattr(self, f"raw_{name}")
+        value = torch.as_tensor(value).to(raw).expand_as(raw)
+        constraint = getattr(self, f"raw_{name}_constraint")
+        self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
+
+
+@along_tracks.register
+def _(likelihood: TrackLikelihood) -> TrackNoise:
+    return TrackNoise(*(getattr(likelihood, name).squeeze(-1) for name in _NAMES))
+
+
+@noise_of.register
+def _(likelihood: TrackLikelihood, num_outputs: int) -> Tensor:
+    if likelihood.num_tasks != num_outputs:
+        raise ValueError(
+            f"expected a likelihood for the kernel's {num_outputs} outputs, got "
+            f"num_tasks={likelihood.num_tasks}"
+        )
+    total = along_tracks(likelihood).total
+    return total * torch.eye(num_outputs, dtype=total.dtype, device=total.device)

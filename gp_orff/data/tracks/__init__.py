@@ -1,0 +1,1 @@
+"""Readings along tracks: blocks of them, whose means are observations with correlated noise."""

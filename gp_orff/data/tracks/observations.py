@@ -1,0 +1,245 @@
+"""Block means of readings along tracks: linear observations of a field with correlated noise."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.data.noise.along_tracks import TrackNoise
+from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.observations import (
+    Image,
+    LinearObservations,
+    Observations,
+    TruncatedVariance,
+    block_diagonal,
+)
+from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.data.statistics import Moments, Statistics, Weights
+from gp_orff.data.tracks.blocks import Track
+from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
+from gp_orff.features import chunked
+from gp_orff.features.columns import Columns
+from gp_orff.symbols.base import Identity
+
+_MOST_NODES = 3000  # numbers at readings, up to which the exact kernel averages over all of them
+
+
+@dataclass(frozen=True)
+class BlockMeans(Components):
+    """All components of a mean over a block of readings of one track."""
+
+
+@dataclass(frozen=True)
+class TrackObservations(LinearObservations):
+    """Block means of the readings of a group along tracks: ȳ_b = mean_i f(x_i) + ε̄_b."""
+
+    key: GroupKey
+    tracks: tuple[Track, ...]
+    timed: bool  # whether the clock is time, or the length of the path
+    span: float  # of a block, along the clock
+    nodes: tuple[Tensor, Tensor] | None = None  # positions in the place of the readings, and blocks
+
+    @cached_property
+    def x(self) -> Float[Tensor, "N d"]:
+        """The positions of all readings."""
+        return torch.cat([track.x for track in self.tracks])
+
+    @cached_property
+    def y(self) -> Float[Tensor, "T p"]:
+        """The means of all blocks."""
+        return torch.cat([track.y for track in self.tracks])
+
+    @property
+    def values(self) -> Float[Tensor, "M"]:
+        return self.y.flatten()
+
+    @cached_property
+    def blocks(self) -> tuple[slice, ...]:
+        """The blocks of every track."""
+        spans, start = [], 0
+        for track in self.tracks:
+            spans.append(slice(start, start + len(track.y)))
+            start += len(track.y)
+        return tuple(spans)
+
+    @cached_property
+    def times(self) -> BlockTimes:
+        """The times of the readings of every block."""
+        pairs = zip(self.tracks, self.blocks, strict=True)
+        block = torch.cat([track.block + span.start for track, span in pairs])
+        return BlockTimes(torch.cat([track.clock for track in self.tracks]), block)
+
+    @cached_property
+    def means(self) -> Observations:
+        """The block means, as observations at mean positions."""
+        x = _block_means(self.x, self.times.block, len(self.y))
+        return Observations(self.key, x, self.y)
+
+    def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
+        """Some blocks, in increasing order, without the scatter within blocks."""
+        pairs = zip(self.tracks, self.blocks, strict=True)
+        inside = [(t, rows[(rows >= s.start) & (rows < s.stop)] - s.start) for t, s in pairs]
+        return replace(self, tracks=tuple(track.take(part) for track, part in inside if len(part)))
+
+    def to(self, device: torch.device) -> "TrackObservations":
+        """The same observations on another device."""
+        return replace(self, tracks=tuple(track.to(device) for track in self.tracks))
+
+    @cached_property
+    def condensed(self) -> "TrackObservations":
+        """The same for an exact kernel, with two positions in the place of many of a block.
+
+        They are at one standard deviation of its positions on both sides of their mean, along the
+        direction in which the positions extend most. Few readings stay as they are.
+        """
+        count, width = len(self.y), self.key.pattern.num_outputs
+        if len(self.x) * width <= _MOST_NODES or len(self.x) <= 2 * count:
+            return self
+        block = self.times.block
+        centre = self.means.x
+        away = self.x - centre[block]
+        squares = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(1)
+        second = _block_means(squares, block, count).unflatten(1, (away.shape[-1], -1))
+        values, vectors = torch.linalg.eigh(second)
+        step = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
+        nodes = torch.stack([centre - step, centre + step], dim=1).flatten(0, 1)
+        index = torch.arange(count, device=block.device).repeat_interleave(2)
+        return replace(self, nodes=(nodes, index))
+
+    def apply(self, image: Image) -> Float[Tensor, "M k"]:
+        x, block = (self.x, self.times.block) if self.nodes is None else self.nodes
+        values = image(Identity(), (), x)
+        values = values.unflatten(0, (len(x), -1))
+        means = _block_means(values.flatten(1), block, len(self.y))
+        return means.unflatten(1, values.shape[1:]).flatten(0, 1)
+
+    def noise(self, noises: Noises, white: Float[Tensor, ""] | float = 0.0) -> BlockNoise:
+        """The noise of the block means; the features lack the variance `white`."""
+        return BlockNoise.of(self.times, self._parameters(noises), white)
+
+    def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
+        noise = self.noise(noises, _largest(None if truncated is None else truncated[0]))
+        matrix = block_diagonal([noise.of_track(blocks) for blocks in self.blocks])
+        return torch.kron(matrix, torch.eye(self.y.shape[-1]).to(matrix))
+
+    def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
+        """What the scatter within blocks adds to yᵀK⁻¹y, by component, and to log|K|.
+
+        About a line, white noise has the variance σ², and r, over a block of length u τ, about
+        σ_r² 2u / (15 + 2u).
+        """
+        noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
+        u = 2 * self.span / noise.correlation_time
+        variance = noise.noise + noise.correlated_variance * u / (15 + u)
+        squares = sum(track.squares for track in self.tracks)
+        numbers = sum(track.degrees for track in self.tracks) * len(squares)
+        return squares / variance, numbers * (variance.log() + math.log(2 * math.pi))
+
+    def averaged(self, phi: Columns) -> Float[Tensor, "T M"]:
+        """φ̄: the mean of every column over every block."""
+        if any(tensor.requires_grad for tensor in phi.tensors):
+            return _block_means(phi.values(self.x), self.times.block, len(self.y))
+        total = self.y.new_zeros(len(self.y), phi.num_columns)
+        for rows in chunked.chunks(self.x, phi.num_columns):
+            total.index_add_(0, self.times.block[rows], phi.values(self.x[rows]))
+        return total / self.times.count.unsqueeze(-1)
+
+    def statistics(
+        self,
+        phi: Columns,
+        averaged: Float[Tensor, "T M"],
+        noises: Noises,
+        truncated: Float[Tensor, "p p"] | None,
+    ) -> Statistics:
+        """Σ over tracks of φ̄ᵀR⁻¹φ̄, φ̄ᵀR⁻¹ȳ and so on: statistics of unit noise.
+
+        R is the noise covariance of the blocks of a track, in one component.
+        """
+        noise, width = self.noise(noises, _largest(truncated)), self.y.shape[-1]
+        columns = torch.cat([averaged, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
+        gram, logdet = 0, 0
+        for blocks in self.blocks:
+            factor = torch.linalg.cholesky(noise.of_track(blocks))
+            half = torch.linalg.solve_triangular(factor, columns[blocks], upper=False)
+            gram, logdet = gram + half.mT @ half, logdet + 2 * factor.diagonal().log().sum()
+        sizes = (phi.num_columns, width, 1)
+        (c, z, s), (_, second, total), (_, _, mass) = (
+            rows.split(sizes, dim=1) for rows in gram.split(sizes)
+        )
+        squares, scatter = self.scatter_terms(noises)
+        count = len(self.y)
+        weights = Weights(count, count, count, -logdet - scatter / width)
+        moments = (Moments(c, s.squeeze(-1), mass.squeeze()),)
+        second = second + torch.diag(squares)
+        return Statistics(phi, self.key.pattern, moments, z, second, total.squeeze(-1), weights)
+
+    def _parameters(self, noises: Noises) -> TrackNoise:
+        tracks = getattr(noises, "tracks", {})
+        if self.key.label not in tracks:
+            raise ValueError(
+                f"expected a TrackLikelihood for the tracks of group {self.key.label!r}, got "
+                f"{'other noise' if self.key.label in noises else 'none'}"
+            )
+        return tracks[self.key.label]
+
+
+def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
+    """One piece for each group; readings of a track that come later are appended to it.
+
+    Raises:
+        ValueError: times and path lengths in one group, or times that run backwards.
+    """
+    groups: dict[GroupKey, TrackObservations] = {}
+    for part in parts:
+        held = groups.get(part.key)
+        groups[part.key] = part if held is None else _appended(held, part)
+    return tuple(groups.values())
+
+
+def _appended(held: TrackObservations, new: TrackObservations) -> TrackObservations:
+    if held.timed != new.timed:
+        raise ValueError(
+            "expected times for all tracks of a group or for none, got both; give time=, or put "
+            "the others into a group of their own (group=)"
+        )
+    tracks = {track.label: track for track in held.tracks}
+    for track in new.tracks:
+        before = tracks.get(track.label)
+        tracks[track.label] = track if before is None else before.followed_by(track, held.timed)
+    return replace(held, tracks=tuple(tracks.values()), span=held.span or new.span)
+
+
+def split(
+    parts: Iterator[Observations | TrackObservations], tracks: list[TrackObservations]
+) -> Iterator[Observations]:
+    """The observations at single points; those along tracks are appended to the list."""
+    for part in parts:
+        if isinstance(part, TrackObservations):
+            tracks.append(part)
+        else:
+            yield part
+
+
+def require_none(tracks: Sequence[TrackObservations]) -> None:
+    """Raise NotImplementedError for tracks: they have no statistics, nor leave-one-out."""
+    if tracks:
+        raise NotImplementedError(
+            "expected readings without track= for statistics and leave-one-out, got tracks, whose "
+            "noise is correlated; keep the readings, save the model, or leave out whole tracks"
+        )
+
+
+def _block_means(
+    values: Float[Tensor, "N k"], block: Int[Tensor, "N"], count: int
+) -> Float[Tensor, "T k"]:
+    sums = values.new_zeros(count, values.shape[-1]).index_add(0, block, values)
+    return sums / torch.bincount(block, minlength=count).to(values).unsqueeze(-1)
+
+
+def _largest(variance: Float[Tensor, "p p"] | None) -> Float[Tensor, ""] | float:
+    return 0.0 if variance is None else variance.diagonal().amax()

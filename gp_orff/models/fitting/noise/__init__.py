@@ -1,0 +1,1 @@
+"""Starting values of the noise of readings along tracks."""

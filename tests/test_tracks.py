@@ -1,0 +1,333 @@
+"""Readings along tracks, against dense covariances of all readings."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel
+from linear_operator import to_dense
+
+import gp_orff
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.data.tracks.reading import along_tracks
+from gp_orff.features.assemble import expand
+from tests.fields import curl_free, draw, uniform
+
+P = 2
+EYE = torch.eye(P, dtype=torch.float64)
+RULES = {
+    "exact": None,
+    "grid": gp_orff.Grid(spacing=1.0, cutoff=5.0, diagonal_correction=False),
+    "monte_carlo": gp_orff.MonteCarlo(30, seed=0),
+}
+NAMES = ("noise", "offset_variance", "correlated_variance", "correlation_time", "block_variance")
+
+
+def survey(readings=30, tracks=3, seed=0):
+    """Positions along random walks, vectors, labels, and times with gaps."""
+    x = uniform(tracks, 1, 2, seed=seed) + 0.06 * draw(tracks, readings, 2, seed=seed).cumsum(1)
+    steps = 0.5 + uniform(tracks, readings, seed=seed + 1)
+    steps[:, readings // 2] = 9.0
+    label = np.repeat([f"leg {i}" for i in range(tracks)], readings)
+    y = torch.sin(2 * x) + 0.3 * draw(tracks, 1, 2, seed=2) + 0.2 * draw(tracks, readings, 2)
+    return x.flatten(0, 1), y.flatten(0, 1), label, steps.cumsum(1).flatten()
+
+
+def likelihood(span=0.0):
+    noise = gp_orff.TrackLikelihood(P).double()
+    for name, value in zip(NAMES, (0.04, 0.09, 0.05, 4.0, 0.02), strict=True):
+        setattr(noise, name, value)
+    noise.span.fill_(span)
+    noise.duration.fill_(10.0)
+    return noise
+
+
+def conditioned(rule, span, timed=True):
+    x, y, label, time = survey()
+    model = gp_orff.VectorFieldGP(
+        curl_free(0.6), likelihood=likelihood(span), frequencies=rule or gp_orff.Auto()
+    )
+    model.condition(x, y, track=label, time=time if timed else None)
+    return model, x, y, label, time
+
+
+def path_length(x, label):
+    parts = [x[label == name] for name in np.unique(label)]
+    steps = [torch.cat([torch.zeros(1), part.diff(dim=0).norm(dim=-1)]) for part in parts]
+    return torch.cat([step.cumsum(0) for step in steps])
+
+
+class Oracle:
+    """The Gaussian of all readings, mapped to block means."""
+
+    def __init__(self, model, x, y, label, clock, xs):
+        (part,) = model.state.data.tracks
+        block = part.times.block
+        average = torch.nn.functional.one_hot(block).double().mT
+        average = average / average.sum(-1, keepdim=True)
+        same = torch.from_numpy(label[:, None] == label[None])
+        noise = model.likelihood
+        lag = (clock[:, None] - clock).abs()
+        covariance = noise.offset_variance + noise.correlated_variance * torch.exp(
+            -lag / noise.correlation_time
+        )
+        covariance = same * covariance + noise.noise * torch.eye(len(x)).double()
+        points = torch.cat([x, xs])
+        inference = model.state.inference
+        if hasattr(inference, "draws"):
+            phi = expand(model.kernel, inference.draws, 2).double().features(points)
+            prior = phi @ phi.mT
+        else:
+            prior = to_dense(model.kernel(points))
+        mean = torch.kron(average.contiguous(), EYE)
+        n = P * len(x)
+        self.k = mean @ (prior[:n, :n] + torch.kron(covariance, EYE)) @ mean.mT
+        self.k = self.k + noise.block_variance * torch.eye(len(self.k)).double()
+        self.cross, self.prior = prior[n:, :n] @ mean.mT, prior[n:, n:]
+        self.y, self.ones = mean @ y.flatten(), mean @ EYE.repeat(len(x), 1)
+        self.scatter = self._scatter(model, y, clock, block)
+
+    def _scatter(self, model, y, clock, block):
+        """The density of the residuals about a line in every block."""
+        squares, degrees, noise = 0.0, 0, model.likelihood
+        for b in range(int(block.max()) + 1):
+            rows = block == b
+            if rows.sum() > 2:
+                line = np.polyfit(clock[rows].numpy(), y[rows].numpy(), 1, full=True)
+                squares, degrees = squares + line[1].sum(), degrees + P * (rows.sum().item() - 2)
+        u = 2 * noise.span / noise.correlation_time
+        variance = noise.noise + noise.correlated_variance * u / (15 + u)
+        return -0.5 * (squares / variance + degrees * torch.log(2 * math.pi * variance)).sum()
+
+    def constant(self):
+        information = self.ones.mT @ torch.linalg.solve(self.k, self.ones)
+        return torch.linalg.solve(information, self.ones.mT @ torch.linalg.solve(self.k, self.y))
+
+    def evidence(self):
+        mean = self.ones @ self.constant()
+        gaussian = torch.distributions.MultivariateNormal(mean, self.k)
+        return gaussian.log_prob(self.y) + self.scatter
+
+    def posterior(self):
+        constant = self.constant()
+        gain = torch.linalg.solve(self.k, self.cross.mT).mT
+        mean = gain @ (self.y - self.ones @ constant) + constant.repeat(len(self.cross) // P)
+        return mean, (self.prior - gain @ self.cross.mT).diagonal()
+
+
+CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize(("rule", "span"), CASES)
+def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, timed):
+    """To rounding, 1e-8; blocks of several readings with their scatter about lines."""
+    span = span if timed else span / 60
+    model, x, y, label, time = conditioned(RULES[rule], span, timed)
+    clock = time if timed else path_length(x, label)
+    xs = uniform(7, 2, seed=9)
+    oracle = Oracle(model, x, y, label, clock, xs)
+    (part,) = model.state.data.tracks
+    assert (len(part.y) < len(x)) == (span > 0)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    value, expected = model.log_marginal_likelihood(), oracle.evidence()
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-8)
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    references = torch.autograd.grad(expected, parameters, allow_unused=True)
+    for gradient, reference in zip(gradients, references, strict=True):
+        assert (gradient is None) == (reference is None)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, reference, rtol=1e-7, atol=1e-8)
+    mean, variance = oracle.posterior()
+    field = model.posterior()
+    torch.testing.assert_close(field.mean(xs).flatten(), mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(field.variance(xs).flatten(), variance, rtol=1e-7, atol=1e-8)
+
+
+def separable():
+    root = torch.tensor([[1.0, 0.0], [0.4, 0.8]]).double()
+    return gp_orff.SeparableKernel(RBFKernel().double(), root)
+
+
+@pytest.mark.parametrize("rule", ["grid", "monte_carlo"])
+def test_separable_kernels_have_the_same_evidence_by_blocks(rule):
+    """Against the exact kernel of the same features, to rounding."""
+    x, y, label, time = survey()
+    model = gp_orff.VectorFieldGP(separable(), likelihood=likelihood(4.0), frequencies=RULES[rule])
+    model.condition(x, y, track=label, time=time)
+    oracle = Oracle(model, x, y, label, time, x[:3])
+    value = model.log_marginal_likelihood()
+    torch.testing.assert_close(value, oracle.evidence(), rtol=1e-9, atol=1e-8)
+    value.backward()
+    parameters = [p for p in model.likelihood.parameters() if p.requires_grad]
+    references = torch.autograd.grad(oracle.evidence(), parameters)
+    for parameter, reference in zip(parameters, references, strict=True):
+        torch.testing.assert_close(parameter.grad, reference, rtol=1e-7, atol=1e-8)
+
+
+def test_readings_at_single_points_join_those_along_tracks():
+    """A group of tracks without offset and correlation is a group of independent readings."""
+    x, y, label, time = survey()
+    rows = slice(0, 30)
+    plain = gp_orff.VectorFieldGP(curl_free(0.6), frequencies=RULES["grid"])
+    plain.likelihood.noise = 0.04
+    plain.condition(x, y)
+    model = gp_orff.VectorFieldGP(curl_free(0.6), frequencies=RULES["grid"])
+    model.likelihood.noise = 0.04
+    noise = likelihood()
+    noise.offset_variance, noise.correlated_variance = 1e-12, 1e-12
+    model.likelihoods["ship"] = noise
+    chunks = [
+        {"x": x[rows], "y": y[rows], "track": label[rows], "time": time[rows], "group": "ship"},
+        (x[30:], y[30:]),
+    ]
+    model.condition(chunks)
+    expected, got = plain.posterior().mean(x), model.posterior().mean(x)
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        model.log_marginal_likelihood(), plain.log_marginal_likelihood(), rtol=1e-8, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_an_update_with_a_new_track_and_with_more_of_one_is_conditioning_on_all(rule):
+    """Blocks of one reading; to rounding."""
+    x, y, label, time = survey()
+    model, *_ = conditioned(RULES[rule], 0.0)
+    first = (label == "leg 0") | ((label == "leg 1") & (time.numpy() < 20))
+    parts = [torch.from_numpy(np.flatnonzero(rows)) for rows in (first, ~first)]
+    again = gp_orff.VectorFieldGP(
+        curl_free(0.6), likelihood=likelihood(), frequencies=RULES[rule] or gp_orff.Auto()
+    )
+    again.condition(*(x[parts[0]], y[parts[0]]), track=label[parts[0]], time=time[parts[0]])
+    again.update(x[parts[1]], y[parts[1]], track=label[parts[1]], time=time[parts[1]])
+    got, expected = again.posterior(), model.posterior()
+    torch.testing.assert_close(got.mean(x), expected.mean(x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got.variance(x), expected.variance(x), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        again.log_marginal_likelihood(), model.log_marginal_likelihood(), rtol=1e-10, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_files_keep_tracks(rule, tmp_path):
+    model, x, y, label, time = conditioned(RULES[rule], 4.0)
+    model.save(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    for old, new in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(old, new)
+    assert torch.equal(loaded.posterior().mean(x), model.posterior().mean(x))
+    assert loaded.likelihood.span == 4.0
+    later = {"track": ["leg 0"] * 2, "time": time[label == "leg 0"][-1] + torch.tensor([1.0, 2.0])}
+    means = [m.update(x[:2], y[:2], **later).posterior().mean(x) for m in (loaded, model)]
+    torch.testing.assert_close(*means, rtol=1e-10, atol=1e-10)
+
+
+def test_a_new_reading_has_the_noise_of_a_new_track():
+    model, x, *_ = conditioned(None, 4.0)
+    field, noise = model.posterior()(x[:5]), model.likelihood
+    reading = noise(field)
+    total = sum(getattr(noise, name) for name in NAMES if name != "correlation_time")
+    torch.testing.assert_close(reading.variance, field.variance + total)
+    torch.testing.assert_close(reading.mean, field.mean)
+    conditional = noise(field.mean)
+    torch.testing.assert_close(conditional.stddev.square(), total.expand(5, 2))
+
+
+def test_a_fit_learns_noise_along_tracks_and_error_bars_hold():
+    """30 tracks of a known field with white noise, offsets and correlated noise of equal size. The
+    tolerances are three standard errors: that of a variance from k numbers is √(2/k) of it."""
+    tracks, readings, size = 30, 25, 0.3
+    rho = math.exp(-1 / 4.0)
+    start, end = uniform(tracks, 1, 2, seed=1), uniform(tracks, 1, 2, seed=2)
+    way = torch.linspace(0, 1, readings).double()[:, None]
+    x = start + (end - start) * way
+    truth = torch.stack([torch.cos(2 * x[..., 0]), torch.sin(3 * x[..., 1])], dim=-1)
+    correlated = [draw(tracks, 2, seed=3)]
+    for i in range(1, readings):
+        fresh = math.sqrt(1 - rho**2) * draw(tracks, 2, seed=3 + i)
+        correlated.append(rho * correlated[-1] + fresh)
+    noise = draw(tracks, 1, 2, seed=90) + torch.stack(correlated, 1)
+    y = truth + size * (noise + draw(tracks, readings, 2, seed=91))
+    label = torch.arange(tracks).repeat_interleave(readings)
+    time = torch.arange(readings).repeat(tracks)
+    rule = gp_orff.Grid(spacing=1.2, cutoff=5.0)
+    model = gp_orff.VectorFieldGP(curl_free(), frequencies=rule)
+    model.fit(x.flatten(0, 1), y.flatten(0, 1), track=label, time=time, progress=False)
+    noise = model.likelihood
+    numbers = 2 * tracks
+    assert abs(noise.noise.item() / size**2 - 1) < 0.2
+    assert abs(noise.offset_variance.item() / size**2 - 1) < 3 * math.sqrt(2 / numbers)
+    assert abs(noise.correlated_variance.item() / size**2 - 1) < 0.5
+    assert 2.0 < noise.correlation_time.item() < 8.0
+    field = model.posterior()
+    error = field.mean(x.flatten(0, 1)) - truth.flatten(0, 1)
+    z = error / field.variance(x.flatten(0, 1)).sqrt()
+    assert 0.85 < (z.abs() < 1.96).double().mean() <= 1.0  # one field: about 20 independent errors
+
+
+X, Y, LABEL, TIME = survey(10)
+BAD = {
+    "labels of another length": ({"track": LABEL[:-1]}, "label for each of the 30 readings"),
+    "missing labels": ({"track": [None, *LABEL[1:]]}, "got 1 missing"),
+    "times of another length": ({"track": LABEL, "time": TIME[:-1]}, r"times of shape \(30,\)"),
+    "times that are not finite": ({"track": LABEL, "time": TIME / 0}, "finite times, got 30"),
+    "times that repeat": ({"track": LABEL, "time": TIME * 0}, "9 that repeat and 0 that run"),
+    "times that run backwards": ({"track": LABEL, "time": -TIME}, "0 that repeat and 9 that run"),
+    "times alone": ({"time": TIME}, "expected track= beside time="),
+    "tracks of one reading": ({"track": np.arange(30)}, "got 30 of one reading each"),
+    "variances": ({"track": LABEL, "variances": np.ones(30)}, "leave out the arguments"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tracks_leave_the_model_as_it_was(name):
+    model, *_ = conditioned(RULES["grid"], 0.0)
+    before, variables = model.posterior().mean(X), [t.clone() for t in model.state_dict().values()]
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, Y, **options, progress=False)
+    assert torch.equal(model.posterior().mean(X), before)
+    for old, new in zip(variables, model.state_dict().values(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_readings_that_are_not_later_are_no_update():
+    model, x, y, label, time = conditioned(RULES["grid"], 0.0)
+    with pytest.raises(ValueError, match="after time"):
+        model.update(x[:3], y[:3], track=label[:3], time=time[:3])
+    with pytest.raises(ValueError, match="times for all tracks of a group or for none"):
+        model.update(x[:3], y[:3], track=["new"] * 3)
+    with pytest.raises(ValueError, match="groups of their own"):
+        model.update(x[:3], y[:3])
+    model.update(x[:3], y[:3], group="fixed")
+    assert type(model.likelihoods["fixed"]).__name__ == "MultitaskGaussianLikelihood"
+
+
+def test_what_tracks_have_not():
+    model, x, y, label, time = conditioned(RULES["grid"], 0.0)
+    with pytest.raises(NotImplementedError, match="without track= for statistics"):
+        _ = model.statistics
+    with pytest.raises(NotImplementedError, match="leave-one-out"):
+        model.leave_one_out(x, y, track=label, time=time)
+    robust = gp_orff.MultitaskStudentTLikelihood(2)
+    model = gp_orff.VectorFieldGP(curl_free(0.6), likelihood=robust)
+    with pytest.raises(ValueError, match="Gaussian noise along tracks"):
+        model.condition(x, y, track=label)
+
+
+def test_blocks_of_many_readings_are_short_against_field_and_noise():
+    """A slow wave of 4000 readings: blocks of 8; a fast one: of fewer, or none."""
+    time = torch.arange(4000).double()
+    key = GroupKey("", Components.every(1))
+
+    def count(period):
+        wave = torch.sin(2 * math.pi * time / period).unsqueeze(-1)
+        part = Observations(key, time.unsqueeze(-1), wave, index=torch.arange(4000))
+        return len(along_tracks(part, "one", time, 4000, {}).y)
+
+    assert count(400) == 500
+    assert 500 < count(30) < 4000
+    assert count(4) == 4000
