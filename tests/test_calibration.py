@@ -126,5 +126,5 @@ def test_what_cannot_be_checked_cheaply_is_not(how, monkeypatch):
     if how == "symbols":
         model.observe(x[:3], torch.zeros(3), gp_orff.Divergence(), noise=1.0)
     if how == "large":
-        monkeypatch.setattr("gp_orff.models.validation.calibration._MOST_FEATURES", 10)
+        monkeypatch.setattr("gp_orff.models.validation.calibration._MOST", 10)
     assert calibration_of(model.state, model.mean) is None

@@ -105,7 +105,8 @@ def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
     results = []
     for data in ((x, y), ([(x[:120], y[:120]), (x[120:], y[120:])],)):
         model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=RULES[rule](x))
-        model.fit(*data, progress=False)
+        with gp_orff.settings.check_calibration(False):  # few random features are overconfident
+            model.fit(*data, progress=False)
         results.append(model.kernel.base_kernel.base_kernel.lengthscale.item())
     assert results[0] == pytest.approx(results[1], rel=1e-6)
 

@@ -44,6 +44,32 @@ def _interval(share: dict) -> str:
 
 
 @sentence
+def anything(found: Mapping) -> str:
+    every = found["all"]
+    return (
+        f"{every['fits']} default fits of all kernels in turn to {len(found['sets'])} generated "
+        "data sets (tracks, clusters, repeated stations, lines, flat axes; 5 to 5000 vectors): "
+        f"95 % intervals hold {decimal(every['inside'], 3)} of the readings held out, and at least "
+        f"{decimal(every['least, not warned'], 2)} in every fit without a warning; "
+        f"{every['warned']} fits warn. The median fit takes {number(every['median CPU s'])} s of "
+        f"a core; {every['slow']} took more than 60 s, and {every['errors']} were given up."
+    )
+
+
+@sentence
+def exact_fit(found: Mapping) -> str:
+    parts = [
+        f"{grouped(row['numbers'])} numbers: {number(row['ours seconds'])} s, "
+        f"{number(row['time'])} of their time, and {number(row['behind'])} nats a number behind"
+        for row in found["rows"]
+    ]
+    return (
+        f"A fit by the exact kernel against the best of {found['starts']} starts, searched to the "
+        f"end: {'; '.join(parts)}."
+    )
+
+
+@sentence
 def derived_fields(found: Mapping) -> str:
     shares = found["calibration"]
     divergence, vorticity = (

@@ -10,6 +10,7 @@ inside 95 % intervals, and a share that so many independent numbers of a calibra
 hardly ever fall short of.
 """
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ import torch
 from gpytorch.means import Mean
 from jaxtyping import Float
 from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.sources import Arrays, InMemory
@@ -38,8 +40,9 @@ LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
 _HALF = 1.0  # lengthscales from the centre of a block to its sides
 _SHARE = 0.2  # of the readings, at most, in a block
-_BLOCKS, _TESTED = 5, 60  # blocks, and readings of each
-_MOST_ROWS, _MOST_FEATURES = 4096, 4096  # more would take long beside the fit
+_BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
+_FEW_BLOCKS, _MANY = 3, 1000  # blocks, where matrices have more rows
+_MOST = 4096  # rows; more would take long beside the fit
 
 
 class CalibrationWarning(UserWarning):
@@ -91,9 +94,10 @@ class Calibration:
         return (
             f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
             "blocks that were left out: error bars away from readings are too small. Readings may "
-            "share errors (one track, one instrument), or the kernel may be too smooth: try a "
-            "rougher one, such as MaternKernel(nu=1.5), Student-t noise or fewer readings of each "
-            "track; cross_validate(x, y, blocks=...) and compare_kernels(..., blocks=...) judge"
+            "share errors (one track, one instrument), or the kernel be too smooth or lack a part "
+            "of the field: try a rougher one, such as MaternKernel(nu=1.5), HelmholtzKernel, "
+            "Student-t noise or fewer readings of each track; cross_validate(x, y, blocks=...) and "
+            "compare_kernels(..., blocks=...) judge"
         )
 
 
@@ -101,18 +105,23 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     """Predict readings of a few blocks of two lengthscales from the rest; None where that costs
     much, where the data cannot be visited again, or where a covariance is singular."""
     try:
-        return _calibration_of(state, prior_mean)
+        with warnings.catch_warnings():  # near-singular data: the fit has said so
+            warnings.simplefilter("ignore", NumericalWarning)
+            return _calibration_of(state, prior_mean)
     except (torch.linalg.LinAlgError, NotPSDError):
         return None
 
 
 @torch.no_grad()
 def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    inference = _indexed(state.inference)
-    if inference is None or not _affordable(state):
+    inference, rows = _indexed(state.inference), _rows(state)
+    if inference is None or rows > _MOST:
         return None
     predictor = Predictor(inference, state.e_step, prior_mean)
-    blocks = _blocks(inference.data, lengthscales_of(state.kernel, state.data.num_inputs))
+    lengths = lengthscales_of(state.kernel, state.data.num_inputs)
+    blocks = _blocks(inference.data, lengths, _FEW_BLOCKS if rows > _MANY else _BLOCKS)
+    if not blocks:
+        return None
     inside = numbers = spread = 0.0
     for parts in predictor.left_out(blocks):
         deviation = 0.0  # of the number inside, over that of one
@@ -124,8 +133,6 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
             inside += ((pit - 0.5).abs() <= 0.5 * LEVEL).sum().item()
             numbers += len(pit)
         spread += deviation**2
-    if not numbers:
-        return None
     return Calibration(int(inside), int(numbers), len(blocks), numbers**2 / spread)
 
 
@@ -136,14 +143,13 @@ def warn_of_calibration(calibration: Calibration) -> None:
         warnings.warn(text, CalibrationWarning, stacklevel=2)
 
 
-def _affordable(state: ModelState) -> bool:
+def _rows(state: ModelState) -> float:
+    """The rows of the matrix that is factorised for a block; infinite where there is none."""
     inference = state.inference
     if isinstance(inference, ExactInference):
-        return inference.size <= _MOST_ROWS
-    dense = isinstance(inference, FeatureInference) and not isinstance(
-        inference, IterativeInference
-    )
-    return dense and inference.num_features(state.kernel) <= _MOST_FEATURES
+        return inference.size
+    iterative = isinstance(inference, IterativeInference)
+    return math.inf if iterative else inference.num_features(state.kernel)
 
 
 def _indexed(inference: Inference) -> Inference | None:
@@ -164,29 +170,33 @@ def _indexed(inference: Inference) -> Inference | None:
     return replace(inference, data=indexed)
 
 
-def _blocks(data: Dataset, lengths: Float[np.ndarray, "d"], seed: int = 0) -> list[Block]:
+def _blocks(
+    data: Dataset, lengths: Float[np.ndarray, "d"], count: int, seed: int = 0
+) -> list[Block]:
     """Blocks around readings drawn at random, which do not overlap.
 
     A block is two lengthscales wide, or less if it had a fifth of the readings.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []
+    outputs = data.survey.sample[0].pattern.num_outputs
+    most_tested = min(_TESTED, max(1, _NUMBERS // outputs))
     x = torch.cat([part.x for part in data.visit()]).cpu()
     extent = x.amax(0) - x.amin(0)
     lengths = torch.from_numpy(lengths)
     half = _HALF * torch.where(lengths > 0, lengths, extent).clamp_min(torch.finfo(x.dtype).tiny)
     free = torch.ones(len(x), dtype=torch.bool)
-    for centre in torch.randperm(len(x), generator=generator)[: 10 * _BLOCKS].tolist():
+    for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
         distance = ((x - x[centre]).abs() / half).amax(-1)
         most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)
         inside = distance <= most
         if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
             continue
         rows = torch.nonzero(inside).squeeze(-1)
-        order = torch.randperm(len(rows), generator=generator)[:_TESTED]
+        order = torch.randperm(len(rows), generator=generator)[:most_tested]
         tested = torch.zeros_like(inside)
         tested[rows[order]] = True
         free &= ~inside
         blocks.append(Block(len(blocks), inside, tested))
-        if len(blocks) == _BLOCKS:
+        if len(blocks) == count:
             break
     return blocks
