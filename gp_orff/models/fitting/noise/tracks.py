@@ -19,6 +19,9 @@ from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.starting_values import scale_noise, start_noise
 
 
+_NONE = 1e-300  # a variance that is none
+
+
 @dataclass(frozen=True)
 class Split:
     """Shares of the noise variance at the start of a search, and the first correlation time."""
@@ -96,6 +99,8 @@ def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
     durations = [(track.clock[-1] - track.clock[0]).item() for track in part.tracks]
     likelihood.span.fill_(part.span)
     likelihood.raw_block_variance.requires_grad_(part.span > 0)
+    if not part.span > 0:
+        likelihood.block_variance = _NONE
     likelihood.duration.fill_(float(np.median(durations)))
 
 
