@@ -29,7 +29,7 @@ from gp_orff.inference.representation import (
 )
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
-from gp_orff.models.fitting.noise.tracks import Split, split_noise, splits
+from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.progress import Progress
 from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
@@ -131,12 +131,12 @@ def _screened_search(trainer: Trainer, subset: Dataset) -> Search:
     candidates = []
     for pair in best.values():
         go_to(*pair)
-        candidates.append(trainer.short_search(trainer.new_search(), small, name))
-    large, finalists = trainer.inference(subset), []
-    for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
+        candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
+    large, reached = trainer.inference(subset), []
+    for search, u in finalists(candidates, _FINALISTS):
         search.coordinates.set(u)
-        finalists.append(trainer.short_search(search, large, name))
-    search, u = max(finalists, key=lambda pair: pair[0].value)
+        reached.append(trainer.short_search(search, large, name))
+    search, u = max(reached, key=lambda pair: pair[0].value)
     search.coordinates.set(u)
     return trainer.search(search, large, name, nats=0.1)
 

@@ -39,7 +39,7 @@ from gp_orff.models.fitting.starting_values import subset
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
-_SHORT = 4  # iterations
+_SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 5  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
@@ -69,16 +69,15 @@ class Trainer:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
         ranges = parameter_ranges(self.kernel, self.distances)
-        return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+        search = Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+        if self.tracks:  # the noise parameters of few tracks are flat directions
+            search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
+        return search
 
     def restarted(self, search: Search) -> Search:
         """The search; with tracks a new one from where it is, since the few blocks of a subset tell
         little of the curvature."""
-        if not self.tracks:
-            return search
-        search = self.new_search()
-        search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
-        return search
+        return self.new_search() if self.tracks else search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         """log p(y), total nats."""
@@ -112,9 +111,10 @@ class Trainer:
         return search
 
     def short_search(
-        self, search: Search, inference: Inference, name: str, iterations: int = _SHORT
+        self, search: Search, inference: Inference, name: str
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """Run a search for a few iterations; the search and the coordinates that it reached."""
+        iterations = _SHORT_ALONG_TRACKS if self.tracks else _SHORT
         self.search(search, inference, name, iterations=iterations)
         return search, search.coordinates.get()
 
