@@ -41,9 +41,11 @@ def readings(
     variables: str | Sequence[str],
     coordinates: str | Sequence[str],
     *,
+    track: str | None = None,
+    time: str | None = None,
     time_unit: str = "s",
     epoch: object = None,
-) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"]]:
+) -> tuple[Float[np.ndarray, "N ..."] | dict[str, np.ndarray], ...]:
     """Return points x (N, d) and vectors y (N, p) of a Dataset, as arrays for `model.fit`.
 
     Variables may be on a grid or along trajectories. On a grid, every combination of coordinates is
@@ -55,6 +57,9 @@ def readings(
         dataset: an xarray Dataset.
         variables: the names of p variables with the same dimensions.
         coordinates: the names of d coordinates or variables, in the order of the model's inputs.
+        track: the name of a coordinate or variable with the track of every reading. If it or `time`
+            is given, a third value are these columns, (N,) each, as arguments of `model.fit`.
+        time: likewise, with the times along tracks.
         time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
             "W" to "ns".
         epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;
@@ -81,6 +86,9 @@ def readings(
             "to_dataset"
         )
     fields, positions = _named(dataset, variables), _named(dataset, coordinates)
+    names = {"track": track, "time": time}
+    names = {option: name for option, name in names.items() if name is not None}
+    along = _named(dataset, list(names.values())) if names else {}
     sizes = dict(next(iter(fields.values())).sizes)
     for name, variable in fields.items():
         if set(variable.dims) != set(sizes):
@@ -89,7 +97,7 @@ def readings(
                 f"{variable.dims}; select from them with isel, or bring them to one grid with "
                 "interp"
             )
-    for name, variable in positions.items():
+    for name, variable in {**positions, **along}.items():
         if not set(variable.dims) <= set(sizes):
             raise ValueError(
                 f"expected coordinates along the dimensions {tuple(sizes)} of the variables, got "
@@ -105,7 +113,15 @@ def readings(
         _numbers(name, values.set_dims(sizes).to_numpy()[observed], time_unit, epoch)
         for name, values in positions.items()
     ]
-    return np.stack(columns, axis=-1), y[observed]
+    x, y = np.stack(columns, axis=-1), y[observed]
+    if not along:
+        return x, y
+    options = {
+        option: along[name].set_dims(sizes).to_numpy()[observed] for option, name in names.items()
+    }
+    if time is not None:
+        options["time"] = _numbers(time, options["time"], time_unit, epoch)
+    return x, y, options
 
 
 def on_grid(

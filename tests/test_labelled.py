@@ -56,6 +56,32 @@ def test_readings_do_not_depend_on_the_order_of_dimensions():
     np.testing.assert_array_equal(y[0], [ds["u"][0, 1], ds["v"][1, 0]])
 
 
+def test_tracks_of_trajectories_are_columns_for_fit():
+    """Two drifters, the second shorter; labels for each, times for every reading."""
+    hours = np.arange("2020-01-01T00", "2020-01-01T04", dtype="datetime64[h]")
+    time = np.stack([hours, hours + 1]).astype("datetime64[ns]")
+    u = np.array([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, np.nan]])
+    ds = xr.Dataset(
+        {"u": (("drifter", "i"), u), "v": (("drifter", "i"), -u)},
+        {
+            "drifter": ["a", "b"],
+            "lon": (("drifter", "i"), 0.1 * u),
+            "lat": (("drifter", "i"), 0.2 * u),
+            "time": (("drifter", "i"), time),
+        },
+    )
+    how = {"track": "drifter", "time": "time", "time_unit": "h", "epoch": "2020-01-01"}
+    x, y, along = labelled.readings(ds, ["u", "v"], ["lon", "lat"], **how)
+    assert along["track"].tolist() == ["a"] * 4 + ["b"] * 3
+    assert along["time"].tolist() == [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
+    model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y, **along)
+    assert [track.label for track in model.state.data.tracks[0].tracks] == ["a", "b"]
+    *_, only = labelled.readings(ds, ["u", "v"], ["lon", "lat"], track="drifter")
+    assert list(only) == ["track"]
+    with pytest.raises(KeyError, match="got \\['leg'\\]"):
+        labelled.readings(ds, ["u", "v"], ["lon", "lat"], track="leg")
+
+
 def test_readings_of_trajectories():
     """Two drifters of different length, padded with NaN and NaT; places that are variables."""
     dims, lon = ("drifter", "obs"), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, np.nan]])

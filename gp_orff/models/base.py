@@ -1,7 +1,8 @@
 """The modules of a `VectorFieldGP`: kernel, likelihoods, mean and rule; its state, and files."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -267,6 +268,19 @@ class FieldModel(torch.nn.Module):
 
 def _counted(source: Chunks) -> Chunks:
     return replace(source, chunks=CountedChunks(source.chunks))
+
+
+@contextmanager
+def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
+    """Set all parameters and buffers back to their values if the block raises."""
+    held = [*module.parameters(), *module.buffers()]
+    before = [value.detach().clone() for value in held]
+    try:
+        yield
+    except BaseException:
+        for tensor, value in zip(held, before, strict=True):
+            tensor.data.copy_(value)
+        raise
 
 
 def default_mean(num_outputs: int) -> Mean:

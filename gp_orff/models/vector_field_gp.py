@@ -17,6 +17,7 @@ from gp_orff.data.sources import is_constant
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.models.base import restored_on_failure
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fitting.progress import shown
 from gp_orff.models.fitting.robust_em import EStep
@@ -106,10 +107,8 @@ class VectorFieldGP(ValidatedModel):
                 grids truncate. Of small data, records with equal values at one place are copies,
                 which count once (by default if they are a tenth of the records).
             track: a label for each reading, or one for all: readings of one track share an offset
-                and correlated noise, whose variances are learned too, see `TrackLikelihood`. They
-                are averaged over short blocks. In chunks, a track lies whole in one chunk.
-            time: (N,) times of the readings, which increase along each track; if None, noise is
-                correlated along the length of the path.
+                and correlated noise, see `TrackLikelihood`. A track lies whole in one chunk.
+            time: (N,) times, which increase along each track; if None, the length of its path.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
@@ -126,21 +125,15 @@ class VectorFieldGP(ValidatedModel):
         else:
             options = Options(variances, directions, group, missing, merge, track, time)
             read = partial(self.counted_once, x, y, options, learning=True)
-        start, held = perf_counter(), [*self.parameters(), *self.buffers()]
-        before = [value.detach().clone() for value in held]
-        with chosen_threads() as threads, shown(progress) as display:
-            try:
-                data = read()
-                if data.varies:
-                    state = self._fit_state(data, warm_start, display)
-                else:
-                    _warn_of_constant(data.survey.num_points)
-                    state = self._condition_state(self._representation_of(data))
-                state = self._checked(state.with_posterior(self.mean))
-            except BaseException:
-                for tensor, value in zip(held, before, strict=True):
-                    tensor.data.copy_(value)
-                raise
+        start = perf_counter()
+        with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
+            data = read()
+            if data.varies:
+                state = self._fit_state(data, warm_start, display)
+            else:
+                _warn_of_constant(data.survey.num_points)
+                state = self._condition_state(self._representation_of(data))
+            state = self._checked(state.with_posterior(self.mean))
         history = state.history.with_duration(perf_counter() - start, threads)
         return self._assign_with_posterior(replace(state, history=history))
 
@@ -153,8 +146,7 @@ class VectorFieldGP(ValidatedModel):
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
                 `FieldStatistics` made by `statistics` or `statistics_of` of this model.
-            options: `variances`, `directions`, `group`, `missing`, `merge`, `track` and `time`, as
-                for `fit`.
+            options: arguments of `fit` that describe the data, from `variances` to `time`.
 
         Raises:
             TypeError, ValueError: as for `fit`; statistics with other frequencies.

@@ -108,6 +108,8 @@ def _square(matrix: Float[Tensor, "k k"], rows: Int[Tensor, "m"]) -> Float[Tenso
 @torch.no_grad()
 def _(inference: ExactInference, kernel, noises, mean, blocks):
     blocks = list(blocks)
+    if not blocks:
+        return
     rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
     if inference.changes is not None or len(rows) > _SPLIT * inference.size:
         yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)

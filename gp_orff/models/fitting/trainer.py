@@ -42,7 +42,7 @@ from gp_orff.inference.representation import MOST_EXACT
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
-from gp_orff.models.fitting.noise.tracks import Split, split_noise, splits
+from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
@@ -52,7 +52,7 @@ SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives 
 _FINALISTS = 3  # starting values that are searched from on more data
 _JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
 _NATS = 2.0  # for each output: what two parts do not show of long lengthscales
-_SHORT = 4  # iterations
+_SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
@@ -82,16 +82,15 @@ class Trainer:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
         ranges = parameter_ranges(self.kernel, self.distances)
-        return Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+        search = Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+        if self.tracks:  # the noise parameters of few tracks are flat directions
+            search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
+        return search
 
     def restarted(self, search: Search) -> Search:
         """The search; with tracks a new one from where it is, since the few blocks of a subset tell
         little of the curvature."""
-        if not self.tracks:
-            return search
-        search = self.new_search()
-        search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
-        return search
+        return self.new_search() if self.tracks else search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         """log p(y), total nats."""
@@ -125,9 +124,10 @@ class Trainer:
         return search
 
     def short_search(
-        self, search: Search, inference: Inference, name: str, iterations: int = _SHORT
+        self, search: Search, inference: Inference, name: str
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """Run a search for a few iterations; the search and the coordinates that it reached."""
+        iterations = _SHORT_ALONG_TRACKS if self.tracks else _SHORT
         self.search(search, inference, name, iterations=iterations)
         return search, search.coordinates.get()
 
@@ -222,7 +222,7 @@ def best_start(trainer: Trainer) -> Search:
     spread = trainer.starting_subset(SUBSET_VALUES)
     with trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
         search = _screened_search(trainer, spread)
-        many = trainer.survey.num_values > _MANY
+        many = trainer.survey.num_values > _MANY and not trainer.tracks
         return _over_short_distances(trainer, search) if many else search
 
 
@@ -245,12 +245,12 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     candidates = []
     for pair in best.values():
         go_to(*pair)
-        candidates.append(trainer.short_search(trainer.new_search(), small, name))
-    large, finalists = trainer.inference(spread), []
-    for search, u in sorted(candidates, key=lambda pair: -pair[0].value)[:_FINALISTS]:
+        candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
+    large, reached = trainer.inference(spread), []
+    for search, u in finalists(candidates, _FINALISTS):
         search.coordinates.set(u)
-        finalists.append(trainer.short_search(search, large, name))
-    search, u = max(finalists, key=lambda pair: pair[0].value)
+        reached.append(trainer.short_search(search, large, name))
+    search, u = max(reached, key=lambda pair: pair[0].value)
     search.coordinates.set(u)
     return trainer.search(search, large, name, nats=0.1)
 

@@ -1,12 +1,13 @@
 """The likelihood of readings along tracks: which groups have one, and where its search starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import torch
 from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
 
 from gp_orff.data.dataset import Data
 from gp_orff.data.noise.along_tracks import along_tracks
@@ -16,7 +17,11 @@ from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
 from gp_orff.models.fitting.coordinates import admissible
+from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise, start_noise
+
+Vector = Float[np.ndarray, "k"]
+_NONE = 1e-300  # a variance that is none
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
     durations = [(track.clock[-1] - track.clock[0]).item() for track in part.tracks]
     likelihood.span.fill_(part.span)
     likelihood.raw_block_variance.requires_grad_(part.span > 0)
+    if not part.span > 0:
+        likelihood.block_variance = _NONE
     likelihood.duration.fill_(float(np.median(durations)))
 
 
@@ -135,6 +142,16 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
     """The splits to start from: one where no group has noise along tracks."""
     return SPLITS if _along_tracks(likelihoods) else SPLITS[:1]
+
+
+def finalists(
+    candidates: Sequence[tuple[Search, Vector, Split]], most: int
+) -> list[tuple[Search, Vector]]:
+    """The best `most` of the searches and their coordinates, and the best of each split."""
+    ranked = sorted(candidates, key=lambda candidate: -candidate[0].value)
+    places = {split: place for place, (*_, split) in reversed(list(enumerate(ranked)))}
+    chosen = {*range(most), *places.values()}
+    return [(search, u) for place, (search, u, _) in enumerate(ranked) if place in chosen]
 
 
 @torch.no_grad()
