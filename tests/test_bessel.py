@@ -313,6 +313,7 @@ def test_terms_of_a_linear_model_of_coregionalisation_are_drawn_apart():
     assert (orff(X).to_dense() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 @pytest.mark.parametrize("rule", [gp_orff.Auto(), gp_orff.Fastfood(64)])
 def test_models_of_fields(rule, tmp_path):
     """A fit finds the lengthscale; a file restores the model."""

@@ -328,6 +328,7 @@ def test_a_graph_of_tasks_helps_where_outputs_are_missing():
     assert errors["graph"] < 0.85 * errors["independent"]
 
 
+@pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_fits_do_not_depend_on_units():
     """Of a trained root, and of a fixed one, whose kernel gets an outputscale."""
     _, x, y, _, _ = tied(points=12)

@@ -255,6 +255,7 @@ def kernel_of_others(base, members):
     return gpytorch.kernels.MultitaskKernel(Mine(ard_num_dims=2), num_tasks=2)
 
 
+@pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 @pytest.mark.parametrize(
     ("base", "members"),
     [

@@ -18,7 +18,7 @@ from gp_orff.kernels.factors import FieldFactor, Gradient, Solenoidal
 from gp_orff.kernels.pairs.forms import Form, Outer, Plain
 from gp_orff.kernels.tree import Term
 
-_COINCIDENT = 1e-12  # lag over extent: rounding of vᵀτ does not count at it, however large κ″ is
+_COINCIDENT = 1e-14  # lag over extent: rounding of vᵀτ does not count at it, however large κ″ is
 
 
 @dataclass(frozen=True)

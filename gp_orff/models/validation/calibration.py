@@ -103,7 +103,8 @@ class Calibration:
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     """Predict readings of a few blocks of two lengthscales from the rest; None where that costs
-    much, where the data cannot be visited again, or where a covariance is singular."""
+    much, where the data cannot be visited again, where a covariance is singular, and under
+    Student-t noise, since outliers are no fault of the field."""
     try:
         with warnings.catch_warnings():  # near-singular data: the fit has said so
             warnings.simplefilter("ignore", NumericalWarning)
@@ -115,7 +116,7 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 @torch.no_grad()
 def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     inference, rows = _indexed(state.inference), _rows(state)
-    if inference is None or rows > _MOST:
+    if inference is None or rows > _MOST or state.e_step.heavy_tailed:
         return None
     predictor = Predictor(inference, state.e_step, prior_mean)
     lengths = lengthscales_of(state.kernel, state.data.num_inputs)
