@@ -33,11 +33,7 @@ def _(likelihood: GaussianLikelihood, num_outputs: int) -> Tensor:
 
 @noise_of.register
 def _(likelihood: MultitaskGaussianLikelihood, num_outputs: int) -> Tensor:
-    if likelihood.num_tasks != num_outputs:
-        raise ValueError(
-            f"expected a likelihood for the kernel's {num_outputs} outputs, got "
-            f"num_tasks={likelihood.num_tasks}"
-        )
+    check_num_tasks(likelihood, num_outputs)
     parameter = next(likelihood.parameters())
     covariance = torch.zeros(num_outputs, num_outputs).to(parameter)
     if likelihood.has_task_noise and likelihood.rank:
@@ -49,6 +45,15 @@ def _(likelihood: MultitaskGaussianLikelihood, num_outputs: int) -> Tensor:
         eye = torch.eye(num_outputs).to(parameter)
         covariance = covariance + likelihood.noise.unsqueeze(-1) * eye
     return covariance
+
+
+def check_num_tasks(likelihood: Likelihood, num_outputs: int) -> None:
+    """Raise ValueError unless the likelihood has a task for each output of the kernel."""
+    if likelihood.num_tasks != num_outputs:
+        raise ValueError(
+            f"expected a likelihood for the kernel's {num_outputs} outputs, got "
+            f"num_tasks={likelihood.num_tasks}"
+        )
 
 
 class Noise(NamedTuple):

@@ -10,7 +10,7 @@ from linear_operator.operators import ConstantDiagLinearOperator
 from torch import Tensor, nn
 
 from gp_orff.data.noise.along_tracks import TrackNoise, along_tracks
-from gp_orff.data.noise.covariances import noise_of
+from gp_orff.data.noise.covariances import check_num_tasks, noise_of
 
 _NAMES = (
     "noise",
@@ -187,10 +187,6 @@ def _(likelihood: TrackLikelihood) -> TrackNoise:
 
 @noise_of.register
 def _(likelihood: TrackLikelihood, num_outputs: int) -> Tensor:
-    if likelihood.num_tasks != num_outputs:
-        raise ValueError(
-            f"expected a likelihood for the kernel's {num_outputs} outputs, got "
-            f"num_tasks={likelihood.num_tasks}"
-        )
+    check_num_tasks(likelihood, num_outputs)
     total = along_tracks(likelihood).total
     return total * torch.eye(num_outputs, dtype=total.dtype, device=total.device)

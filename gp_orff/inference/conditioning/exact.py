@@ -72,9 +72,13 @@ class ExactInference(Inference):
         if self.changes is not None:
             means = [
                 part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
-                for part, change in zip(means, self.changes(self.data), strict=True)
+                for part, change in zip(means, self._changes_of_sites, strict=True)
             ]
         return means, scatter
+
+    @cached_property
+    def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:
+        return [torch.zeros(1)] if self.changes is None else self.changes(self.data)
 
     @cached_property
     def observed(self) -> Sequence[LinearObservations]:
@@ -89,7 +93,7 @@ class ExactInference(Inference):
     @property
     def mean_change(self) -> float:
         """The mean change of the field within the sites, over the noise variance."""
-        return 0.0 if self.changes is None else torch.cat(self.changes(self.data)).mean().item()
+        return torch.cat(list(self._changes_of_sites)).mean().item()
 
     @property
     def note(self) -> str:
@@ -142,12 +146,10 @@ class ExactInference(Inference):
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""
         quad, logdet = evidence.quad, evidence.logdet
-        for scatter in self._merged[1]:
-            square, change = scatter.terms(Noise.of(group_noise(scatter.key, noises)))
-            zeros = (0, quad.shape[-1] - 1)
-            quad, logdet = quad + pad(square.reshape(1, 1), zeros * 2), logdet + change
-        for part in self.data.tracks:
-            squares, change = part.scatter_terms(noises)
+        scatters = [
+            scatter.terms(Noise.of(group_noise(scatter.key, noises))) for scatter in self._merged[1]
+        ]
+        for squares, change in (*scatters, *(p.scatter_terms(noises) for p in self.data.tracks)):
             zeros = (0, quad.shape[-1] - 1)
             quad, logdet = quad + pad(squares.sum().reshape(1, 1), zeros * 2), logdet + change
         return evidence._replace(quad=quad, logdet=logdet)
