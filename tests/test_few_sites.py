@@ -60,6 +60,21 @@ def test_changes_are_variances_of_mean_less_value_at_the_middle(options):
         torch.testing.assert_close(change, variance / NOISE, rtol=1e-8, atol=1e-8)
 
 
+def test_changes_count_as_noise_of_the_sites():
+    """σ² (1/W + c) for the mean of W readings, within which the field changes by σ² c."""
+    data = Dataset.in_memory(read(track(200), draw(200, 2), 2, Options()))
+    kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
+    data = with_few_sites(kernel, noises, data, 60)
+    inference = ExactInference.merging(kernel, noises, data)
+    labels = site_labels(data.observations[0], inference.reach)
+    count = torch.from_numpy(labels).bincount()
+    (changes,) = changes_within(kernel, noises, inference.reach, data)
+    variances = NOISE * (1 / count + changes)
+    covariance = inference.observed[0].noise_covariance(noises)
+    torch.testing.assert_close(covariance, torch.diag(variances.repeat_interleave(2)))
+    assert (changes[count > 1] > 0.1 / count[count > 1]).any()  # not negligible
+
+
 def test_sites_are_as_small_as_their_number_permits():
     data = Dataset.in_memory(read(track(2000), draw(2000, 2), 2, Options()))
     kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
