@@ -52,7 +52,8 @@ def anything(found: Mapping) -> str:
         f"95 % intervals hold {decimal(every['inside'], 3)} of the readings held out, and at least "
         f"{decimal(every['least, not warned'], 2)} in every fit without a warning; "
         f"{every['warned']} fits warn. The median fit takes {number(every['median CPU s'])} s of "
-        f"a core; {every['slow']} took more than 60 s, and {every['errors']} were given up."
+        f"a core; {every['slow']} took more than 60 s, and {every['errors']} were given up. "
+        f"Measured at the commits {' and '.join(found['commits'])}."
     )
 
 
