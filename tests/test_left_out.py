@@ -314,6 +314,7 @@ def test_parts_of_a_separable_kernel_have_their_variance_over_directions():
     """E[P Σ P] with P = ωωᵀ/‖ω‖², ω = z/ℓ and z of any direction, under two lengthscales."""
     kernel = MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2, rank=1).double()
     kernel.data_covar_module.lengthscale = torch.tensor([0.6, 1.8]).double()
+    kernel.task_covar_module.covar_factor.data = torch.tensor([[0.8], [-0.5]]).double()
     angle = torch.arange(20000).double() * (2 * torch.pi / 20000)
     omega = torch.stack([angle.cos() / 0.6, angle.sin() / 1.8], dim=-1)
     unit = omega / omega.norm(dim=-1, keepdim=True)
