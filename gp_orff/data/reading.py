@@ -36,8 +36,8 @@ class Options:
     def __post_init__(self):
         if self.noise is not None and self.variances is not None:
             raise ValueError(
-                "expected noise= or variances=, got both; noise= is the noise itself, variances= are "
-                "relative to one that is learned"
+                "expected noise= or variances=, got both; noise= is the noise itself, variances= "
+                "are relative to one that is learned"
             )
         if self.noise is not None and self.track is not None:
             raise NotImplementedError(

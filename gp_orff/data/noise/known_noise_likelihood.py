@@ -75,9 +75,10 @@ class KnownNoiseLikelihood(Likelihood):
 
     @noise_scale.setter
     def noise_scale(self, value: float | Tensor) -> None:
-        value = torch.as_tensor(value).to(self.raw_noise_scale).expand_as(self.raw_noise_scale)
-        raw = self.raw_noise_scale_constraint.inverse_transform(value)
-        self.initialize(raw_noise_scale=raw)
+        raw = self.raw_noise_scale
+        value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device).expand_as(raw)
+        raw_value = self.raw_noise_scale_constraint.inverse_transform(value)
+        self.initialize(raw_noise_scale=raw_value)
 
     def forward(
         self, function_samples: Tensor, *args, noise: Tensor | None = None, **kwargs
@@ -86,7 +87,9 @@ class KnownNoiseLikelihood(Likelihood):
         (..., n, p), or (..., n) if p = 1."""
         if self.num_tasks == 1:
             variances = self._blocks(noise, function_samples.shape[-1]).flatten()
-            return torch.distributions.Normal(function_samples, variances.to(function_samples) ** 0.5)
+            return torch.distributions.Normal(
+                function_samples, variances.to(function_samples) ** 0.5
+            )
         blocks = self._blocks(noise, function_samples.shape[-2]).to(function_samples)
         return torch.distributions.MultivariateNormal(function_samples, blocks)
 
