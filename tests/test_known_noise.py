@@ -55,6 +55,10 @@ def model_with(rule, scale=1.0):
     return gp_orff.VectorFieldGP(curl_free(0.6), likelihood=likelihood, frequencies=rule)
 
 
+def zero_mean():
+    return gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), P)
+
+
 def prior_of(model, points):
     inference = model.state.inference
     if not hasattr(inference, "draws"):
@@ -158,7 +162,7 @@ def test_the_factor_has_the_gradient_of_the_evidence(rule):
     """d/ds of log N(y; 0, K + sR) = ½ (αᵀRα − tr K⁻¹R), α = K⁻¹(y − μ)."""
     (x, y), r, s = data(), covariances(), 0.8
     model = model_with(RULES[rule], scale=s)
-    model.mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), P)
+    model.mean = zero_mean()
     model.condition(x, y, noise=r)
     raw = model.likelihood.raw_noise_scale.requires_grad_()
     model.log_marginal_likelihood().backward()
@@ -211,7 +215,7 @@ def test_statistics_of_parts_add_up(shape, tmp_path):
     loaded.update(x[:2], y[:2], noise=noise[:2])
 
 
-def noisy(factor, count=60, seed=3):
+def noisy(factor, count=45, seed=3):
     """Readings of a smooth field with noise of covariance factor · R, and R."""
     x, r = uniform(count, 2, seed=seed), covariances(count)
     errors = torch.linalg.cholesky(factor * r) @ draw(count, P, 1, seed=seed + 1)
@@ -221,15 +225,15 @@ def noisy(factor, count=60, seed=3):
 @pytest.fixture(scope="module")
 def scaled():
     x, y, r = noisy(4.0)
-    model = gp_orff.VectorFieldGP(curl_free())
+    model = gp_orff.VectorFieldGP(curl_free(), mean=zero_mean())
     return model.fit(x, y, noise=r, scale_noise=True, progress=False), x, y, r
 
 
 def test_a_factor_is_learned(scaled):
-    """Four, within three standard errors; of 180 numbers, one is about 4 √(2/180) = 0.4."""
+    """Four, within three standard errors; of 90 numbers, one is about 4 √(2/90) = 0.6."""
     model, *_ = scaled
     estimate = model.report.hyperparameters["noise_scale"]
-    assert abs(estimate.value - 4.0) < 3 * estimate.standard_error < 2.0
+    assert abs(estimate.value - 4.0) < 3 * estimate.standard_error < 3.0
     assert "noise: as given with the readings, times noise_scale" in model.report.notes
     assert model.report.noise == {"default": pytest.approx(estimate.value)}
 
@@ -240,23 +244,23 @@ def test_noise_is_kept_as_it_is(scaled):
     learned = model.likelihood.noise_scale.item()
     model.condition(x, y, noise=r)
     assert model.likelihood.noise_scale.item() == learned
-    model.fit(progress=False)
+    model.fit(warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=1e-2)
     with gp_orff.settings.check_calibration(False):  # the noise is four times as large
-        model.fit(x, y, noise=r, progress=False)
+        model.fit(x, y, noise=r, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == 1.0
     assert "noise: as given with the readings, kept" in model.report.notes
     assert math.isnan(model.report.hyperparameters["noise_scale"].standard_error)
-    model.fit(scale_noise=True, progress=False)
+    model.fit(scale_noise=True, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=1e-2)
-    model.fit(x, y, progress=False)
+    model.condition(x, y)
     assert type(model.likelihood) is not gp_orff.KnownNoiseLikelihood
 
 
 def test_left_out_blocks_are_predicted_with_their_noise():
     """The numbers of cross-validation lie along the axes of each covariance."""
     (x, y), r, model = data(), covariances(), model_with(EXACT)
-    model.mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), P)
+    model.mean = zero_mean()
     result = model.condition(x, y, noise=r).cross_validate(x, y, noise=r, blocks=range(COUNT))
     k, noise = prior_of(model, x), torch.block_diag(*r)
     own = slice(6, 8)  # of reading 3
@@ -358,7 +362,7 @@ def test_arguments_that_contradict_each_other():
             model.fit(x, y, progress=False, **options)
     with pytest.raises(ValueError, match=r"shape \(24,\)"):
         model.fit(x, y[:, 0], noise=R, directions=u, progress=False)
-    with pytest.raises(ValueError, match="inside the chunks"):
+    with pytest.raises(ValueError, match="noise, directions, groups, tracks and times inside"):
         model.fit([(x, y)], noise=R, progress=False)
     robust = gp_orff.MultitaskStudentTLikelihood(P)
     with pytest.raises(ValueError, match="expected Gaussian noise beside noise="):

@@ -14,6 +14,8 @@ from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.starting_values import scale_noise, start_noise
 
+_TRUSTED = 100.0  # the most that the noise may be off, over a share of the variance of the data
+
 
 def with_known_noise(
     likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
@@ -79,12 +81,17 @@ def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
 
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
-    if likelihood.raw_noise_scale.requires_grad:
-        value = torch.full_like(likelihood.noise_scale, variance)
-        constraint = likelihood.raw_noise_scale_constraint
-        likelihood.noise_scale = admissible(constraint, value)
+    """The factor starts at one, unless the data say that units are mistaken."""
+    _learned_from(likelihood, min(max(1.0, variance / _TRUSTED), variance * _TRUSTED))
 
 
 @scale_noise.register
 def _(likelihood: KnownNoiseLikelihood, factor: float) -> None:
-    start_noise(likelihood, factor * likelihood.noise_scale.item())
+    _learned_from(likelihood, factor * likelihood.noise_scale.item())
+
+
+def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
+    """Set the factor, if it is learned."""
+    if likelihood.raw_noise_scale.requires_grad:
+        values = torch.full_like(likelihood.noise_scale, value)
+        likelihood.noise_scale = admissible(likelihood.raw_noise_scale_constraint, values)
