@@ -15,6 +15,7 @@ with warnings.catch_warnings():  # linear_operator, for what it does when it is 
 import gp_orff.exact_gp.hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import bounds, settings, spectra
 from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.survey import DataWarning
@@ -95,6 +96,7 @@ __all__ = [
     "GridWarning",
     "HelmholtzKernel",
     "Jacobian",
+    "KnownNoiseLikelihood",
     "LineIntegral",
     "MonteCarlo",
     "MultitaskStudentTLikelihood",

@@ -222,7 +222,8 @@ def leave_one_out(
         if not result.weight[index].isnan().all():
             raise ValueError(
                 "expected one observation for each point, got components of a vector with "
-                "variances of their own, which are several; give leave_one_out variances (N,)"
+                "noise of their own, which are several; give variances (N,) or noise (N,), or "
+                "cross_validate(x, y, blocks=range(len(x)))"
             )
         residual, latent, noise = residuals(weighted, posterior, noises, mean)
         noise_covariance = weighted.noise(noise)
