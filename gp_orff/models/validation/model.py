@@ -10,6 +10,7 @@ from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
 from gp_orff.data.tracks.observations import require_none
+from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
@@ -111,13 +112,14 @@ class ValidatedModel(FieldModel):
             True
         """
         choice = Options(**options)
-        chosen = blocks_of(blocks, self.kernel, x, y, choice.group)
+        chosen = blocks_of(blocks, self.kernel, x, y, choice)
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
-        require_none(data.tracks)
+        along = self._along_tracks(x, y, choice, data)
         representation = self._representation_of(data)
         e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
-        return Predictor(representation.now(), e_step, self.mean).cross_validation(chosen.members)
+        predictor = Predictor(representation.now(), e_step, self.mean, along)
+        return predictor.cross_validation(chosen.members)
 
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""
@@ -127,6 +129,19 @@ class ValidatedModel(FieldModel):
             return state
         warn_of_calibration(calibration)
         return replace(state, history=state.history.with_notes([calibration.note]))
+
+    def _along_tracks(
+        self, x: object, y: object, options: Options, data: Dataset
+    ) -> list[TrackReadings]:
+        """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
+        if not data.tracks:
+            return []
+        spans = {part.key.label: part.span for part in data.tracks}
+        plain = self._read(x, y, replace(options, track=None, time=None))
+        return [
+            TrackReadings.of(part, options.track, options.time, len(x), spans[part.key.label])
+            for part in plain.visit()
+        ]
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
         """Data as by `counted_once`, in memory, whose observations have an `index`."""

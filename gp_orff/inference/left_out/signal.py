@@ -1,0 +1,178 @@
+"""The field plus the noise that readings of a track share, given block means of other readings.
+
+With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what readings at
+some times share with them, offset and correlated noise n,
+
+    s = f(x) + n = f(x) − G H f + G ȳ + independent noise ,    G = k R⁻¹ ,
+
+so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.data.noise.along_tracks import TrackNoise
+from gp_orff.data.noise.covariances import Noises, independent
+from gp_orff.data.tracks.blocks import Track
+from gp_orff.data.tracks.covariance import BlockNoise
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.inference.distributions import FieldDistribution, PlusWhite
+from gp_orff.inference.weight_posterior import WeightPosterior
+
+_CHUNK = 2**24  # numbers in memory
+_READINGS = 256  # whose covariance is computed at once
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The posterior of s = f(x) + n at readings along tracks, mean included.
+
+    Readings are given in blocks of one, of some tracks of a group.
+    """
+
+    distribution: FieldDistribution  # of the field without its mean, given all data
+    constant: Float[Tensor, "p"]
+    noises: Noises
+    given: Mapping[str, Track]  # block means among these data, by the label of their track
+
+    def mean(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
+        """E[s]."""
+        field, known = self.distribution.mean, self._given(readings)
+        mean = field(readings.x) + self.constant
+        if not known.tracks:
+            return mean
+        seen = known.apply(lambda symbol, space, x: field(x).reshape(-1, 1)).reshape_as(known.y)
+        return mean + self._sharing(readings)[1] @ (known.y - self.constant - seen)
+
+    def variance(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
+        """Var[s] of every component."""
+        if self._given(readings).tracks:
+            return self.blocks(readings).diagonal(dim1=-1, dim2=-2)
+        return self.distribution.variance(readings.x) + _slow(readings, self.noises)
+
+    def blocks(self, readings: TrackObservations) -> Float[Tensor, "n p p"]:
+        """Cov[s] of every reading alone."""
+        rows = torch.arange(len(readings.y), device=readings.x.device).split(_READINGS)
+        return torch.cat([self._diagonal(self.covariance(readings.take(part))) for part in rows])
+
+    def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*p n*p"]:
+        """Cov[s]."""
+        known, p = self._given(readings), len(self.constant)
+        noise = _parameters(readings, self.noises)
+        prior = [_covariance(noise, track.clock, track.clock) for track in readings.tracks]
+        prior = torch.block_diag(*prior)
+        if not known.tracks:
+            return self.distribution.covariance(readings.x) + in_components(prior, p)
+        shared, gain = self._sharing(readings)
+        field = _unexplained(self.distribution, readings.x, known, in_components(gain, p))
+        return field + in_components(prior - gain @ shared.mT, p)
+
+    def _diagonal(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n p p"]:
+        p = len(self.constant)
+        blocks = covariance.unflatten(0, (-1, p)).unflatten(2, (-1, p))
+        return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+
+    def _given(self, readings: TrackObservations) -> TrackObservations:
+        """The block means of the tracks of these readings."""
+        labels = [track.label for track in readings.tracks]
+        tracks = tuple(self.given[label] for label in labels if label in self.given)
+        return replace(readings, tracks=tracks)
+
+    def _sharing(
+        self, readings: TrackObservations
+    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+        """k and G."""
+        noise, pairs = _parameters(readings, self.noises), []
+        for track in readings.tracks:
+            known = self.given.get(track.label)
+            if known is None:
+                pairs.append((track.clock.new_zeros(len(track.clock), 0),) * 2)
+                continue
+            shared = _with_means(noise, track.clock, known.clock, known.block)
+            pairs.append((shared, shared @ self._precision(replace(readings, tracks=(known,)))))
+        shared, gains = zip(*pairs, strict=True)
+        return torch.block_diag(*shared), torch.block_diag(*gains)
+
+    def _precision(self, known: TrackObservations) -> Float[Tensor, "t t"]:
+        """R⁻¹ of one track; features lack the white noise of the distribution."""
+        white = self.distribution.split()[1]
+        noise = known.noise(self.noises, 0.0 if white is None else white.diagonal().amax())
+        return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
+
+
+def in_components(matrix: Float[Tensor, "n m"], p: int) -> Float[Tensor, "n*p m*p"]:
+    """The same covariance in p components that are independent of each other."""
+    return torch.kron(matrix, torch.eye(p).to(matrix))
+
+
+def _parameters(readings: TrackObservations, noises: Noises) -> TrackNoise:
+    return readings.noise(noises).noise
+
+
+def _slow(readings: TrackObservations, noises: Noises) -> Float[Tensor, ""]:
+    """Var[n]."""
+    noise = _parameters(readings, noises)
+    return noise.offset_variance + noise.correlated_variance
+
+
+def _covariance(
+    noise: TrackNoise, clock: Float[Tensor, "n"], others: Float[Tensor, "m"]
+) -> Float[Tensor, "n m"]:
+    """The covariance of n at some times and at others of the same track, in one component."""
+    lag = (clock.unsqueeze(-1) - others).abs()
+    return noise.offset_variance + noise.correlated_variance * torch.exp(
+        -lag / noise.correlation_time
+    )
+
+
+def _with_means(
+    noise: TrackNoise,
+    clock: Float[Tensor, "n"],
+    others: Float[Tensor, "m"],
+    block: Int[Tensor, "m"],
+) -> Float[Tensor, "n t"]:
+    """The same for means over blocks of other times."""
+    count, parts = torch.bincount(block).to(clock), []
+    for part in clock.split(max(1, _CHUNK // len(others))):
+        covariance = _covariance(noise, part, others)
+        sums = covariance.new_zeros(len(part), len(count)).index_add(1, block, covariance)
+        parts.append(sums / count)
+    return torch.cat(parts)
+
+
+@singledispatch
+def _unexplained(
+    distribution: FieldDistribution,
+    x: Float[Tensor, "n d"],
+    known: TrackObservations,
+    gain: Float[Tensor, "n*p t*p"],
+) -> Float[Tensor, "n*p n*p"]:
+    """Cov[f(x) − G H f] for the block means H f of `known`."""
+    part = known.condensed
+    points = torch.cat([x.double(), part.x if part.nodes is None else part.nodes[0]])
+    rows = len(gain)
+
+    def combined(matrix: Float[Tensor, "m k"]) -> Float[Tensor, "n*p k"]:
+        return matrix[:rows] - gain @ part.apply(lambda symbol, space, z: matrix[rows:])
+
+    return combined(combined(distribution.covariance(points)).mT)
+
+
+@_unexplained.register
+def _(distribution: PlusWhite, x, known, gain):
+    field = _unexplained(distribution.distribution, x, known, gain)
+    return field + independent(distribution.added, len(x))
+
+
+@_unexplained.register
+def _(distribution: WeightPosterior, x, known, gain):
+    expansion = distribution.expansion
+    width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
+    rows = torch.arange(len(known.y), device=x.device).split(max(1, int(_CHUNK / width)))
+    seen = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
+    return distribution.covariance_of(expansion.features(x.double()) - gain @ torch.cat(seen))
