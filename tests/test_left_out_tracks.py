@@ -9,8 +9,7 @@ import gp_orff
 from gp_orff.features.assemble import expand
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.symbols.base import Identity
-from tests.fields import curl_free
-from tests.test_tracks import EYE, P, RULES, conditioned, likelihood, path_length, survey
+from tests.tracks import EYE, RULES, P, conditioned, path_length
 
 RULES = {**RULES, "truncated": gp_orff.Grid(spacing=1.0, cutoff=5.0)}
 ROUNDING = 1e-8
@@ -105,3 +104,33 @@ def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
         sd = variance.sqrt().flatten()
         torch.testing.assert_close(found.sd[rows], sd, rtol=ROUNDING, atol=ROUNDING)
         assert torch.equal(found.observed[rows], y[torch.from_numpy(tested)].flatten())
+
+
+@pytest.mark.parametrize(("rule", "span"), [(rule, span) for rule in RULES for span in (0.0, 4.0)])
+def test_one_reading_is_predicted_by_all_others(rule, span):
+    """From the mean of the others of its block, whose error it shares, and all other blocks."""
+    model, x, y, label, time = conditioned(RULES[rule], span)
+    found = model.leave_one_out(x, y, track=label, time=time)
+    field, slow, delta = covariances(model, x, label, time)
+    noise, average = model.likelihood, averaging(label, time, span)
+    member = (average > 0).double()
+    common = (noise.block_variance + delta) * member.mT @ member
+    signal = field + torch.kron(slow + common, EYE)
+    total = signal + noise.noise * torch.eye(len(signal)).double()
+    h = torch.kron(average, EYE)
+    k, ones = h @ total @ h.mT, h @ EYE.repeat(len(x), 1)
+    information = ones.mT @ torch.linalg.solve(k, ones)
+    constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, h @ y.flatten()))
+    for i in range(0, len(x), 7):
+        others = average.clone()
+        others[:, i] = 0.0
+        others = others[others.sum(-1) > 0]
+        h = torch.kron(others / others.sum(-1, keepdim=True), EYE)
+        rows = slice(P * i, P * i + P)
+        k, cross = h @ total @ h.mT, total[rows] @ h.mT
+        gain = torch.linalg.solve(k, cross.mT).mT
+        values = h @ (y - constant).flatten()
+        residual = y[i] - constant - gain @ values
+        covariance = total[rows, rows] - gain @ cross.mT
+        torch.testing.assert_close(found.residual[i], residual, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(found.covariance[i], covariance, rtol=1e-7, atol=1e-8)

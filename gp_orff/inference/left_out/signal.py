@@ -15,11 +15,11 @@ from functools import singledispatch
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gp_orff.data.noise.along_tracks import TrackNoise
-from gp_orff.data.noise.covariances import Noises, independent
+from gp_orff.data.noise.covariances import Noises, independent, same_point
 from gp_orff.data.tracks.blocks import Track
-from gp_orff.data.tracks.covariance import BlockNoise
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.weight_posterior import WeightPosterior
@@ -63,14 +63,16 @@ class Signal:
     def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*p n*p"]:
         """Cov[s]."""
         known, p = self._given(readings), len(self.constant)
-        noise = _parameters(readings, self.noises)
-        prior = [_covariance(noise, track.clock, track.clock) for track in readings.tracks]
+        noise = parameters_of(readings, self.noises)
+        prior = [slow_covariance(noise, track.clock, track.clock) for track in readings.tracks]
         prior = torch.block_diag(*prior)
         if not known.tracks:
             return self.distribution.covariance(readings.x) + in_components(prior, p)
         shared, gain = self._sharing(readings)
-        field = _unexplained(self.distribution, readings.x, known, in_components(gain, p))
-        return field + in_components(prior - gain @ shared.mT, p)
+        field = joint_covariance(self.distribution, readings.x, known)
+        unit = torch.eye(len(readings.y) * p).to(field)
+        less = torch.cat([unit, -in_components(gain, p)], dim=-1)  # f(x) − G H f
+        return less @ field @ less.mT + in_components(prior - gain @ shared.mT, p)
 
     def _diagonal(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n p p"]:
         p = len(self.constant)
@@ -87,13 +89,13 @@ class Signal:
         self, readings: TrackObservations
     ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
         """k and G."""
-        noise, pairs = _parameters(readings, self.noises), []
+        noise, pairs = parameters_of(readings, self.noises), []
         for track in readings.tracks:
             known = self.given.get(track.label)
             if known is None:
                 pairs.append((track.clock.new_zeros(len(track.clock), 0),) * 2)
                 continue
-            shared = _with_means(noise, track.clock, known.clock, known.block)
+            shared = covariance_with_block_means(noise, track.clock, known.clock, known.block)
             pairs.append((shared, shared @ self._precision(replace(readings, tracks=(known,)))))
         shared, gains = zip(*pairs, strict=True)
         return torch.block_diag(*shared), torch.block_diag(*gains)
@@ -107,20 +109,20 @@ class Signal:
 
 def in_components(matrix: Float[Tensor, "n m"], p: int) -> Float[Tensor, "n*p m*p"]:
     """The same covariance in p components that are independent of each other."""
-    return torch.kron(matrix, torch.eye(p).to(matrix))
+    return same_point(matrix, torch.eye(p).to(matrix))
 
 
-def _parameters(readings: TrackObservations, noises: Noises) -> TrackNoise:
+def parameters_of(readings: TrackObservations, noises: Noises) -> TrackNoise:
     return readings.noise(noises).noise
 
 
 def _slow(readings: TrackObservations, noises: Noises) -> Float[Tensor, ""]:
     """Var[n]."""
-    noise = _parameters(readings, noises)
+    noise = parameters_of(readings, noises)
     return noise.offset_variance + noise.correlated_variance
 
 
-def _covariance(
+def slow_covariance(
     noise: TrackNoise, clock: Float[Tensor, "n"], others: Float[Tensor, "m"]
 ) -> Float[Tensor, "n m"]:
     """The covariance of n at some times and at others of the same track, in one component."""
@@ -130,7 +132,7 @@ def _covariance(
     )
 
 
-def _with_means(
+def covariance_with_block_means(
     noise: TrackNoise,
     clock: Float[Tensor, "n"],
     others: Float[Tensor, "m"],
@@ -139,40 +141,38 @@ def _with_means(
     """The same for means over blocks of other times."""
     count, parts = torch.bincount(block).to(clock), []
     for part in clock.split(max(1, _CHUNK // len(others))):
-        covariance = _covariance(noise, part, others)
+        covariance = slow_covariance(noise, part, others)
         sums = covariance.new_zeros(len(part), len(count)).index_add(1, block, covariance)
         parts.append(sums / count)
     return torch.cat(parts)
 
 
 @singledispatch
-def _unexplained(
-    distribution: FieldDistribution,
-    x: Float[Tensor, "n d"],
-    known: TrackObservations,
-    gain: Float[Tensor, "n*p t*p"],
-) -> Float[Tensor, "n*p n*p"]:
-    """Cov[f(x) − G H f] for the block means H f of `known`."""
+def joint_covariance(
+    distribution: FieldDistribution, x: Float[Tensor, "n d"], known: TrackObservations
+) -> Float[Tensor, "n*p+m n*p+m"]:
+    """The covariance of f(x) and of the block means H f of `known`, in this order."""
     part = known.condensed
     points = torch.cat([x.double(), part.x if part.nodes is None else part.nodes[0]])
-    rows = len(gain)
+    rows = len(x) * distribution.num_outputs
 
-    def combined(matrix: Float[Tensor, "m k"]) -> Float[Tensor, "n*p k"]:
-        return matrix[:rows] - gain @ part.apply(lambda symbol, space, z: matrix[rows:])
+    def half(matrix: Float[Tensor, "m k"]) -> Float[Tensor, "n*p+m k"]:
+        return torch.cat([matrix[:rows], part.apply(lambda symbol, space, z: matrix[rows:])])
 
-    return combined(combined(distribution.covariance(points)).mT)
-
-
-@_unexplained.register
-def _(distribution: PlusWhite, x, known, gain):
-    field = _unexplained(distribution.distribution, x, known, gain)
-    return field + independent(distribution.added, len(x))
+    return half(half(distribution.covariance(points)).mT)
 
 
-@_unexplained.register
-def _(distribution: WeightPosterior, x, known, gain):
+@joint_covariance.register
+def _(distribution: PlusWhite, x, known):
+    field = joint_covariance(distribution.distribution, x, known)
+    white = independent(distribution.added, len(x))
+    return field + pad(white, (0, len(field) - len(white)) * 2)
+
+
+@joint_covariance.register
+def _(distribution: WeightPosterior, x, known):
     expansion = distribution.expansion
     width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
     rows = torch.arange(len(known.y), device=x.device).split(max(1, int(_CHUNK / width)))
     seen = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
-    return distribution.covariance_of(expansion.features(x.double()) - gain @ torch.cat(seen))
+    return distribution.covariance_of(torch.cat([expansion.features(x.double()), *seen]))

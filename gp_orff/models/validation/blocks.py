@@ -34,9 +34,7 @@ class Splitter(Protocol):
         """Rows to learn from, and rows to predict."""
 
 
-def blocks_of(
-    blocks: object, kernel: Kernel, x: object, y: object, options: Options = Options()
-) -> Blocks:
+def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Options) -> Blocks:
     """The blocks that a user asked for.
 
     Args:

@@ -9,8 +9,8 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
-from gp_orff.data.tracks.observations import require_none
 from gp_orff.data.tracks.readings import TrackReadings
+from gp_orff.inference.left_out import leave_one_out_of_tracks
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
@@ -39,7 +39,8 @@ class ValidatedModel(FieldModel):
         Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
         are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
         hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
-        all or some of the data of `fit`, with the same options. ValueError for `variances` (N, p),
+        all or some of the data of `fit`, with the same options; of readings along tracks, the
+        others are those given. ValueError for `variances` (N, p),
         and for other data where the field is less certain than the observation.
 
         Example:
@@ -56,7 +57,11 @@ class ValidatedModel(FieldModel):
         """
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**options))
-        require_none(data.tracks)
+        if data.tracks:
+            inference = self._representation_of(data).now()
+            parts = self.kernel, state.e_step.noises, state.mean
+            along = self._along_tracks(x, y, Options(**options), data)
+            return leave_one_out_of_tracks(inference, along, *parts, len(x))
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
