@@ -31,6 +31,9 @@ from gp_orff.inference.left_out.signal import (
     covariance_with_block_means,
     in_components,
     joint_covariance,
+    mean_over_blocks,
+    noise_of_blocks,
+    precision_of_track,
 )
 from gp_orff.inference.robust import LeaveOneOut, chi_squared
 
@@ -81,20 +84,17 @@ class Others:
 
     @cached_property
     def _noise(self) -> BlockNoise:
-        white = self.distribution.split()[1]
-        return self.known.noise(self.noises, 0.0 if white is None else white.diagonal().amax())
+        return noise_of_blocks(self.distribution, self.known, self.noises)
 
     @cached_property
     def _precision(self) -> Float[Tensor, "t t"]:
         """R⁻¹."""
-        return torch.cholesky_inverse(torch.linalg.cholesky(self._noise.of_track(slice(None))))
+        return precision_of_track(self._noise)
 
     @cached_property
     def _residual(self) -> Float[Tensor, "t p"]:
         """ȳ − E[H f]."""
-        field = self.distribution.mean
-        seen = self.known.apply(lambda symbol, space, x: field(x).reshape(-1, 1))
-        return self.known.y - self.constant - seen.reshape_as(self.known.y)
+        return self.known.y - self.constant - mean_over_blocks(self.distribution, self.known)
 
     def residuals(
         self, y: Float[Tensor, "n p"], rows: Int[Tensor, "n"]

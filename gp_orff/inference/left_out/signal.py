@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from gp_orff.data.noise.along_tracks import TrackNoise
 from gp_orff.data.noise.covariances import Noises, independent, same_point
 from gp_orff.data.tracks.blocks import Track
+from gp_orff.data.tracks.covariance import BlockNoise
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.weight_posterior import WeightPosterior
@@ -42,11 +43,11 @@ class Signal:
 
     def mean(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
         """E[s]."""
-        field, known = self.distribution.mean, self._given(readings)
-        mean = field(readings.x) + self.constant
+        known = self._given(readings)
+        mean = self.distribution.mean(readings.x) + self.constant
         if not known.tracks:
             return mean
-        seen = known.apply(lambda symbol, space, x: field(x).reshape(-1, 1)).reshape_as(known.y)
+        seen = mean_over_blocks(self.distribution, known)
         return mean + self._sharing(readings)[1] @ (known.y - self.constant - seen)
 
     def variance(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
@@ -96,15 +97,32 @@ class Signal:
                 pairs.append((track.clock.new_zeros(len(track.clock), 0),) * 2)
                 continue
             shared = covariance_with_block_means(noise, track.clock, known.clock, known.block)
-            pairs.append((shared, shared @ self._precision(replace(readings, tracks=(known,)))))
+            blocks = replace(readings, tracks=(known,))
+            noise_of_track = noise_of_blocks(self.distribution, blocks, self.noises)
+            pairs.append((shared, shared @ precision_of_track(noise_of_track)))
         shared, gains = zip(*pairs, strict=True)
         return torch.block_diag(*shared), torch.block_diag(*gains)
 
-    def _precision(self, known: TrackObservations) -> Float[Tensor, "t t"]:
-        """R⁻¹ of one track; features lack the white noise of the distribution."""
-        white = self.distribution.split()[1]
-        noise = known.noise(self.noises, 0.0 if white is None else white.diagonal().amax())
-        return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
+
+def noise_of_blocks(
+    distribution: FieldDistribution, known: TrackObservations, noises: Noises
+) -> BlockNoise:
+    """The noise of block means, and what the features of the distribution lack."""
+    white = distribution.split()[1]
+    return known.noise(noises, 0.0 if white is None else white.diagonal().amax())
+
+
+def precision_of_track(noise: BlockNoise) -> Float[Tensor, "t t"]:
+    """R⁻¹ of the blocks of one track, in one component."""
+    return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
+
+
+def mean_over_blocks(
+    distribution: FieldDistribution, part: TrackObservations
+) -> Float[Tensor, "t p"]:
+    """E[H f]."""
+    means = part.apply(lambda symbol, space, x: distribution.mean(x).reshape(-1, 1))
+    return means.reshape_as(part.y)
 
 
 def in_components(matrix: Float[Tensor, "n m"], p: int) -> Float[Tensor, "n*p m*p"]:

@@ -4,7 +4,8 @@ A reading of a track that is left out whole is one of a new track. Where other r
 stay, they tell its offset, and something of its correlated noise.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,10 +15,16 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.readings import TrackReadings, rest_of
 from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.left_out.conditioning import Block, LeftOut
-from gp_orff.inference.left_out.signal import Signal
+from gp_orff.inference.left_out.signal import (
+    Signal,
+    joint_covariance,
+    mean_over_blocks,
+    parameters_of,
+)
 
 
 @torch.no_grad()
@@ -48,10 +55,47 @@ def left_out_of_tracks(
         yield results
 
 
+@torch.no_grad()
+def tracks_left_out(
+    inference: Inference,
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    tested: Iterable[TrackObservations],
+) -> Iterator[tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]]:
+    """Block means less their predictions from all other tracks, and the covariances of these.
+
+    Args:
+        inference: of a `Dataset` with tracks.
+        kernel, noises, mean: as for `left_out`.
+        tested: blocks of some tracks of these data; their tracks are left out whole, at once.
+    """
+    for part in tested:
+        names = {track.label for track in part.tracks}
+        rest = [
+            _without(held, names) if held.key == part.key else held
+            for held in inference.data.tracks
+        ]
+        data = replace(inference.data, tracks=tuple(held for held in rest if held.tracks))
+        posterior = inference.of(data).posterior(kernel, noises, mean)
+        constant = posterior.evidence.best_mean() if mean is None else mean
+        field, white = posterior.distribution.split()
+        latent = joint_covariance(field, part.x[:0], part)
+        truncated = None if white is None else (white, white)
+        yield (
+            (part.y - constant - mean_over_blocks(field, part)).flatten(),
+            latent + part.noise_covariance(noises, truncated),
+        )
+
+
+def _without(held: TrackObservations, names: Collection[str]) -> TrackObservations:
+    return replace(held, tracks=tuple(t for t in held.tracks if t.label not in names))
+
+
 def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
     """The readings, with mean and variance of their signal, and the variance of its noise."""
     single = readings.single
-    parameters = single.noise(signal.noises).noise
+    parameters = parameters_of(single, signal.noises)
     white = (parameters.noise + parameters.block_variance).expand_as(single.y)
     joint = partial(signal.covariance, single)
     mean, variance = signal.mean(single), signal.variance(single)
