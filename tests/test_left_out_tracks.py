@@ -1,5 +1,7 @@
 """Readings along tracks that are left out, against dense covariances of all readings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,12 @@ from linear_operator import to_dense
 import gp_orff
 from gp_orff.features.assemble import expand
 from gp_orff.features.truncation import truncated_variance
+from gp_orff.inference.left_out import tracks_left_out
+from gp_orff.models.validation.blocks import by_track
+from gp_orff.models.validation.calibration import calibration_of
 from gp_orff.symbols.base import Identity
-from tests.tracks import EYE, RULES, P, conditioned, path_length
+from tests.fields import curl_free, draw, uniform
+from tests.tracks import EYE, RULES, P, conditioned, likelihood, path_length
 
 RULES = {**RULES, "truncated": gp_orff.Grid(spacing=1.0, cutoff=5.0)}
 ROUNDING = 1e-8
@@ -78,11 +84,13 @@ def blocks_within(label):
     return np.concatenate([np.arange(n) * 3 // n for n in np.unique(label, return_counts=True)[1]])
 
 
-CASES = [(rule, span, whole) for rule in RULES for span in (0.0, 4.0) for whole in (True, False)]
+CASES = [
+    (rule, span, whole, True) for rule in RULES for span in (0.0, 4.0) for whole in (True, False)
+]
+CASES += [("exact", 4.0, False, False), ("grid", 0.0, True, False)]
 
 
-@pytest.mark.parametrize("timed", [True, False], ids=["time", "path"])
-@pytest.mark.parametrize(("rule", "span", "whole"), CASES)
+@pytest.mark.parametrize(("rule", "span", "whole", "timed"), CASES)
 def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
     """Tracks left out whole, and parts of tracks whose rest tells their offset."""
     span = span if timed else span / 60
@@ -134,3 +142,81 @@ def test_one_reading_is_predicted_by_all_others(rule, span):
         covariance = total[rows, rows] - gain @ cross.mT
         torch.testing.assert_close(found.residual[i], residual, rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(found.covariance[i], covariance, rtol=1e-7, atol=1e-8)
+
+
+def test_blocks_are_tracks_without_a_word():
+    model, x, y, label, time = conditioned(None, 0.0)
+    options = {"track": label, "time": time}
+    found = model.cross_validate(x, y, **options)
+    assert found.names == ("leg 0", "leg 1", "leg 2")
+    assert torch.equal(found.mean, model.cross_validate(x, y, blocks=label, **options).mean)
+    one = model.cross_validate(x[:30], y[:30], track="leg 0", time=time[:30])
+    assert len(one) >= 5  # cells
+    rows = slice(0, 60)
+    ranked = gp_orff.compare_kernels(
+        x[rows],
+        y[rows],
+        {"curl-free": curl_free(0.6).requires_grad_(False)},
+        frequencies=RULES["grid"],
+        blocks="auto",
+        track=label[rows],
+        progress=False,
+    )
+    assert ranked.cross_validations["curl-free"].names == ("leg 0", "leg 1")
+
+
+def test_many_tracks_are_put_together_in_fifty_blocks():
+    labels = np.arange(600) // 5
+    blocks = np.array(by_track(labels, 600))
+    assert len(set(blocks)) == 50
+    assert all(len(set(blocks[labels == name])) == 1 for name in range(120))
+    assert np.bincount(blocks).max() <= 15
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_track_that_is_left_out_is_a_new_one(rule):
+    """Residuals of its block means, and their covariance, against dense algebra."""
+    model, x, y, label, time = conditioned(RULES[rule], 4.0)
+    state = model.state
+    field, slow, delta = covariances(model, x, label, time)
+    noise, average = model.likelihood, averaging(label, time, 4.0)
+    h = torch.kron(average, EYE)
+    own = noise.noise * average @ average.mT
+    own = own + (noise.block_variance + delta) * torch.eye(len(average)).double()
+    k = h @ (field + torch.kron(slow, EYE)) @ h.mT + torch.kron(own, EYE)
+    values, ones = h @ y.flatten(), h @ EYE.repeat(len(x), 1)
+    of_track = (average[:, torch.from_numpy(label == "leg 1")] > 0).any(-1).repeat_interleave(P)
+    rest, tested = (torch.nonzero(rows).squeeze(-1) for rows in (~of_track, of_track))
+    inner = k[rest][:, rest]
+    information = ones[rest].mT @ torch.linalg.solve(inner, ones[rest])
+    constant = ones[rest].mT @ torch.linalg.solve(inner, values[rest])
+    constant = torch.linalg.solve(information, constant)
+    gain = torch.linalg.solve(inner, k[rest][:, tested]).mT
+    values = values - ones @ constant
+    (part,) = state.data.tracks
+    part = replace(part, tracks=part.tracks[1:2])
+    parts = model.kernel, state.e_step.noises, None
+    ((residual, covariance),) = tracks_left_out(state.inference, *parts, [part])
+    expected = values[tested] - gain @ values[rest]
+    torch.testing.assert_close(residual, expected, rtol=ROUNDING, atol=ROUNDING)
+    expected = k[tested][:, tested] - gain @ k[rest][:, tested]
+    torch.testing.assert_close(covariance, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_a_fit_looks_at_whole_tracks():
+    """Offsets that are denied: 12 tracks of 10, most outside their intervals."""
+    x = uniform(12, 1, 2, seed=1) + 0.05 * draw(12, 10, 2, seed=2).cumsum(1)
+    y = torch.sin(2 * x) + draw(12, 1, 2, seed=3) + 0.1 * draw(12, 10, 2, seed=4)
+    options = {"track": np.arange(120) // 10, "progress": False}
+    noise = likelihood()
+    noise.noise, noise.offset_variance, noise.correlated_variance = 0.1, 1e-4, 1e-4
+    model = gp_orff.VectorFieldGP(curl_free(0.6), likelihood=noise)
+    model.requires_grad_(False)
+    with pytest.warns(gp_orff.CalibrationWarning, match="in 2 blocks"):
+        model.fit(x.flatten(0, 1), y.flatten(0, 1), **options)
+    model.likelihood.offset_variance = 1.0
+    said = calibration_of(model.state, model.mean)
+    assert not said.note
+    assert said.independent < said.numbers / 5  # a track shares its offset
+    one = model.condition(x[0], y[0], track="one")
+    assert calibration_of(one.state, one.mean) is None

@@ -28,6 +28,8 @@ from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.left_out.signal import (
+    Seen,
+    block_means_under,
     covariance_with_block_means,
     in_components,
     joint_covariance,
@@ -92,6 +94,10 @@ class Others:
         return precision_of_track(self._noise)
 
     @cached_property
+    def _seen(self) -> Seen:
+        return block_means_under(self.distribution, self.known)
+
+    @cached_property
     def _residual(self) -> Float[Tensor, "t p"]:
         """ȳ − E[H f]."""
         return self.known.y - self.constant - mean_over_blocks(self.distribution, self.known)
@@ -106,12 +112,15 @@ class Others:
         gain = shared @ self._precision  # G = k R⁻¹
         wide = in_components(gain, p)
 
-        field = joint_covariance(self.distribution.split()[0], x, self.known)
-        numbers = len(wide)
-        less = torch.cat([torch.eye(numbers).to(y), -wide], dim=-1) @ field  # of f(x) − G H f
-        explained = wide + less[:, numbers:] @ precision
-        solved = precision - precision @ field[numbers:, numbers:] @ precision  # K⁻¹
-        variance = less[:, :numbers] - less[:, numbers:] @ wide.mT
+        numbers, field = len(wide), self.distribution.split()[0]
+
+        def rows_of(both: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*p+m j"]:
+            return torch.cat([both[:numbers] - wide @ both[numbers:], both[numbers:]])
+
+        latent = joint_covariance(field, x, self._seen, rows_of)  # of f(x) − G H f, and of H f
+        explained = wide + latent[:numbers, numbers:] @ precision
+        solved = precision - precision @ latent[numbers:, numbers:] @ precision  # K⁻¹
+        variance = latent[:numbers, :numbers]
 
         each, n = torch.arange(len(rows)).to(rows), self._noise.times.count[block, None, None]
         own = self._noise.noise.total + self._noise.white - (gain * shared).sum(-1)

@@ -8,7 +8,7 @@ some times share with them, offset and correlated noise n,
 so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
@@ -24,6 +24,10 @@ from gp_orff.data.tracks.covariance import BlockNoise
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.weight_posterior import WeightPosterior
+
+Seen = TrackObservations | Float[Tensor, "m F"] | None
+"""Block means: their readings, or their features; None without any."""
+Combination = Callable[[Float[Tensor, "n*p+m j"]], Float[Tensor, "k j"]]
 
 _CHUNK = 2**24  # numbers in memory
 _READINGS = 256  # whose covariance is computed at once
@@ -58,22 +62,36 @@ class Signal:
 
     def blocks(self, readings: TrackObservations) -> Float[Tensor, "n p p"]:
         """Cov[s] of every reading alone."""
-        rows = torch.arange(len(readings.y), device=readings.x.device).split(_READINGS)
-        return torch.cat([self._diagonal(self.covariance(readings.take(part))) for part in rows])
+        parts = []
+        for track in readings.tracks:
+            one = replace(readings, tracks=(track,))
+            rows, seen = torch.arange(len(track.y), device=track.x.device), self._seen(one)
+            for some in rows.split(_READINGS):
+                parts.append(self._diagonal(self._covariance(one.take(some), seen)))
+        return torch.cat(parts)
 
     def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*p n*p"]:
         """Cov[s]."""
-        known, p = self._given(readings), len(self.constant)
-        noise = parameters_of(readings, self.noises)
+        return self._covariance(readings, self._seen(readings))
+
+    def _covariance(self, readings: TrackObservations, seen: Seen) -> Float[Tensor, "n*p n*p"]:
+        p, noise = len(self.constant), parameters_of(readings, self.noises)
         prior = [slow_covariance(noise, track.clock, track.clock) for track in readings.tracks]
         prior = torch.block_diag(*prior)
-        if not known.tracks:
+        if seen is None:
             return self.distribution.covariance(readings.x) + in_components(prior, p)
         shared, gain = self._sharing(readings)
-        field = joint_covariance(self.distribution, readings.x, known)
-        unit = torch.eye(len(readings.y) * p).to(field)
-        less = torch.cat([unit, -in_components(gain, p)], dim=-1)  # f(x) − G H f
-        return less @ field @ less.mT + in_components(prior - gain @ shared.mT, p)
+        wide = in_components(gain, p)
+
+        def less_explained(rows: Float[Tensor, "n*p+m k"]) -> Float[Tensor, "n*p k"]:
+            return rows[: len(wide)] - wide @ rows[len(wide) :]  # f(x) − G H f
+
+        field = joint_covariance(self.distribution, readings.x, seen, less_explained)
+        return field + in_components(prior - gain @ shared.mT, p)
+
+    def _seen(self, readings: TrackObservations) -> Seen:
+        known = self._given(readings)
+        return block_means_under(self.distribution, known) if known.tracks else None
 
     def _diagonal(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n p p"]:
         p = len(self.constant)
@@ -166,31 +184,50 @@ def covariance_with_block_means(
 
 
 @singledispatch
+def block_means_under(distribution: FieldDistribution, known: TrackObservations) -> Seen:
+    """What of the block means H f serves `joint_covariance` at any points."""
+    return known.condensed
+
+
+@block_means_under.register
+def _(distribution: PlusWhite, known):
+    return block_means_under(distribution.distribution, known)
+
+
+@block_means_under.register
+def _(distribution: WeightPosterior, known):
+    expansion = distribution.expansion
+    width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
+    rows = torch.arange(len(known.y), device=known.x.device).split(max(1, int(_CHUNK / width)))
+    parts = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
+    return torch.cat(parts)
+
+
+@singledispatch
 def joint_covariance(
-    distribution: FieldDistribution, x: Float[Tensor, "n d"], known: TrackObservations
-) -> Float[Tensor, "n*p+m n*p+m"]:
-    """The covariance of f(x) and of the block means H f of `known`, in this order."""
-    part = known.condensed
-    points = torch.cat([x.double(), part.x if part.nodes is None else part.nodes[0]])
+    distribution: FieldDistribution, x: Float[Tensor, "n d"], seen: Seen, combined: Combination
+) -> Float[Tensor, "k k"]:
+    """The covariance of linear combinations of f(x) and block means H f, in this order."""
+    points = torch.cat([x.double(), seen.x if seen.nodes is None else seen.nodes[0]])
     rows = len(x) * distribution.num_outputs
 
-    def half(matrix: Float[Tensor, "m k"]) -> Float[Tensor, "n*p+m k"]:
-        return torch.cat([matrix[:rows], part.apply(lambda symbol, space, z: matrix[rows:])])
+    def half(matrix: Float[Tensor, "m j"]) -> Float[Tensor, "k j"]:
+        means = seen.apply(lambda symbol, space, z: matrix[rows:])
+        return combined(torch.cat([matrix[:rows], means]))
 
     return half(half(distribution.covariance(points)).mT)
 
 
 @joint_covariance.register
-def _(distribution: PlusWhite, x, known):
-    field = joint_covariance(distribution.distribution, x, known)
+def _(distribution: PlusWhite, x, seen, combined):
+    field = joint_covariance(distribution.distribution, x, seen, combined)
     white = independent(distribution.added, len(x))
-    return field + pad(white, (0, len(field) - len(white)) * 2)
+    count = seen.shape[0] if isinstance(seen, Tensor) else seen.y.numel()
+    return field + combined(combined(pad(white, (0, count) * 2)).mT)
 
 
 @joint_covariance.register
-def _(distribution: WeightPosterior, x, known):
-    expansion = distribution.expansion
-    width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
-    rows = torch.arange(len(known.y), device=x.device).split(max(1, int(_CHUNK / width)))
-    seen = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
-    return distribution.covariance_of(torch.cat([expansion.features(x.double()), *seen]))
+def _(distribution: WeightPosterior, x, seen, combined):
+    return distribution.covariance_of(
+        combined(torch.cat([distribution.expansion.features(x.double()), seen]))
+    )

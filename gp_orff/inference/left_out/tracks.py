@@ -21,6 +21,7 @@ from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.left_out.conditioning import Block, LeftOut
 from gp_orff.inference.left_out.signal import (
     Signal,
+    block_means_under,
     joint_covariance,
     mean_over_blocks,
     parameters_of,
@@ -80,7 +81,8 @@ def tracks_left_out(
         posterior = inference.of(data).posterior(kernel, noises, mean)
         constant = posterior.evidence.best_mean() if mean is None else mean
         field, white = posterior.distribution.split()
-        latent = joint_covariance(field, part.x[:0], part)
+        seen = block_means_under(field, part)
+        latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
         truncated = None if white is None else (white, white)
         yield (
             (part.y - constant - mean_over_blocks(field, part)).flatten(),

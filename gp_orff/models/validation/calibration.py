@@ -42,6 +42,7 @@ from gp_orff.models.validation.predictor import Predictor
 
 LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
+_FEWEST = 5  # independent numbers: fewer tell nothing
 _HALF = 1.0  # lengthscales from the centre of a block to its sides
 _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
@@ -110,7 +111,8 @@ class Calibration:
     @property
     def note(self) -> str:
         """What is wrong and what helps; empty if the error bars may well hold."""
-        if self.coverage >= LEAST or self.chance > _CHANCE:
+        few = self.independent < _FEWEST
+        if few or self.coverage >= LEAST or self.chance > _CHANCE:
             return ""
         return (
             f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
@@ -141,7 +143,9 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
         return None
     count = _FEW_BLOCKS if rows > _MANY else _BLOCKS
     if state.data.tracks:
-        return Calibration.of(_left_out_tracks(state, count))
+        chosen = [_some(held, count) for held in state.data.tracks if len(held.tracks) > 1]
+        found = Calibration.of(_left_out_tracks(state, chosen))
+        return found and replace(found, blocks=sum(len(part.tracks) for part in chosen))
     return Calibration.of(_left_out_blocks(state, prior_mean, count))
 
 
@@ -161,11 +165,12 @@ def _tested(predictor: Predictor, part: LeftOut) -> Tested:
     return (pit - 0.5).abs() <= 0.5 * LEVEL, _correlations(part.joint(), sd)
 
 
-def _left_out_tracks(state: ModelState, count: int) -> Iterator[list[Tested]]:
-    """The block means of a few whole tracks."""
+def _left_out_tracks(
+    state: ModelState, chosen: Sequence[TrackObservations]
+) -> Iterator[list[Tested]]:
+    """The block means of a few whole tracks of each group, which are left out together."""
     parts = state.e_step.kernel, state.e_step.noises, state.mean
-    tested = _tracks(state.data.tracks, count)
-    for residual, covariance in tracks_left_out(state.inference, *parts, tested):
+    for residual, covariance in tracks_left_out(state.inference, *parts, chosen):
         sd = covariance.diagonal().sqrt()
         yield [(residual.abs() <= _HALF_WIDTH * sd, _correlations(covariance, sd))]
 
@@ -209,22 +214,14 @@ def _indexed(inference: Inference) -> Inference | None:
     return replace(inference, data=indexed)
 
 
-def _tracks(
-    held: Sequence[TrackObservations], count: int, seed: int = 0
-) -> list[TrackObservations]:
-    """Blocks of a few tracks drawn at random, one track each; none if there is only one track."""
-    generator = torch.Generator().manual_seed(seed)
-    single = [replace(part, tracks=(track,)) for part in held for track in part.tracks]
-    if len(single) < 2:
-        return []
-    chosen = torch.randperm(len(single), generator=generator)[:count].tolist()
-    return [_some(single[number], _most_tested(single[number].key), generator) for number in chosen]
-
-
-def _some(track: TrackObservations, most: int, generator: torch.Generator) -> TrackObservations:
-    """So many blocks of a track, at most."""
-    rows = torch.randperm(len(track.y), generator=generator)[:most].sort().values
-    return track.take(rows.to(track.x.device))
+def _some(held: TrackObservations, count: int, seed: int = 0) -> TrackObservations:
+    """Blocks of a few tracks drawn at random, a fifth of all at most."""
+    generator, few = torch.Generator().manual_seed(seed), int(_SHARE * len(held.tracks))
+    few = min(count, max(1, few))
+    chosen = torch.randperm(len(held.tracks), generator=generator)[:few].tolist()
+    part = replace(held, tracks=tuple(held.tracks[number] for number in chosen))
+    rows = torch.randperm(len(part.y), generator=generator)[: few * _most_tested(held.key)]
+    return part.take(rows.sort().values.to(part.x.device))
 
 
 def _most_tested(key: GroupKey) -> int:

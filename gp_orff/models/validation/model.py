@@ -88,14 +88,17 @@ class ValidatedModel(FieldModel):
         the weights that all data give them, and predictions add the Student-t noise itself.
         Observations of `observe` are ignored, and the model is not changed.
 
+        A reading of a track that is left out whole is predicted as one of a new track. Where other
+        readings of its track stay, on their clock, they tell its offset and correlated noise.
+
         Args:
             x, y: points (N, d) and vectors (N, p) in memory, usually the data of the model.
-            blocks: "auto" for cells of two lengthscales, in 5 to 50 blocks. Or a label for each
-                reading (N,), numbers, names or anything hashable. Or a splitter of scikit-learn; a
-                reading may be in several of its sets or in none. Its `groups` are those of
-                `group=`.
-            options: `variances`, `directions`, `group`, `missing` and `merge`, as for `fit`.
-                Readings that `condition` leaves out, such as copies, are not scored.
+            blocks: "auto" for tracks, in at most 50 blocks, where `track` has several; else for
+                cells of two lengthscales, in 5 to 50 blocks. Or a label for each reading (N,),
+                numbers, names or anything hashable. Or a splitter of scikit-learn; a reading may be
+                in several of its sets or in none. Its `groups` are those of `group=`.
+            options: `variances`, `directions`, `group`, `missing`, `merge`, `track` and `time`, as
+                for `fit`. Readings that `condition` leaves out, such as copies, are not scored.
 
         Raises:
             TypeError: chunks; blocks that are no labels and no splitter.
