@@ -8,9 +8,11 @@ import torch
 from linear_operator import to_dense
 
 import gp_orff
+from gp_orff.data.reading import Options, read
+from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.features.assemble import expand
 from gp_orff.features.truncation import truncated_variance
-from gp_orff.inference.left_out import tracks_left_out
+from gp_orff.inference.left_out import Block, left_out_of_tracks, tracks_left_out
 from gp_orff.models.validation.blocks import by_track
 from gp_orff.models.validation.calibration import calibration_of
 from gp_orff.symbols.base import Identity
@@ -115,8 +117,9 @@ def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
 
 
 @pytest.mark.parametrize(("rule", "span"), [(rule, span) for rule in RULES for span in (0.0, 4.0)])
-def test_one_reading_is_predicted_by_all_others(rule, span):
+def test_one_reading_is_predicted_by_all_others(rule, span, monkeypatch):
     """From the mean of the others of its block, whose error it shares, and all other blocks."""
+    monkeypatch.setattr("gp_orff.inference.left_out.one_by_one._READINGS", 29)  # of 30 on a track
     model, x, y, label, time = conditioned(RULES[rule], span)
     found = model.leave_one_out(x, y, track=label, time=time)
     field, slow, delta = covariances(model, x, label, time)
@@ -129,7 +132,7 @@ def test_one_reading_is_predicted_by_all_others(rule, span):
     k, ones = h @ total @ h.mT, h @ EYE.repeat(len(x), 1)
     information = ones.mT @ torch.linalg.solve(k, ones)
     constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, h @ y.flatten()))
-    for i in range(0, len(x), 7):
+    for i in (0, 7, 14, 21, 29, 44, 59, 89):
         others = average.clone()
         others[:, i] = 0.0
         others = others[others.sum(-1) > 0]
@@ -142,6 +145,23 @@ def test_one_reading_is_predicted_by_all_others(rule, span):
         covariance = total[rows, rows] - gain @ cross.mT
         torch.testing.assert_close(found.residual[i], residual, rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(found.covariance[i], covariance, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_joint_covariance_of_what_is_left_out_has_the_variances(rule, monkeypatch):
+    """Of readings whose track partly stays, and of new tracks, which share their offset."""
+    model, x, y, label, time = conditioned(RULES[rule], 0.0)
+    monkeypatch.setattr("gp_orff.inference.left_out.signal._READINGS", 7)
+    (part,) = read(x, y, P, Options())
+    readings = TrackReadings.of(part, label, time, len(x), 0.0)
+    mask = torch.from_numpy((label == "leg 0") | (blocks_within(label) == 1))
+    parts = model.kernel, model.state.e_step.noises, None, [Block("some", mask, mask)]
+    (((found,),),) = (left_out_of_tracks(model.state.inference, [readings], *parts),)
+    joint = found.joint()
+    torch.testing.assert_close(joint.diagonal(), found.variance.flatten(), rtol=1e-8, atol=1e-9)
+    assert torch.linalg.eigvalsh(joint)[0] > -1e-9
+    first, last = 0, 2 * 29  # of the new track, apart in time
+    assert joint[first, last] > 0.5 * model.likelihood.offset_variance
 
 
 def test_blocks_are_tracks_without_a_word():

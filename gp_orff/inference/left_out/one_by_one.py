@@ -129,7 +129,7 @@ class Others:
         residual = y - self.constant - self.distribution.mean(x) - gain @ self._residual
         of_block = (self._precision @ self._residual)[block].unsqueeze(-1) / n
 
-        several = (n > 1).squeeze()
+        several = n.flatten() > 1
         information = _pick(solved, p, block, block) / n**2  # Λ
         weighted = torch.zeros_like(information)
         weighted[several] = torch.linalg.solve(variance[several], less_own[several]).mT

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
@@ -58,10 +59,11 @@ class ValidatedModel(FieldModel):
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**options))
         if data.tracks:
-            inference = self._representation_of(data).now()
-            parts = self.kernel, state.e_step.noises, state.mean
+            representation = self._representation_of(data)
+            noises = noises_of(self.kernel, representation.likelihoods)
+            parts = self.kernel, noises, self._fixed_mean, len(x)
             along = self._along_tracks(x, y, Options(**options), data)
-            return leave_one_out_of_tracks(inference, along, *parts, len(x))
+            return leave_one_out_of_tracks(representation.now(), along, *parts)
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
