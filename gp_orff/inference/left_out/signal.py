@@ -56,25 +56,20 @@ class Signal:
 
     def variance(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
         """Var[s] of every component."""
-        if self._given(readings).tracks:
-            return self.blocks(readings).diagonal(dim1=-1, dim2=-2)
-        return self.distribution.variance(readings.x) + _slow(readings, self.noises)
-
-    def blocks(self, readings: TrackObservations) -> Float[Tensor, "n p p"]:
-        """Cov[s] of every reading alone."""
+        if not self._given(readings).tracks:
+            return self.distribution.variance(readings.x) + _slow(readings, self.noises)
         parts = []
         for track in readings.tracks:
             one = replace(readings, tracks=(track,))
-            rows, seen = torch.arange(len(track.y), device=track.x.device), self._seen(one)
-            for some in rows.split(_READINGS):
-                parts.append(self._diagonal(self._covariance(one.take(some), seen)))
+            shared, gain = self._sharing(one)
+            noise = _slow(one, self.noises) - (gain * shared).sum(-1)
+            field = unexplained_variance(self.distribution, track.x, self._seen(one), gain)
+            parts.append(field + noise.unsqueeze(-1))
         return torch.cat(parts)
 
     def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*p n*p"]:
         """Cov[s]."""
-        return self._covariance(readings, self._seen(readings))
-
-    def _covariance(self, readings: TrackObservations, seen: Seen) -> Float[Tensor, "n*p n*p"]:
+        seen = self._seen(readings)
         p, noise = len(self.constant), parameters_of(readings, self.noises)
         prior = [slow_covariance(noise, track.clock, track.clock) for track in readings.tracks]
         prior = torch.block_diag(*prior)
@@ -82,21 +77,13 @@ class Signal:
             return self.distribution.covariance(readings.x) + in_components(prior, p)
         shared, gain = self._sharing(readings)
         wide = in_components(gain, p)
-
-        def less_explained(rows: Float[Tensor, "n*p+m k"]) -> Float[Tensor, "n*p k"]:
-            return rows[: len(wide)] - wide @ rows[len(wide) :]  # f(x) − G H f
-
-        field = joint_covariance(self.distribution, readings.x, seen, less_explained)
+        field = joint_covariance(self.distribution, readings.x, seen, less_explained(wide))
         return field + in_components(prior - gain @ shared.mT, p)
 
     def _seen(self, readings: TrackObservations) -> Seen:
+        """The block means of the tracks of these readings, for `joint_covariance`."""
         known = self._given(readings)
         return block_means_under(self.distribution, known) if known.tracks else None
-
-    def _diagonal(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n p p"]:
-        p = len(self.constant)
-        blocks = covariance.unflatten(0, (-1, p)).unflatten(2, (-1, p))
-        return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
     def _given(self, readings: TrackObservations) -> TrackObservations:
         """The block means of the tracks of these readings."""
@@ -231,3 +218,52 @@ def _(distribution: WeightPosterior, x, seen, combined):
     return distribution.covariance_of(
         combined(torch.cat([distribution.expansion.features(x.double()), seen]))
     )
+
+
+def less_explained(gain: Float[Tensor, "n*p m"]) -> Combination:
+    """f(x) − G H f."""
+    return lambda rows: rows[: len(gain)] - gain @ rows[len(gain) :]
+
+
+@singledispatch
+def unexplained_variance(
+    distribution: FieldDistribution,
+    x: Float[Tensor, "n d"],
+    seen: Seen,
+    gain: Float[Tensor, "n t"],
+) -> Float[Tensor, "n p"]:
+    """Var[f(x) − G H f] of every component, for block means H f of one track; its variance at x
+    where there are none."""
+    if seen is None:
+        return distribution.variance(x)
+    p, parts = distribution.num_outputs, []
+    for points, weights in zip(x.split(_READINGS), gain.split(_READINGS), strict=True):
+        combined = less_explained(in_components(weights, p))
+        covariance = joint_covariance(distribution, points, seen, combined)
+        parts.append(covariance.diagonal().unflatten(0, (-1, p)))
+    return torch.cat(parts)
+
+
+@unexplained_variance.register
+def _(distribution: PlusWhite, x, seen, gain):
+    field = unexplained_variance(distribution.distribution, x, seen, gain)
+    return field + distribution.added.diagonal()
+
+
+@unexplained_variance.register
+def _(distribution: WeightPosterior, x, seen, gain):
+    variance = distribution.variance(x)
+    if seen is None:
+        return variance
+    p, count = distribution.num_outputs, gain.shape[-1]
+    solved = distribution.weight_covariance(seen.mT)  # Cov[θ, H f]
+    columns = distribution.expansion.column_weights(solved)
+    means = (seen @ solved).unflatten(0, (count, p)).unflatten(2, (count, p))
+    means = means.diagonal(dim1=1, dim2=3)  # Cov[H f] in every component, (t, t, p)
+    rows, parts = max(1, _CHUNK // columns.shape[-1]), []
+    for points, weights in zip(x.split(rows), gain.split(rows), strict=True):
+        cross = distribution.expansion.phi.apply(points, columns).unflatten(-1, (p, count, p))
+        cross = cross.diagonal(dim1=1, dim2=3)  # Cov[f(x), H f], (n, t, p)
+        both = torch.einsum("nt,tsp->nsp", weights, means) - 2 * cross
+        parts.append(torch.einsum("ns,nsp->np", weights, both))
+    return variance + torch.cat(parts)
