@@ -167,9 +167,9 @@ def compare_kernels(
     """
     if kernels is None:
         kernels = _default_kernels(_num_inputs(x, y, options))
-    group = options.get("group")
+    choice = Options(**options)
     if blocks is not None and (y is None or not isinstance(blocks, str)):  # raises before the fits
-        blocks = blocks_of(blocks, next(iter(kernels.values())), x, y, group)
+        blocks = blocks_of(blocks, next(iter(kernels.values())), x, y, choice)
     models = {}
     for name, kernel in kernels.items():
         announce(f"{name}:", progress)
@@ -185,7 +185,7 @@ def compare_kernels(
     }
     results = {}
     if blocks is not None:
-        same = blocks_of(blocks, models[order[0]].kernel, x, y, group)
+        same = blocks_of(blocks, models[order[0]].kernel, x, y, choice)
         for name in order:
             announce(f"{name}: {len(same.members)} blocks", progress)
             results[name] = models[name].cross_validate(x, y, blocks=same, **options)
