@@ -2,6 +2,7 @@
 
 import math
 
+import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -24,7 +25,8 @@ def test_rows_that_remain_are_apart_and_others_lie_near_them(distance):
     scaled = x / torch.as_tensor(distance)
     assert (torch.pdist(scaled[rows]) > 1).all()
     assert (torch.cdist(scaled, scaled[rows]).amin(-1) <= 1).all()
-    assert (rows.diff() > 0).all() and len(rows) < len(x)
+    assert (rows.diff() > 0).all()
+    assert len(rows) < len(x)
 
 
 @pytest.mark.parametrize("labels", [np.array, list, torch.tensor], ids=["array", "list", "tensor"])
@@ -66,10 +68,7 @@ def test_error_bars_hold_where_errors_are_shared_by_neighbours():
     tracks, length, fields = 6, 60, 20
     shares = {}
     for distance in (None, 0.2):
-        inside = []
-        for seed in range(fields):
-            inside.append(_inside(tracks, length, distance, seed))
-        inside = torch.stack(inside)
+        inside = torch.stack([_inside(tracks, length, distance, seed) for seed in range(fields)])
         shares[distance] = inside.mean().item(), (inside.std() / math.sqrt(fields)).item()
     assert shares[None][0] < 0.8
     share, error = shares[0.2]
@@ -90,14 +89,8 @@ def _inside(tracks, length, distance, seed):
     error = same * torch.exp(-0.5 * lag) + 1e-8 * torch.eye(len(x)).double()
     y = f[: len(x)] + torch.linalg.cholesky(error) @ draw(len(x), 2, seed=seed + 300)
     rows = torch.arange(len(x)) if distance is None else gp_orff.thin(x, distance)
-    model = gp_orff.VectorFieldGP(kernel, mean=_zero())
+    model = gp_orff.VectorFieldGP(kernel, mean=gpytorch.means.ZeroMean())
     model.likelihood.noise = 1.0
     field = model.condition(x[rows], y[rows], merge=0).posterior()
     away = (field.mean(xs) - f[len(x) :]).abs() / field.variance(xs).sqrt()
     return (away < 1.96).double().mean()
-
-
-def _zero():
-    import gpytorch
-
-    return gpytorch.means.ZeroMean()
