@@ -1,5 +1,6 @@
 """The exact kernel on few sites, in the place of a grid that truncates more than they change."""
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 
@@ -13,6 +14,8 @@ from gp_orff.inference.conditioning.merging import with_few_sites
 MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
+_LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
+_FILLED = 1.0  # boxes of sites over that of the data: of even readings, about 3 in the plane
 
 
 @torch.no_grad()
@@ -23,8 +26,9 @@ def on_few_sites(
 
     What a grid truncates is returned as white noise of each reading. It is correlated over its
     wavelengths, so that dense readings do not average it out, and error bars near them are too
-    small. Sites are better where the field changes by less within them than the grid truncates:
-    their covariance is complete.
+    small. Sites are better where they leave much of the box empty, and the field changes by half as
+    much within them, or less: their covariance is complete. Even readings average out what is
+    truncated, as white noise.
 
     Args:
         inference: on the grid.
@@ -43,9 +47,17 @@ def on_few_sites(
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
-    if sites.size > most or sites.mean_change > cut:
+    if sites.size > most or sites.mean_change > _LESS * cut or _filled(sites) > _FILLED:
         return None
     return sites, (
         f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
         f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
     )
+
+
+def _filled(sites: ExactInference) -> float:
+    """The volume of boxes as large as the sites, over that of the box of the data."""
+    low, high = np.array(sites.data.survey.box).T
+    varies = high > low
+    shares = np.array(sites.reach)[varies] / (high - low)[varies]
+    return sites.num_sites * float(np.prod(shares.clip(max=1.0)))
