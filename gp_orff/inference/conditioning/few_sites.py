@@ -15,7 +15,7 @@ MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
-_FILLED = 1.0  # boxes of sites over that of the data: of even readings, about 3 in the plane
+_FILLED = 0.5  # boxes of sites over that of the data; many even readings in the plane have 3
 
 
 @torch.no_grad()
