@@ -18,6 +18,7 @@ from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
+from gp_orff.data.repeats.thinning import thin
 from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.frequencies import (
@@ -122,6 +123,7 @@ __all__ = [
     "settings",
     "spectra",
     "spectrum",
+    "thin",
 ]
 
 __version__ = "0.1.0"

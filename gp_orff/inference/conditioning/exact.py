@@ -91,6 +91,11 @@ class ExactInference(Inference):
         return sum(len(part.values) for part in self.observed)
 
     @property
+    def num_sites(self) -> int:
+        """The observations that are left: means at sites, and single records."""
+        return sum(map(len, self._merged[0]))
+
+    @property
     def mean_change(self) -> float:
         """The mean change of the field within the sites, over the noise variance."""
         return torch.cat(list(self._changes_of_sites)).mean().item()
@@ -99,7 +104,7 @@ class ExactInference(Inference):
     def note(self) -> str:
         """A sentence on what is merged; empty if nothing is."""
         before = sum(map(len, self.data.observations))
-        after = sum(map(len, self._merged[0]))
+        after = self.num_sites
         if after == before:
             return ""
         places = "one place" if after == 1 else f"{after} places"
@@ -109,8 +114,11 @@ class ExactInference(Inference):
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether the prior tells apart positions that were merged since it could not."""
-        chosen = self.data.repeats.distance is None and self.reach is not None and any(self.reach)
-        return chosen and exceeds(self.reach, merge_distance(kernel, noises, self.data))
+        repeats = self.data.repeats
+        if repeats.distance is not None or self.reach is None or not any(self.reach):
+            return False
+        indistinct = merge_distance(kernel, noises, self.data)
+        return exceeds(self.reach, [repeats.width * length for length in indistinct])
 
     @cached_property
     def _tiles(self) -> Tiles:
