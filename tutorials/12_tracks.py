@@ -173,13 +173,14 @@ for ax, (name, model) in zip(axes, models.items(), strict=False):
     ax.set(title=f"{name}: mean, and its error", xlabel="km", ylabel="km")
 for i in range(ships):
     axes[1].plot(*cruises[i][0].T, color="white", lw=0.6, alpha=0.7)
+axes[1].set_title("tracks (white): mean, and its error")
 for name, color in zip(models, ("#D55E00", "#0072B2"), strict=True):
     field = models[name].posterior()
     z = (field.mean(grid) - current(grid)) / field.variance(grid).sqrt()
     pit = torch.special.ndtr(-z).flatten()
     plot_calibration(axes[2], pit, independent=60, label=name, color=color)
 axes[2].legend(loc="lower right", frameon=False)
-axes[2].set_title("the truth inside intervals of the map")
+axes[2].set(title="does the map hold the truth?", ylabel="share of the truth inside")
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "tracks.png", dpi=110)
 print(f"\nfigure: {arguments.output}/tracks.png")
