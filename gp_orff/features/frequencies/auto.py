@@ -42,7 +42,8 @@ class Auto:
       them, where 8192 truncate too much; its algebra is then iterative.
     - After all, for the posterior, the exact kernel on the means at up to `max_features` numbers of
       sites, 8192 by default, where the grid truncates more than a tenth of the noise variance (a
-      hundredth if iterative) and the field changes by less within sites, as on dense tracks.
+      hundredth if iterative), and the field changes by half as much within sites: for readings
+      along tracks or in clusters, not for even ones.
 
     Args:
         tolerance: of the grid, as a share of the variance; see `Grid`.

@@ -91,11 +91,6 @@ class ExactInference(Inference):
         return sum(len(part.values) for part in self.observed)
 
     @property
-    def num_sites(self) -> int:
-        """The observations that are left: means at sites, and single records."""
-        return sum(map(len, self._merged[0]))
-
-    @property
     def mean_change(self) -> float:
         """The mean change of the field within the sites, over the noise variance."""
         return torch.cat(list(self._changes_of_sites)).mean().item()
@@ -104,7 +99,7 @@ class ExactInference(Inference):
     def note(self) -> str:
         """A sentence on what is merged; empty if nothing is."""
         before = sum(map(len, self.data.observations))
-        after = self.num_sites
+        after = sum(map(len, self._merged[0]))
         if after == before:
             return ""
         places = "one place" if after == 1 else f"{after} places"

@@ -15,7 +15,7 @@ MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
-_FILLED = 0.5  # boxes of sites over that of the data; many even readings in the plane have 3
+_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
 
 
 @torch.no_grad()
@@ -26,9 +26,9 @@ def on_few_sites(
 
     What a grid truncates is returned as white noise of each reading. It is correlated over its
     wavelengths, so that dense readings do not average it out, and error bars near them are too
-    small. Sites are better where they leave much of the box empty, and the field changes by half as
-    much within them, or less: their covariance is complete. Even readings average out what is
-    truncated, as white noise.
+    small. Sites are better where readings leave much of the box empty, and the field changes by
+    half as much within them, or less: their covariance is complete. Even readings average out what
+    is truncated, as white noise.
 
     Args:
         inference: on the grid.
@@ -43,11 +43,11 @@ def on_few_sites(
     cut = max(inference.truncation_ratios(kernel, noises).values())
     iterative = isinstance(inference, IterativeInference)
     permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
-    if cut <= permitted or not has_covariance(kernel, data):
+    if cut <= permitted or _share_of_box(data) > _EVEN or not has_covariance(kernel, data):
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
-    if sites.size > most or sites.mean_change > _LESS * cut or _filled(sites) > _FILLED:
+    if sites.size > most or sites.mean_change > _LESS * cut:
         return None
     return sites, (
         f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
@@ -55,9 +55,10 @@ def on_few_sites(
     )
 
 
-def _filled(sites: ExactInference) -> float:
-    """The volume of boxes as large as the sites, over that of the box of the data."""
-    low, high = np.array(sites.data.survey.box).T
-    varies = high > low
-    shares = np.array(sites.reach)[varies] / (high - low)[varies]
-    return sites.num_sites * float(np.prod(shares.clip(max=1.0)))
+def _share_of_box(data: Dataset) -> float:
+    """The share of cells with readings, where there are eight even readings for each cell."""
+    x = torch.cat([part.x for part in data.observations]).cpu().numpy()
+    x = x[:, np.ptp(x, axis=0) > 0]
+    count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
+    lattice = np.floor((x - x.min(0)) / np.ptp(x, axis=0) * count).clip(max=count - 1)
+    return len(np.unique(lattice, axis=0)) / count ** x.shape[-1]
