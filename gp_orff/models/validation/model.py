@@ -39,7 +39,8 @@ class ValidatedModel(FieldModel):
         are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
         hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
         all or some of the data of `fit`, with the same options. ValueError for `variances` (N, p),
-        and for other data where the field is less certain than the observation.
+        `noise` (N, p) or (N, p, p), and for other data where the field is less certain than the
+        observation.
 
         Example:
             >>> import gp_orff, torch
@@ -88,8 +89,9 @@ class ValidatedModel(FieldModel):
                 reading (N,), numbers, names or anything hashable. Or a splitter of scikit-learn; a
                 reading may be in several of its sets or in none. Its `groups` are those of
                 `group=`.
-            options: `variances`, `directions`, `group`, `missing` and `merge`, as for `fit`.
-                Readings that `condition` leaves out, such as copies, are not scored.
+            options: `variances`, `noise`, `directions`, `group`, `missing` and `merge`, as for
+                `fit`. Readings that `condition` leaves out, such as copies, are not scored; those
+                with covariances have a number along each axis of their noise.
 
         Raises:
             TypeError: chunks; blocks that are no labels and no splitter.
