@@ -148,8 +148,8 @@ def compare_kernels(
         frequencies: the frequency rule, as for `VectorFieldGP`.
         blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" takes the
             lengthscale of the kernel of largest evidence. If None, the evidence ranks the models.
-        options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
-            `missing`.
+        options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `scale_noise`,
+            `directions`, `group`, `missing`.
 
     Raises:
         ValueError, TypeError: as `VectorFieldGP.fit` and, with `blocks`, `cross_validate`.
@@ -284,8 +284,8 @@ def compare_with_exact(
         x, y: points (N, d) and vectors (N, p), usually the data of the model.
         subset: the number of points to condition on; the cost is cubic in it.
         seed: the seed of the random choice of points.
-        options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
-            `missing`.
+        options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `directions`,
+            `group`, `missing`.
 
     Raises:
         RuntimeError: a model without data.

@@ -41,8 +41,8 @@ class ValidatedModel(FieldModel):
         are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
         hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
         all or some of the data of `fit`, with the same options; of readings along tracks, the
-        others are those given. ValueError for `variances` (N, p),
-        and for other data where the field is less certain than the observation.
+        others are those given. ValueError for `variances` (N, p), `noise` (N, p) or (N, p, p), and
+        for other data where the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch
@@ -99,8 +99,9 @@ class ValidatedModel(FieldModel):
                 cells of two lengthscales, in 5 to 50 blocks. Or a label for each reading (N,),
                 numbers, names or anything hashable. Or a splitter of scikit-learn; a reading may be
                 in several of its sets or in none. Its `groups` are those of `group=`.
-            options: `variances`, `directions`, `group`, `missing`, `merge`, `track` and `time`, as
-                for `fit`. Readings that `condition` leaves out, such as copies, are not scored.
+            options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
+                `time`, as for `fit`. Readings that `condition` leaves out, such as copies, are not
+                scored; those with covariances have a number along each axis of their noise.
 
         Raises:
             TypeError: chunks; blocks that are no labels and no splitter.

@@ -40,7 +40,8 @@ def with_known_noise(
         if given and isinstance(present, MultitaskStudentTLikelihood):
             raise ValueError(
                 "expected Gaussian noise beside noise=, got a MultitaskStudentTLikelihood; leave "
-                "out likelihood=, or give variances=, which multiply the Student-t noise"
+                "out likelihood=, give variances=, which multiply the Student-t noise, or assign "
+                "model.likelihoods[name] = KnownNoiseLikelihood(p) for a group of its own"
             )
         if given and not isinstance(present, KnownNoiseLikelihood):
             num_tasks = data.keys[0].pattern.num_outputs
