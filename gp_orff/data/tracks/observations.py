@@ -20,9 +20,10 @@ from gp_orff.data.observations import (
 )
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
+from gp_orff.data.tracks.averages import averaged, block_means
 from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
-from gp_orff.features import chunked
+from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
@@ -77,7 +78,7 @@ class TrackObservations(LinearObservations):
     @cached_property
     def means(self) -> Observations:
         """The block means, as observations at mean positions."""
-        x = _block_means(self.x, self.times.block, len(self.y))
+        x = block_means(self.x, self.times.block, len(self.y))
         return Observations(self.key, x, self.y)
 
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
@@ -104,7 +105,7 @@ class TrackObservations(LinearObservations):
         centre = self.means.x
         away = self.x - centre[block]
         squares = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(1)
-        second = _block_means(squares, block, count).unflatten(1, (away.shape[-1], -1))
+        second = block_means(squares, block, count).unflatten(1, (away.shape[-1], -1))
         values, vectors = torch.linalg.eigh(second)
         step = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
         nodes = torch.stack([centre - step, centre + step], dim=1).flatten(0, 1)
@@ -115,7 +116,7 @@ class TrackObservations(LinearObservations):
         x, block = (self.x, self.times.block) if self.nodes is None else self.nodes
         values = image(Identity(), (), x)
         values = values.unflatten(0, (len(x), -1))
-        means = _block_means(values.flatten(1), block, len(self.y))
+        means = block_means(values.flatten(1), block, len(self.y))
         return means.unflatten(1, values.shape[1:]).flatten(0, 1)
 
     def noise(self, noises: Noises, white: Float[Tensor, ""] | float = 0.0) -> BlockNoise:
@@ -136,23 +137,32 @@ class TrackObservations(LinearObservations):
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
         u = 2 * self.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u)
-        squares = sum(track.squares for track in self.tracks)
-        numbers = sum(track.degrees for track in self.tracks) * len(squares)
+        squares, degrees = self._scatter
+        numbers = degrees * len(squares)
         return squares / variance, numbers * (variance.log() + math.log(2 * math.pi))
 
-    def averaged(self, phi: Columns) -> Float[Tensor, "T M"]:
-        """φ̄: the mean of every column over every block."""
-        if any(tensor.requires_grad for tensor in phi.tensors):
-            return _block_means(phi.values(self.x), self.times.block, len(self.y))
-        total = self.y.new_zeros(len(self.y), phi.num_columns)
-        for rows in chunked.chunks(self.x, phi.num_columns):
-            total.index_add_(0, self.times.block[rows], phi.values(self.x[rows]))
-        return total / self.times.count.unsqueeze(-1)
+    @cached_property
+    def _scatter(self) -> tuple[Float[Tensor, "p"], int]:
+        """The sums of squares of all residuals about lines, and their degrees of freedom."""
+        squares = torch.stack([track.squares for track in self.tracks]).sum(0)
+        return squares, sum(track.degrees for track in self.tracks)
+
+    @cached_property
+    def _batches(self) -> list[Int[Tensor, "b t"]]:
+        batches = batches_of([len(track.y) for track in self.tracks])
+        return [rows.to(self.x.device) for rows in batches]
+
+    def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
+        """[φ̄, ȳ, 1] of batches of tracks, with zeros in the place of blocks that a track lacks."""
+        columns = averaged(phi, self.x, self.times.block, len(self.y))
+        columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
+        present = [(rows >= 0).unsqueeze(-1) for rows in self._batches]
+        return [columns[r] * p for r, p in zip(self._batches, present, strict=True)]
 
     def statistics(
         self,
         phi: Columns,
-        averaged: Float[Tensor, "T M"],
+        averages: Sequence[Float[Tensor, "b t k"]],
         noises: Noises,
         truncated: Float[Tensor, "p p"] | None,
     ) -> Statistics:
@@ -161,12 +171,10 @@ class TrackObservations(LinearObservations):
         R is the noise covariance of the blocks of a track, in one component.
         """
         noise, width = self.noise(noises, _largest(truncated)), self.y.shape[-1]
-        columns = torch.cat([averaged, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
         gram, logdet = 0, 0
-        for blocks in self.blocks:
-            factor = torch.linalg.cholesky(noise.of_track(blocks))
-            half = torch.linalg.solve_triangular(factor, columns[blocks], upper=False)
-            gram, logdet = gram + half.mT @ half, logdet + 2 * factor.diagonal().log().sum()
+        for rows, columns in zip(self._batches, averages, strict=True):
+            products, change = WhitenedGram.apply(noise.of_tracks(rows), columns)
+            gram, logdet = gram + products, logdet + change
         sizes = (phi.num_columns, width, 1)
         (c, z, s), (_, second, total), (_, _, mass) = (
             rows.split(sizes, dim=1) for rows in gram.split(sizes)
@@ -232,13 +240,6 @@ def require_none(tracks: Sequence[TrackObservations]) -> None:
             "expected readings without track= for statistics and leave-one-out, got tracks, whose "
             "noise is correlated; keep the readings, save the model, or leave out whole tracks"
         )
-
-
-def _block_means(
-    values: Float[Tensor, "N k"], block: Int[Tensor, "N"], count: int
-) -> Float[Tensor, "T k"]:
-    sums = values.new_zeros(count, values.shape[-1]).index_add(0, block, values)
-    return sums / torch.bincount(block, minlength=count).to(values).unsqueeze(-1)
 
 
 def _largest(variance: Float[Tensor, "p p"] | None) -> Float[Tensor, ""] | float:
