@@ -65,11 +65,11 @@ def _batches(
     """Blocks of about the same size, the rows of their readings, and 1/n, or 0 in the place of
     readings that they do not have."""
     size = torch.bincount(block, minlength=count)
-    start, order, done = size.cumsum(0) - size, size.argsort(), 0
+    start, order, done = size.cumsum(0) - size, size.argsort(descending=True), 0
     while done < count:
         many = max(1, _NUMBERS // (width * size[order[done]].item()))
         blocks = order[done : done + many]
-        rank = torch.arange(size[blocks[-1]].item(), device=block.device)
+        rank = torch.arange(size[blocks[0]].item(), device=block.device)
         present = rank < size[blocks, None]
         yield (
             blocks,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -21,7 +22,7 @@ from gp_orff.data.observations import (
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.tracks.averages import averaged, block_means
-from gp_orff.data.tracks.blocks import Track
+from gp_orff.data.tracks.blocks import Track, block_span, tracks_in_blocks
 from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
 from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
@@ -81,11 +82,30 @@ class TrackObservations(LinearObservations):
         x = block_means(self.x, self.times.block, len(self.y))
         return Observations(self.key, x, self.y)
 
+    def in_blocks(self, span: float | None) -> "TrackObservations":
+        """Readings, each in a block of its own, in blocks of about `span` along the clock; if None,
+        of what `block_span` chooses."""
+        clock, sizes = self.times.clock, [len(track.x) for track in self.tracks]
+        if span is None:
+            of_track = np.repeat(np.arange(len(sizes)), sizes)
+            span = block_span(self.y.cpu().numpy(), clock.cpu().numpy(), of_track)
+        if not span > 0:
+            return self
+        labels = [track.label for track in self.tracks]
+        tracks = tracks_in_blocks(labels, sizes, self.x, self.y, clock, span)
+        return replace(self, tracks=tracks, span=span)
+
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
         """Some blocks, in increasing order, without the scatter within blocks."""
-        pairs = zip(self.tracks, self.blocks, strict=True)
-        inside = [(t, rows[(rows >= s.start) & (rows < s.stop)] - s.start) for t, s in pairs]
-        return replace(self, tracks=tuple(track.take(part) for track, part in inside if len(part)))
+        stops = torch.tensor([blocks.stop for blocks in self.blocks]).to(rows.device)
+        present, counts = torch.searchsorted(stops, rows, right=True).unique_consecutive(
+            return_counts=True
+        )
+        tracks = tuple(
+            self.tracks[number].take(part - self.blocks[number].start)
+            for number, part in zip(present.tolist(), rows.split(counts.tolist()), strict=True)
+        )
+        return replace(self, tracks=tracks)
 
     def to(self, device: torch.device) -> "TrackObservations":
         """The same observations on another device."""
