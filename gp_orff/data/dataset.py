@@ -142,9 +142,7 @@ class Dataset(Data):
         return self.numbers_in_memory > MOST_KEPT
 
     @classmethod
-    def of(
-        cls, visit: Visit, seed: int = 0, spans: Mapping[str, float] | None = None
-    ) -> "Dataset":
+    def of(cls, visit: Visit, seed: int = 0, spans: Mapping[str, float] | None = None) -> "Dataset":
         """The data of a source, visited once; raises where they are not valid.
 
         The survey takes the block means of tracks as observations; `spans` are as for `surveyed`.

@@ -42,13 +42,14 @@ class Track:
         return track
 
     def take(self, blocks: Int[Tensor, "m"]) -> "Track":
-        """Some blocks, in increasing order, without the scatter."""
+        """Some blocks, in increasing order, with the share of the scatter that falls to them."""
         place = torch.full((len(self.y),), -1, device=blocks.device)
         place[blocks] = torch.arange(len(blocks), device=blocks.device)
         block = place[self.block]
         rows = block >= 0
         parts = self.x[rows], self.clock[rows], block[rows], self.y[blocks]
-        return Track(self.label, *parts, torch.zeros_like(self.squares), 0)
+        degrees = int((torch.bincount(block[rows]) - 2).clamp_min(0).sum())
+        return Track(self.label, *parts, self.squares * degrees / max(self.degrees, 1), degrees)
 
     def followed_by(self, later: "Track", timed: bool) -> "Track":
         """The track and its later readings; a path length goes on from the last position.

@@ -109,7 +109,7 @@ class BlockNoise:
         return self.of_tracks(rows.unsqueeze(0)).squeeze(0)
 
     def of_tracks(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t t"]:
-        """The covariances of the blocks of tracks, with rows of a unit matrix in the place of −1."""
+        """The covariances of blocks of tracks, and rows of a unit matrix in the place of −1."""
         c, a, variance = (part[rows] for part in self._parts)
         present = rows >= 0
         both = present.unsqueeze(-1) & present.unsqueeze(-2)

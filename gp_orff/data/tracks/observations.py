@@ -17,7 +17,6 @@ from gp_orff.data.observations import (
     LinearObservations,
     Observations,
     TruncatedVariance,
-    block_diagonal,
 )
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
@@ -28,6 +27,7 @@ from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
+_STRETCH = 256  # blocks
 _MOST_NODES = 3000  # numbers at readings, up to which the exact kernel averages over all of them
 
 
@@ -96,7 +96,7 @@ class TrackObservations(LinearObservations):
         return replace(self, tracks=tracks, span=span)
 
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
-        """Some blocks, in increasing order, without the scatter within blocks."""
+        """Some blocks, in increasing order, with the share of the scatter that falls to them."""
         stops = torch.tensor([blocks.stop for blocks in self.blocks]).to(rows.device)
         present, counts = torch.searchsorted(stops, rows, right=True).unique_consecutive(
             return_counts=True
@@ -106,6 +106,19 @@ class TrackObservations(LinearObservations):
             for number, part in zip(present.tolist(), rows.split(counts.tolist()), strict=True)
         )
         return replace(self, tracks=tracks)
+
+    def sample(self, number: int, seed: int = 0) -> "TrackObservations":
+        """About `number` blocks in stretches of consecutive ones of a track, drawn at random."""
+        stretches = [
+            piece
+            for blocks in self.blocks
+            for piece in torch.arange(blocks.start, blocks.stop).split(_STRETCH)
+        ]
+        order = torch.randperm(len(stretches), generator=torch.Generator().manual_seed(seed))
+        lengths = torch.tensor([len(piece) for piece in stretches])[order].cumsum(0)
+        chosen = order[: int((lengths < number).sum()) + 1].tolist()
+        rows = torch.cat([stretches[number] for number in sorted(chosen)])
+        return self.take(rows.to(self.y.device))
 
     def to(self, device: torch.device) -> "TrackObservations":
         """The same observations on another device."""
@@ -145,7 +158,15 @@ class TrackObservations(LinearObservations):
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
         noise = self.noise(noises, _largest(None if truncated is None else truncated[0]))
-        matrix = block_diagonal([noise.of_track(blocks) for blocks in self.blocks])
+        matrix = noise.noise.noise.new_zeros(len(self.y), len(self.y))
+        for rows in self._batches:
+            covariance, present = noise.of_tracks(rows), rows >= 0
+            both = present.unsqueeze(-1) & present.unsqueeze(-2)
+            places = (
+                rows.unsqueeze(-1).expand_as(both)[both],
+                rows.unsqueeze(-2).expand_as(both)[both],
+            )
+            matrix = matrix.index_put(places, covariance[both])
         return torch.kron(matrix, torch.eye(self.y.shape[-1]).to(matrix))
 
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
