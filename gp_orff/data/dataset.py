@@ -142,12 +142,12 @@ class Dataset(Data):
         return self.numbers_in_memory > MOST_KEPT
 
     @classmethod
-    def of(cls, visit: Visit, seed: int = 0) -> "Dataset":
+    def of(cls, visit: Visit, seed: int = 0, spans: Mapping[str, float] | None = None) -> "Dataset":
         """The data of a source, visited once; raises where they are not valid.
 
-        The survey takes the block means of tracks as observations.
+        The survey takes the block means of tracks as observations; `spans` are as for `surveyed`.
         """
-        survey, tracks, single = surveyed(visit(), seed)
+        survey, tracks, single = surveyed(visit(), seed, spans)
         return cls((visit,) if single else (), survey, tracks=tracks)
 
     @classmethod

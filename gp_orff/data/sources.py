@@ -1,7 +1,7 @@
 """Sources of observations: arrays, chunks that can be visited again, or memory."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from gpytorch.kernels import Kernel
@@ -12,7 +12,7 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.reading import Options, chunks, read, unpack
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.data.tracks.reading import along_tracks, check_time
+from gp_orff.data.tracks.reading import check_time, readings_along
 from gp_orff.data.validation import is_single
 from gp_orff.features.domain import Box, within_box
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
@@ -25,7 +25,6 @@ class Reader:
     kernel: Kernel
     mean: Mean
     num_outputs: int
-    spans: Mapping[str, float] = field(default_factory=dict)  # of the blocks of tracks, by group
 
     def read(
         self, x: object, y: object, options: Options
@@ -41,7 +40,7 @@ class Reader:
             if options.track is None:
                 yield part
             else:
-                yield along_tracks(part, options.track, options.time, len(x), self.spans)
+                yield readings_along(part, options.track, options.time, len(x))
 
     def _check_columns(self, got: int) -> None:
         summands = terms(self.kernel)

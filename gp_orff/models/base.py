@@ -200,12 +200,12 @@ class FieldModel(torch.nn.Module):
         are chosen anew."""
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
-        reader = Reader(self.kernel, self.mean, self.num_outputs, spans)
+        reader = Reader(self.kernel, self.mean, self.num_outputs)
         source = (
             _counted(Chunks(reader, x, options)) if y is None else Arrays(reader, x, y, options)
         )
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
-        data = Dataset.of(source, seed=num_points)
+        data = Dataset.of(source, num_points, spans)
         if learning:
             check_repeated(data.tracks)
         return data

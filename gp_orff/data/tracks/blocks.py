@@ -1,4 +1,4 @@
-"""Blocks of consecutive readings of a track, and how long they should be."""
+"""Blocks of consecutive readings of tracks, and how long they should be."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from gp_orff.data.tracks.averages import block_means
 
 _FEW = 1000  # readings, up to which each is a block of its own
 _BLOCKS = 500  # of more readings
@@ -36,30 +38,18 @@ class Track:
         span: float,
     ) -> "Track":
         """The track in blocks of about `span` along the clock; of one reading each if it is 0."""
-        block = _divided(clock, span)
-        count = torch.bincount(block).to(y)
-
-        def mean(values: Float[Tensor, "n k"]) -> Float[Tensor, "t k"]:
-            sums = values.new_zeros(len(count), values.shape[-1]).index_add(0, block, values)
-            return sums / count.unsqueeze(-1)
-
-        means, many = mean(y), count > 2
-        time = clock.unsqueeze(-1) - mean(clock.unsqueeze(-1))[block]
-        residual = y - means[block]
-        square = mean(time.square())
-        slope = mean(time * residual) / torch.where(square > 0, square, 1.0)
-        residual = (residual - time * slope[block])[many[block]]
-        degrees = int((count[many] - 2).sum().item())
-        return cls(label, x, clock, block, means, residual.square().sum(0), degrees)
+        (track,) = tracks_in_blocks([label], [len(x)], x, y, clock, span)
+        return track
 
     def take(self, blocks: Int[Tensor, "m"]) -> "Track":
-        """Some blocks, in increasing order, without the scatter."""
+        """Some blocks, in increasing order, with the share of the scatter that falls to them."""
         place = torch.full((len(self.y),), -1, device=blocks.device)
         place[blocks] = torch.arange(len(blocks), device=blocks.device)
         block = place[self.block]
         rows = block >= 0
         parts = self.x[rows], self.clock[rows], block[rows], self.y[blocks]
-        return Track(self.label, *parts, torch.zeros_like(self.squares), 0)
+        degrees = int((torch.bincount(block[rows]) - 2).clamp_min(0).sum())
+        return Track(self.label, *parts, self.squares * degrees / max(self.degrees, 1), degrees)
 
     def followed_by(self, later: "Track", timed: bool) -> "Track":
         """The track and its later readings; a path length goes on from the last position.
@@ -92,24 +82,71 @@ class Track:
         return Track(self.label, *(part.to(device) for part in parts), self.degrees)
 
 
-def _divided(clock: Float[Tensor, "n"], span: float) -> Int[Tensor, "n"]:
-    """The block of each reading; a last block that is short belongs to the one before."""
+def tracks_in_blocks(
+    labels: Sequence[str],
+    sizes: Sequence[int],
+    x: Float[Tensor, "N d"],
+    y: Float[Tensor, "N p"],
+    clock: Float[Tensor, "N"],
+    span: float,
+) -> tuple[Track, ...]:
+    """Tracks in blocks of about `span` along the clock; of one reading each if it is 0.
+
+    Args:
+        labels, sizes: of the tracks, whose readings follow each other in `x`, `y` and `clock`.
+    """
+    of_track = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(x.device)
+    block = _divided(clock, of_track, span)
+    count = torch.bincount(block)
+    track = torch.zeros_like(count).index_copy(0, block, of_track)
+    starts = torch.searchsorted(track, torch.arange(len(sizes), device=x.device))
+    means, many = block_means(y, block, len(count)), count > 2
+    time = (clock - block_means(clock.unsqueeze(-1), block, len(count)).squeeze(-1)[block])[:, None]
+    residual = y - means[block]
+    square = block_means(time.square(), block, len(count))
+    slope = block_means(time * residual, block, len(count)) / torch.where(square > 0, square, 1.0)
+    squares = ((residual - time * slope[block]) * many[block, None]).square()
+    squares = y.new_zeros(len(sizes), y.shape[-1]).index_add(0, of_track, squares)
+    degrees = torch.zeros_like(starts).index_add(0, track, (count - 2).clamp_min(0)).tolist()
+    blocks = torch.bincount(track, minlength=len(sizes)).tolist()
+    parts = (
+        labels,
+        x.split(sizes),
+        clock.split(sizes),
+        (block - starts[of_track]).split(sizes),
+        means.split(blocks),
+        squares,
+        degrees,
+    )
+    return tuple(Track(*every) for every in zip(*parts, strict=True))
+
+
+def _divided(
+    clock: Float[Tensor, "N"], of_track: Int[Tensor, "N"], span: float
+) -> Int[Tensor, "N"]:
+    """The block of each reading; a last one less than half as long as the one before belongs to
+    that."""
+    index = torch.arange(len(clock), device=clock.device)
     if not span > 0:
-        return torch.arange(len(clock), device=clock.device)
-    time = clock.cpu().numpy()
-    part = np.floor((time - time[0]) / span * (1 + 1e-12)).astype(np.int64)
-    starts = np.flatnonzero(np.r_[True, np.diff(part) > 0])
-    rank = np.arange(len(part)) - np.repeat(starts, np.diff(np.r_[starts, len(part)]))
-    new = np.r_[True, (np.diff(part) > 0) | (rank[1:] % _LARGEST == 0)]
-    block = np.cumsum(new) - 1
-    counts = np.bincount(block)
-    if len(counts) > 1 and 2 * counts[-1] < np.median(counts):
-        block[block == len(counts) - 1] -= 1
-    return torch.from_numpy(block).to(clock.device)
+        return index
+    first = torch.searchsorted(of_track, of_track)  # the first reading of the track
+    part = torch.floor((clock - clock[first]) / span * (1 + 1e-12)).long()
+    start = torch.ones_like(part, dtype=torch.bool)
+    start[1:] = (part.diff() > 0) | (of_track.diff() > 0)
+    rank = index - index[start][start.cumsum(0) - 1]
+    start |= rank % _LARGEST == 0
+    block = start.cumsum(0) - 1
+    count, track = torch.bincount(block), of_track[start]
+    last = torch.ones_like(track, dtype=torch.bool)
+    last[:-1] = track.diff() > 0
+    before = torch.zeros_like(count)
+    before[1:] = count[:-1] * (track.diff() == 0)
+    short = last & (2 * count < before)
+    return block - short.cumsum(0)[block]
 
 
 def block_span(
-    tracks: Sequence[tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n"]]],
+    y: Float[np.ndarray, "N p"], clock: Float[np.ndarray, "N"], of_track: Int[np.ndarray, "N"]
 ) -> float:
     """The time of a block: that of 500 blocks of all readings, or shorter.
 
@@ -122,30 +159,28 @@ def block_span(
     from these better than from all readings: the increments of few seconds tell little of it.
 
     Args:
-        tracks: values (n, p) and clock (n,) of every track.
+        y, clock: values and times, track by track.
+        of_track: 0, 0, …, 1, …
     """
-    total = sum(len(y) for y, _ in tracks)
-    steps = [np.diff(clock) for _, clock in tracks if len(clock) > 1]
-    if total <= _FEW or not steps:
+    steps = np.diff(clock)[np.diff(of_track) == 0]
+    if len(y) <= _FEW or not len(steps):
         return 0.0
-    step = float(np.concatenate(steps).mean())
-    variance = np.concatenate([y for y, _ in tracks]).var(0).mean()
-    white = _change(tracks, 1)
-    size, most = 1, max(1, round(total / _BLOCKS))
+    variance = y.var(0).mean()
+    white = _change(y, of_track, 1)
+    size, most = 1, max(1, round(len(y) / _BLOCKS))
     while size < most:
         longer = min(most, size + max(1, size // 4))
-        if _change(tracks, longer) > _SMOOTH * variance + white / longer:
+        if _change(y, of_track, longer) > _SMOOTH * variance + white / longer:
             break
         size = longer
-    return size * step if size > 1 else 0.0
+    return size * float(steps.mean()) if size > 1 else 0.0
 
 
-def _change(tracks: Sequence[tuple[np.ndarray, np.ndarray]], size: int) -> float:
+def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: int) -> float:
     """½ E(ȳ_{b+1} − ȳ_b)² of blocks of so many readings."""
-    squares, count = 0.0, 0
-    for y, _ in tracks:
-        blocks = len(y) // size
-        means = y[: blocks * size].reshape(blocks, size, -1).mean(1)
-        difference = np.diff(means, axis=0)
-        squares, count = squares + np.square(difference).sum(), count + difference.size
-    return 0.5 * squares / max(count, 1)
+    first = np.searchsorted(of_track, of_track)
+    starts = np.flatnonzero((np.arange(len(y)) - first) % size == 0)
+    whole = np.diff(starts, append=len(y)) == size
+    means, track = np.add.reduceat(y, starts)[whole] / size, of_track[starts][whole]
+    difference = np.diff(means, axis=0)[np.diff(track) == 0]
+    return 0.5 * np.square(difference).sum() / max(difference.size, 1)

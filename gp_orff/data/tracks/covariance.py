@@ -46,38 +46,38 @@ class BlockTimes:
         return self.clock[self._start + self.count.long() - 1]
 
     @cached_property
-    def _steps(self) -> list[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
-        """For every rank, the blocks that have a reading of it, and its time since the one before;
-        blocks are sorted by their size, so that they are the first k."""
-        order = self.count.argsort(descending=True)
-        sizes = self.count[order].long()
+    def _order(self) -> Int[Tensor, "T"]:
+        """The blocks by their size, the largest first."""
+        return self.count.argsort(descending=True)
+
+    @cached_property
+    def _steps(self) -> list[Float[Tensor, "k"]]:
+        """For every rank, the time since the reading before in the k blocks that have one; these
+        are the first in `_order`."""
+        sizes = self.count[self._order].long()
         steps = []
         for rank in range(1, int(sizes[0])):
-            rows = self._start[order[sizes > rank]] + rank
-            steps.append((order[: len(rows)], self.clock[rows] - self.clock[rows - 1]))
+            rows = self._start[self._order[sizes > rank]] + rank
+            steps.append(self.clock[rows] - self.clock[rows - 1])
         return steps
 
-    def mean_from_first(self, time: Float[Tensor, ""]) -> Float[Tensor, "T"]:
-        """a."""
-        return self._mean(torch.exp((self.first[self.block] - self.clock) / time))
-
-    def mean_to_last(self, time: Float[Tensor, ""]) -> Float[Tensor, "T"]:
-        """c."""
-        return self._mean(torch.exp((self.clock - self.last[self.block]) / time))
-
-    def variance(self, time: Float[Tensor, ""]) -> Float[Tensor, "T"]:
-        """Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by a recursion over the readings."""
-        order = self.count.argsort(descending=True)
-        before = time.new_zeros(len(self.count))  # Σ_{j<i} exp(−(t_i − t_j)/τ), in `order`
-        total = torch.zeros_like(before)
-        for blocks, step in self._steps:
-            before = torch.exp(-step / time) * (before[: len(blocks)] + 1)
-            total = total + torch.nn.functional.pad(before, (0, len(order) - len(blocks)))
-        total = torch.zeros_like(total).index_copy(0, order, total)
-        return (self.count + 2 * total) / self.count.square()
-
-    def _mean(self, values: Float[Tensor, "N"]) -> Float[Tensor, "T"]:
-        return values.new_zeros(len(self.count)).index_add(0, self.block, values) / self.count
+    def averages(self, time: Float[Tensor, ""]) -> tuple[Tensor, Tensor, Tensor]:
+        """c, a, and Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by recursions over the readings."""
+        one = time.new_ones(len(self.count))
+        since, before = one, one  # exp(−(t_i − t₁)/τ), and Σ_{j≤i} exp(−(t_i − t_j)/τ)
+        first, pairs, ended = one, one, []
+        for step in self._steps:
+            more = len(step)
+            if more < len(since):
+                ended.append((before[more:], first[more:], pairs[more:]))
+            decay = torch.exp(-step / time)
+            since, before = decay * since[:more], decay * before[:more]
+            first, pairs = first[:more] + since, pairs[:more] + 1 + 2 * before
+            before = before + 1
+        ended.append((before, first, pairs))
+        parts = (torch.cat(part[::-1]) for part in zip(*ended, strict=True))
+        last, first, pairs = (torch.zeros_like(p).index_copy(0, self._order, p) for p in parts)
+        return last / self.count, first / self.count, pairs / self.count.square()
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,24 @@ class BlockNoise:
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        time = self.noise.correlation_time
-        times = self.times
-        variance = self.noise.correlated_variance * times.variance(time)
-        variance = variance + self.noise.noise / times.count
-        variance = variance + self.noise.block_variance + self.white
-        return times.mean_to_last(time), times.mean_from_first(time), variance
+        last, first, correlated = self.times.averages(self.noise.correlation_time)
+        variance = self.noise.correlated_variance * correlated
+        variance = variance + self.noise.noise / self.times.count
+        return last, first, variance + self.noise.block_variance + self.white
 
     def of_track(self, blocks: slice) -> Float[Tensor, "t t"]:
         """The covariance of the blocks of one track."""
-        c, a, variance = (part[blocks] for part in self._parts)
-        gap = (self.times.first[blocks] - self.times.last[blocks].unsqueeze(-1)).triu(1)
-        later = torch.exp(-gap / self.noise.correlation_time)
-        later = (c.unsqueeze(-1) * later * a).triu(1)
+        rows = torch.arange(len(self.times.count), device=self.times.clock.device)[blocks]
+        return self.of_tracks(rows.unsqueeze(0)).squeeze(0)
+
+    def of_tracks(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t t"]:
+        """The covariances of blocks of tracks, and rows of a unit matrix in the place of −1."""
+        c, a, variance = (part[rows] for part in self._parts)
+        present = rows >= 0
+        both = present.unsqueeze(-1) & present.unsqueeze(-2)
+        gap = self.times.first[rows].unsqueeze(-2) - self.times.last[rows].unsqueeze(-1)
+        later = torch.exp(-torch.where(both, gap, 0.0).triu(1) / self.noise.correlation_time)
+        later = (c.unsqueeze(-1) * later * a.unsqueeze(-2)).triu(1)
         matrix = self.noise.correlated_variance * (later + later.mT)
-        return matrix + torch.diag(variance) + self.noise.offset_variance
+        matrix = matrix + torch.diag_embed(variance) + self.noise.offset_variance
+        return torch.where(both, matrix, torch.diag_embed((~present).to(matrix)))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,16 +17,17 @@ from gp_orff.data.observations import (
     LinearObservations,
     Observations,
     TruncatedVariance,
-    block_diagonal,
 )
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
-from gp_orff.data.tracks.blocks import Track
+from gp_orff.data.tracks.averages import averaged, block_means
+from gp_orff.data.tracks.blocks import Track, block_span, tracks_in_blocks
 from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
-from gp_orff.features import chunked
+from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
+_STRETCH = 256  # blocks
 _MOST_NODES = 3000  # numbers at readings, up to which the exact kernel averages over all of them
 
 
@@ -77,14 +79,46 @@ class TrackObservations(LinearObservations):
     @cached_property
     def means(self) -> Observations:
         """The block means, as observations at mean positions."""
-        x = _block_means(self.x, self.times.block, len(self.y))
+        x = block_means(self.x, self.times.block, len(self.y))
         return Observations(self.key, x, self.y)
 
+    def in_blocks(self, span: float | None) -> "TrackObservations":
+        """Readings, each in a block of its own, in blocks of about `span` along the clock; if None,
+        of what `block_span` chooses."""
+        clock, sizes = self.times.clock, [len(track.x) for track in self.tracks]
+        if span is None:
+            of_track = np.repeat(np.arange(len(sizes)), sizes)
+            span = block_span(self.y.cpu().numpy(), clock.cpu().numpy(), of_track)
+        if not span > 0:
+            return self
+        labels = [track.label for track in self.tracks]
+        tracks = tracks_in_blocks(labels, sizes, self.x, self.y, clock, span)
+        return replace(self, tracks=tracks, span=span)
+
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
-        """Some blocks, in increasing order, without the scatter within blocks."""
-        pairs = zip(self.tracks, self.blocks, strict=True)
-        inside = [(t, rows[(rows >= s.start) & (rows < s.stop)] - s.start) for t, s in pairs]
-        return replace(self, tracks=tuple(track.take(part) for track, part in inside if len(part)))
+        """Some blocks, in increasing order, with the share of the scatter that falls to them."""
+        stops = torch.tensor([blocks.stop for blocks in self.blocks]).to(rows.device)
+        present, counts = torch.searchsorted(stops, rows, right=True).unique_consecutive(
+            return_counts=True
+        )
+        tracks = tuple(
+            self.tracks[number].take(part - self.blocks[number].start)
+            for number, part in zip(present.tolist(), rows.split(counts.tolist()), strict=True)
+        )
+        return replace(self, tracks=tracks)
+
+    def sample(self, number: int, seed: int = 0) -> "TrackObservations":
+        """About `number` blocks in stretches of consecutive ones of a track, drawn at random."""
+        stretches = [
+            piece
+            for blocks in self.blocks
+            for piece in torch.arange(blocks.start, blocks.stop).split(_STRETCH)
+        ]
+        order = torch.randperm(len(stretches), generator=torch.Generator().manual_seed(seed))
+        lengths = torch.tensor([len(piece) for piece in stretches])[order].cumsum(0)
+        chosen = order[: int((lengths < number).sum()) + 1].tolist()
+        rows = torch.cat([stretches[number] for number in sorted(chosen)])
+        return self.take(rows.to(self.y.device))
 
     def to(self, device: torch.device) -> "TrackObservations":
         """The same observations on another device."""
@@ -104,7 +138,7 @@ class TrackObservations(LinearObservations):
         centre = self.means.x
         away = self.x - centre[block]
         squares = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(1)
-        second = _block_means(squares, block, count).unflatten(1, (away.shape[-1], -1))
+        second = block_means(squares, block, count).unflatten(1, (away.shape[-1], -1))
         values, vectors = torch.linalg.eigh(second)
         step = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
         nodes = torch.stack([centre - step, centre + step], dim=1).flatten(0, 1)
@@ -115,7 +149,7 @@ class TrackObservations(LinearObservations):
         x, block = (self.x, self.times.block) if self.nodes is None else self.nodes
         values = image(Identity(), (), x)
         values = values.unflatten(0, (len(x), -1))
-        means = _block_means(values.flatten(1), block, len(self.y))
+        means = block_means(values.flatten(1), block, len(self.y))
         return means.unflatten(1, values.shape[1:]).flatten(0, 1)
 
     def noise(self, noises: Noises, white: Float[Tensor, ""] | float = 0.0) -> BlockNoise:
@@ -124,7 +158,15 @@ class TrackObservations(LinearObservations):
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
         noise = self.noise(noises, _largest(None if truncated is None else truncated[0]))
-        matrix = block_diagonal([noise.of_track(blocks) for blocks in self.blocks])
+        matrix = noise.noise.noise.new_zeros(len(self.y), len(self.y))
+        for rows in self._batches:
+            covariance, present = noise.of_tracks(rows), rows >= 0
+            both = present.unsqueeze(-1) & present.unsqueeze(-2)
+            places = (
+                rows.unsqueeze(-1).expand_as(both)[both],
+                rows.unsqueeze(-2).expand_as(both)[both],
+            )
+            matrix = matrix.index_put(places, covariance[both])
         return torch.kron(matrix, torch.eye(self.y.shape[-1]).to(matrix))
 
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
@@ -136,23 +178,32 @@ class TrackObservations(LinearObservations):
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
         u = 2 * self.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u)
-        squares = sum(track.squares for track in self.tracks)
-        numbers = sum(track.degrees for track in self.tracks) * len(squares)
+        squares, degrees = self._scatter
+        numbers = degrees * len(squares)
         return squares / variance, numbers * (variance.log() + math.log(2 * math.pi))
 
-    def averaged(self, phi: Columns) -> Float[Tensor, "T M"]:
-        """φ̄: the mean of every column over every block."""
-        if any(tensor.requires_grad for tensor in phi.tensors):
-            return _block_means(phi.values(self.x), self.times.block, len(self.y))
-        total = self.y.new_zeros(len(self.y), phi.num_columns)
-        for rows in chunked.chunks(self.x, phi.num_columns):
-            total.index_add_(0, self.times.block[rows], phi.values(self.x[rows]))
-        return total / self.times.count.unsqueeze(-1)
+    @cached_property
+    def _scatter(self) -> tuple[Float[Tensor, "p"], int]:
+        """The sums of squares of all residuals about lines, and their degrees of freedom."""
+        squares = torch.stack([track.squares for track in self.tracks]).sum(0)
+        return squares, sum(track.degrees for track in self.tracks)
+
+    @cached_property
+    def _batches(self) -> list[Int[Tensor, "b t"]]:
+        batches = batches_of([len(track.y) for track in self.tracks])
+        return [rows.to(self.x.device) for rows in batches]
+
+    def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
+        """[φ̄, ȳ, 1] of batches of tracks, with zeros in the place of blocks that a track lacks."""
+        columns = averaged(phi, self.x, self.times.block, len(self.y))
+        columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
+        present = [(rows >= 0).unsqueeze(-1) for rows in self._batches]
+        return [columns[r] * p for r, p in zip(self._batches, present, strict=True)]
 
     def statistics(
         self,
         phi: Columns,
-        averaged: Float[Tensor, "T M"],
+        averages: Sequence[Float[Tensor, "b t k"]],
         noises: Noises,
         truncated: Float[Tensor, "p p"] | None,
     ) -> Statistics:
@@ -161,12 +212,10 @@ class TrackObservations(LinearObservations):
         R is the noise covariance of the blocks of a track, in one component.
         """
         noise, width = self.noise(noises, _largest(truncated)), self.y.shape[-1]
-        columns = torch.cat([averaged, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
         gram, logdet = 0, 0
-        for blocks in self.blocks:
-            factor = torch.linalg.cholesky(noise.of_track(blocks))
-            half = torch.linalg.solve_triangular(factor, columns[blocks], upper=False)
-            gram, logdet = gram + half.mT @ half, logdet + 2 * factor.diagonal().log().sum()
+        for rows, columns in zip(self._batches, averages, strict=True):
+            products, change = WhitenedGram.apply(noise.of_tracks(rows), columns)
+            gram, logdet = gram + products, logdet + change
         sizes = (phi.num_columns, width, 1)
         (c, z, s), (_, second, total), (_, _, mass) = (
             rows.split(sizes, dim=1) for rows in gram.split(sizes)
@@ -232,13 +281,6 @@ def require_none(tracks: Sequence[TrackObservations]) -> None:
             "expected readings without track= for statistics, got tracks, whose noise is "
             "correlated; keep the readings, or save the model"
         )
-
-
-def _block_means(
-    values: Float[Tensor, "N k"], block: Int[Tensor, "N"], count: int
-) -> Float[Tensor, "T k"]:
-    sums = values.new_zeros(count, values.shape[-1]).index_add(0, block, values)
-    return sums / torch.bincount(block, minlength=count).to(values).unsqueeze(-1)
 
 
 def _largest(variance: Float[Tensor, "p p"] | None) -> Float[Tensor, ""] | float:

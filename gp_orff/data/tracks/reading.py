@@ -4,14 +4,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.tracks.blocks import Track, block_span
+from gp_orff.data.tracks.blocks import tracks_in_blocks
 from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
-from gp_orff.data.validation import as_matrix, is_single
+from gp_orff.data.tracks.times import as_times, check_increasing
+from gp_orff.data.validation import is_single
+
+_MISSING = ("None", "nan", "<NA>", "NaT")
 
 
 def check_time(track: object, time: object) -> None:
@@ -33,16 +36,8 @@ def along_tracks(
     """The block means of observations of whole vectors along tracks.
 
     Args:
-        part: observations of one group, with their rows `index` among those that the user gave.
-        track: a label for each row, or one for all.
-        time: (N,), increasing along every track; None for the length of the path.
-        count: N, the number of rows.
+        part, track, time, count: as for `readings_along`.
         spans: the time of a block, by the label of the group; chosen from the data without.
-
-    Raises:
-        TypeError: times that are not real numbers.
-        ValueError: labels or times of another length, missing labels, times that repeat or run
-            backwards, observations that are no whole vectors with one noise.
 
     Example:
         >>> import torch
@@ -54,80 +49,77 @@ def along_tracks(
         >>> [track.label for track in means.tracks], means.times.clock.tolist()[:2]
         (['a', 'b'], [0.0, 5.656854249492381])
     """
+    return readings_along(part, track, time, count).in_blocks(spans.get(part.key.label))
+
+
+def readings_along(
+    part: Observations, track: object, time: object, count: int
+) -> TrackObservations:
+    """Observations of whole vectors along tracks, each in a block of its own.
+
+    Args:
+        part: observations of one group, with their rows `index` among those that the user gave.
+        track: a label for each row, or one for all.
+        time: (N,), increasing along every track; None for the length of the path.
+        count: N, the number of rows.
+
+    Raises:
+        TypeError: times that are neither real numbers nor dates.
+        ValueError: labels or times of another length, missing labels, times that repeat or run
+            backwards, observations that are no whole vectors with one noise.
+    """
     if not part.pattern.complete or part.direction is not None or part.weight is not None:
         raise ValueError(
             "expected whole vectors with one noise along tracks, got missing components, "
             "directions= or variances=; drop readings with NaN, and leave out the arguments"
         )
+    names, which = _labels(track, count)
     rows = part.index.cpu().numpy()
-    names, which = np.unique(_labels(track, count)[rows], return_inverse=True)
-    clock = None if time is None else _times(time, count)[rows]
-    x, members = part.x.cpu().numpy(), [np.flatnonzero(which == i) for i in range(len(names))]
-    clocks = [_path(x[m]) if clock is None else clock[m] for m in members]
-    if clock is not None:
-        for name, times in zip(names, clocks, strict=True):
-            _check_increasing(str(name), times)
-    values, label = part.y.cpu().numpy(), part.key.label
-    span = spans.get(label)
-    if span is None:
-        pairs = zip(members, clocks, strict=True)
-        span = block_span([(values[m], times) for m, times in pairs])
-    tracks = []
-    for name, member, times in zip(names, members, clocks, strict=True):
-        index = torch.from_numpy(member).to(part.x.device)
-        clock_of = torch.from_numpy(times).to(part.x)
-        tracks.append(Track.of(str(name), part.x[index], part.y[index], clock_of, span))
-    key = GroupKey(label, BlockMeans(part.pattern.columns, part.pattern.num_outputs))
-    return TrackObservations(key, tuple(tracks), time is not None, span)
+    order = np.argsort(which[rows], kind="stable")
+    present, of_track, sizes = np.unique(
+        which[rows][order], return_inverse=True, return_counts=True
+    )
+    names = [names[number] for number in present]
+    index = torch.from_numpy(order).to(part.x.device)
+    x, y = part.x[index], part.y[index]
+    if time is None:
+        clock = _path(x.cpu().numpy(), of_track)
+    else:
+        clock = as_times(time, count)[rows][order]
+        check_increasing(clock, of_track, names)
+    clock = torch.from_numpy(clock).to(x)
+    tracks = tracks_in_blocks(names, sizes.tolist(), x, y, clock, 0.0)
+    key = GroupKey(part.key.label, BlockMeans(part.pattern.columns, part.pattern.num_outputs))
+    return TrackObservations(key, tracks, time is not None, 0.0)
 
 
-def _labels(track: object, count: int) -> np.ndarray:
-    """The label of every row, as text."""
+def _labels(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:
+    """The different labels as text, and the number of that of every row."""
     if is_single(track):
-        track = [track] * count
+        track = np.full(count, track, dtype=None if isinstance(track, str) else object)
     labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
     if labels.shape != (count,):
         raise ValueError(
             f"expected a track label for each of the {count} readings, got shape {labels.shape}"
         )
-    missing = [label is None or label != label for label in labels.tolist()]  # NaN too
-    if any(missing):
+    if labels.dtype.kind not in "biufU":
+        labels = np.array([str(label) for label in labels.tolist()])
+    names, which = np.unique(labels, return_inverse=True)
+    names = [str(name) for name in names.tolist()]
+    missing = np.isin(names, _MISSING)[which].sum()
+    if missing:
         raise ValueError(
-            f"expected a track label for each of the {count} readings, got {sum(missing)} missing "
+            f"expected a track label for each of the {count} readings, got {missing} missing "
             "ones; put readings without a track into chunks of their own, with another group="
         )
-    return np.array([str(label) for label in labels.tolist()])
+    return names, which
 
 
-def _times(time: object, count: int) -> Float[np.ndarray, "N"]:
-    values = as_matrix(time, "times (N,)").detach().cpu().numpy()
-    if values.shape != (count, 1):
-        shape = values.shape[:1] if values.shape[-1] == 1 else values.shape
-        raise ValueError(f"expected times of shape {(count,)}, got {shape}")
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"expected finite times, got {int((~np.isfinite(values)).sum())} others; drop these "
-            "readings"
-        )
-    return values[:, 0]
-
-
-def _check_increasing(label: str, times: Float[np.ndarray, "n"]) -> None:
-    steps = np.diff(times)
-    if (steps <= 0).any():
-        backward, equal = int((steps < 0).sum()), int((steps == 0).sum())
-        place = int(np.flatnonzero(steps <= 0)[0])
-        raise ValueError(
-            f"expected times that increase along every track, got {equal} that repeat and "
-            f"{backward} that run backwards on track {label!r}, first after {times[place]:.10g}; "
-            "sort the readings by time, drop copies, or give each pass its own label"
-        )
-
-
-def _path(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
-    """The length of the path up to every position."""
-    steps = np.linalg.norm(np.diff(x, axis=0), axis=-1)
-    return np.concatenate([[0.0], np.cumsum(steps)])
+def _path(x: Float[np.ndarray, "N d"], of_track: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    """The length of the path of its track up to every position."""
+    steps = np.linalg.norm(np.diff(x, axis=0), axis=-1) * (np.diff(of_track) == 0)
+    length = np.concatenate([[0.0], np.cumsum(steps)])
+    return length - length[np.searchsorted(of_track, of_track)]
 
 
 def check_repeated(parts: tuple[TrackObservations, ...]) -> None:

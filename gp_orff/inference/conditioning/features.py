@@ -240,15 +240,15 @@ class FeatureInference(Inference):
         shared = self._has_shared_columns
         groups = []
         for number, part in enumerate(self.data.tracks):
-            averaged = self._averaged[number] if shared else part.averaged(phi)
+            averages = self._averages[number] if shared else part.averages(phi)
             unit = Noise.of(torch.eye(part.y.shape[-1]).to(part.y))
-            groups.append(Group(part.statistics(phi, averaged, noises, delta), unit))
+            groups.append(Group(part.statistics(phi, averages, noises, delta), unit))
         return groups
 
     @cached_property
-    def _averaged(self) -> list[Float[Tensor, "T M"]]:
-        """The means of the shared columns over the blocks of tracks."""
-        return [part.averaged(self.draws[0].shared_columns()) for part in self.data.tracks]
+    def _averages(self) -> list[list[Float[Tensor, "b t k"]]]:
+        """The shared columns averaged over the blocks of tracks, in batches, for each group."""
+        return [part.averages(self.draws[0].shared_columns()) for part in self.data.tracks]
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:

@@ -43,6 +43,7 @@ _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
+_MANY_BLOCKS = 3000  # of tracks: an evaluation on more takes long
 _ROUGH, _TOO_ROUGH = 0.3, 1.0  # truncated variance at first and after searches on grids, as below
 _LITTLE = 0.01  # truncated variance of a grid, over the noise variance
 
@@ -168,7 +169,7 @@ class Grids:
         if self._exceeds(_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             return representation
-        sampled = self._of_sample if many else representation
+        sampled = self._of_sample if many or self._has_many_blocks else representation
         visited = [search.coordinates.get()]
         self._follow(search, "coarse", COARSE_FACTOR, sampled, sampled.coarse)
         visited.append(search.coordinates.get())
@@ -212,9 +213,13 @@ class Grids:
         return several and data.survey.num_points > MANY_POINTS
 
     @property
+    def _has_many_blocks(self) -> bool:
+        return any(len(part.y) > _MANY_BLOCKS for part in self.representation.data.tracks)
+
+    @property
     def _of_sample(self) -> Representation:
         """The representation of a sample of the data."""
-        return replace(self.representation, data=Dataset.in_memory(self.trainer.survey.sample))
+        return replace(self.representation, data=self.trainer.sample())
 
     def _keeping(self) -> Representation:
         """The representation with statistics that serve further grids, where a lattice does."""
