@@ -11,6 +11,7 @@ from linear_operator import to_dense
 
 import gp_orff
 from gp_orff.features.assemble import expand
+from gp_orff.models.fitting.starting_values import scale_noise, start_noise
 from tests.fields import curl_free, directions, draw, uniform
 
 P, COUNT = 2, 24
@@ -236,6 +237,19 @@ def test_a_factor_is_learned(scaled):
     assert abs(estimate.value - 4.0) < 3 * estimate.standard_error < 3.0
     assert "noise: as given with the readings, times noise_scale" in model.report.notes
     assert model.report.noise == {"default": pytest.approx(estimate.value)}
+
+
+def test_the_factor_starts_at_one_unless_units_are_mistaken():
+    """Within a factor of 100 of a share of the variance of the data; kept noise stays."""
+    likelihood = gp_orff.KnownNoiseLikelihood(P)
+    start_noise(likelihood, 1e6)
+    assert likelihood.noise_scale.item() == 1.0
+    likelihood.raw_noise_scale.requires_grad_()
+    for share, value in ((30.0, 1.0), (1e6, 1e4), (1e-6, 1e-4)):
+        start_noise(likelihood, share)
+        assert likelihood.noise_scale.item() == pytest.approx(value)
+    scale_noise(likelihood, 0.5)
+    assert likelihood.noise_scale.item() == pytest.approx(0.5e-4)
 
 
 def test_noise_is_kept_as_it_is(scaled):

@@ -81,10 +81,14 @@ class KnownNoiseLikelihood(Likelihood):
         self.initialize(raw_noise_scale=raw_value)
 
     def forward(
-        self, function_samples: Tensor, *args, noise: Tensor | None = None, **kwargs
+        self,
+        function_samples: Float[Tensor, "*b n p"],
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
     ) -> torch.distributions.Distribution:
         """New readings with the noise `noise`, given values of the field, `function_samples`
-        (..., n, p), or (..., n) if p = 1."""
+        (*b, n, p), or (*b, n) if p = 1."""
         if self.num_tasks == 1:
             variances = self._blocks(noise, function_samples.shape[-1]).flatten()
             return torch.distributions.Normal(
@@ -94,7 +98,11 @@ class KnownNoiseLikelihood(Likelihood):
         return torch.distributions.MultivariateNormal(function_samples, blocks)
 
     def marginal(
-        self, function_dist: MultivariateNormal, *args, noise: Tensor | None = None, **kwargs
+        self,
+        function_dist: MultivariateNormal,
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
     ) -> MultivariateNormal:
         """The distribution of new readings with the noise `noise`, from that of the field, which is
         `function_dist` at n points."""
@@ -114,7 +122,7 @@ class KnownNoiseLikelihood(Likelihood):
         kind = BlockDiagLinearOperator if interleaved else BlockInterleavedLinearOperator
         return function_dist.__class__(mean, covariance + kind(blocks), interleaved=interleaved)
 
-    def _blocks(self, noise: Tensor, count: int) -> Float[Tensor, "n p p"]:
+    def _blocks(self, noise: Float[Tensor, "n ..."], count: int) -> Float[Tensor, "n p p"]:
         """s R of new readings."""
         values = given_noise(noise, count, self.num_tasks)
         if values.dim() == 1:
