@@ -27,8 +27,8 @@ from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
-_STRETCH = 256  # blocks
-_MOST_NODES = 3000  # numbers at readings, up to which the exact kernel averages over all of them
+_STRETCH = 128  # blocks
+_MOST_NODES = 1000  # numbers at readings, up to which the exact kernel averages over all of them
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,17 @@ class TrackObservations(LinearObservations):
         )
         return replace(self, tracks=tracks)
 
-    def sample(self, number: int, seed: int = 0) -> "TrackObservations":
-        """About `number` blocks in stretches of consecutive ones of a track, drawn at random."""
+    def sample(self, number: int) -> "TrackObservations":
+        """About `number` blocks, in stretches of consecutive ones spread over all tracks."""
         stretches = [
             piece
             for blocks in self.blocks
             for piece in torch.arange(blocks.start, blocks.stop).split(_STRETCH)
         ]
-        order = torch.randperm(len(stretches), generator=torch.Generator().manual_seed(seed))
-        lengths = torch.tensor([len(piece) for piece in stretches])[order].cumsum(0)
-        chosen = order[: int((lengths < number).sum()) + 1].tolist()
-        rows = torch.cat([stretches[number] for number in sorted(chosen)])
-        return self.take(rows.to(self.y.device))
+        share = number / len(self.y)
+        kept = [int(share * (i + 1)) > int(share * i) for i in range(len(stretches))]
+        rows = [piece for piece, keep in zip(stretches, kept, strict=True) if keep]
+        return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
 
     def to(self, device: torch.device) -> "TrackObservations":
         """The same observations on another device."""

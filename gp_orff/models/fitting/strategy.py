@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.tracks.sampled import sampled
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
@@ -43,7 +44,7 @@ _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
-_MANY_BLOCKS = 3000  # of tracks: an evaluation on more takes long
+_COARSE_BLOCKS, _FINE_BLOCKS = 2000, 8000  # of the tracks of a group, at most about
 _ROUGH, _TOO_ROUGH = 0.3, 1.0  # truncated variance at first and after searches on grids, as below
 _LITTLE = 0.01  # truncated variance of a grid, over the noise variance
 
@@ -157,21 +158,30 @@ class Grids:
     representation: Representation
 
     def run(self, search: Search) -> Representation:
+        """Search, on a sample of the blocks of tracks if they are many; the representation of all.
+
+        With n of M numbers and k hyperparameters a sample loses about k M / 2n nats.
+        """
+        data = self.representation.data
+        few = replace(self.representation, data=sampled(data, _FINE_BLOCKS))
+        return replace(replace(self, representation=few)._run(search), data=data)
+
+    def _run(self, search: Search) -> Representation:
         """Search on coarse grids, then on fine ones, then on last ones if much is truncated; the
         representation, with statistics that were computed.
 
         Many data are visited once: the coarse grids are those of a sample, and the statistics of
         one pass serve the fine ones. Where no grid of a search is accurate, a subset of the data
-        under the exact kernel takes its place: with n of M numbers and k hyperparameters it loses
-        about k M / 2n nats.
+        under the exact kernel takes its place.
         """
         representation, many = self.representation, self._has_many_points
         if self._exceeds(_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             return representation
-        sampled = self._of_sample if many or self._has_many_blocks else representation
+        few = self._of_sample if many else representation
+        few = replace(few, data=sampled(few.data, _COARSE_BLOCKS))
         visited = [search.coordinates.get()]
-        self._follow(search, "coarse", COARSE_FACTOR, sampled, sampled.coarse)
+        self._follow(search, "coarse", COARSE_FACTOR, few, few.coarse)
         visited.append(search.coordinates.get())
         if not many and (exact := representation.again).rule is None:
             ExactKernel(self.trainer, representation.data).run(search)
@@ -213,13 +223,9 @@ class Grids:
         return several and data.survey.num_points > MANY_POINTS
 
     @property
-    def _has_many_blocks(self) -> bool:
-        return any(len(part.y) > _MANY_BLOCKS for part in self.representation.data.tracks)
-
-    @property
     def _of_sample(self) -> Representation:
         """The representation of a sample of the data."""
-        return replace(self.representation, data=self.trainer.sample())
+        return replace(self.representation, data=Dataset.in_memory(self.trainer.survey.sample))
 
     def _keeping(self) -> Representation:
         """The representation with statistics that serve further grids, where a lattice does."""

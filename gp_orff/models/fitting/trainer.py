@@ -53,7 +53,6 @@ _FINALISTS = 3  # starting values that are searched from on more data
 _JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
 _NATS = 2.0  # for each output: what two parts do not show of long lengthscales
 _SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
-_SAMPLED_BLOCKS = 2000  # of the tracks of a group
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
@@ -136,11 +135,6 @@ class Trainer:
         """About `numbers` observed values, of points at all distances from each other."""
         return self._chosen(lambda x: subset(x, self._points(numbers)))
 
-    def sample(self) -> Dataset:
-        """A random sample of the data: of single points, and of stretches of tracks."""
-        tracks = [part.sample(_SAMPLED_BLOCKS) for part in self.tracks]
-        return Dataset.in_memory([*self._single, *tracks])
-
     def windows(self, numbers: int, count: int, seed: int) -> Dataset:
         """About `numbers` observed values, of all points of `count` parts of the data."""
         return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
@@ -150,7 +144,8 @@ class Trainer:
 
     def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
         """Those of the sample, or of the blocks of tracks, with certain rows."""
-        single = join(self._single)
+        along = {part.key for part in self.tracks}
+        single = join(part for part in self.survey.sample if part.key not in along)
         parts = [*single, *self.tracks]
         points = [part.x for part in single] + [part.means.x for part in self.tracks]
         chosen = rows_of(torch.cat(points))
@@ -161,12 +156,6 @@ class Trainer:
             if len(rows):
                 selected.append(part.take(rows))
         return Dataset.in_memory(selected)
-
-    @property
-    def _single(self) -> list[Observations]:
-        """The sample of observations at single points."""
-        along = {part.key for part in self.tracks}
-        return [part for part in self.survey.sample if part.key not in along]
 
     def exact_inference(self, data: Dataset) -> ExactInference:
         """Inference under the exact kernel, with repeated positions merged."""
