@@ -125,6 +125,9 @@ def test_student_t_noise_has_its_own_intervals():
     said = calibration_of(model.fit(x, y, progress=False).state, model.mean)
     assert said.coverage > 0.85
     assert not said.note
+    wrong = torch.arange(0, 120, 6)  # one in six
+    spoiled = y.index_put((wrong,), y[wrong] + 20.0)
+    assert not calibration_of(model.condition(x, spoiled).state, model.mean).note
     model.likelihood.noise = model.likelihood.noise.item() / 100
     model.condition(x, y)
     assert calibration_of(model.state, model.mean).note

@@ -43,6 +43,8 @@ from gp_orff.models.validation.predictor import Predictor
 LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
 _FEWEST = 5  # independent numbers: fewer tell nothing
+_OUTLIER = 0.3  # the weight of a reading up to which it is one
+_MAJORITY = 0.6  # of the readings, that are no outliers
 _HALF = 1.0  # lengthscales from the centre of a block to its sides
 _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
@@ -233,7 +235,8 @@ def _blocks(
 ) -> list[Block]:
     """Blocks around readings drawn at random, which do not overlap.
 
-    A block is two lengthscales wide, or less if it had a fifth of the readings.
+    A block is two lengthscales wide, or less if it had a fifth of the readings. Outliers under
+    Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []
     most_tested = _most_tested(data.survey.sample[0].key)
@@ -242,13 +245,15 @@ def _blocks(
     lengths = torch.from_numpy(lengths)
     half = _HALF * torch.where(lengths > 0, lengths, extent).clamp_min(torch.finfo(x.dtype).tiny)
     free = torch.ones(len(x), dtype=torch.bool)
+    usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
+    usual |= usual.double().mean() < _MAJORITY
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
         distance = ((x - x[centre]).abs() / half).amax(-1)
         most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)
         inside = distance <= most
         if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
             continue
-        rows = torch.nonzero(inside).squeeze(-1)
+        rows = torch.nonzero(inside & usual).squeeze(-1)
         order = torch.randperm(len(rows), generator=generator)[:most_tested]
         tested = torch.zeros_like(inside)
         tested[rows[order]] = True
