@@ -9,10 +9,10 @@ from linear_operator import to_dense
 
 import gp_orff
 from gp_orff.data.reading import Options, read
-from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.features.assemble import expand
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.left_out import Block, left_out_of_tracks, tracks_left_out
+from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.models.validation.blocks import by_track
 from gp_orff.models.validation.calibration import calibration_of
 from gp_orff.symbols.base import Identity

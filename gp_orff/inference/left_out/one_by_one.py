@@ -24,9 +24,9 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.covariance import BlockNoise
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.inference.left_out.signal import (
     Seen,
     block_means_under,

@@ -16,9 +16,9 @@ from torch import Tensor
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.data.tracks.readings import TrackReadings, rest_of
 from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.left_out.conditioning import Block, LeftOut
+from gp_orff.inference.left_out.readings import TrackReadings, rest_of
 from gp_orff.inference.left_out.signal import (
     Signal,
     block_means_under,

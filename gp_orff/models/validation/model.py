@@ -10,8 +10,8 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
-from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.inference.left_out import leave_one_out_of_tracks
+from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep

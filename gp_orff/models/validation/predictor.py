@@ -11,9 +11,9 @@ from torch import Tensor
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.sources import varying_mean
-from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.left_out import Block, LeftOut, left_out, left_out_of_tracks
+from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.validation.cross_validation import CrossValidation
 from gp_orff.models.validation.scores import Scores

@@ -8,7 +8,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.reading import along_tracks
 
@@ -52,11 +51,7 @@ class TrackReadings:
     @property
     def in_blocks(self) -> TrackObservations:
         """Block means of the readings, on the clock of all of them."""
-        tracks = tuple(
-            Track.of(track.label, track.x, track.y, track.clock, self.span)
-            for track in self.single.tracks
-        )
-        return replace(self.single, tracks=tracks, span=self.span)
+        return self.single.in_blocks(self.span)
 
 
 def rest_of(
