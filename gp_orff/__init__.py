@@ -15,8 +15,10 @@ with warnings.catch_warnings():  # linear_operator, for what it does when it is 
 import gp_orff.exact_gp.hooks  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import bounds, settings, spectra
 from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
+from gp_orff.data.repeats.thinning import thin
 from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.frequencies import (
@@ -95,6 +97,7 @@ __all__ = [
     "GridWarning",
     "HelmholtzKernel",
     "Jacobian",
+    "KnownNoiseLikelihood",
     "LineIntegral",
     "MonteCarlo",
     "MultitaskStudentTLikelihood",
@@ -120,6 +123,7 @@ __all__ = [
     "settings",
     "spectra",
     "spectrum",
+    "thin",
 ]
 
 __version__ = "0.1.0"

@@ -43,6 +43,7 @@ def readings(
     *,
     track: str | None = None,
     time: str | None = None,
+    noise: str | Sequence[str] | Sequence[Sequence[str]] | None = None,
     time_unit: str = "s",
     epoch: object = None,
 ) -> tuple[Float[np.ndarray, "N ..."] | dict[str, np.ndarray], ...]:
@@ -57,9 +58,12 @@ def readings(
         dataset: an xarray Dataset.
         variables: the names of p variables with the same dimensions.
         coordinates: the names of d coordinates or variables, in the order of the model's inputs.
-        track: the name of a coordinate or variable with the track of every reading. If it or `time`
-            is given, a third value are these columns, (N,) each, as arguments of `model.fit`.
+        track: the name of a coordinate or variable with the track of every reading. If it, `time`
+            or `noise` is given, a third value are these columns, (N,) each, as arguments of
+            `model.fit`.
         time: likewise, with the times along tracks.
+        noise: likewise, with the noise variances: one name, one for each variable, or p×p names of
+            covariances. Of standard errors, take the squares: `dataset.assign(var_u=ds.sd_u**2)`.
         time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
             "W" to "ns".
         epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;
@@ -78,6 +82,10 @@ def readings(
         >>> x, y = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"])
         >>> x.shape, y[-1].tolist()
         ((5, 2), [6.0, -6.0])
+        >>> ds = ds.assign(var=0.1 + abs(u))
+        >>> *_, options = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"], noise="var")
+        >>> options["noise"].tolist()
+        [1.1, 2.1, 3.1, 4.1, 6.1]
     """
     xr = _xarray()
     if not isinstance(dataset, xr.Dataset):
@@ -88,7 +96,9 @@ def readings(
     fields, positions = _named(dataset, variables), _named(dataset, coordinates)
     names = {"track": track, "time": time}
     names = {option: name for option, name in names.items() if name is not None}
-    along = _named(dataset, list(names.values())) if names else {}
+    every_noise = np.array([] if noise is None else noise, dtype=object)
+    along = [*names.values(), *every_noise.flat]
+    along = _named(dataset, along) if along else {}
     sizes = dict(next(iter(fields.values())).sizes)
     for name, variable in fields.items():
         if set(variable.dims) != set(sizes):
@@ -121,6 +131,11 @@ def readings(
     }
     if time is not None:
         options["time"] = _numbers(time, options["time"], time_unit, epoch)
+    if noise is not None:
+        columns = [
+            _floats(name, along[name].set_dims(sizes))[observed] for name in every_noise.flat
+        ]
+        options["noise"] = np.stack(columns, axis=-1).reshape(-1, *every_noise.shape)
     return x, y, options
 
 

@@ -113,6 +113,24 @@ def test_a_note_needs_few_inside_and_little_chance():
     assert Calibration(80, 100, 5, 60.0).note
     assert not Calibration(860, 1000, 5, 1000.0).note  # above 0.85
     assert Calibration(840, 1000, 5, 1000.0).note
+    assert Calibration(inside=0, numbers=2, blocks=1, independent=2.0).chance < 0.003
+    assert not Calibration(inside=0, numbers=2, blocks=1, independent=2.0).note  # two tell nothing
+
+
+def test_student_t_noise_has_its_own_intervals():
+    """A fit of a field drawn from the prior is silent; a scale ten times too small is told of."""
+    x, y, *_ = exact_problem(curl_free(0.5), 2, 120, 2.0)
+    robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
+    model = gp_orff.VectorFieldGP(curl_free(0.5), likelihood=robust)
+    said = calibration_of(model.fit(x, y, progress=False).state, model.mean)
+    assert said.coverage > 0.85
+    assert not said.note
+    wrong = torch.arange(0, 120, 6)  # one in six
+    spoiled = y.index_put((wrong,), y[wrong] + 20.0)
+    assert not calibration_of(model.condition(x, spoiled).state, model.mean).note
+    model.likelihood.noise = model.likelihood.noise.item() / 100
+    model.condition(x, y)
+    assert calibration_of(model.state, model.mean).note
 
 
 @pytest.mark.parametrize("how", ["chunks", "statistics", "symbols", "large"])

@@ -157,8 +157,10 @@ def test_many_outputs(points):
 
 
 def test_large_grids_are_conditioned_by_iterations(monkeypatch):
-    monkeypatch.setattr("gp_orff.inference.conditioning.iterative.MOST_DENSE", 100)
-    monkeypatch.setattr("gp_orff.inference.conditioning.iterative._MOST_NUMBERS", 100)
+    iterative = "gp_orff.inference.conditioning.iterative"
+    monkeypatch.setattr(f"{iterative}.MOST_DENSE", 100)
+    monkeypatch.setattr(f"{iterative}._LARGEST", 100)
+    monkeypatch.setattr(f"{iterative}._MOST_NUMBERS", 100)
     x, y, _ = flow(300)
     model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=gp_orff.Grid.for_data(x))
     model.likelihood.noise = 0.05

@@ -11,8 +11,10 @@ import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.data.repeats.merged import site_labels
+from gp_orff.features.assemble import draw as draws_of
 from gp_orff.inference import representation
-from gp_orff.inference.conditioning import ExactInference
+from gp_orff.inference.conditioning import ExactInference, FeatureInference, IterativeInference
+from gp_orff.inference.conditioning.few_sites import on_few_sites
 from gp_orff.inference.conditioning.merging import changes_within, with_few_sites
 from tests.fields import curl_free, directions, draw, uniform
 
@@ -86,10 +88,11 @@ def test_sites_are_as_small_as_their_number_permits():
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch):
+@pytest.mark.parametrize("budget", [None, 300])
+def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch, budget):
     """Against the exact kernel on all readings, sites are closer than the grid, and both have error
-    bars that contain what they leave out."""
-    monkeypatch.setattr(representation, "MOST_EXACT", 300)
+    bars that contain what they leave out; as many sites as the budget has features."""
+    monkeypatch.setattr(representation, "MOST_EXACT", 700 if budget else 300)
     monkeypatch.setattr(representation, "MOST_ITERATIVE", 2000)
     x, seen = track(350), track(350)[::7] + 0.02
     kernel = model_of().kernel
@@ -98,7 +101,8 @@ def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch):
     f = (f @ draw(800, seed=4)).unflatten(0, (-1, 2)).detach()
     y = f[:350] + math.sqrt(NOISE) * draw(350, 2, seed=5)
     exact = model_of(frequencies=gp_orff.Auto(exact_values=1000)).condition(x, y, merge=0)
-    merged = model_of(frequencies=gp_orff.Auto(exact_values=100)).condition(x, y)
+    auto = gp_orff.Auto(exact_values=100, max_features=budget)
+    merged = model_of(frequencies=auto).condition(x, y)
     assert merged.state.inference.size <= 300
     assert "would truncate" in str(merged.report)
     assert "were merged" in str(merged.report)
@@ -113,5 +117,43 @@ def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch):
         assert inside > 0.9  # of 100 numbers that are correlated
     assert errors[0] < 0.7 * errors[1]
     assert 1.0 <= ratios[0] < 0.9 * ratios[1]
+    assert merged.state.inference is merged.state.inference  # sites that were chosen are not stale
     again = merged.update(x[:5] + 0.001, y[:5])
     assert again.state.inference.size <= 300
+
+
+@pytest.mark.parametrize("iterative", [True, False])
+def test_sites_are_preferred_to_iterations_that_truncate_some(iterative):
+    """A hundredth of the noise variance, where factorisations may truncate a tenth; never sites
+    that change by more than is truncated, or more numbers than permitted."""
+    data = Dataset.in_memory(read(x := track(400), draw(400, 2, seed=1), 2, Options()))
+    kernel, noises = curl_free(0.5, partial(MaternKernel, 2.5)), {"": 0.1 * torch.eye(2).double()}
+    grid = draws_of(kernel, gp_orff.Grid.for_data(x, max_features=2000))
+    inference = (IterativeInference if iterative else FeatureInference)(data, grid)
+    (cut,) = inference.truncation_ratios(kernel, noises).values()
+    assert 0.01 < cut < 0.1
+    found = on_few_sites(inference, kernel, noises, 700)
+    assert (found is not None) == iterative
+    if found is not None:
+        sites, reason = found
+        assert sites.size <= 700
+        assert sites.mean_change <= 0.5 * cut
+        assert f"truncate {cut:.2g} of it" in reason
+    assert on_few_sites(inference, kernel, noises, 10) is None
+
+
+def test_even_readings_stay_on_the_grid():
+    """They average out what it truncates; sites would take the field's changes for noise. A budget
+    that the same number of readings along a track merges within."""
+    kernel, noises = curl_free(0.5, partial(MaternKernel, 2.5)), {"": NOISE * torch.eye(2).double()}
+    found = []
+    for x in (uniform(1500, 2), track(1500)):
+        data = Dataset.in_memory(read(x, draw(1500, 2, seed=1), 2, Options()))
+        grid = draws_of(kernel, gp_orff.Grid.for_data(x, max_features=500))
+        inference = FeatureInference(data, grid)
+        (cut,) = inference.truncation_ratios(kernel, noises).values()
+        few = ExactInference.merging(kernel, noises, with_few_sites(kernel, noises, data, 1000))
+        assert few.mean_change < 0.5 * cut
+        found.append(on_few_sites(inference, kernel, noises, 1000))
+    assert found[0] is None
+    assert found[1] is not None

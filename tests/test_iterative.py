@@ -207,10 +207,23 @@ def test_iterations_serve_large_grids_of_many_values():
     assert type(feature_inference(data, draws, kernel)) is FeatureInference
 
 
+@pytest.mark.parametrize(("gib", "features"), [(4, 8192), (15, 14188), (64, 2**14)])
+def test_memory_limits_the_features_that_are_factorised(monkeypatch, gib, features):
+    """Five matrices of F² numbers take at most half of the memory."""
+    monkeypatch.setattr(iterative, "_memory", lambda device: gib * 2**30)
+    assert iterative.most_factorised(torch.device("cpu")) == features
+
+
+def test_systems_that_do_not_tell_their_memory_count_as_having_8_gib(monkeypatch):
+    monkeypatch.delattr("os.sysconf")
+    assert iterative.most_factorised(torch.device("cpu")) == 10362
+
+
 @pytest.fixture
 def model(monkeypatch):
     """A model whose grid counts as a large one."""
     monkeypatch.setattr(iterative, "MOST_DENSE", 100)
+    monkeypatch.setattr(iterative, "_LARGEST", 100)
     x = 2 * uniform(150, 2, seed=1)
     y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], -1) + 0.1 * normal(150, 2)
     rule = gp_orff.Grid(domain=((0.0, 2.0),) * 2, tolerance=1e-3)
@@ -270,6 +283,7 @@ def test_a_model_takes_a_smaller_grid_where_iterations_do_not_converge(monkeypat
     monkeypatch.setattr(representation, "MOST_EXACT", 0)
     monkeypatch.setattr(representation, "MOST_DENSE", 60)
     monkeypatch.setattr(iterative, "MOST_DENSE", 60)
+    monkeypatch.setattr(iterative, "_LARGEST", 60)
     monkeypatch.setattr(system, "solve", failing)
     kernel = gp_orff.CurlFreeKernel(num_dims=2)
     kernel.base_kernel.lengthscale = 0.2

@@ -82,6 +82,33 @@ def test_tracks_of_trajectories_are_columns_for_fit():
         labelled.readings(ds, ["u", "v"], ["lon", "lat"], track="leg")
 
 
+def test_noise_is_a_column_for_each_number():
+    """One variance, one for each variable, or covariances; at the places that are observed."""
+    u = np.array([[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]])
+    dims = ("lat", "lon")
+    ds = xr.Dataset(
+        {
+            "u": (dims, u),
+            "v": (dims, -u),
+            "var": (dims, u / 10),
+            "cov": (dims[1:], [0.0, 0.1, 0.2]),
+        },
+        {"lon": [0.0, 0.1, 0.2], "lat": [50.0, 50.1]},
+    )
+    own, values = ("u", "v"), np.array([1.0, 3.0, 4.0, 5.0, 6.0]) / 10
+    expected = np.array([0.0, 0.2, 0.0, 0.1, 0.2])
+    for noise in ("var", ["var", "cov"], [["var", "cov"], ["cov", "var"]]):
+        *_, options = labelled.readings(ds, own, ["lon", "lat"], noise=noise)
+        found = options["noise"]
+        assert found.shape == (5, *np.shape(noise))
+        corner = (...,) + (0,) * np.ndim(noise)
+        np.testing.assert_allclose(found[corner], values)
+        if np.ndim(noise):
+            np.testing.assert_allclose(found[(*corner[:-1], 1)], expected)
+    with pytest.raises(KeyError, match="got \\['sd'\\]"):
+        labelled.readings(ds, own, ["lon", "lat"], noise=["var", "sd"])
+
+
 def test_readings_of_trajectories():
     """Two drifters of different length, padded with NaN and NaT; places that are variables."""
     dims, lon = ("drifter", "obs"), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, np.nan]])

@@ -171,3 +171,4 @@ class GroupKey(NamedTuple):
 
     label: str  # the name of the group's likelihood
     pattern: Pattern
+    known: bool = False  # whether 1/w_n are noise variances that came with the observations

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gp_orff.data.noise.given import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning
@@ -23,6 +24,8 @@ class Options:
     """The arguments of `VectorFieldGP.fit` that say what the observations are."""
 
     variances: object = None
+    noise: object = None
+    scale_noise: bool = False
     directions: object = None
     group: object = None
     missing: str = "raise"
@@ -31,6 +34,16 @@ class Options:
     time: object = None
 
     def __post_init__(self):
+        if self.noise is not None and self.variances is not None:
+            raise ValueError(
+                "expected noise= or variances=, got both; noise= is the noise itself, variances= "
+                "are relative to one that is learned"
+            )
+        if self.noise is not None and self.track is not None:
+            raise NotImplementedError(
+                "expected noise= or track=, got both; track= learns noise that readings share, "
+                "noise= is that of each reading by itself: leave out one of them"
+            )
         if self.missing not in ("raise", "mask"):
             raise ValueError(
                 f"expected missing='raise' or missing='mask', got {self.missing!r}; 'mask' leaves "
@@ -46,6 +59,7 @@ class Options:
         return replace(
             self,
             variances=cut(self.variances),
+            noise=cut(self.noise),
             directions=cut(self.directions),
             group=cut(self.group),
             track=cut(self.track),
@@ -71,15 +85,23 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
         raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
     direction = _directions(options.directions, len(x), num_outputs) if along else None
     weight = _weights(options.variances, len(x), y.shape[-1])
-    separate = weight is not None and weight.dim() == 2  # a weight for each component
     observed, parts, index = _observed(y, options.missing), [], torch.arange(len(x))
+    known, covariance = options.noise is not None, None
+    if known:
+        noise = given_noise(options.noise, len(x), y.shape[-1], observed).to(y.device)
+        weight, covariance = (None, noise) if noise.dim() == 3 else (1 / noise, None)
+    separate = weight is not None and weight.dim() == 2  # a weight for each component
     for label, members in _labels(options.group, len(x)):
         for columns, rows in _patterns(observed, expected, members, separate):
             pattern = LineOfSight(num_outputs) if along else Components(columns, num_outputs)
             weights = weight[:, columns[0]] if separate else weight
-            key, values = GroupKey(label, pattern), y if along else pattern.select(y)
+            key, values = GroupKey(label, pattern, known), y if along else pattern.select(y)
             part = Observations(key, x, values, weights, direction, index)
-            parts.append(part if rows is None else part.take(rows))
+            part = part if rows is None else part.take(rows)
+            if covariance is None:
+                parts.append(part)
+            else:
+                parts += along_axes(part, covariance if rows is None else covariance[rows])
     return parts
 
 
@@ -123,11 +145,11 @@ def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, obj
 def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
     """x, y and options of a chunk, which is a pair (x, y) or a mapping."""
     if isinstance(chunk, Mapping):
-        names = {"x", "y", "variances", "directions", "group", "track", "time"}
+        names = {"x", "y", "variances", "noise", "directions", "group", "track", "time"}
         if not {"x", "y"} <= set(chunk) <= names:
             raise ValueError(
-                "expected a chunk with keys x, y and, if needed, variances, directions, group, "
-                f"track and time; got {sorted(map(str, chunk))}"
+                "expected a chunk with keys x, y and, if needed, variances or noise, directions, "
+                f"group, track and time; got {sorted(map(str, chunk))}"
             )
         values = {name: chunk[name] for name in chunk if name not in ("x", "y")}
         return chunk["x"], chunk["y"], replace(options, **values)

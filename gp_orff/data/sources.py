@@ -88,12 +88,11 @@ class Chunks:
                 "expected chunks that can be visited again and again, got an iterator, which "
                 "ends after one visit; give a list, or an object whose __iter__ starts anew"
             )
-        per_observation = ("variances", "directions", "group", "track", "time")
+        per_observation = ("variances", "noise", "directions", "group", "track", "time")
         if not all(is_single(getattr(self.options, name)) for name in per_observation):
             raise ValueError(
-                "expected variances, directions, groups, tracks and times inside the "
-                "chunks, got them as arguments; give chunks as mappings with keys x, y, variances, "
-                "..."
+                "expected variances, noise, directions, groups, tracks and times inside the "
+                "chunks, got them as arguments; give chunks as mappings with keys x, y, noise, ..."
             )
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y beside x, got x alone: fit(x, y)")

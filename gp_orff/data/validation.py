@@ -47,12 +47,17 @@ def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     return matrix
 
 
+def as_real(values: object, name: str) -> Float[Tensor, "..."]:
+    """A tensor or array of any shape in float64; TypeError for values that are no real numbers."""
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise TypeError(f"expected real numbers for {name}, got {tensor.dtype}")
+    return tensor.double()
+
+
 def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
     """A tensor or array as a float64 matrix, perhaps without rows."""
-    matrix = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
-    if matrix.dtype == torch.bool or matrix.is_complex():
-        raise TypeError(f"expected real numbers for {name}, got {matrix.dtype}")
-    matrix = matrix.double()
+    matrix = as_real(values, name)
     matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
     if matrix.dim() != 2 or matrix.shape[-1] == 0:
         raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")

@@ -11,7 +11,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.observations import require_none
@@ -27,7 +27,7 @@ from gp_orff.inference.conditioning import (
     feature_inference,
     has_covariance,
 )
-from gp_orff.inference.conditioning.merging import with_few_sites
+from gp_orff.inference.conditioning.few_sites import on_few_sites
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
 from gp_orff.kernels.closed_form import at_zero
@@ -41,8 +41,6 @@ _SCARCE = 10.0  # acceptable tolerance over the requested one
 MOST_TRAINING, MOST_ITERATIVE = 4096, 2**15  # features, by default: of searches, of the posterior
 MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
 _MOST_MERGED = 8  # repetitions of a position, up to which it is tried
-_MOST_ON_SITES = 10**6  # numbers, of which sites are made where a grid truncates much
-MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
@@ -117,22 +115,15 @@ class Representation:
     def mended(self) -> "Representation":
         """The exact kernel on few sites, within which the field changes by less than what the grid
         truncates, where that is much; else the same."""
-        data, auto = self.data, isinstance(self.requested, Auto) and not self.requested.max_features
-        merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
-        if not (auto and merges and self.follows and data.num_values <= _MOST_ON_SITES):
+        auto = self.requested
+        if not (isinstance(auto, Auto) and self.follows):
             return self
-        cut = max(self.cuts().values())
-        if cut <= MUCH_TRUNCATED or not has_covariance(self.kernel, data):
+        most = max(auto.exact_values, auto.max_features or MOST_EXACT)
+        found = on_few_sites(self.now(), self.kernel, self._noises, most)
+        if found is None:
             return self
-        data = with_few_sites(self.kernel, self._noises, data, MOST_EXACT)
-        inference = ExactInference.merging(self.kernel, self._noises, data)
-        if inference.size > MOST_EXACT or inference.mean_change > cut:
-            return self
-        reason = (
-            f"exact kernel: the field changes by {inference.mean_change:.2g} of the noise variance "
-            f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
-        )
-        return replace(self, data=data, rule=None, reason=reason)
+        sites, reason = found
+        return replace(self, data=sites.data, rule=None, reason=reason)
 
     @property
     def follows(self) -> bool:

@@ -7,7 +7,7 @@ from itertools import repeat
 
 import scipy.special
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noises
@@ -190,6 +190,25 @@ class LeaveOneOut:
         nan = torch.tensor(math.nan, dtype=torch.float64)
         return cls(*(nan.repeat(count, *shape) for shape in shapes))
 
+    def record(
+        self,
+        index: Int[Tensor, "n"],
+        columns: Int[Tensor, "v"],
+        residual: Float[Tensor, "n v"],
+        covariance: Float[Tensor, "n v v"],
+        weight: Float[Tensor, "n"],
+        tail: Callable[[Float[Tensor, "n"], int], Float[Tensor, "n"]],
+    ) -> None:
+        """Overwrite some rows; `tail(d, v)` is the probability of a distance of at least d."""
+        distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
+        log_normaliser = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
+        self.residual[index[:, None], columns] = residual.cpu()
+        self.covariance[index[:, None, None], columns[:, None], columns] = covariance.cpu()
+        self.distance[index] = distance.cpu()
+        self.p_value[index] = tail(distance.cpu(), len(columns))
+        self.log_density[index] = -0.5 * (distance + log_normaliser).cpu()
+        self.weight[index] = weight.cpu()
+
 
 @torch.no_grad()
 def leave_one_out(
@@ -222,7 +241,8 @@ def leave_one_out(
         if not result.weight[index].isnan().all():
             raise ValueError(
                 "expected one observation for each point, got components of a vector with "
-                "variances of their own, which are several; give leave_one_out variances (N,)"
+                "noise of their own, which are several; give variances (N,) or noise (N,), or "
+                "cross_validate(x, y, blocks=range(len(x)))"
             )
         residual, latent, noise = residuals(weighted, posterior, noises, mean)
         noise_covariance = weighted.noise(noise)
@@ -234,21 +254,15 @@ def leave_one_out(
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
         covariance = gain @ noise_covariance - noise_covariance + nominal.noise(noise)
-        distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
-        log_normaliser = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
         model = models.get(nominal.key.label)
-        tail = _chi_squared if model is None else model.tail
-        result.residual[index[:, None], columns] = residual.cpu()
-        result.covariance[index[:, None, None], columns[:, None], columns] = covariance.cpu()
-        result.distance[index] = distance.cpu()
-        result.p_value[index] = tail(distance.cpu(), len(columns))
-        result.log_density[index] = -0.5 * (distance + log_normaliser).cpu()
-        weight = torch.ones_like(distance) if weighted.weight is None else weighted.weight
-        result.weight[index] = (weight if nominal.weight is None else weight / nominal.weight).cpu()
+        weight = torch.ones_like(residual[:, 0]) if weighted.weight is None else weighted.weight
+        weight = weight if nominal.weight is None else weight / nominal.weight
+        tail = chi_squared if model is None else model.tail
+        result.record(index, columns, residual, covariance, weight, tail)
     return result
 
 
-def _chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
+def chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
     """P(D ≥ distance) for D ~ χ² with `values` degrees of freedom."""
     half = torch.tensor(0.5 * values, dtype=distance.dtype)
     return torch.special.gammaincc(half, 0.5 * distance)

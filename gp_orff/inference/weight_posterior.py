@@ -148,8 +148,9 @@ class PrimalPosterior(WeightPosterior):
     def _pair_covariance(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
         """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of the features."""
         expansion = self.expansion
-        outer = expansion.directions[:, i].unsqueeze(-1) * expansion.directions[:, j]
-        form = self._inverse * (0.5 * (outer + outer.mT) if i != j else outer)
+        left, right = expansion.directions[:, i].unsqueeze(-1), expansion.directions[:, j]
+        form = self._inverse * left * right
+        form = 0.5 * (form + form.mT) if i != j else form
         return expansion.phi.quadratic(x, expansion.scatter(expansion.scatter(form).mT))
 
     @cached_property

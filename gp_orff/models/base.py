@@ -26,6 +26,7 @@ from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.history import History
+from gp_orff.models.fitting.noise.known import learn_scales
 from gp_orff.models.fitting.noise.tracks import remember_all, spans_of
 from gp_orff.models.fitting.progress import CountedChunks, Progress
 from gp_orff.models.fitting.starting_values import with_amplitude
@@ -235,10 +236,15 @@ class FieldModel(torch.nn.Module):
         history = History("conditioned").with_notes(notes)
         return ModelState.of(Represented.of(representation), self._fixed_mean, history)
 
-    def _fit_state(self, data: Data, warm_start: bool, progress: Progress) -> ModelState:
-        """Learn the hyperparameters from data; the state of the fitted model."""
+    def _fit_state(
+        self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
+    ) -> ModelState:
+        """Learn the hyperparameters from data; the state of the fitted model. `scale_noise`: learn
+        the factor of known noise, or keep it at one; None, as before."""
         likelihoods = with_groups(self._every_likelihood, data, self.kernel)
         remember_all(likelihoods, data)
+        if scale_noise is not None:
+            learn_scales(likelihoods, data, scale_noise)
         parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
         result = fit(*parts, data, warm_start, progress)
         return ModelState.of(Represented.of(result.representation), result.mean, result.history)
@@ -272,14 +278,16 @@ def _counted(source: Chunks) -> Chunks:
 
 @contextmanager
 def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
-    """Set all parameters and buffers back to their values if the block raises."""
+    """Set all parameters and buffers back to their values if the block raises, and to whether they
+    are trained."""
     held = [*module.parameters(), *module.buffers()]
-    before = [value.detach().clone() for value in held]
+    before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
     try:
         yield
     except BaseException:
-        for tensor, value in zip(held, before, strict=True):
+        for tensor, (value, trained) in zip(held, before, strict=True):
             tensor.data.copy_(value)
+            tensor.requires_grad_(trained)
         raise
 
 

@@ -148,8 +148,8 @@ def compare_kernels(
         frequencies: the frequency rule, as for `VectorFieldGP`.
         blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" takes the
             lengthscale of the kernel of largest evidence. If None, the evidence ranks the models.
-        options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
-            `missing`.
+        options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `scale_noise`,
+            `directions`, `group`, `missing`.
 
     Raises:
         ValueError, TypeError: as `VectorFieldGP.fit` and, with `blocks`, `cross_validate`.
@@ -167,9 +167,9 @@ def compare_kernels(
     """
     if kernels is None:
         kernels = _default_kernels(_num_inputs(x, y, options))
-    group = options.get("group")
+    choice = Options(**options)
     if blocks is not None and (y is None or not isinstance(blocks, str)):  # raises before the fits
-        blocks = blocks_of(blocks, next(iter(kernels.values())), x, y, group)
+        blocks = blocks_of(blocks, next(iter(kernels.values())), x, y, choice)
     models = {}
     for name, kernel in kernels.items():
         announce(f"{name}:", progress)
@@ -185,7 +185,7 @@ def compare_kernels(
     }
     results = {}
     if blocks is not None:
-        same = blocks_of(blocks, models[order[0]].kernel, x, y, group)
+        same = blocks_of(blocks, models[order[0]].kernel, x, y, choice)
         for name in order:
             announce(f"{name}: {len(same.members)} blocks", progress)
             results[name] = models[name].cross_validate(x, y, blocks=same, **options)
@@ -284,8 +284,8 @@ def compare_with_exact(
         x, y: points (N, d) and vectors (N, p), usually the data of the model.
         subset: the number of points to condition on; the cost is cubic in it.
         seed: the seed of the random choice of points.
-        options: other arguments of `VectorFieldGP.fit`: `variances`, `directions`, `group`,
-            `missing`.
+        options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `directions`,
+            `group`, `missing`.
 
     Raises:
         RuntimeError: a model without data.

@@ -30,7 +30,9 @@ from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation, corners
 from gp_orff.models.fitting.history import History
-from gp_orff.models.fitting.noise.tracks import independent, with_tracks
+from gp_orff.models.fitting.noise.independent import independent
+from gp_orff.models.fitting.noise.known import note_of, with_known_noise
+from gp_orff.models.fitting.noise.tracks import with_tracks
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.starting_values import start_noise
 from gp_orff.models.frozen_model import ModelSnapshot
@@ -119,7 +121,8 @@ class ModelState:
             group_noise(key, noises)  # raises for noise that does not fit the group
         represented.inference.prepare()
         repeats = representation.data.repeats
-        notes = [representation.reason, repeats.note, represented.inference.note]
+        given = note_of(representation.likelihoods, representation.data)
+        notes = [representation.reason, given, repeats.note, represented.inference.note]
         return cls(represented, mean, history.with_notes(notes))
 
     @property
@@ -276,8 +279,10 @@ def with_groups(
     held: Data | None = None,
 ) -> dict[str, Likelihood]:
     """A likelihood for every group. A new group starts with the Σ of observations without a group
-    name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`."""
-    groups, reference = with_tracks(likelihoods, data, held), next(kernel.parameters())
+    name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`, one of
+    readings that come with their noise a `KnownNoiseLikelihood`."""
+    groups = with_tracks(with_known_noise(likelihoods, data, held), data, held)
+    reference = next(kernel.parameters())
     for key in data.keys:
         if key.label in groups:
             continue

@@ -73,6 +73,8 @@ class VectorFieldGP(ValidatedModel):
         y: object = None,
         *,
         variances: object = None,
+        noise: object = None,
+        scale_noise: bool = False,
         directions: object = None,
         group: object = None,
         missing: str = "raise",
@@ -94,9 +96,15 @@ class VectorFieldGP(ValidatedModel):
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
                 iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
                 does not grow with their number. A chunk may be a mapping with the keys x, y and, as
-                needed, variances, directions, group, track, time.
+                needed, variances, noise, directions, group, track, time.
             variances: relative noise variances (N,), which multiply that of the likelihood; or
                 (N, p), one for each component, with independent noise.
+            noise: in place of `variances`, the noise itself, in squared units of y: a variance of
+                each reading (N,) or component (N, p), or covariances (N, p, p), of readings of one
+                group or of all. What belongs to components that are NaN is ignored. See
+                `KnownNoiseLikelihood`.
+            scale_noise: False keeps `noise` as it is; True multiplies it by one factor, which each
+                group learns. `condition`, `update` and others take the factor as it is.
             directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
             group: a group name for all observations, or one for each. Each group learns its own
                 noise, `model.likelihoods[name]`; without a name, `model.likelihood`.
@@ -122,14 +130,17 @@ class VectorFieldGP(ValidatedModel):
         if x is None:
             data = self._held.data
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
+            scale_noise = scale_noise or None  # as before
         else:
-            options = Options(variances, directions, group, missing, merge, track, time)
+            options = Options(
+                variances, noise, scale_noise, directions, group, missing, merge, track, time
+            )
             read = partial(self.counted_once, x, y, options, learning=True)
         start = perf_counter()
         with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
             data = read()
             if data.varies:
-                state = self._fit_state(data, warm_start, display)
+                state = self._fit_state(data, warm_start, display, scale_noise)
             else:
                 _warn_of_constant(data.survey.num_points)
                 state = self._condition_state(self._representation_of(data))

@@ -274,11 +274,11 @@ def split(
 
 
 def require_none(tracks: Sequence[TrackObservations]) -> None:
-    """Raise NotImplementedError for tracks: they have no statistics, nor leave-one-out."""
+    """Raise NotImplementedError for tracks: they have no statistics."""
     if tracks:
         raise NotImplementedError(
-            "expected readings without track= for statistics and leave-one-out, got tracks, whose "
-            "noise is correlated; keep the readings, save the model, or leave out whole tracks"
+            "expected readings without track= for statistics, got tracks, whose noise is "
+            "correlated; keep the readings, or save the model"
         )
 
 

@@ -40,6 +40,10 @@ class Auto:
       data allows.
     - A grid of up to `max_features` features otherwise. By default the posterior may have more of
       them, where 8192 truncate too much; its algebra is then iterative.
+    - After all, for the posterior, the exact kernel on the means at up to `max_features` numbers of
+      sites, 8192 by default, where the grid truncates more than a tenth of the noise variance (a
+      hundredth if iterative), and the field changes by half as much within sites: for readings
+      along tracks or in clusters, not for even ones.
 
     Args:
         tolerance: of the grid, as a share of the variance; see `Grid`.

@@ -109,8 +109,11 @@ class ExactInference(Inference):
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether the prior tells apart positions that were merged since it could not."""
-        chosen = self.data.repeats.distance is None and self.reach is not None and any(self.reach)
-        return chosen and exceeds(self.reach, merge_distance(kernel, noises, self.data))
+        repeats = self.data.repeats
+        if repeats.distance is not None or self.reach is None or not any(self.reach):
+            return False
+        indistinct = merge_distance(kernel, noises, self.data)
+        return exceeds(self.reach, [repeats.width * length for length in indistinct])
 
     @cached_property
     def _tiles(self) -> Tiles:

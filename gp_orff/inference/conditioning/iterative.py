@@ -1,5 +1,7 @@
 """Inference by the features of a large frequency grid, without their matrix."""
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +16,9 @@ from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.iterative import Accuracy, Iterative
 
 _MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
+_LARGEST = 2**14  # features: their matrix takes 2 GiB, its factorisation about 20 s on two cores
+_MATRICES = 5  # of F² numbers, which variances at many points need at a time
+_USUAL_MEMORY = 2**33  # bytes, where the system does not tell
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,28 @@ class IterativeInference(FeatureInference):
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
-    Iterations take a frequency grid of more than 8192 features, and more values than a matrix with
-    a row for each of them could hold.
+    Iterations take a frequency grid of more than 16 384 features, or as many as half of the memory
+    holds, but at least 8192; and more values than a matrix with a row for each of them could hold.
     """
     features, on_grid = num_features(kernel, draws), draws[0].shared_columns() is not None
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
-    dense = not on_grid or features <= MOST_DENSE or written_out or bool(data.tracks)
+    few = features <= most_factorised(next(kernel.parameters()).device)
+    dense = not on_grid or few or written_out or bool(data.tracks)
     return (FeatureInference if dense else IterativeInference)(data, draws)
+
+
+def most_factorised(device: torch.device) -> int:
+    """The largest number of features whose normal equations are factorised."""
+    affordable = math.isqrt(_memory(device) // (2 * 8 * _MATRICES))
+    return max(MOST_DENSE, min(affordable, _LARGEST))
+
+
+def _memory(device: torch.device) -> int:
+    """The bytes of memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system has these
+        return _USUAL_MEMORY

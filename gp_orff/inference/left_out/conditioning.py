@@ -35,6 +35,7 @@ class LeftOut(NamedTuple):
     mean: Float[Tensor, "n v"]  # E[H f], the constant mean included
     variance: Float[Tensor, "n v"]  # Var[H f], the truncated variance included
     joint: Callable[[], Float[Tensor, "n*v n*v"]]  # computes Cov[H f] of all these readings
+    noise: Float[Tensor, "n v"] | None = None  # its variance, where it is not that of the group
 
 
 @singledispatch

@@ -20,12 +20,8 @@ from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import has_covariance
-from gp_orff.inference.representation import (
-    COARSE_FACTOR,
-    FINE_FACTOR,
-    MUCH_TRUNCATED,
-    Representation,
-)
+from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
+from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
 from gp_orff.models.fitting.progress import Progress

@@ -90,7 +90,8 @@ class FitReport:
         evidence_error: the standard error of `evidence`, which is an estimate where features are
             too many for a factorisation; 0 otherwise.
         noise: noise variances by group: a float for all components, or an array (p,);
-            "default" is the group of observations without a group name.
+            "default" is the group of observations without a group name. Where noise is given with
+            the observations, its factor.
         hyperparameters: an `Estimate` for each name, such as `curl_free.lengthscale`, `noise`,
             `adcp.noise` (of the group `adcp`) and `mean` (the constant mean). A name is gpytorch's
             name of the parameter. Branches of the kernel come before it where they are needed to

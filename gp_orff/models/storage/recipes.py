@@ -26,6 +26,7 @@ from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
 from torch import nn
 
 from gp_orff import symbols
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.features import frequencies
@@ -116,6 +117,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     MultitaskGaussianLikelihood: _multitask,
     MultitaskStudentTLikelihood: lambda noise: {"deg_free": noise.deg_free, **_multitask(noise)},
     TrackLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
+    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
     ConstantMean: lambda mean: {},
     ZeroMean: lambda mean: {},
     MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},

@@ -1,4 +1,4 @@
-"""Blocks of readings to leave out: by labels, by a splitter, or cells of two lengthscales."""
+"""Blocks of readings to leave out: by labels, a splitter or tracks; cells of two lengthscales."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -8,6 +8,7 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 
+from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.frequencies.grid_design import lengthscales
@@ -33,14 +34,14 @@ class Splitter(Protocol):
         """Rows to learn from, and rows to predict."""
 
 
-def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, group: object = None) -> Blocks:
+def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Options) -> Blocks:
     """The blocks that a user asked for.
 
     Args:
         blocks: "auto", labels (N,), or a splitter; or what this function returned before.
-        kernel: whose lengthscales are the size of blocks.
+        kernel: whose lengthscales are the size of blocks, where there are no tracks.
         x, y: the readings (N, d), (N, v).
-        group: the group of each reading, for splitters that need some.
+        options: the group of each reading, for splitters that need some; its track.
 
     Raises:
         TypeError: no y; blocks that are none of these, or labels that cannot be hashed.
@@ -62,9 +63,12 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, group: objec
             raise ValueError(
                 f"expected blocks='auto', labels (N,) or a splitter, got blocks={blocks!r}"
             )
-        blocks = cells(x, lengthscales_of(kernel, x.shape[-1]))
+        blocks = by_track(options.track, len(x))
+        if blocks is None:
+            blocks = cells(x, lengthscales_of(kernel, x.shape[-1]))
     if hasattr(blocks, "split") and not isinstance(blocks, Iterable):  # as tensors are
-        return Blocks(tuple(_of_splitter(blocks, x, y, None if is_single(group) else group)))
+        groups = None if is_single(options.group) else options.group
+        return Blocks(tuple(_of_splitter(blocks, x, y, groups)))
     return Blocks(tuple(_of_labels(blocks, len(x))))
 
 
@@ -123,6 +127,26 @@ def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
         return lengthscales(term_spectra(kernel, num_inputs), num_inputs)
     except NotImplementedError:
         return np.zeros(num_inputs)
+
+
+def by_track(track: object, count: int) -> Sequence[Hashable] | None:
+    """The block of each reading: its track, or one of 50 sets of tracks of about equally many
+    readings; None without a label for each of `count` readings, or with a single one.
+
+    Example:
+        >>> from gp_orff.models.validation.blocks import by_track
+        >>> by_track(["a", "a", "b"], 3), by_track("a", 3), len(set(by_track(range(400), 400)))
+        (['a', 'a', 'b'], None, 50)
+    """
+    if is_single(track) or len(track) != count:
+        return None
+    labels = track.tolist() if hasattr(track, "tolist") else list(track)
+    _, which, sizes = np.unique(
+        np.array([str(label) for label in labels]), return_inverse=True, return_counts=True
+    )
+    if len(sizes) < 2:
+        return None
+    return labels if len(sizes) <= _MOST else _in_order(_together(sizes, 0)[which])
 
 
 def cells(

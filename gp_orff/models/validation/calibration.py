@@ -12,25 +12,29 @@ hardly ever fall short of.
 
 import math
 import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.stats
 import torch
 from gpytorch.means import Mean
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sources import Arrays, InMemory
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.conditioning import (
     ExactInference,
     FeatureInference,
     Inference,
     IterativeInference,
 )
-from gp_orff.inference.left_out import Block
+from gp_orff.inference.left_out import Block, LeftOut, tracks_left_out
 from gp_orff.models.state import ModelState
 from gp_orff.models.validation.blocks import lengthscales_of
 from gp_orff.models.validation.cross_validation import LEVEL
@@ -38,10 +42,14 @@ from gp_orff.models.validation.predictor import Predictor
 
 LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
+_FEWEST = 5  # independent numbers: fewer tell nothing
+_OUTLIER = 0.3  # the weight of a reading up to which it is one
+_MAJORITY = 0.6  # of the readings, that are no outliers
 _HALF = 1.0  # lengthscales from the centre of a block to its sides
 _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
 _FEW_BLOCKS, _MANY = 3, 1000  # blocks, where matrices have more rows
+_HALF_WIDTH = float(scipy.stats.norm.ppf(0.5 + 0.5 * LEVEL))  # of an interval, over sd
 _MOST = 4096  # rows; more would take long beside the fit
 
 
@@ -67,6 +75,10 @@ class CalibrationWarning(UserWarning):
     """
 
 
+Tested = tuple[Bool[Tensor, "m"], Float[Tensor, "m m"]]
+"""Whether intervals hold the numbers of a block, and the correlations of their predictions."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """How many numbers of a few left-out blocks 95 % intervals hold."""
@@ -75,6 +87,18 @@ class Calibration:
     numbers: int
     blocks: int
     independent: float  # of the numbers, about
+
+    @classmethod
+    def of(cls, blocks: Iterable[Iterable[Tested]]) -> "Calibration | None":
+        """From the parts of every block; None without any."""
+        inside = numbers = count = spread = 0.0
+        for parts in blocks:
+            deviation = 0.0  # of the number inside, over that of one
+            for held, correlation in parts:
+                inside, numbers = inside + held.sum().item(), numbers + len(held)
+                deviation += correlation.square().sum().sqrt().item()
+            count, spread = count + 1, spread + deviation**2
+        return cls(int(inside), int(numbers), int(count), numbers**2 / spread) if numbers else None
 
     @property
     def coverage(self) -> float:
@@ -89,7 +113,8 @@ class Calibration:
     @property
     def note(self) -> str:
         """What is wrong and what helps; empty if the error bars may well hold."""
-        if self.coverage >= LEAST or self.chance > _CHANCE:
+        few = self.independent < _FEWEST
+        if few or self.coverage >= LEAST or self.chance > _CHANCE:
             return ""
         return (
             f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
@@ -102,9 +127,9 @@ class Calibration:
 
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    """Predict readings of a few blocks of two lengthscales from the rest; None where that costs
-    much, where the data cannot be visited again, where a covariance is singular, and under
-    Student-t noise, since outliers are no fault of the field."""
+    """Predict readings of a few blocks of two lengthscales, or a few whole tracks, from the rest;
+    None where that costs much, where the data cannot be visited again, and where a covariance is
+    singular."""
     try:
         with warnings.catch_warnings():  # near-singular data: the fit has said so
             warnings.simplefilter("ignore", NumericalWarning)
@@ -115,26 +140,46 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 
 @torch.no_grad()
 def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    inference, rows = _indexed(state.inference), _rows(state)
-    if inference is None or rows > _MOST or state.e_step.heavy_tailed:
+    rows = _rows(state)
+    if rows > _MOST:
         return None
-    predictor = Predictor(inference, state.e_step, prior_mean)
+    count = _FEW_BLOCKS if rows > _MANY else _BLOCKS
+    if state.data.tracks:
+        chosen = [_some(held, count) for held in state.data.tracks if len(held.tracks) > 1]
+        found = Calibration.of(_left_out_tracks(state, chosen))
+        return found and replace(found, blocks=sum(len(part.tracks) for part in chosen))
+    return Calibration.of(_left_out_blocks(state, prior_mean, count))
+
+
+def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterator[Iterator[Tested]]:
+    """A few blocks of two lengthscales."""
+    inference = _indexed(state.inference)
+    if inference is None:
+        return
     lengths = lengthscales_of(state.kernel, state.data.num_inputs)
-    blocks = _blocks(inference.data, lengths, _FEW_BLOCKS if rows > _MANY else _BLOCKS)
-    if not blocks:
-        return None
-    inside = numbers = spread = 0.0
-    for parts in predictor.left_out(blocks):
-        deviation = 0.0  # of the number inside, over that of one
-        for part in parts:
-            *_, sd, _, _, pit = predictor.scores(part)
-            correlation = part.joint() / (sd.unsqueeze(-1) * sd)
-            correlation.fill_diagonal_(1.0)
-            deviation += correlation.square().sum().sqrt().item()
-            inside += ((pit - 0.5).abs() <= 0.5 * LEVEL).sum().item()
-            numbers += len(pit)
-        spread += deviation**2
-    return Calibration(int(inside), int(numbers), len(blocks), numbers**2 / spread)
+    predictor = Predictor(inference, state.e_step, prior_mean)
+    for parts in predictor.left_out(_blocks(inference.data, lengths, count)):
+        yield (_tested(predictor, part) for part in parts)
+
+
+def _tested(predictor: Predictor, part: LeftOut) -> Tested:
+    *_, sd, _, _, pit = predictor.scores(part)
+    return (pit - 0.5).abs() <= 0.5 * LEVEL, _correlations(part.joint(), sd)
+
+
+def _left_out_tracks(
+    state: ModelState, chosen: Sequence[TrackObservations]
+) -> Iterator[list[Tested]]:
+    """The block means of a few whole tracks of each group, which are left out together."""
+    parts = state.e_step.kernel, state.e_step.noises, state.mean
+    for residual, covariance in tracks_left_out(state.inference, *parts, chosen):
+        sd = covariance.diagonal().sqrt()
+        yield [(residual.abs() <= _HALF_WIDTH * sd, _correlations(covariance, sd))]
+
+
+def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
+    """The correlations of numbers with these standard deviations, noise included."""
+    return (covariance / (sd.unsqueeze(-1) * sd)).fill_diagonal_(1.0)
 
 
 def warn_of_calibration(calibration: Calibration) -> None:
@@ -156,7 +201,7 @@ def _rows(state: ModelState) -> float:
 def _indexed(inference: Inference) -> Inference | None:
     """Inference with data in memory whose observations have an `index`; None for other data."""
     data = inference.data
-    if not isinstance(data, Dataset) or data.symbol_data or data.tracks:
+    if not isinstance(data, Dataset) or data.symbol_data:
         return None
     if not all(isinstance(source, InMemory | Arrays) for source in data.sources):
         return None
@@ -171,28 +216,44 @@ def _indexed(inference: Inference) -> Inference | None:
     return replace(inference, data=indexed)
 
 
+def _some(held: TrackObservations, count: int, seed: int = 0) -> TrackObservations:
+    """Blocks of a few tracks drawn at random, a fifth of all at most."""
+    generator, few = torch.Generator().manual_seed(seed), int(_SHARE * len(held.tracks))
+    few = min(count, max(1, few))
+    chosen = torch.randperm(len(held.tracks), generator=generator)[:few].tolist()
+    part = replace(held, tracks=tuple(held.tracks[number] for number in chosen))
+    rows = torch.randperm(len(part.y), generator=generator)[: few * _most_tested(held.key)]
+    return part.take(rows.sort().values.to(part.x.device))
+
+
+def _most_tested(key: GroupKey) -> int:
+    return min(_TESTED, max(1, _NUMBERS // key.pattern.num_outputs))
+
+
 def _blocks(
     data: Dataset, lengths: Float[np.ndarray, "d"], count: int, seed: int = 0
 ) -> list[Block]:
     """Blocks around readings drawn at random, which do not overlap.
 
-    A block is two lengthscales wide, or less if it had a fifth of the readings.
+    A block is two lengthscales wide, or less if it had a fifth of the readings. Outliers under
+    Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []
-    outputs = data.survey.sample[0].pattern.num_outputs
-    most_tested = min(_TESTED, max(1, _NUMBERS // outputs))
+    most_tested = _most_tested(data.survey.sample[0].key)
     x = torch.cat([part.x for part in data.visit()]).cpu()
     extent = x.amax(0) - x.amin(0)
     lengths = torch.from_numpy(lengths)
     half = _HALF * torch.where(lengths > 0, lengths, extent).clamp_min(torch.finfo(x.dtype).tiny)
     free = torch.ones(len(x), dtype=torch.bool)
+    usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
+    usual |= usual.double().mean() < _MAJORITY
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
         distance = ((x - x[centre]).abs() / half).amax(-1)
         most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)
         inside = distance <= most
         if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
             continue
-        rows = torch.nonzero(inside).squeeze(-1)
+        rows = torch.nonzero(inside & usual).squeeze(-1)
         order = torch.randperm(len(rows), generator=generator)[:most_tested]
         tested = torch.zeros_like(inside)
         tested[rows[order]] = True

@@ -5,11 +5,13 @@ from dataclasses import replace
 import torch
 
 from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
-from gp_orff.data.tracks.observations import require_none
+from gp_orff.data.tracks.readings import TrackReadings
+from gp_orff.inference.left_out import leave_one_out_of_tracks
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
@@ -38,8 +40,9 @@ class ValidatedModel(FieldModel):
         Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
         are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
         hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
-        all or some of the data of `fit`, with the same options. ValueError for `variances` (N, p),
-        and for other data where the field is less certain than the observation.
+        all or some of the data of `fit`, with the same options; of readings along tracks, the
+        others are those given. ValueError for `variances` (N, p), `noise` (N, p) or (N, p, p), and
+        for other data where the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch
@@ -55,7 +58,12 @@ class ValidatedModel(FieldModel):
         """
         snapshot, state = self._snapshot(), self.state
         data = self._read(x, y, Options(**options))
-        require_none(data.tracks)
+        if data.tracks:
+            representation = self._representation_of(data)
+            noises = noises_of(self.kernel, representation.likelihoods)
+            parts = self.kernel, noises, self._fixed_mean, len(x)
+            along = self._along_tracks(x, y, Options(**options), data)
+            return leave_one_out_of_tracks(representation.now(), along, *parts)
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
@@ -82,14 +90,18 @@ class ValidatedModel(FieldModel):
         the weights that all data give them, and predictions add the Student-t noise itself.
         Observations of `observe` are ignored, and the model is not changed.
 
+        A reading of a track that is left out whole is predicted as one of a new track. Where other
+        readings of its track stay, on their clock, they tell its offset and correlated noise.
+
         Args:
             x, y: points (N, d) and vectors (N, p) in memory, usually the data of the model.
-            blocks: "auto" for cells of two lengthscales, in 5 to 50 blocks. Or a label for each
-                reading (N,), numbers, names or anything hashable. Or a splitter of scikit-learn; a
-                reading may be in several of its sets or in none. Its `groups` are those of
-                `group=`.
-            options: `variances`, `directions`, `group`, `missing` and `merge`, as for `fit`.
-                Readings that `condition` leaves out, such as copies, are not scored.
+            blocks: "auto" for tracks, in at most 50 blocks, where `track` has several; else for
+                cells of two lengthscales, in 5 to 50 blocks. Or a label for each reading (N,),
+                numbers, names or anything hashable. Or a splitter of scikit-learn; a reading may be
+                in several of its sets or in none. Its `groups` are those of `group=`.
+            options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
+                `time`, as for `fit`. Readings that `condition` leaves out, such as copies, are not
+                scored; those with covariances have a number along each axis of their noise.
 
         Raises:
             TypeError: chunks; blocks that are no labels and no splitter.
@@ -111,13 +123,14 @@ class ValidatedModel(FieldModel):
             True
         """
         choice = Options(**options)
-        chosen = blocks_of(blocks, self.kernel, x, y, choice.group)
+        chosen = blocks_of(blocks, self.kernel, x, y, choice)
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
-        require_none(data.tracks)
+        along = self._along_tracks(x, y, choice, data)
         representation = self._representation_of(data)
         e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
-        return Predictor(representation.now(), e_step, self.mean).cross_validation(chosen.members)
+        predictor = Predictor(representation.now(), e_step, self.mean, along)
+        return predictor.cross_validation(chosen.members)
 
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""
@@ -127,6 +140,19 @@ class ValidatedModel(FieldModel):
             return state
         warn_of_calibration(calibration)
         return replace(state, history=state.history.with_notes([calibration.note]))
+
+    def _along_tracks(
+        self, x: object, y: object, options: Options, data: Dataset
+    ) -> list[TrackReadings]:
+        """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
+        if not data.tracks:
+            return []
+        spans = {part.key.label: part.span for part in data.tracks}
+        plain = self._read(x, y, replace(options, track=None, time=None))
+        return [
+            TrackReadings.of(part, options.track, options.time, len(x), spans[part.key.label])
+            for part in plain.visit()
+        ]
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
         """Data as by `counted_once`, in memory, whose observations have an `index`."""

@@ -1,18 +1,19 @@
 """Predict left-out readings, block by block, and score the predictions."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
 from gpytorch.means import Mean
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.observations import Observations
 from gp_orff.data.sources import varying_mean
+from gp_orff.data.tracks.readings import TrackReadings
 from gp_orff.inference.conditioning import Inference
-from gp_orff.inference.left_out import Block, LeftOut, left_out
+from gp_orff.inference.left_out import Block, LeftOut, left_out, left_out_of_tracks
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.validation.cross_validation import CrossValidation
 from gp_orff.models.validation.scores import Scores
@@ -25,6 +26,7 @@ class Predictor:
     inference: Inference  # of a `Dataset` in memory whose observations have an `index`
     e_step: EStep
     prior_mean: Mean
+    along: Sequence[TrackReadings] = ()  # all readings, where they are along tracks
 
     @torch.no_grad()
     def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
@@ -35,9 +37,12 @@ class Predictor:
         """
         device = next(self.e_step.kernel.parameters()).device
         blocks = [block.to(device) for block in blocks]
+        observed = [part.observations for part in self.along] or list(self.inference.data.visit())
         for block in blocks:
-            _require_rest(self.inference.data, block)
+            _require_rest(observed, block)
         parts = self.e_step.kernel, self.e_step.noises, self.e_step.mean
+        if self.along:
+            return left_out_of_tracks(self.inference, self.along, *parts, blocks)
         return left_out(self.inference, *parts, blocks)
 
     @torch.no_grad()
@@ -66,8 +71,11 @@ class Predictor:
     def scores(self, found: LeftOut) -> list[Tensor]:
         """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
         part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
-        noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
-        noise = noise.diagonal(dim1=-1, dim2=-2).flatten()
+        noise = found.noise
+        if noise is None:
+            noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
+            noise = noise.diagonal(dim1=-1, dim2=-2)
+        noise = noise.flatten()
         model = self.e_step.heavy_tailed.get(part.key.label)
         nu = math.inf if model is None else model.deg_free
         scores = Scores.of((part.y - mean).flatten(), latent.flatten(), noise, nu)
@@ -85,9 +93,9 @@ class Predictor:
         ]
 
 
-def _require_rest(data: Dataset, block: Block) -> None:
+def _require_rest(observed: Iterable[Observations], block: Block) -> None:
     """Raise if a block contains all readings."""
-    if all(block.left_out[part.index].all() for part in data.visit()):
+    if all(block.left_out[part.index].all() for part in observed):
         raise ValueError(
             "expected blocks that leave readings to learn from, got block "
             f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from gp_orff.data.dataset import Data
 from gp_orff.data.noise.along_tracks import along_tracks
 from gp_orff.data.noise.covariances import noise_of
-from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood, default_likelihood
+from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
 from gp_orff.models.fitting.coordinates import admissible
+from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise, start_noise
 
@@ -62,10 +63,10 @@ def with_tracks(
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
                 "them another name, group="
             )
-        if key.label in groups:
+        if isinstance(groups.get(key.label), TrackLikelihood):
             groups[key.label] = independent(groups[key.label])
     for label, part in along.items():
-        present = groups.get(label, groups[DEFAULT])
+        present = groups.get(label, independent(groups[DEFAULT]))
         if isinstance(present, MultitaskStudentTLikelihood):
             raise ValueError(
                 "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
@@ -74,16 +75,6 @@ def with_tracks(
         if not (label in groups and isinstance(present, TrackLikelihood)):
             groups[label] = _started(part, present)
     return groups
-
-
-def independent(likelihood: Likelihood) -> Likelihood:
-    """The likelihood, or in the place of one along tracks that of independent readings."""
-    if not isinstance(likelihood, TrackLikelihood):
-        return likelihood
-    variance = noise_of(likelihood, likelihood.num_tasks)[0, 0].item()
-    plain = default_likelihood(likelihood.num_tasks).to(likelihood.raw_noise)
-    start_noise(plain, variance)
-    return plain
 
 
 def _started(part: TrackObservations, present: Likelihood) -> TrackLikelihood:

@@ -1,0 +1,64 @@
+"""The exact kernel on few sites, in the place of a grid that truncates more than they change."""
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise.covariances import Noises
+from gp_orff.inference.conditioning.exact import ExactInference, has_covariance
+from gp_orff.inference.conditioning.features import FeatureInference
+from gp_orff.inference.conditioning.iterative import IterativeInference
+from gp_orff.inference.conditioning.merging import with_few_sites
+
+MUCH_TRUNCATED = 0.1  # variance, over that of the noise
+_SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
+_MOST_ON_SITES = 10**6  # numbers, of which sites are made
+_LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
+_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
+
+
+@torch.no_grad()
+def on_few_sites(
+    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float
+) -> tuple[ExactInference, str] | None:
+    """Inference by the exact kernel on sites, and why it is better than that on a grid; else None.
+
+    What a grid truncates is returned as white noise of each reading. It is correlated over its
+    wavelengths, so that dense readings do not average it out, and error bars near them are too
+    small. Sites are better where readings leave much of the box empty, and the field changes by
+    half as much within them, or less: their covariance is complete. Even readings average out what
+    is truncated, as white noise.
+
+    Args:
+        inference: on the grid.
+        kernel: the prior.
+        noises: Σ by the label of the group.
+        most: the largest number of means at sites.
+    """
+    data = inference.data
+    merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
+    if not (merges and data.num_values <= _MOST_ON_SITES):
+        return None
+    cut = max(inference.truncation_ratios(kernel, noises).values())
+    iterative = isinstance(inference, IterativeInference)
+    permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
+    if cut <= permitted or _share_of_box(data) > _EVEN or not has_covariance(kernel, data):
+        return None
+    data = with_few_sites(kernel, noises, data, most)
+    sites = ExactInference.merging(kernel, noises, data)
+    if sites.size > most or sites.mean_change > _LESS * cut:
+        return None
+    return sites, (
+        f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
+        f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
+    )
+
+
+def _share_of_box(data: Dataset) -> float:
+    """The share of cells with readings, where there are eight even readings for each cell."""
+    x = torch.cat([part.x for part in data.observations]).cpu().numpy()
+    x = x[:, np.ptp(x, axis=0) > 0]
+    count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
+    lattice = np.floor((x - x.min(0)) / np.ptp(x, axis=0) * count).clip(max=count - 1)
+    return len(np.unique(lattice, axis=0)) / count ** x.shape[-1]

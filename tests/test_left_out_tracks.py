@@ -1,0 +1,242 @@
+"""Readings along tracks that are left out, against dense covariances of all readings."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from linear_operator import to_dense
+
+import gp_orff
+from gp_orff.data.reading import Options, read
+from gp_orff.data.tracks.readings import TrackReadings
+from gp_orff.features.assemble import expand
+from gp_orff.features.truncation import truncated_variance
+from gp_orff.inference.left_out import Block, left_out_of_tracks, tracks_left_out
+from gp_orff.models.validation.blocks import by_track
+from gp_orff.models.validation.calibration import calibration_of
+from gp_orff.symbols.base import Identity
+from tests.fields import curl_free, draw, uniform
+from tests.tracks import EYE, RULES, P, conditioned, likelihood, path_length
+
+RULES = {**RULES, "truncated": gp_orff.Grid(spacing=1.0, cutoff=5.0)}
+ROUNDING = 1e-8
+
+
+def covariances(model, x, label, clock):
+    """Prior covariance of the field, noise of a track without its white part, and δ."""
+    inference, noise = model.state.inference, model.likelihood
+    lag = (clock[:, None] - clock).abs()
+    slow = noise.offset_variance + noise.correlated_variance * torch.exp(
+        -lag / noise.correlation_time
+    )
+    slow = torch.from_numpy(label[:, None] == label[None]) * slow
+    if not hasattr(inference, "draws"):
+        return to_dense(model.kernel(x)), slow, 0.0
+    phi = expand(model.kernel, inference.draws, 2).double().features(x)
+    delta = truncated_variance(Identity(), model.kernel, inference.draws, ())
+    return phi @ phi.mT, slow, 0.0 if delta is None else delta[0].diagonal().max()
+
+
+def averaging(label, clock, span):
+    """A row of weights for every block of consecutive readings, track by track."""
+    rows = []
+    for name in dict.fromkeys(label):
+        members = np.flatnonzero(label == name)
+        times = clock[members] - clock[members][0]
+        part = torch.arange(len(times)) if span == 0 else (times / span).floor().long()
+        blocks = [members[(part == b).numpy()] for b in part.unique()]
+        if len(blocks) > 1 and 2 * len(blocks[-1]) < np.median([len(b) for b in blocks]):
+            last = blocks.pop()
+            blocks[-1] = np.concatenate([blocks[-1], last])
+        for block in blocks:
+            row = torch.zeros(len(label)).double()
+            row[block] = 1 / len(block)
+            rows.append(row)
+    return torch.stack(rows)
+
+
+def predicted_by_the_rest(model, x, y, label, clock, rest, tested, span):
+    """Mean and variance of readings, from dense algebra."""
+    field, slow, delta = covariances(model, x, label, clock)
+    noise = model.likelihood
+    kept = np.flatnonzero(rest)
+    average = torch.zeros(0, len(x)).double()
+    for row in averaging(label[kept], clock[kept], span):
+        whole = torch.zeros(1, len(x)).double()
+        whole[0, kept] = row
+        average = torch.cat([average, whole])
+    h = torch.kron(average, EYE)
+    count = len(average)
+    own = (noise.block_variance + delta) * torch.eye(count).double()
+    white = noise.noise * average @ average.mT
+    signal = field + torch.kron(slow, EYE)
+    k = h @ signal @ h.mT + torch.kron(white + own, EYE)
+    cross, ones, values = signal @ h.mT, h @ EYE.repeat(len(x), 1), h @ y.flatten()
+    information = ones.mT @ torch.linalg.solve(k, ones)
+    constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, values))
+    gain = torch.linalg.solve(k, cross.mT).mT
+    mean = gain @ (values - ones @ constant) + constant.repeat(len(x))
+    variance = (signal - gain @ cross.mT).diagonal() + delta + noise.noise + noise.block_variance
+    return mean.unflatten(0, (-1, P))[tested], variance.unflatten(0, (-1, P))[tested]
+
+
+def blocks_within(label):
+    """Thirds of every track, in three blocks."""
+    return np.concatenate([np.arange(n) * 3 // n for n in np.unique(label, return_counts=True)[1]])
+
+
+CASES = [
+    (rule, span, whole, True) for rule in RULES for span in (0.0, 4.0) for whole in (True, False)
+]
+CASES += [("exact", 4.0, False, False), ("grid", 0.0, True, False)]
+
+
+@pytest.mark.parametrize(("rule", "span", "whole", "timed"), CASES)
+def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
+    """Tracks left out whole, and parts of tracks whose rest tells their offset."""
+    span = span if timed else span / 60
+    model, x, y, label, time = conditioned(RULES[rule], span, timed)
+    clock = time if timed else path_length(x, label)
+    before = model.posterior().mean(x)
+    blocks = label if whole else blocks_within(label)
+    options = {"track": label, **({"time": time} if timed else {})}
+    found = model.cross_validate(x, y, blocks=blocks, **options)
+    assert torch.equal(model.posterior().mean(x), before)
+    assert len(found.pit) == y.numel()
+    for number, name in enumerate(dict.fromkeys(blocks.tolist())):
+        rows = found.block == number
+        tested = blocks == name
+        mean, variance = predicted_by_the_rest(
+            model, x, y, label, clock, ~tested, torch.from_numpy(tested), span
+        )
+        torch.testing.assert_close(found.mean[rows], mean.flatten(), rtol=ROUNDING, atol=ROUNDING)
+        sd = variance.sqrt().flatten()
+        torch.testing.assert_close(found.sd[rows], sd, rtol=ROUNDING, atol=ROUNDING)
+        assert torch.equal(found.observed[rows], y[torch.from_numpy(tested)].flatten())
+
+
+@pytest.mark.parametrize(("rule", "span"), [(rule, span) for rule in RULES for span in (0.0, 4.0)])
+def test_one_reading_is_predicted_by_all_others(rule, span, monkeypatch):
+    """From the mean of the others of its block, whose error it shares, and all other blocks."""
+    monkeypatch.setattr("gp_orff.inference.left_out.one_by_one._READINGS", 29)  # of 30 on a track
+    model, x, y, label, time = conditioned(RULES[rule], span)
+    found = model.leave_one_out(x, y, track=label, time=time)
+    field, slow, delta = covariances(model, x, label, time)
+    noise, average = model.likelihood, averaging(label, time, span)
+    member = (average > 0).double()
+    common = (noise.block_variance + delta) * member.mT @ member
+    signal = field + torch.kron(slow + common, EYE)
+    total = signal + noise.noise * torch.eye(len(signal)).double()
+    h = torch.kron(average, EYE)
+    k, ones = h @ total @ h.mT, h @ EYE.repeat(len(x), 1)
+    information = ones.mT @ torch.linalg.solve(k, ones)
+    constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, h @ y.flatten()))
+    for i in (0, 7, 14, 21, 29, 44, 59, 89):
+        others = average.clone()
+        others[:, i] = 0.0
+        others = others[others.sum(-1) > 0]
+        h = torch.kron(others / others.sum(-1, keepdim=True), EYE)
+        rows = slice(P * i, P * i + P)
+        k, cross = h @ total @ h.mT, total[rows] @ h.mT
+        gain = torch.linalg.solve(k, cross.mT).mT
+        values = h @ (y - constant).flatten()
+        residual = y[i] - constant - gain @ values
+        covariance = total[rows, rows] - gain @ cross.mT
+        torch.testing.assert_close(found.residual[i], residual, rtol=1e-7, atol=1e-7)
+        torch.testing.assert_close(found.covariance[i], covariance, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_joint_covariance_of_what_is_left_out_has_the_variances(rule, monkeypatch):
+    """Of readings whose track partly stays, and of new tracks, which share their offset."""
+    model, x, y, label, time = conditioned(RULES[rule], 0.0)
+    monkeypatch.setattr("gp_orff.inference.left_out.signal._READINGS", 7)
+    (part,) = read(x, y, P, Options())
+    readings = TrackReadings.of(part, label, time, len(x), 0.0)
+    mask = torch.from_numpy((label == "leg 0") | (blocks_within(label) == 1))
+    parts = model.kernel, model.state.e_step.noises, None, [Block("some", mask, mask)]
+    (((found,),),) = (left_out_of_tracks(model.state.inference, [readings], *parts),)
+    joint = found.joint()
+    torch.testing.assert_close(joint.diagonal(), found.variance.flatten(), rtol=1e-8, atol=1e-9)
+    assert torch.linalg.eigvalsh(joint)[0] > -1e-9
+    first, last = 0, 2 * 29  # of the new track, apart in time
+    assert joint[first, last] > 0.5 * model.likelihood.offset_variance
+
+
+def test_blocks_are_tracks_without_a_word():
+    model, x, y, label, time = conditioned(None, 0.0)
+    options = {"track": label, "time": time}
+    found = model.cross_validate(x, y, **options)
+    assert found.names == ("leg 0", "leg 1", "leg 2")
+    assert torch.equal(found.mean, model.cross_validate(x, y, blocks=label, **options).mean)
+    one = model.cross_validate(x[:30], y[:30], track="leg 0", time=time[:30])
+    assert len(one) >= 5  # cells
+    rows = slice(0, 60)
+    ranked = gp_orff.compare_kernels(
+        x[rows],
+        y[rows],
+        {"curl-free": curl_free(0.6).requires_grad_(False)},
+        frequencies=RULES["grid"],
+        blocks="auto",
+        track=label[rows],
+        progress=False,
+    )
+    assert ranked.cross_validations["curl-free"].names == ("leg 0", "leg 1")
+
+
+def test_many_tracks_are_put_together_in_fifty_blocks():
+    labels = np.arange(600) // 5
+    blocks = np.array(by_track(labels, 600))
+    assert len(set(blocks)) == 50
+    assert all(len(set(blocks[labels == name])) == 1 for name in range(120))
+    assert np.bincount(blocks).max() <= 15
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_track_that_is_left_out_is_a_new_one(rule):
+    """Residuals of its block means, and their covariance, against dense algebra."""
+    model, x, y, label, time = conditioned(RULES[rule], 4.0)
+    state = model.state
+    field, slow, delta = covariances(model, x, label, time)
+    noise, average = model.likelihood, averaging(label, time, 4.0)
+    h = torch.kron(average, EYE)
+    own = noise.noise * average @ average.mT
+    own = own + (noise.block_variance + delta) * torch.eye(len(average)).double()
+    k = h @ (field + torch.kron(slow, EYE)) @ h.mT + torch.kron(own, EYE)
+    values, ones = h @ y.flatten(), h @ EYE.repeat(len(x), 1)
+    of_track = (average[:, torch.from_numpy(label == "leg 1")] > 0).any(-1).repeat_interleave(P)
+    rest, tested = (torch.nonzero(rows).squeeze(-1) for rows in (~of_track, of_track))
+    inner = k[rest][:, rest]
+    information = ones[rest].mT @ torch.linalg.solve(inner, ones[rest])
+    constant = ones[rest].mT @ torch.linalg.solve(inner, values[rest])
+    constant = torch.linalg.solve(information, constant)
+    gain = torch.linalg.solve(inner, k[rest][:, tested]).mT
+    values = values - ones @ constant
+    (part,) = state.data.tracks
+    part = replace(part, tracks=part.tracks[1:2])
+    parts = model.kernel, state.e_step.noises, None
+    ((residual, covariance),) = tracks_left_out(state.inference, *parts, [part])
+    expected = values[tested] - gain @ values[rest]
+    torch.testing.assert_close(residual, expected, rtol=ROUNDING, atol=ROUNDING)
+    expected = k[tested][:, tested] - gain @ k[rest][:, tested]
+    torch.testing.assert_close(covariance, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_a_fit_looks_at_whole_tracks():
+    """Offsets that are denied: 12 tracks of 10, most outside their intervals."""
+    x = uniform(12, 1, 2, seed=1) + 0.05 * draw(12, 10, 2, seed=2).cumsum(1)
+    y = torch.sin(2 * x) + draw(12, 1, 2, seed=3) + 0.1 * draw(12, 10, 2, seed=4)
+    options = {"track": np.arange(120) // 10, "progress": False}
+    noise = likelihood()
+    noise.noise, noise.offset_variance, noise.correlated_variance = 0.1, 1e-4, 1e-4
+    model = gp_orff.VectorFieldGP(curl_free(0.6), likelihood=noise)
+    model.requires_grad_(False)
+    with pytest.warns(gp_orff.CalibrationWarning, match="in 2 blocks"):
+        model.fit(x.flatten(0, 1), y.flatten(0, 1), **options)
+    model.likelihood.offset_variance = 1.0
+    said = calibration_of(model.state, model.mean)
+    assert not said.note
+    assert said.independent < said.numbers / 5  # a track shares its offset
+    one = model.condition(x[0], y[0], track="one")
+    assert calibration_of(one.state, one.mean) is None
