@@ -16,6 +16,7 @@ from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
 from gp_orff.data.tracks.reading import along_tracks
 from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.inference.conditioning import features, iterative
 from gp_orff.models.fitting import strategy
 from gp_orff.models.fitting.trainer import Trainer
 from tests.fields import curl_free, draw, uniform
@@ -249,3 +250,38 @@ def test_searches_take_a_sample_of_many_blocks(monkeypatch):
     assert abs(blocks["fine grid"] - 300) <= 30
     assert blocks["all blocks"] == len(model.state.data.tracks[0].y) == 960
     assert "of 960 blocks of tracks" in str(model.report)
+
+
+def test_more_features_than_are_factorised(monkeypatch):
+    """Few numbers along tracks and at single points: against the algebra of features, to rounding.
+    Many: refused."""
+    x, y, label, times = readings()
+    chunks = [
+        {"x": x, "y": y, "track": label, "time": times, "group": "ship"},
+        (x[:9] + 0.1, y[:9]),
+    ]
+
+    def conditioned():
+        model = model_with(4.0)
+        model.likelihoods["ship"] = model.likelihood
+        model.likelihood = gp_orff.VectorFieldGP(curl_free(0.6)).likelihood
+        return model.condition(chunks)
+
+    plain = conditioned()
+    monkeypatch.setattr(features, "MOST_DENSE", 75)
+    written_out = conditioned()
+    assert written_out.state.inference.written_out(written_out.kernel)
+    torch.testing.assert_close(
+        written_out.log_marginal_likelihood(),
+        plain.log_marginal_likelihood(),
+        rtol=1e-9,
+        atol=1e-8,
+    )
+    got, expected = written_out.posterior(), plain.posterior()
+    torch.testing.assert_close(got.mean(x), expected.mean(x), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(got.variance(x), expected.variance(x), rtol=1e-8, atol=1e-8)
+    monkeypatch.setattr(iterative, "MOST_DENSE", 50)
+    monkeypatch.setattr(iterative, "most_factorised", lambda device: 70)
+    with pytest.raises(ValueError, match=r"at most 70 features for \d+ numbers along tracks"):
+        written_out.condition(chunks)
+    torch.testing.assert_close(written_out.posterior().mean(x), got.mean(x), rtol=0, atol=0)
