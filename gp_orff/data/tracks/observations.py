@@ -27,7 +27,7 @@ from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
-_STRETCH = 128  # blocks
+_STRETCH = 16  # blocks of a sample
 _MOST_NODES = 1000  # numbers at readings, up to which the exact kernel averages over all of them
 
 

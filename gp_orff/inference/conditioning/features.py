@@ -18,6 +18,7 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import check_domain, expand, expand_terms, require_separate
 from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import Expansion
+from gp_orff.features.frequencies.auto import MOST_DENSE
 from gp_orff.features.frequencies.rule import Draw
 from gp_orff.features.near_zero import with_constants
 from gp_orff.features.truncation import truncated_variance
@@ -27,6 +28,7 @@ from gp_orff.inference.distributions import (
 )
 from gp_orff.inference.equations import (
     DenseRows,
+    Dual,
     Group,
     NormalEquations,
     dual_equations,
@@ -170,8 +172,10 @@ class FeatureInference(Inference):
     def prefers_dual_algebra(self, expansion: Expansion) -> bool:
         """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
         anew."""
-        if not self.data.revisitable or self.data.tracks:
+        if not self.data.revisitable:
             return False
+        if self.data.tracks:  # whose columns are averaged anew
+            return self.num_values <= MOST_DENSE < expansion.num_features
         points = self.num_values / expansion.num_outputs
         points = (2 if self._has_shared_columns else 1) * points
         if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
@@ -203,8 +207,10 @@ class FeatureInference(Inference):
             for part in self.data.symbol_data
         ]
         if statistics is None:
-            points = self._point_observations
-            return dual_equations(expansion, points, symbol_data, noises, delta)
+            rows = symbol_data + self._rows_of_tracks(expansion, noises, delta)
+            if not self.data.observations:
+                return Dual(expansion, DenseRows.concatenate(rows))
+            return dual_equations(expansion, self._point_observations, rows, noises, delta)
         noise = self._group_noises(noises, delta, statistics)
         groups = [
             Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
@@ -244,6 +250,12 @@ class FeatureInference(Inference):
             unit = Noise.of(torch.eye(part.y.shape[-1]).to(part.y))
             groups.append(Group(part.statistics(phi, averages, noises, delta), unit))
         return groups
+
+    def _rows_of_tracks(
+        self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
+    ) -> list[DenseRows]:
+        truncated = None if delta is None else (delta, torch.zeros_like(delta))
+        return [DenseRows.of(part, expansion, noises, truncated) for part in self.data.tracks]
 
     @cached_property
     def _averages(self) -> list[list[Float[Tensor, "b t k"]]]:

@@ -64,12 +64,20 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
 
     Iterations take a frequency grid of more than 16 384 features, or as many as half of the memory
     holds, but at least 8192; and more values than a matrix with a row for each of them could hold.
+
+    Raises:
+        ValueError: that is so with readings along tracks, for which there are no iterations.
     """
     features, on_grid = num_features(kernel, draws), draws[0].shared_columns() is not None
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
-    few = features <= most_factorised(next(kernel.parameters()).device)
-    dense = not on_grid or few or written_out or bool(data.tracks)
+    most = most_factorised(next(kernel.parameters()).device)
+    dense = not on_grid or features <= most or written_out
+    if data.tracks and not dense:
+        raise ValueError(
+            f"expected at most {most} features for {rows:.0f} numbers along tracks, got "
+            f"{features}; give max_features={most}, or a coarser grid"
+        )
     return (FeatureInference if dense else IterativeInference)(data, draws)
 
 

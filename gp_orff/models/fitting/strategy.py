@@ -44,7 +44,8 @@ _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
-_COARSE_BLOCKS, _FINE_BLOCKS = 2000, 8000  # of the tracks of a group, at most about
+_COARSE_BLOCKS, _FINE_BLOCKS = 2000, 5000  # of the tracks of a group in searches, about
+_MOST_BLOCKS = 20_000  # in last iterations on all
 _ROUGH, _TOO_ROUGH = 0.3, 1.0  # truncated variance at first and after searches on grids, as below
 _LITTLE = 0.01  # truncated variance of a grid, over the noise variance
 
@@ -160,11 +161,20 @@ class Grids:
     def run(self, search: Search) -> Representation:
         """Search, on a sample of the blocks of tracks if they are many; the representation of all.
 
-        With n of M numbers and k hyperparameters a sample loses about k M / 2n nats.
+        With n of M numbers and k hyperparameters a sample loses about k M / 2n nats, which two
+        iterations on all blocks regain.
         """
-        data = self.representation.data
-        few = replace(self.representation, data=sampled(data, _FINE_BLOCKS))
-        return replace(replace(self, representation=few)._run(search), data=data)
+        whole = self.representation
+        few = replace(whole, data=sampled(whole.data, _FINE_BLOCKS))
+        representation = replace(replace(self, representation=few)._run(search), data=whole.data)
+        if few.data is whole.data or representation.rule is None:
+            return representation
+        count, every = (sum(len(p.y) for p in d.tracks) for d in (few.data, whole.data))
+        self.trainer.journal.note(f"searched on {count} of {every} blocks of tracks")
+        if every <= _MOST_BLOCKS:
+            options = {"rounds": 1, "iterations": 2}
+            self._follow(search, "all blocks, fine", FINE_FACTOR, whole, whole.fine, **options)
+        return representation
 
     def _run(self, search: Search) -> Representation:
         """Search on coarse grids, then on fine ones, then on last ones if much is truncated; the

@@ -49,7 +49,7 @@ from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
-_FINALISTS = 3  # starting values that are searched from on more data
+_FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
 _JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
 _NATS = 2.0  # for each output: what two parts do not show of long lengthscales
 _SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
@@ -247,7 +247,8 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
         go_to(*pair)
         candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
     large, reached = trainer.inference(spread), []
-    for search, u in finalists(candidates, _FINALISTS):
+    searched_again = trainer.tracks and trainer.survey.num_values > _MANY  # on more blocks
+    for search, u in finalists(candidates, _FEW if searched_again else _FINALISTS):
         search.coordinates.set(u)
         reached.append(trainer.short_search(search, large, name))
     search, u = max(reached, key=lambda pair: pair[0].value)
