@@ -45,9 +45,9 @@ class Oracle:
         self.k = self.k + noise.block_variance * torch.eye(len(self.k)).double()
         self.cross, self.prior = prior[n:, :n] @ mean.mT, prior[n:, n:]
         self.y, self.ones = mean @ y.flatten(), mean @ EYE.repeat(len(x), 1)
-        self.scatter = self._scatter(model, y, clock, block)
+        self.scatter = self.about_lines(model, y, clock, block)
 
-    def _scatter(self, model, y, clock, block):
+    def about_lines(self, model, y, clock, block):
         """The density of the residuals about a line in every block."""
         squares, degrees, noise = 0.0, 0, model.likelihood
         for b in range(int(block.max()) + 1):

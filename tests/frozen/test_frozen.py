@@ -6,6 +6,7 @@ import gp_orff
 from tests.frozen import values
 
 TOLERANCE = 1e-10  # of the largest number of its kind: rounding, in another order
+SINGLE = 1e-6  # where raw parameters are set in single precision: processors round them differently
 KEPT = values.kept()
 BUILT = dict(values.items())
 OFTEN = (*values.NOISY_CASES, "symbols")
@@ -13,7 +14,8 @@ LOADED = {f"loaded {name}": name for name in values.SAVED}
 
 
 def assert_same(numbers, name):
-    assert values.error(numbers, KEPT[name]) <= TOLERANCE, name
+    tolerance = SINGLE if "spectral_mixture" in name else TOLERANCE
+    assert values.error(numbers, KEPT[name]) <= tolerance, name
 
 
 def subject(name):
