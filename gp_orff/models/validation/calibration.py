@@ -121,8 +121,8 @@ class Calibration:
             "blocks that were left out: error bars away from readings are too small. Readings may "
             "share errors (one track, one instrument), or the kernel be too smooth or lack a part "
             "of the field: try a rougher one, such as MaternKernel(nu=1.5), HelmholtzKernel, "
-            "Student-t noise or fewer readings of each track; cross_validate(x, y, blocks=...) and "
-            "compare_kernels(..., blocks=...) judge"
+            "Student-t noise, track= or fewer readings (gp_orff.thin); cross_validate(x, y, "
+            "blocks=...) and compare_kernels(..., blocks=...) judge"
         )
 
 
