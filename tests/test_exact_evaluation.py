@@ -192,8 +192,8 @@ def test_places_that_repeat_far_from_the_origin(ard):
 
 
 def test_a_singular_covariance_gets_a_nugget():
-    """As dense algebra gives it: one place thrice, and hardly any noise."""
-    x, y = uniform(1, 2).expand(3, 2), draw(1, 2).expand(3, 2)
+    """As dense algebra gives it: each of five places ten times, and hardly any noise."""
+    x, y = uniform(5, 2).repeat(10, 1), draw(5, 2).repeat(10, 1)
     inference = ExactInference(Dataset.in_memory(read(x, y, 2, Options())))
     noises = {"": 1e-30 * torch.eye(2, dtype=torch.float64)}
     kernel = gp_orff.CurlFreeKernel(num_dims=2).double()

@@ -309,7 +309,7 @@ def tied(points=40, seed=0):
     x, noise = uniform(points + 200, 2, seed=seed), draw(points, 6, seed=seed + 1)
     ring = 2 * torch.eye(6) - torch.eye(6).roll(1, 0) - torch.eye(6).roll(-1, 0)
     values, vectors = torch.linalg.eigh(ring.double())
-    matrix = vectors / (values + 0.1).sqrt()
+    matrix = vectors / (values + 0.1).sqrt() @ vectors.mT  # unique, unlike the eigenvectors
     covariance = rbf(x, x, (0.5, 0.5)) + 1e-9 * torch.eye(len(x)).double()
     truth = torch.linalg.cholesky(covariance) @ draw(len(x), 6, seed=seed + 2) @ matrix.mT
     y = truth[:points] + 0.2 * noise
