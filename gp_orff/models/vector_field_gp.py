@@ -115,7 +115,7 @@ class VectorFieldGP(ValidatedModel):
                 grids truncate. Of small data, records with equal values at one place are copies,
                 which count once (by default if they are a tenth of the records).
             track: a label for each reading, or one for all: readings of one track share an offset
-                and correlated noise, see `TrackLikelihood`. A track may go on in later chunks. These
+                and correlated noise, see `TrackLikelihood`. A track may go on in later chunks. Its
                 readings stay in memory.
             time: (N,) times, which increase along each track; dates and durations become seconds.
                 If None, the length of its path.
