@@ -9,7 +9,7 @@ factorisation. Second derivatives are those of plain differentiable operations.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import pad
 
 _UNDETERMINED = 1e-10  # relative information on a mean below which the data do not determine it
 
@@ -52,6 +53,17 @@ class Evidence(NamedTuple):
         """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
         mean = self.best_mean() if mean is None else mean
         return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
+
+    def with_scatter(
+        self, terms: Iterable[tuple[Float[Tensor, "k"], Float[Tensor, ""]]]
+    ) -> "Evidence":
+        """The evidence of records from that of their means: `terms` are what their scatter adds to
+        yᵀK⁻¹y, in parts, and to log|K|."""
+        quad, logdet = self.quad, self.logdet
+        for squares, change in terms:
+            zeros = (0, quad.shape[-1] - 1)
+            quad, logdet = quad + pad(squares.sum().reshape(1, 1), zeros * 2), logdet + change
+        return Evidence(quad, logdet)
 
     @property
     def logdet_error(self) -> float:

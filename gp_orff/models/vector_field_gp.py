@@ -115,8 +115,10 @@ class VectorFieldGP(ValidatedModel):
                 grids truncate. Of small data, records with equal values at one place are copies,
                 which count once (by default if they are a tenth of the records).
             track: a label for each reading, or one for all: readings of one track share an offset
-                and correlated noise, see `TrackLikelihood`. A track lies whole in one chunk.
-            time: (N,) times, which increase along each track; if None, the length of its path.
+                and correlated noise, see `TrackLikelihood`. A track may go on in later chunks. Its
+                readings stay in memory.
+            time: (N,) times, which increase along each track; dates and durations become seconds.
+                If None, the length of its path.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values

@@ -177,12 +177,12 @@ class TrackObservations(LinearObservations):
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
         u = 2 * self.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u)
-        squares, degrees = self._scatter
+        squares, degrees = self._about_lines
         numbers = degrees * len(squares)
         return squares / variance, numbers * (variance.log() + math.log(2 * math.pi))
 
     @cached_property
-    def _scatter(self) -> tuple[Float[Tensor, "p"], int]:
+    def _about_lines(self) -> tuple[Float[Tensor, "p"], int]:
         """The sums of squares of all residuals about lines, and their degrees of freedom."""
         squares = torch.stack([track.squares for track in self.tracks]).sum(0)
         return squares, sum(track.degrees for track in self.tracks)

@@ -4,13 +4,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import Noise, Noises
@@ -148,14 +148,11 @@ class ExactInference(Inference):
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""
-        quad, logdet = evidence.quad, evidence.logdet
-        scatters = [
+        sites = (
             scatter.terms(Noise.of(group_noise(scatter.key, noises))) for scatter in self._merged[1]
-        ]
-        for squares, change in (*scatters, *(p.scatter_terms(noises) for p in self.data.tracks)):
-            zeros = (0, quad.shape[-1] - 1)
-            quad, logdet = quad + pad(squares.sum().reshape(1, 1), zeros * 2), logdet + change
-        return evidence._replace(quad=quad, logdet=logdet)
+        )
+        blocks = (part.scatter_terms(noises) for part in self.data.tracks)
+        return evidence.with_scatter(chain(sites, blocks))
 
     def _covariance_and_design(
         self, kernel: Kernel, noises: Noises

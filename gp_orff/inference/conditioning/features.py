@@ -54,7 +54,8 @@ class FeatureInference(Inference):
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         expansion, delta = self._expansion_and_delta(kernel)
         statistics = self._statistics_unless_dual(expansion)
-        return self._equations(kernel, noises, expansion, delta, statistics).evidence()
+        equations = self._equations(kernel, noises, expansion, delta, statistics)
+        return self._with_scatter(equations.evidence(), noises, statistics)
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
@@ -73,7 +74,16 @@ class FeatureInference(Inference):
         points = torch.cat([part.x for part in self.data.survey.sample])
         check(weights, expansion, lambda *half: solve(*half)[0], points)
         group_noises = self._group_noises(noises, delta, statistics)
+        evidence = self._with_scatter(evidence, noises, statistics)
         return Posterior(plus_white(weights, delta), evidence, group_noises)
+
+    def _with_scatter(
+        self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None
+    ) -> Evidence:
+        """The evidence of all readings along tracks; where statistics are used, it is that."""
+        if statistics is not None:
+            return evidence
+        return evidence.with_scatter(part.scatter_terms(noises) for part in self.data.tracks)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
