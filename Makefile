@@ -34,8 +34,8 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 tutorials: $(VENV)/.installed
-	set -e; for file in tutorials/[0-9]*.py; do echo "$$file"; \
-		$(BIN)/python $$file --output tutorials/output $(if $(SMOKE),--smoke); done
+	ls tutorials/[0-9]*.py | xargs -P $(if $(SMOKE),2,1) -I{} sh -c \
+		'echo {}; $(BIN)/python {} --output tutorials/output $(if $(SMOKE),--smoke)'
 
 bench: $(VENV)/.installed
 	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \

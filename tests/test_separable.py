@@ -319,7 +319,7 @@ def tied(points=40, seed=0):
 
 def test_a_graph_of_tasks_helps_where_outputs_are_missing():
     """The root that the truth was drawn with, against independent outputs."""
-    matrix, x, y, xs, truth = tied()
+    matrix, x, y, xs, truth = tied(points=24)
     errors = {}
     for name, own in {"graph": matrix, "independent": torch.eye(6).double()}.items():
         model = gp_orff.VectorFieldGP(gp_orff.SeparableKernel(RBFKernel(), own))

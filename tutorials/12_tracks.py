@@ -34,7 +34,7 @@ parser = argparse.ArgumentParser(description="A map of currents from readings al
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
 parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
 arguments = parser.parse_args()
-ships, readings = (5, 60) if arguments.smoke else (12, 300)
+ships, readings = (4, 40) if arguments.smoke else (12, 300)
 
 # %% [markdown]
 # ## A sea whose currents we know
