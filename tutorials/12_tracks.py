@@ -128,12 +128,12 @@ print(f"{'memory':12}{memory:8.2f}{noise.correlation_time.item():10.3f}  h")
 side = torch.linspace(0, width, 41, dtype=torch.float64)
 grid = torch.cartesian_prod(side, side)
 print(f"\n{'model':14}{'error':>8}{'sd':>8}{'inside':>8}")
-inside = {}
+maps, truth, inside = {}, current(grid), {}
 for name, model in models.items():
     field = model.posterior()
-    miss, sd = field.mean(grid) - current(grid), field.variance(grid).sqrt()
-    inside[name] = (miss.abs() < 1.96 * sd).double().mean().item()
-    error, spread = miss.square().mean().sqrt(), sd.square().mean().sqrt()
+    mean, sd = maps[name] = field.mean(grid), field.variance(grid).sqrt()
+    inside[name] = ((mean - truth).abs() < 1.96 * sd).double().mean().item()
+    error, spread = (mean - truth).square().mean().sqrt(), sd.square().mean().sqrt()
     print(f"{name:14}{error:8.3f}{spread:8.3f}{inside[name]:8.3f}")
 if not arguments.smoke:
     assert inside["independent"] < 0.8 < 0.88 < inside["tracks"]
@@ -158,27 +158,24 @@ for count in (0, readings // 4, readings):
     print(f"{count:<28}{miss.square().mean().sqrt():18.3f}{variance.mean().sqrt():8.3f}")
 
 # %% [markdown]
-# ## The figure
+# ## The figure: the maps of the table, before the other ship
 
 # %%
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
 figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.4), layout="constrained")
-shared = {"norm": matplotlib.colors.Normalize(0, 0.3), "cmap": "cividis"}
-for ax, (name, model) in zip(axes, models.items(), strict=False):
-    field = model.posterior()
-    miss = (field.mean(grid) - current(grid)).norm(dim=-1)
-    plot_field(ax, grid, field.mean(grid), shade=miss, label="error of the map (m/s)", **shared)
-    ax.set(title=f"{name}: mean, and its error", xlabel="km", ylabel="km")
-for i in range(ships):
-    axes[1].plot(*cruises[i][0].T, color="white", lw=0.6, alpha=0.7)
-axes[1].set_title("tracks (white): mean, and its error")
-for name, color in zip(models, ("#D55E00", "#0072B2"), strict=True):
-    field = models[name].posterior()
-    z = (field.mean(grid) - current(grid)) / field.variance(grid).sqrt()
-    pit = torch.special.ndtr(-z).flatten()
+shared = {"norm": matplotlib.colors.Normalize(0, 0.3), "cmap": "cividis", "colorbar": False}
+titles, colors = ("independent errors", "tracks (white)"), ("#D55E00", "#0072B2")
+for ax, title, color, (name, (mean, sd)) in zip(axes, titles, colors, maps.items(), strict=False):
+    shaded = plot_field(ax, grid, mean, shade=(mean - truth).norm(dim=-1), **shared)
+    ax.set(title=f"{title}: mean, and its error", xlabel="x (km)", ylabel="y (km)")
+    pit = torch.special.ndtr((truth - mean) / sd).flatten()
     plot_calibration(axes[2], pit, independent=60, label=name, color=color)
+for course, *_ in cruises[:ships]:
+    axes[1].plot(*course.T, color="white", lw=0.6, alpha=0.7)
+label = "error of the map (m/s)"
+figure.colorbar(shaded, ax=list(axes[:2]), label=label, extend="max", shrink=0.85)
 axes[2].legend(loc="lower right", frameon=False)
 axes[2].set(title="does the map hold the truth?", ylabel="share of the truth inside")
 arguments.output.mkdir(parents=True, exist_ok=True)

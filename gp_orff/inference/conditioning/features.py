@@ -28,7 +28,6 @@ from gp_orff.inference.distributions import (
 )
 from gp_orff.inference.equations import (
     DenseRows,
-    Dual,
     Group,
     NormalEquations,
     dual_equations,
@@ -218,8 +217,6 @@ class FeatureInference(Inference):
         ]
         if statistics is None:
             rows = symbol_data + self._rows_of_tracks(expansion, noises, delta)
-            if not self.data.observations:
-                return Dual(expansion, DenseRows.concatenate(rows))
             return dual_equations(expansion, self._point_observations, rows, noises, delta)
         noise = self._group_noises(noises, delta, statistics)
         groups = [

@@ -64,6 +64,8 @@ def dual_equations(
 ) -> NormalEquations:
     """The dual algebra of observations at points, with δ in their noise, and of further rows."""
     parts = observations.observations
+    if not parts:
+        return Dual(expansion, DenseRows.concatenate(further))
     if has_blocks(expansion) and whole_vectors(parts) and not further:
         (part,) = parts
         noise = noises[part.key.label] + (0 if delta is None else delta)

@@ -57,12 +57,13 @@ class ValidatedModel(FieldModel):
             tensor([7])
         """
         snapshot, state = self._snapshot(), self.state
-        data = self._read(x, y, Options(**options))
+        choice = Options(**options)
+        data = self._read(x, y, choice)
         if data.tracks:
             representation = self._representation_of(data)
             noises = noises_of(self.kernel, representation.likelihoods)
             parts = self.kernel, noises, self._fixed_mean, len(x)
-            along = self._along_tracks(x, y, Options(**options), data)
+            along = self._along_tracks(x, y, choice, data)
             return leave_one_out_of_tracks(representation.now(), along, *parts)
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
