@@ -16,7 +16,7 @@ from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.iterative import Accuracy, Iterative
 
 _MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
-_LARGEST = 2**14  # features: their matrix takes 2 GiB, its factorisation about 20 s on two cores
+_LARGEST = 20_000  # features: their matrix takes 3 GiB, its factorisation about 40 s on two cores
 _MATRICES = 5  # of F² numbers, which variances at many points need at a time
 _USUAL_MEMORY = 2**33  # bytes, where the system does not tell
 
@@ -62,7 +62,7 @@ class IterativeInference(FeatureInference):
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
-    Iterations take a frequency grid of more than 16 384 features, or as many as half of the memory
+    Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
     holds, but at least 8192; and more values than a matrix with a row for each of them could hold.
 
     Raises:
