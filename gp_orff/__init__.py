@@ -44,7 +44,8 @@ from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.kernels.spectra import lengths  # noqa: F401
 from gp_orff.kernels.spectra.base import spectrum
-from gp_orff.models.comparison import compare_kernels, compare_with_exact
+from gp_orff.models.comparison import compare_kernels
+from gp_orff.models.exact_comparison import compare_with_exact
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.report.fit_report import FitReport
 from gp_orff.models.validation.calibration import CalibrationWarning

@@ -24,7 +24,9 @@ from gp_orff.models.fitting.starting_values import start, starts
 from gp_orff.models.fitting.trainer import SCREENED_VALUES, SUBSET_VALUES, Trainer
 
 _ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
-_FEW_ROUNDS, _MOST_ROUNDS = 6, 100  # of EM, to choose starting values and to converge
+_FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
+_FURTHER = 3  # starting values at least, and a third of all
+_MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
 
 _START = "starting values, Student-t EM"  # a stage
@@ -146,10 +148,21 @@ class RobustEM:
         warn_of_far_points(distances)
         for initial in starts(kernel, distances):
             start(kernel, likelihoods, subset.observations, distances, initial)
-            search = self._rounds(subset, trainer.inference, _START, _FEW_ROUNDS)[1]
-            candidates.append((search, search.coordinates.get()))
-        search, u = max(candidates, key=lambda pair: pair[0].value)
+            candidates.append(self._few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
+        candidates.sort(key=lambda candidate: candidate[0].value, reverse=True)
+        further = []
+        for search, u, weighted in candidates[: max(_FURTHER, len(candidates) // 3)]:
+            search.coordinates.set(u)
+            further.append(self._few_rounds(weighted, search, _FURTHER_ROUNDS))
+        search, u, _ = max(further, key=lambda candidate: candidate[0].value)
         search.coordinates.set(u)
+
+    def _few_rounds(
+        self, data: Dataset, search: Search, rounds: int
+    ) -> tuple[Search, Float[np.ndarray, "k"], Dataset]:
+        """A few rounds of EM: the search, the coordinates that it reached, the weighted data."""
+        data, _ = self._rounds(data, search, self.trainer.inference, _START, rounds)
+        return search, search.coordinates.get(), data
 
     def run(self, representation: Representation) -> Representation:
         """EM on all data, until the weights have converged."""
@@ -169,26 +182,29 @@ class RobustEM:
     ) -> Dataset:
         """Rounds of EM until the ELBO converges, as a stage `name`; the data with weights."""
         with self.trainer.journal.stage(name):
-            data, _, done = self._rounds(data, inference, name, _MOST_ROUNDS)
+            data, done = self._rounds(
+                data, self.trainer.new_search(), inference, name, _MOST_ROUNDS
+            )
         self.trainer.journal.note(f"{name}: {done} rounds of EM")
         return data
 
     def _rounds(
         self,
         data: Dataset,
+        search: Search,
         inference: Callable[[Dataset], Inference],
         name: str,
         rounds: int,
-    ) -> tuple[Dataset, Search, int]:
-        """Up to `rounds` rounds of EM: the weighted data, the last search, the number of rounds."""
+    ) -> tuple[Dataset, int]:
+        """Up to `rounds` rounds of EM, each of which goes on with the search; the weighted data,
+        the number of rounds."""
         previous, done = -np.inf, 0
         while done < rounds:
             done += 1
             data = self.e_step.weighted(data.unweighted(), inference(data))
-            search = self.trainer.new_search()
             options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR}
             self.trainer.search(search, inference(data), name, **options)
             if search.value - previous < _ROUND:
                 break
             previous = search.value
-        return data, search, done
+        return data, done
