@@ -23,6 +23,7 @@ _OF_NOISE = 0.01  # likewise, over the noise variance of the site's mean
 _SAVING = 0.8  # positions that differ are merged if at most that share of the numbers is left
 _MOST_INPUTS = 16  # with more, only equal positions are merged
 _BASES, _HALVINGS, _STEPS = 4, 40, 2  # positions at which lags are tried; lags, √2 apart
+_NUMBERS = 2**23  # of covariances that are held at a time
 _WIDEST, _BISECTIONS = 2.0**20, 2  # of a site, over what the prior cannot tell apart
 _RECORDS = 8  # of a site, of which the change of the field within it is told
 
@@ -52,28 +53,31 @@ def merge_distance(
     bases = bases[:: -(-len(bases) // _BASES)]
     change = _OF_NOISE * min(data.local_noises(noises).values()) / count
     factors = 2.0 ** (-torch.arange(_HALVINGS * _STEPS, 0, -1).to(bases) / _STEPS)
+    extents = torch.diag(torch.from_numpy(high - low).to(bases))
+    lags = factors[:, None] * extents.unsqueeze(-2)  # (d, L, d): along each axis in turn
+    told = _told_apart(kernel, bases[:, None, None, :], bases[:, None, None, :] + lags, change)
     lengths = []
-    for axis, extent in enumerate(high - low):
-        lags = torch.zeros(len(factors), data.num_inputs).to(bases)
-        lags[:, axis] = extent * factors
-        told = torch.stack([_told_apart(kernel, x, x + lags, change) for x in bases]).any(0)
-        indistinct = len(factors) if not told.any() else int(told.int().argmax())
-        lengths.append(lags[indistinct - 1, axis].item() if indistinct else 0.0)
+    for axis, apart in enumerate(told.any(0)):
+        indistinct = int(apart.int().argmax()) if apart.any() else len(factors)
+        lengths.append(lags[axis, indistinct - 1, axis].item() if indistinct else 0.0)
     return tuple(lengths)
 
 
 def _told_apart(
-    kernel: Kernel, x: Float[Tensor, "d"], z: Float[Tensor, "n d"], permitted: float
-) -> Bool[Tensor, "n"]:
+    kernel: Kernel, x: Float[Tensor, "B 1 1 d"], z: Float[Tensor, "B d L d"], permitted: float
+) -> Bool[Tensor, "B d L"]:
     """Whether the prior tells the positions z from x: K(0) − K(x − z) exceeds what is permitted."""
-    x = x.expand_as(z)
 
-    def variances(a: Tensor, b: Tensor) -> Float[Tensor, "n p"]:
-        pairs = to_dense(kernel(a.unsqueeze(-2), b.unsqueeze(-2)))
-        return pairs.diagonal(dim1=-1, dim2=-2)
+    together = max(1, _NUMBERS // kernel.num_outputs_per_input(x, x) ** 2)
+
+    def variances(a: Tensor, b: Tensor) -> Float[Tensor, "*s p"]:
+        pairs = [points.reshape(-1, 1, points.shape[-1]).split(together) for points in (a, b)]
+        blocks = [to_dense(kernel(*some)) for some in zip(*pairs, strict=True)]
+        diagonals = torch.cat([block.diagonal(dim1=-1, dim2=-2) for block in blocks])
+        return diagonals.unflatten(0, a.shape[:-1])
 
     at_x, at_z = variances(x, x), variances(z, z)
-    change = 0.5 * (at_x + at_z) - variances(x, z)
+    change = 0.5 * (at_x + at_z) - variances(x.expand_as(z), z)
     return (change > (_SHARE * at_x).clamp_min(permitted)).any(-1)
 
 
