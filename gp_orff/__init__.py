@@ -38,6 +38,7 @@ from gp_orff.inference.overconfidence import FeatureWarning
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.dot_product import DotProductKernel
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
@@ -96,6 +97,7 @@ __all__ = [
     "GeneralMaternKernel",
     "Grid",
     "GridWarning",
+    "HarmonicKernel",
     "HelmholtzKernel",
     "Jacobian",
     "KnownNoiseLikelihood",

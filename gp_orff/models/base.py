@@ -32,6 +32,7 @@ from gp_orff.models.fitting.progress import CountedChunks, Progress
 from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
 from gp_orff.models.frozen_model import ModelSnapshot
+from gp_orff.models.heights import take_heights
 from gp_orff.models.report.fit_report import FitReport
 from gp_orff.models.state import ModelState, Represented, copied_if_small, with_groups
 from gp_orff.models.storage import files
@@ -226,6 +227,7 @@ class FieldModel(torch.nn.Module):
 
     def _representation_of(self, data: Data) -> Representation:
         """Choose a representation for data, at the present hyperparameters."""
+        take_heights(self.kernel, data)
         likelihoods = with_groups(self._every_likelihood, data, self.kernel)
         return Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
 
@@ -241,6 +243,7 @@ class FieldModel(torch.nn.Module):
     ) -> ModelState:
         """Learn the hyperparameters from data; the state of the fitted model. `scale_noise`: learn
         the factor of known noise, or keep it at one; None, as before."""
+        take_heights(self.kernel, data, anew=not warm_start)
         likelihoods = with_groups(self._every_likelihood, data, self.kernel)
         remember_all(likelihoods, data)
         if scale_noise is not None:

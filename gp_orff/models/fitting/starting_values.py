@@ -27,6 +27,7 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.kernels.closed_form import at_zero
+from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
 from gp_orff.models.fitting.coordinates import admissible
@@ -36,6 +37,7 @@ _NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthsca
 _MAX_SHORTER = 5  # how many shorter lengthscales are added to _SHARES
 _MINOR = 0.01  # variance share of each other term of a sum, where one dominates
 _NOISE = 0.1  # share of the data's variance
+_DEEPER = 3.0  # the ratio of the starting depths of a harmonic kernel
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -162,6 +164,11 @@ def _set_scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> None:
             steps = torch.arange(kernel.num_mixtures).to(lengths) + 0.5
             means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / lengths
             kernel.mixture_means = means.expand_as(kernel.mixture_means)
+    elif isinstance(kernel, HarmonicKernel):
+        if kernel.raw_depths.requires_grad:
+            depths = lengths.amax() * _DEEPER ** torch.arange(kernel.num_depths).to(lengths)
+            depths = depths.repeat(kernel.depths.shape[-1] // kernel.num_depths)
+            kernel.depths = admissible(kernel.raw_depths_constraint, depths)
     elif kernel.has_lengthscale and kernel.raw_lengthscale.requires_grad:
         lengthscale = lengths if kernel.ard_num_dims else lengths.amax()
         lengthscale = lengthscale.expand_as(kernel.lengthscale)
@@ -217,6 +224,14 @@ def _(kernel: MultitaskKernel, factor: float) -> bool:
 
 
 @rescale.register
+def _(kernel: HarmonicKernel, factor: float) -> bool:
+    if kernel.raw_variances.requires_grad:
+        variances = kernel.variances * factor
+        kernel.variances = admissible(kernel.raw_variances_constraint, variances)
+    return kernel.raw_variances.requires_grad
+
+
+@rescale.register
 def _(kernel: SeparableKernel, factor: float) -> bool:
     if not kernel.root.requires_grad:
         return rescale(kernel.base_kernel, factor)
@@ -263,7 +278,14 @@ def with_amplitude(kernel: Kernel) -> Kernel:
         parts = [with_amplitude(part) for part in kernel.kernels]
         changed = any(a is not b for a, b in zip(parts, kernel.kernels, strict=True))
         return AdditiveKernel(*parts) if changed else kernel
-    scaled_kinds = (ScaleKernel, ConstantKernel, MultitaskKernel, LCMKernel, SpectralMixtureKernel)
+    scaled_kinds = (
+        ScaleKernel,
+        ConstantKernel,
+        HarmonicKernel,
+        MultitaskKernel,
+        LCMKernel,
+        SpectralMixtureKernel,
+    )
     if any(isinstance(part, scaled_kinds) for part in kernel.modules()) or rescale(kernel, 1.0):
         return kernel
     scaled = ScaleKernel(kernel, batch_shape=kernel.batch_shape)

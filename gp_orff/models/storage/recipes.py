@@ -33,6 +33,7 @@ from gp_orff.features import frequencies
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.kernels.dot_product.kernel import DotProductKernel, LegendreKernel, ProjectionKernel
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
@@ -53,6 +54,16 @@ def _scalar(kernel: Kernel) -> dict:
 
 def _field(kernel: Kernel) -> dict:
     return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_active_dims(kernel)}
+
+
+def _harmonic(kernel: HarmonicKernel) -> dict:
+    given = None if kernel.follows_data else kernel.reference_height
+    return {
+        "num_depths": kernel.num_depths,
+        "sources": kernel.sources,
+        "reference_height": given,
+        **_active_dims(kernel),
+    }
 
 
 def _coefficients(kernel: DotProductKernel) -> list[float]:
@@ -107,6 +118,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     CurlFreeKernel: _field,
     DivergenceFreeKernel: _field,
     HelmholtzKernel: lambda k: _field(k.curl_free.base_kernel),
+    HarmonicKernel: _harmonic,
     FieldProductKernel: lambda k: {"*": [k.field_kernel, k.scalar_kernel]},
     SeparableKernel: lambda k: {
         "base_kernel": k.base_kernel,

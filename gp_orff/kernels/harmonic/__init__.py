@@ -1,0 +1,7 @@
+"""Fields in free space: gradients of potentials that satisfy Laplace's equation."""
+
+from gp_orff.kernels.harmonic.kernel import HarmonicKernel
+from gp_orff.kernels.harmonic.sources import Sources
+from gp_orff.kernels.harmonic.spectrum import HarmonicFactor, HarmonicSpectrum
+
+__all__ = ["HarmonicFactor", "HarmonicKernel", "HarmonicSpectrum", "Sources"]

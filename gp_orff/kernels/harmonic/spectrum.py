@@ -1,0 +1,81 @@
+"""The two-dimensional spectrum of a `HarmonicKernel`, and its term of a kernel tree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.kernels.harmonic.kernel import HarmonicKernel
+from gp_orff.kernels.harmonic.sources import Sources
+from gp_orff.kernels.spectra.base import Range, spectrum
+from gp_orff.kernels.tree import Leaf, Term, inner_terms
+
+_SHALLOWEST = 0.1  # the smallest depth of a search over the shortest distance
+
+
+@dataclass(frozen=True)
+class HarmonicSpectrum:
+    """The planes of sources of a harmonic kernel, with horizontal frequencies k.
+
+    It is no `Spectrum`: the kernel is stationary in the horizontal inputs only.
+
+    Args:
+        sources: the planes below and above the points.
+        depths: h, of all planes: the parameter of the kernel.
+        mean_height: z̄.
+    """
+
+    sources: Sequence[Sources]
+    depths: Float[Tensor, "*b S*J"]
+    mean_height: Float[Tensor, "*b"]
+
+    def variance(self) -> Float[Tensor, "*b 3 3"]:
+        """K(x, x) at the mean height."""
+        return sum(part.variance(self.mean_height) for part in self.sources)
+
+    def frequency_parameters(
+        self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
+    ) -> list[Range]:
+        """The depths, and the interval to search; see `Spectrum.frequency_parameters`."""
+        low = _SHALLOWEST * float(shortest.min())
+        return [Range(self.depths, low, float(longest.max()))]
+
+
+@dataclass(frozen=True)
+class HarmonicFactor:
+    """The directions (ik, −|k|) of the waves e^{i⟨k,x⟩ − |k|z} of a harmonic field."""
+
+    num_outputs = num_inputs = 3
+    dims = None
+    degree = 1
+    rank = 1
+    closed_form = True
+
+    def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
+        """K(x, x) at the mean height of the readings."""
+        return density.variance()
+
+    def __call__(self, omega: Tensor) -> Tensor:
+        """Raise: the directions are complex, and belong to columns that decay.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel, whose features are waves, got a HarmonicKernel, whose "
+            "waves decay with height; use gp_orff.Grid or gp_orff.Auto"
+        )
+
+
+@spectrum.register
+def _(kernel: HarmonicKernel) -> HarmonicSpectrum:
+    return HarmonicSpectrum(kernel.planes_of_sources(), kernel.depths, kernel.heights[..., 1])
+
+
+@inner_terms.register
+def _(kernel: HarmonicKernel) -> list[Term]:
+    one = torch.ones((), dtype=kernel.dtype, device=kernel.device)
+    return [Term((Leaf(kernel),), HarmonicFactor(), one)]
