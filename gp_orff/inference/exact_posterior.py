@@ -110,13 +110,19 @@ class ExactPosterior(InChunks):
         if self._is_field:
             return to_dense(self.kernel(x.unsqueeze(-2)))  # a batch of single points
         covariance = SymbolCovariance(self.kernel, self.symbol, self.symbol, self.space)
+        x = x.unsqueeze(1)
+
+        def between(a: Tensor, b: Tensor) -> Float[Tensor, "n q q"]:
+            return covariance.blocks(a, b).squeeze(1)
+
+        anywhere = x[:1] if covariance.is_stationary else x
         with _closed_form(self.symbol):
-            block = covariance(x[:1], x[:1])
-        if self.symbol.reference is None:
-            return block.expand(len(x), -1, -1)
-        lags = x - self.symbol.reference_points(x, self.space)
-        cross = covariance(lags, torch.zeros_like(x[:1])).unflatten(0, (len(x), -1))
-        return 2 * block - cross - cross.mT
+            blocks = between(anywhere, anywhere).expand(len(x), -1, -1)
+        reference = self.symbol.reference_points(x, self.space)
+        if reference is None:
+            return blocks
+        cross = between(x, reference)
+        return blocks + between(reference, reference) - cross - cross.mT
 
 
 def prior_covariance(

@@ -118,10 +118,17 @@ def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> F
     lengthscale = lengthscale.expand(*lengthscale.shape[:-1], tau.shape[-1])
     scaled = tau / lengthscale
     u, metric = scaled / lengthscale, torch.diag_embed(lengthscale.pow(-2))
-    coefficients = [
-        2**j * kappa[(..., *[None] * order)]
-        for j, kappa in enumerate(_radial(kernel, scaled.square().sum(-1), order), 1)
-    ]
+    return radial_tensor(_radial(kernel, scaled.square().sum(-1), order), u, metric, order)
+
+
+def radial_tensor(
+    kappas: Sequence[Float[Tensor, "*b"]],
+    u: Float[Tensor, "*b k"],
+    metric: Float[Tensor, "*b k k"],
+    order: int,
+) -> Float[Tensor, "..."]:
+    """All partial derivatives of one order ≥ 1 of κ(τᵀΛτ), from κ′, κ″, …, u = Λτ and Λ."""
+    coefficients = [2**j * kappa[(..., *[None] * order)] for j, kappa in enumerate(kappas, 1)]
     products = [
         math.prod(
             [*(metric[index] for index in pairs), *(u[index] for index in singles)],

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import derivatives, polynomial, scalar_covariance
 from gp_orff.kernels.factors import embedded
+from gp_orff.kernels.harmonic.derivatives import harmonic_covariance
+from gp_orff.kernels.harmonic.spectrum import HarmonicFactor
 from gp_orff.kernels.spectra.base import Spectrum, spectrum
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
@@ -42,13 +44,38 @@ class SymbolCovariance:
         Raises:
             NotImplementedError: the covariance has no closed form.
         """
-        lags = (x.unsqueeze(1) - z).flatten(0, 1)
-        blocks = self._blocks(lags).unflatten(0, (len(x), len(z)))
+        blocks = self.blocks(x.unsqueeze(1), z.unsqueeze(0))
         return blocks.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def _blocks(self, tau: Float[Tensor, "l d"]) -> Float[Tensor, "l q r"]:
-        """The covariance at every lag."""
+    @property
+    def is_stationary(self) -> bool:
+        """Whether the covariance is a function of lags."""
+        return not any(isinstance(t.factor, HarmonicFactor) for t in terms(self.kernel))
+
+    def blocks(
+        self, x: Float[Tensor, "#n #m d"], z: Float[Tensor, "#n #m d"]
+    ) -> Float[Tensor, "n m q r"]:
+        """The covariance of pairs of points.
+
+        Raises:
+            NotImplementedError: the covariance has no closed form.
+        """
         summands = terms(self.kernel)
+        stationary = [t for t in summands if not isinstance(t.factor, HarmonicFactor)]
+        pairs = (self.left, self.right, x, z)
+        total = sum(
+            harmonic_covariance(t, *pairs) for t in summands if isinstance(t.factor, HarmonicFactor)
+        )
+        if not stationary:
+            return total
+        tau = x - z
+        blocks = self._blocks(stationary, tau.flatten(0, 1)).unflatten(0, tau.shape[:2])
+        return total + blocks
+
+    def _blocks(
+        self, summands: Sequence[Term], tau: Float[Tensor, "l d"]
+    ) -> Float[Tensor, "l q r"]:
+        """The covariance of stationary terms at every lag."""
         p = summands[0].num_outputs
         (lefts, left), (rights, right) = (self._split(side, p) for side in (self.left, self.right))
         _require_stationary(summands)
@@ -77,7 +104,8 @@ class SymbolCovariance:
         self, summands: Sequence[Term], tau: Float[Tensor, "l d"]
     ) -> Float[Tensor, "l q r"]:
         """The covariance of the field, or of derivatives of it, at every lag."""
-        if isinstance(self.left, Identity) and isinstance(self.right, Identity):
+        values = isinstance(self.left, Identity) and isinstance(self.right, Identity)
+        if values and len(summands) == len(terms(self.kernel)):
             origin = torch.zeros_like(tau[:1])
             return to_dense(self.kernel(tau, origin)).unflatten(0, (len(tau), -1))
         return sum(self._term(term, tau.unsqueeze(1)) for term in summands).squeeze(1)

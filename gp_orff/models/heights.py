@@ -17,9 +17,10 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
     for term in terms(kernel):
         for leaf in term.leaves:
             own = leaf.kernel
-            if isinstance(own, HarmonicKernel) and own.follows_data:
-                if anew or own.heights.isnan().any():
-                    column = leaf.columns(data.num_inputs)[-1]
-                    lowest, highest = data.box[column]
-                    readings = torch.cat([part.x[:, column] for part in data.survey.sample])
-                    own.set_heights(lowest, readings.double().mean().item(), highest)
+            if not (isinstance(own, HarmonicKernel) and own.follows_data):
+                continue
+            if anew or own.heights.isnan().any():
+                column = leaf.columns(data.num_inputs)[-1]
+                lowest, highest = data.box[column]
+                readings = torch.cat([part.x[:, column] for part in data.survey.sample])
+                own.set_heights(lowest, readings.double().mean().item(), highest)

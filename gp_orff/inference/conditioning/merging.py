@@ -55,7 +55,9 @@ def merge_distance(
     factors = 2.0 ** (-torch.arange(_HALVINGS * _STEPS, 0, -1).to(bases) / _STEPS)
     extents = torch.diag(torch.from_numpy(high - low).to(bases))
     lags = factors[:, None] * extents.unsqueeze(-2)  # (d, L, d): along each axis in turn
-    told = _told_apart(kernel, bases[:, None, None, :], bases[:, None, None, :] + lags, change)
+    inward = 1 - 2 * (bases > torch.from_numpy(0.5 * (low + high)).to(bases)).to(bases)
+    bases, moved = bases[:, None, None, :], lags * inward[:, None, None, :]
+    told = _told_apart(kernel, bases, bases + moved, change)
     lengths = []
     for axis, apart in enumerate(told.any(0)):
         indistinct = int(apart.int().argmax()) if apart.any() else len(factors)

@@ -91,7 +91,7 @@ class HarmonicKernel(Kernel):
         variance_constraint: Interval | None = None,
         depth_prior: Prior | None = None,
         variance_prior: Prior | None = None,
-        batch_shape: torch.Size = torch.Size(),
+        batch_shape: Sequence[int] = (),
         active_dims: tuple[int, ...] | None = None,
     ):
         check_positive_integer(num_depths, "num_depths", "HarmonicKernel")
@@ -100,7 +100,7 @@ class HarmonicKernel(Kernel):
                 f'HarmonicKernel expects sources "below", "above" or "both", got {sources!r}'
             )
         check_num_dims("HarmonicKernel", self.num_dims, self.num_dims, active_dims)
-        super().__init__(batch_shape=batch_shape, active_dims=active_dims)
+        super().__init__(batch_shape=torch.Size(batch_shape), active_dims=active_dims)
         self.num_depths, self.sources = num_depths, sources
         heights = _heights(sources, reference_height, mean_height)
         self.follows_data = heights is None
