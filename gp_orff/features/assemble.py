@@ -16,6 +16,7 @@ from gp_orff.features.expansion import (
     KroneckerExpansion,
     merge,
 )
+from gp_orff.features.frequencies.harmonic import HarmonicDraw
 from gp_orff.features.frequencies.rule import (
     Draw,
     LeafSpectrum,
@@ -125,9 +126,8 @@ def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
 
 def expand_terms(summands: Sequence[Term], draws: Sequence[Draw], num_inputs: int) -> Expansion:
     """The features of a sum of terms, for `num_inputs` inputs."""
-    phi = draws[0].shared_columns()
-    if phi is not None:
-        return _expand_on_lattice(phi, *with_cells(summands, draws))
+    if draws[0].shared_columns() is not None:
+        return _expand_on_shared_columns(summands, draws)
     pairs = list(zip(summands, draws, strict=True))
     parts = [[pairs[index] for index in members] for members in mixtures(draws)]
     return merge(
@@ -155,6 +155,18 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
     phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
     return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
+
+
+def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
+    """The features of terms on one lattice, followed by those of harmonic terms."""
+    pairs = list(zip(summands, draws, strict=True))
+    waves = [pair for pair in pairs if isinstance(pair[1], HarmonicDraw)]
+    others = [pair for pair in pairs if not isinstance(pair[1], HarmonicDraw)]
+    parts = [frequencies.expansion(term) for term, frequencies in waves]
+    if others:
+        phi = others[0][1].lattice.columns()
+        parts.insert(0, _expand_on_lattice(phi, *with_cells(*zip(*others, strict=True))))
+    return merge(parts)
 
 
 def _expand_on_lattice(

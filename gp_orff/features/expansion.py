@@ -82,8 +82,8 @@ class Expansion(ABC):
 class FeatureExpansion(Expansion):
     """Features listed one by one: feature f is column `columns[f]` times direction `directions[f]`.
 
-    Kernels have real directions, and only these have an evidence. A symbol with a real and an
-    imaginary part turns them into complex directions.
+    Harmonic kernels have complex directions, others real ones, which a symbol with a real and an
+    imaginary part turns into complex ones.
     """
 
     phi: Columns
@@ -144,6 +144,21 @@ class FeatureExpansion(Expansion):
 
     def general(self) -> "FeatureExpansion":
         return self
+
+    @property
+    def layers(self) -> list["FeatureExpansion"]:
+        """Expansions with real directions, whose sum these features are.
+
+        Re(m ψ) = Re m · φ − Im m · Im ψ, where Im ψ is another column.
+        """
+        if not self.is_complex:
+            return [self]
+        partner, sign = (values[self.columns] for values in self.phi.quarter_turn)
+        imaginary = -sign.unsqueeze(-1) * self.directions.imag
+        return [
+            replace(self, directions=self.directions.real),
+            replace(self, directions=imaginary, columns=partner),
+        ]
 
     def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "FeatureExpansion":
         place = torch.full((self.num_columns,), -1, device=columns.device)

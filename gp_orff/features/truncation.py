@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.features.expansion import Expansion
+from gp_orff.features.frequencies.harmonic import HarmonicDraw
 from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
 from gp_orff.features.frequencies.remainder import remainder
 from gp_orff.features.frequencies.rule import Draw
@@ -53,9 +54,11 @@ def truncated_variance(
         NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
             kernel is no derivative.
     """
-    if not all(isinstance(draw, LatticeDraw) for draw in draws):
+    if not all(isinstance(draw, LatticeDraw | HarmonicDraw) for draw in draws):
         return None
-    pairs = list(zip(terms(kernel), draws, strict=True))
+    every = list(zip(terms(kernel), draws, strict=True))
+    pairs = [(term, draw) for term, draw in every if isinstance(draw, LatticeDraw)]
+    waves = [(term, draw) for term, draw in every if isinstance(draw, HarmonicDraw)]
     if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
         raise NotImplementedError(
             f"{type(symbol).__name__} of a field that is not itself a derivative needs frequencies "
@@ -65,9 +68,13 @@ def truncated_variance(
     if not all(draw.diagonal_correction for draw in draws):
         return None
     if isinstance(symbol, Identity):
-        every = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
-        delta = _truncated_field(list(every), expansion)
+        delta = sum(draw.truncated_variance(term) for term, draw in waves)
+        if pairs:
+            cells = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
+            delta = delta + _truncated_field(list(cells), None if waves else expansion)
         return delta, torch.zeros_like(delta)
+    if waves:  # symbols of waves that decay have no white variance
+        return None
     delta, common = zip(*(_truncated_term(symbol, *pair, space) for pair in pairs), strict=True)
     return sum(delta), sum(common)
 

@@ -12,6 +12,7 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.features.domain import contains
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.conditioning import FeatureInference
 
 
@@ -35,13 +36,14 @@ class Kept:
     def serves(self, data: Data, kernel: Kernel, noises: Noises, grid: Grid) -> bool:
         """Whether the lattice has the frequencies of a grid for these data."""
         fits = data is self.data and contains(self.grid.domain, grid.domain)
-        fits &= grid.sum_constant or not self.draws[0].lattice.constant.any()
+        fits &= grid.sum_constant or not self.draws[0].shared.constant.any()
         return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
         """The statistics of the data on a part of the lattice; None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
-        if data is not self.data or phi is None or not torch.equal(phi.spacing, wide.spacing):
+        lattices = isinstance(phi, LatticeColumns) and isinstance(wide, LatticeColumns)
+        if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
             return None
         inside = all(m <= most for m, most in zip(phi.modes, wide.modes, strict=True))
         same = inside and torch.equal(phi.origin, wide.origin)

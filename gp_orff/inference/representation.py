@@ -31,6 +31,7 @@ from gp_orff.inference.conditioning.few_sites import on_few_sites
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
 from gp_orff.kernels.closed_form import at_zero
+from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.tree import terms
 
 COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a search
@@ -109,7 +110,7 @@ class Representation:
         draws = self._draw(grid)
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
         affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
-        return affordable and draws[0].lattice.tolerance.item() <= acceptable
+        return affordable and draws[0].shared.tolerance.item() <= acceptable
 
     @property
     def mended(self) -> "Representation":
@@ -129,6 +130,11 @@ class Representation:
     def follows(self) -> bool:
         """Whether the rule is a grid that follows the hyperparameters, not one of given spacing."""
         return isinstance(self.rule, Grid) and self.rule.spacing is None
+
+    @property
+    def on_lattice(self) -> bool:
+        """Whether the frequencies of a grid are on one lattice: those of harmonic terms are not."""
+        return not any(isinstance(term.factor, HarmonicFactor) for term in terms(self.kernel))
 
     def inference(self, rule: Rule | None) -> Inference:
         """Inference on the frequencies of a rule; by the exact kernel if None."""
@@ -173,7 +179,8 @@ class Representation:
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
-        free = rule.max_features is None and not (self.dense or self.data.tracks)
+        dense = self.dense or self.data.tracks or not self.on_lattice
+        free = rule.max_features is None and not dense
         if free and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
         return self._restricted(grid)

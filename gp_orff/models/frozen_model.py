@@ -114,7 +114,7 @@ class Snapshot(ABC):
         """
         self.inference.require(symbol)
         if not self.inference.in_domain(self.kernel, points):
-            self.inference.draws[0].lattice.check(points)
+            self.inference.draws[0].shared.check(points)
 
     def check_symbol(self, symbol: Symbol) -> None:
         """Raise ValueError for a symbol that does not exist for the field."""
@@ -213,7 +213,7 @@ class ExactGPSnapshot(Snapshot):
 
     def inference_at(self, points, symbol=None):
         self.inference.require(symbol)
-        self.inference.draws[0].lattice.check(points)
+        self.inference.draws[0].shared.check(points)
         return self.inference
 
 
@@ -334,5 +334,5 @@ class ModelSnapshot(Snapshot):
             representation = replace(representation, rule=replace(rule, sum_constant=False))
         inference = representation.wider(points)
         if not inference.in_domain(self.kernel, points):  # a grid by hand, or statistics alone
-            inference.draws[0].lattice.check(points)
+            inference.draws[0].shared.check(points)
         return inference

@@ -87,7 +87,7 @@ class Represented:
         phi = draw.shared_columns()
         if phi is None:
             return Represented(representation, self.rule, inference.of(data))
-        if draw.lattice.outside(corners(new.box, kernel)).any() or (
+        if draw.shared.outside(corners(new.box, kernel)).any() or (
             isinstance(data, Dataset) and representation.conditioning_rule() != self.rule
         ):
             return Represented.of(representation)

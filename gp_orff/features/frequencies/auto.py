@@ -102,7 +102,7 @@ class Auto:
             max_features=self.max_features or MOST_DENSE,
         )
         try:
-            tolerance = grid.draw(terms)[0].lattice.tolerance.item()
+            tolerance = grid.draw(terms)[0].shared.tolerance.item()
         except (ValueError, NotImplementedError) as error:
             return self._random(terms, f"no grid: {error}")
         achieved = f"tolerance {tolerance:.0e} within {grid.max_features} features"

@@ -11,6 +11,8 @@ from torch import Tensor
 from gp_orff.features.domain import Box, as_box, box_of
 from gp_orff.features.frequencies.constant_axes import directions, summable
 from gp_orff.features.frequencies.grid_design import (
+    MOST_CUT,
+    GridBudgetError,
     LatticePoints,
     Region,
     axes_of,
@@ -20,17 +22,15 @@ from gp_orff.features.frequencies.grid_design import (
     lengthscales,
     num_features,
     require_separate_inputs,
+    smallest_tolerance,
     tail_radius,
     unit_steps,
 )
+from gp_orff.features.frequencies.harmonic import draw_with_harmonic, is_harmonic
 from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw, axis_lengthscales
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum, TermSpectrum
 
 MOST_FEATURES = 40_000  # their F×F matrix alone needs 13 GB
-
-
-class GridBudgetError(ValueError):
-    """No grid reaches its tolerance with the number of features allowed."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,10 @@ class Grid:
         for term in terms:
             require_separate_inputs(term)
         num_inputs = self._num_inputs(terms)
-        domain = self._domain(terms, num_inputs)
+        domain = self.domain_of(terms, num_inputs)
+        if any(map(is_harmonic, terms)):
+            most = self.max_features or MOST_FEATURES
+            return draw_with_harmonic(self, terms, domain, self.longest_lag(domain), most)
         tolerance, design = self._affordable_design(terms, num_inputs, domain)
         spacing, points = design
         constant = self._constant(terms, domain)
@@ -185,7 +188,7 @@ class Grid:
         ]
         every = [*(part.indices for part in points), *cells]
         indices, position = np.unique(np.concatenate(every), axis=0, return_inverse=True)
-        lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance, constant)
+        lattice = Lattice(indices, spacing, domain, self.longest_lag(domain), tolerance, constant)
         positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in every])[:-1])
         options, count = (self.lengthscale_range, self.diagonal_correction), len(terms)
         parts = zip(positions[:count], points, terms, positions[count:], strict=True)
@@ -210,7 +213,7 @@ class Grid:
             )
         return count
 
-    def _domain(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
+    def domain_of(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
         """The lowest and the highest point of the domain."""
         if self.domain is not None:
             return np.array(self.domain).T
@@ -230,6 +233,9 @@ class Grid:
             spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, most_lags)
             return self._design(terms, spacing, tolerance, budget, constant)
 
+        def uneven(tolerance: float) -> float:
+            return min(_UNEVEN * tolerance, _ALIASING)
+
         design = attempt(self.tolerance, self.tolerance, None)
         if design is not None:
             return self.tolerance, design
@@ -240,9 +246,11 @@ class Grid:
                 "lengthscales; give max_features= (the truncated variance is added to the noise), "
                 "a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
-        tolerance, best = self._bisect(lambda t, a: attempt(t, a, None))
+        tolerance, best = smallest_tolerance(lambda t: attempt(t, uneven(t), None), self.tolerance)
         if best is None or tolerance > _POOR:  # a term that hardly varies may be the reason
-            capped_tolerance, capped = self._bisect(attempt)
+            capped_tolerance, capped = smallest_tolerance(
+                lambda t: attempt(t, uneven(t)), self.tolerance
+            )
             if capped is not None and (best is None or capped_tolerance < tolerance):
                 tolerance, best = capped_tolerance, capped
         if best is None or not all(len(part.indices) for part in best[1]):
@@ -250,29 +258,15 @@ class Grid:
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
                 f"got one of whose variance {self.max_features} features hold next to nothing "
                 f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
-                f"{_numbers(self._lag(domain))}); give a smaller domain or a larger max_features"
+                f"{_numbers(self.longest_lag(domain))}); give a smaller domain or a larger max_features"
             )
         return tolerance, best
-
-    def _bisect(self, attempt: Callable) -> tuple[float, tuple | None]:
-        """The smallest tolerance for which an attempt succeeds, and its result."""
-        low, high = math.log(self.tolerance), math.log(_MOST_CUT)
-        best = attempt(math.exp(high), _ALIASING)
-        while best is not None and high - low > 0.02:
-            middle = 0.5 * (low + high)
-            tolerance = math.exp(middle)
-            design = attempt(tolerance, min(_UNEVEN * tolerance, _ALIASING))
-            if design is None:
-                low = middle
-            else:
-                high, best = middle, design
-        return math.exp(high), best
 
     def _design(self, terms, spacing, tolerance, budget, constant):
         """The spacing and the lattice points of each term; None if they exceed the budget."""
         points, features = [], 0
         for term in terms:
-            own = tolerance if tolerance == self.tolerance else term.own(tolerance, _MOST_CUT)
+            own = tolerance if tolerance == self.tolerance else term.own(tolerance, MOST_CUT)
             part = self._points(term, spacing, own, (budget - features) / term.rank, constant)
             if part is None:
                 return None
@@ -286,7 +280,7 @@ class Grid:
         """h of each axis; with `most_lags`, r is at most so many times the longest lag."""
         if self.spacing is not None:
             return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
-        lag = self._lag(domain)
+        lag = self.longest_lag(domain)
         radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
         constant = self._constant(terms, domain)
@@ -306,10 +300,10 @@ class Grid:
 
     def _constant(self, terms, domain) -> Bool[np.ndarray, "d"]:
         """The inputs that are constant, and along which frequencies are summed."""
-        lag = self._lag(domain)
+        lag = self.longest_lag(domain)
         return (lag == 0) & summable(terms, len(lag)) & self.sum_constant
 
-    def _lag(self, domain) -> Float[np.ndarray, "d"]:
+    def longest_lag(self, domain) -> Float[np.ndarray, "d"]:
         """The longest lag between a datum and a point of the domain or another datum."""
         data = domain if self.data is None else np.array(self.data).T
         high, low = np.maximum(domain[1], data[1]), np.minimum(domain[0], data[0])
@@ -340,7 +334,6 @@ class Grid:
 # truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
 # tolerance of _POOR a term that hardly varies may be the reason: r is limited to _LONGEST of L.
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
-_MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
 _NO_IMAGES = 1e6  # the period along a constant input, in lengthscales
 _FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit
 

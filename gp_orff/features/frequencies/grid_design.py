@@ -17,7 +17,12 @@ from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.lattice_sums import first_nonzero, moments_near_zero
 
+MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
 _MOST_STEPS = 1e9  # along an axis; too many in any case
+
+
+class GridBudgetError(ValueError):
+    """No grid reaches its tolerance with the number of features allowed."""
 
 
 @dataclass(frozen=True)
@@ -195,3 +200,20 @@ def require_separate_inputs(term: TermSpectrum) -> None:
             "Grid expects the kernels of a product to depend on different inputs, got columns "
             f"{dims}; use a random rule such as gp_orff.QuasiMonteCarlo"
         )
+
+
+def smallest_tolerance(
+    attempt: Callable[[float], tuple | None], tolerance: float
+) -> tuple[float, tuple | None]:
+    """The smallest tolerance, from the given one on, for which an attempt succeeds, and its result;
+    None if none does."""
+    low, high = math.log(tolerance), math.log(MOST_CUT)
+    best = attempt(MOST_CUT)
+    while best is not None and high - low > 0.02:
+        middle = 0.5 * (low + high)
+        design = attempt(math.exp(middle))
+        if design is None:
+            low = middle
+        else:
+            high, best = middle, design
+    return math.exp(high), best

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from gp_orff.features.frequencies.constant_axes import ALONG_FREQUENCY, plane_weights
 from gp_orff.features.frequencies.rule import Draw, TermSpectrum
+from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import GramCache, LatticeColumns
+from gp_orff.kernels.harmonic import HarmonicSpectrum
 from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum
 
 
@@ -35,7 +37,7 @@ class GridWarning(UserWarning):
     """
 
 
-class _FixedBuffers(nn.Module):
+class FixedBuffers(nn.Module):
     """A module whose buffers keep their types, and take the lengths of the state they load."""
 
     def _apply(self, fn, recurse=True):
@@ -49,7 +51,7 @@ class _FixedBuffers(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
-class Lattice(_FixedBuffers):
+class Lattice(FixedBuffers):
     """The lattice that the terms of a kernel tree share: ω = h ∘ k for integer k.
 
     Args:
@@ -112,18 +114,28 @@ class Lattice(_FixedBuffers):
         Raises:
             ValueError: points outside.
         """
-        outside = self.outside(x)
-        if outside.any():
-            worst = ", ".join(f"{value:.6g}" for value in x[outside][0].tolist())
-            box = ", ".join(f"({low:.6g}, {high:.6g})" for low, high in self.domain.mT.tolist())
-            raise ValueError(
-                f"expected points inside the grid's domain ({box}), got {int(outside.sum())} "
-                f"outside it, such as ({worst}); give the region of interest as domain= of the "
-                "rule, such as Grid.for_data(x, domain=...) or Auto(domain=...)"
-            )
+        check_domain(x, self.outside(x), self.domain)
 
 
-class LatticeDraw(_FixedBuffers, Draw):
+def check_domain(
+    x: Float[Tensor, "*b n d"], outside: Bool[Tensor, "*b n"], domain: Float[Tensor, "2 d"]
+) -> None:
+    """Refuse points x that are outside a domain.
+
+    Raises:
+        ValueError: points outside.
+    """
+    if outside.any():
+        worst = ", ".join(f"{value:.6g}" for value in x[outside][0].tolist())
+        box = ", ".join(f"({low:.6g}, {high:.6g})" for low, high in domain.mT.tolist())
+        raise ValueError(
+            f"expected points inside the grid's domain ({box}), got {int(outside.sum())} "
+            f"outside it, such as ({worst}); give the region of interest as domain= of the "
+            "rule, such as Grid.for_data(x, domain=...) or Auto(domain=...)"
+        )
+
+
+class LatticeDraw(FixedBuffers, Draw):
     """The frequencies of one term on a lattice, with the weights of the quadrature.
 
     Args:
@@ -163,7 +175,7 @@ class LatticeDraw(_FixedBuffers, Draw):
         self.lattice = lattice
         self.dims = tuple(leaf.dims for leaf in spectrum.leaves)
         self.lengthscale_range, self.diagonal_correction = lengthscale_range, diagonal_correction
-        self.warned = False
+        self.warned, self.joint = False, None
         self.register_buffer("position", torch.from_numpy(position))
         self.register_buffer("direction", torch.from_numpy(direction))
         built = _lengths([leaf.spectrum for leaf in spectrum.leaves], self.dims)
@@ -178,8 +190,13 @@ class LatticeDraw(_FixedBuffers, Draw):
         """Which frequencies are not zero, and so have a sine."""
         return self.lattice.indices[self.position].any(-1)
 
-    def shared_columns(self) -> LatticeColumns:
-        return self.lattice.columns()
+    @property
+    def shared(self) -> nn.Module:
+        """The frequencies that all terms share: the lattice, or more in a sum with others."""
+        return self.joint or self.lattice
+
+    def shared_columns(self) -> Columns:
+        return self.shared.columns()
 
     def nodes(self, spectra):
         self._check_range(spectra)
@@ -255,6 +272,8 @@ def _lengths(
 
 def axis_lengthscales(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
     """The lengthscale along each axis: the scaled radius of a unit frequency."""
+    if isinstance(spectrum, HarmonicSpectrum):
+        return spectrum.lengths()
     if not isinstance(spectrum, GridSpectrum):
         raise NotImplementedError(
             f"{type(spectrum).__name__} has no scaled_radius, tail and correlation, which a "

@@ -91,14 +91,14 @@ class FeatureInference(Inference):
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
         if self._has_shared_columns:
-            return not self.draws[0].lattice.outside(x).any()
+            return not self.draws[0].shared.outside(x).any()
         check_domain(kernel, self.draws, self._corners, x)
         return True
 
     def serves(self, symbol):
         if symbol is None or isinstance(symbol, Identity):
             return True
-        return not (self._has_shared_columns and self.draws[0].lattice.constant.any())
+        return not (self._has_shared_columns and self.draws[0].shared.constant.any())
 
     @torch.no_grad()
     def written_out(self, kernel: Kernel) -> bool:
@@ -107,7 +107,7 @@ class FeatureInference(Inference):
 
     @property
     def truncated_share(self) -> float:
-        return self.draws[0].lattice.tolerance.item() if self._has_shared_columns else 0.0
+        return self.draws[0].shared.tolerance.item() if self._has_shared_columns else 0.0
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether a lengthscale has left the range that the frequencies serve."""

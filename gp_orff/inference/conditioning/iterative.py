@@ -12,6 +12,7 @@ from gp_orff.data.dataset import Data
 from gp_orff.features.assemble import num_features
 from gp_orff.features.frequencies.auto import MOST_DENSE
 from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.iterative import Accuracy, Iterative
 
@@ -68,7 +69,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     Raises:
         ValueError: that is so with readings along tracks, for which there are no iterations.
     """
-    features, on_grid = num_features(kernel, draws), draws[0].shared_columns() is not None
+    features = num_features(kernel, draws)
+    on_grid = isinstance(draws[0].shared_columns(), LatticeColumns)
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
     most = most_factorised(next(kernel.parameters()).device)

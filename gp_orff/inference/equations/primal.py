@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 import torch
 from jaxtyping import Float
@@ -34,7 +35,7 @@ class Primal(NormalEquations):
         return [rows.whitened() for rows in self.rows]
 
     def evidence(self) -> Evidence:
-        if self.rows:
+        if self.rows or self.expansion.is_complex:
             return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
         b, parts = masked_equations(self.expansion, self.groups)
         return self._evidence(*MaskedInvQuadLogdet.apply(b, *parts))
@@ -46,8 +47,8 @@ class Primal(NormalEquations):
         return PrimalPosterior(self.expansion, theta, factor), evidence
 
     def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
-        b, parts = masked_equations(self.expansion, self.groups)
-        a = masked_sum(parts)
+        b = right_hand_sides(self.expansion, self.groups)
+        a = information(self.expansion, self.groups)
         for features, design, _ in self._whitened:
             a, b = a + features.mT @ features, b + features.mT @ design
         return a, b
@@ -70,6 +71,13 @@ def right_hand_sides(
     expansion: FeatureExpansion, groups: Sequence[Group]
 ) -> Float[Tensor, "*b F 1+p"]:
     """B."""
+    return sum(_right_hand_side(layer, groups) for layer in expansion.layers)
+
+
+def _right_hand_side(
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> Float[Tensor, "*b F 1+p"]:
+    """B of real directions."""
     b, ones = 0, 0
     for statistics, noise in groups:
         pattern = statistics.pattern
@@ -91,3 +99,31 @@ def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[T
         for gram, e in zip(grams, pattern.basis(precision), strict=True):
             parts += [gram, m, precision @ e]
     return parts
+
+
+def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[Tensor, "*b F F"]:
+    """A = I + Σ C[c,c] ∘ (M P Mᵀ); for complex directions the sum over all pairs of layers."""
+    if not expansion.is_complex:
+        return masked_sum(masked_parts(expansion, groups))
+    layers = expansion.layers
+    a = sum(masked_sum(masked_parts(layer, groups)) for layer in layers)
+    for left, right in combinations(layers, 2):
+        cross = _cross_information(left, right, groups)
+        a = a + cross + cross.mT
+    return a - (len(layers) - 1) * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def _cross_information(
+    left: FeatureExpansion, right: FeatureExpansion, groups: Sequence[Group]
+) -> Float[Tensor, "*b F F"]:
+    """Σ C[c,c′] ∘ (M P M′ᵀ) of two layers of the same features."""
+    total = 0
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, other = (pattern.select(layer.directions) for layer in (left, right))
+        precision = pattern.precision(noise.precision)
+        for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
+            gram = statistics.phi.gram(moments.gram)
+            gram = gram.index_select(-2, left.columns).index_select(-1, right.columns)
+            total = total + gram * (m @ (precision @ e) @ other.mT)
+    return total

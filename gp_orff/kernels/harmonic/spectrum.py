@@ -36,6 +36,23 @@ class HarmonicSpectrum:
         """K(x, x) at the mean height."""
         return sum(part.variance(self.mean_height) for part in self.sources)
 
+    def lengths(self) -> Float[np.ndarray, "3"]:
+        """The length over which the field varies along every input, for margins: the smallest
+        depth, and zero for the height."""
+        depth = self.depths.detach().double().min().item()
+        return np.array([depth, depth, 0.0])
+
+    def num_coordinates(self, num_dims: int) -> int:
+        """Raise: random frequencies are not known for fields that decay with height.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel for random frequencies, got a HarmonicKernel; use "
+            "gp_orff.Grid.for_data(x) or gp_orff.Auto().for_data(x), or the exact kernel"
+        )
+
     def frequency_parameters(
         self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
     ) -> list[Range]:

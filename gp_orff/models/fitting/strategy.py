@@ -239,6 +239,8 @@ class Grids:
 
     def _keeping(self) -> Representation:
         """The representation with statistics that serve further grids, where a lattice does."""
+        if not self.representation.on_lattice:
+            return self.representation
         try:
             return self.representation.keeping()
         except GridBudgetError as error:

@@ -1,0 +1,141 @@
+"""Decaying waves: the columns of harmonic fields."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from gp_orff.features.columns.base import Columns
+from gp_orff.features.columns.pointwise import PointwiseColumns
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.potentials import Potential
+
+
+@dataclass(frozen=True)
+class HarmonicColumns(PointwiseColumns):
+    """The real parts of the waves ψ = e^{i⟨k,x⟩ − |k|s(z − z₀)}, and of −iψ.
+
+    The horizontal inputs are relative to x₀, the heights z to z₀: waves are at most 1 on the side
+    of z₀ that is away from the sources. They satisfy Laplace's equation; as waves of three inputs
+    they have the complex frequency (k₁, k₂, i s|k|).
+    """
+
+    omega: Float[Tensor, "D 2"]  # k
+    side: int  # s: 1 for sources below the points, −1 for sources above them
+    origin: Float[Tensor, "3"]  # (x₀, z₀)
+    dims: tuple[int, ...]  # the input columns, height last
+
+    sampled = False
+    tensors = ()
+
+    @property
+    def num_columns(self) -> int:
+        return 2 * len(self.omega)
+
+    @property
+    def device(self) -> torch.device:
+        return self.omega.device
+
+    def with_tensors(self) -> "HarmonicColumns":
+        return self
+
+    def to(self, device: torch.device) -> "HarmonicColumns":
+        return replace(self, omega=self.omega.to(device), origin=self.origin.to(device))
+
+    def select(self, columns: Int[Tensor, "2*k"]) -> "HarmonicColumns":
+        return replace(self, omega=self.omega[columns[: len(columns) // 2]])
+
+    def halves(self) -> list[tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]]:
+        """All columns twice: none of them is sampled."""
+        index = torch.arange(self.num_columns, device=self.device)
+        return [(index, torch.ones_like(index, dtype=torch.float64))] * 2
+
+    def same(self, other: Columns) -> bool:
+        return (
+            isinstance(other, HarmonicColumns)
+            and (self.side, self.dims) == (other.side, other.dims)
+            and torch.equal(self.omega, other.omega)
+            and torch.equal(self.origin, other.origin)
+        )
+
+    def plain(self) -> dict[str, object]:
+        tensors = {"wavevectors": self.omega.cpu(), "origin": self.origin.cpu()}
+        return {**tensors, "side": self.side, "dims": self.dims}
+
+    def mean_squares(self) -> Float[Tensor, "2*D 1"]:
+        """Raise: waves that decay have no mean over all of space.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel for a mean over all of space, got a HarmonicKernel, "
+            "whose variance falls with height; use the variance at points of your own"
+        )
+
+    def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
+        return self._relative(x)[..., :2] @ self.omega.mT
+
+    def _relative(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 3"]:
+        return x[..., list(self.dims)].double() - self.origin
+
+    def decay(self, height: Float[Tensor, "*b"]) -> Float[Tensor, "*b D"]:
+        """e^{−|k|s(z − z₀)} at heights z."""
+        above = self.side * (height - self.origin[2])
+        return (-above.unsqueeze(-1) * self.omega.norm(dim=-1)).exp()
+
+    def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
+        phase, decay = self.inner_products(x), self.decay(x[..., self.dims[2]].double())
+        return torch.cat([phase.cos() * decay, phase.sin() * decay], dim=-1)
+
+    def frequencies(self) -> Complex[Tensor, "D 3"]:
+        """(k₁, k₂, i s|k|)."""
+        vertical = 1j * self.side * self.omega.norm(dim=-1, keepdim=True)
+        return torch.cat([self.omega.to(vertical.dtype), vertical], dim=-1)
+
+    def directions(self) -> Complex[Tensor, "D 3"]:
+        """The field −∇ψ / |k|ψ = (−ik/|k|, s) of each wave as a potential."""
+        return -1j * self.frequencies() / self.omega.norm(dim=-1, keepdim=True)
+
+    def multiplier(self, symbol: Symbol, num_outputs: int, space) -> Complex[Tensor, "2*D q p"]:
+        """The symbol at the complex frequencies; the potential g of f = ∇g is f₃/(iω₃).
+
+        Raises:
+            NotImplementedError: other antiderivatives, parts, which a field without sources does
+                not determine, or a symbol of other inputs.
+        """
+        omega = self.frequencies()
+        if tuple(space) != tuple(self.dims):
+            raise NotImplementedError(f"{type(symbol).__name__} of other inputs than {self.dims}")
+        if isinstance(symbol, Potential):
+            values = torch.zeros_like(omega).unsqueeze(-2)
+            values[..., 0, 2] = 1 / (1j * omega[:, 2])
+        elif symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
+            raise NotImplementedError(
+                f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free and "
+                "divergence-free at once, and waves that decay have no Fourier transform; use "
+                "Potential, Jacobian, Component, or line integrals"
+            )
+        else:
+            values = symbol(omega, num_outputs).to(torch.complex128)
+        return torch.cat([values, values], dim=-3)
+
+    def _is_analytic(self, symbol: Symbol, num_outputs: int) -> bool:
+        """Whether a multiplier takes complex frequencies, and is finite there and smooth at 0."""
+        near = 1e-6 * self.frequencies()[:1]
+        near, real = torch.cat([near, 0 * near]), near.real
+        try:
+            first, zero = symbol(near, num_outputs)
+            ahead = symbol(torch.stack([real[0], real[0].flip(0)]), num_outputs)
+        except (RuntimeError, TypeError):
+            return False
+        finite = torch.isfinite(torch.view_as_real(first.to(torch.complex128))).all()
+        return bool(finite and (first - zero).abs().max() < 1e-4 > (ahead - zero).abs().max())
+
+    @property
+    def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
+        """Im ψ is the real part of −iψ, and Im(−iψ) is −Re ψ."""
+        index = torch.arange(self.num_columns, device=self.device)
+        sign = torch.where(index < len(self.omega), 1.0, -1.0).double()
+        return index.roll(len(self.omega)), sign

@@ -1,0 +1,217 @@
+"""The waves of one harmonic term, in rings, with the weights of the quadrature."""
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from gp_orff.features.columns import Columns, HarmonicColumns, side_by_side
+from gp_orff.features.expansion import FeatureExpansion
+from gp_orff.features.frequencies.harmonic.rings import Depths, Rings
+from gp_orff.features.frequencies.lattice_nodes import FixedBuffers, GridWarning, check_domain
+from gp_orff.features.frequencies.rule import Draw
+from gp_orff.kernels.cholesky import positive_root
+from gp_orff.kernels.harmonic import HarmonicSpectrum, Sources
+from gp_orff.kernels.tree import Term, spectra_of
+
+
+class HarmonicWaves(FixedBuffers):
+    """The waves that serve a harmonic term in a domain; what a lattice is for other kernels.
+
+    Args:
+        rings: the wavevectors and weights.
+        domain: the lowest and highest value of every input.
+        dims: the three inputs of the kernel, height last.
+        sides: 1 for sources below the points, −1 for sources above them.
+        tolerance: the share of the variance for which the waves were made.
+    """
+
+    def __init__(
+        self,
+        rings: Rings,
+        domain: Float[np.ndarray, "2 d"],
+        dims: Sequence[int],
+        sides: Sequence[int],
+        tolerance: float,
+    ):
+        super().__init__()
+        self.dims, self.sides = tuple(dims), tuple(sides)
+        self.register_buffer("wavevectors", torch.from_numpy(rings.wavevectors))
+        self.register_buffer("weights", torch.from_numpy(rings.weights))
+        self.register_buffer("domain", torch.from_numpy(domain))
+        self.register_buffer("constant", torch.zeros(domain.shape[1], dtype=torch.bool))
+        self.register_buffer("tolerance", torch.tensor(tolerance, dtype=torch.float64))
+
+    def of_side(self, side: int) -> HarmonicColumns:
+        """The columns of the sources on one side."""
+        low, high = self.domain[:, list(self.dims)]
+        origin = 0.5 * (low + high)
+        origin[2] = low[2] if side > 0 else high[2]
+        return HarmonicColumns(self.wavevectors, side, origin, self.dims)
+
+    def columns(self) -> Columns:
+        """The columns of all sides."""
+        return side_by_side([self.of_side(side) for side in self.sides])[0]
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Which of the points x are outside the domain; it has no end away from the sources."""
+        low, high = self.domain.clone()
+        slack = 1e-6 * (high - low)
+        x = x.detach()[..., : len(low)]
+        below, above = x < low - slack, x > high + slack
+        vertical = self.dims[2]
+        if self.sides == (1,):
+            above[..., vertical] = False
+        if self.sides == (-1,):
+            below[..., vertical] = False
+        return (below | above).any(-1)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Check that all points x are inside the domain.
+
+        Raises:
+            ValueError: points outside.
+        """
+        check_domain(x, self.outside(x), self.domain)
+
+
+class HarmonicDraw(FixedBuffers, Draw):
+    """The waves of one harmonic term, which depend on no hyperparameter, and their variances.
+
+    Args:
+        waves: the wavevectors, and the domain that they serve.
+        cutoff: |k| beyond which the tolerance lies, at the present depths.
+        lengthscale_range: the shortest and longest depth that the waves serve, relative to the
+            present ones.
+        diagonal_correction: whether inference adds the truncated variance.
+    """
+
+    sampled = False
+
+    def __init__(
+        self,
+        waves: HarmonicWaves,
+        cutoff: float,
+        lengthscale_range: tuple[float, float],
+        diagonal_correction: bool,
+    ):
+        super().__init__([], [])
+        self.lattice, self.joint, self.warned = waves, None, False
+        self.lengthscale_range = lengthscale_range
+        self.diagonal_correction = diagonal_correction
+        self.register_buffer("cutoff", torch.tensor(cutoff, dtype=torch.float64))
+
+    @property
+    def num_frequencies(self) -> int:
+        return len(self.lattice.wavevectors)
+
+    @property
+    def num_columns(self) -> int:
+        return 2 * self.num_frequencies * len(self.lattice.sides)
+
+    @property
+    def shared(self) -> nn.Module:
+        """The waves, and in a sum the frequencies of the other terms."""
+        return self.joint or self.lattice
+
+    def shared_columns(self) -> Columns:
+        return self.shared.columns()
+
+    def nodes(self, spectra: Sequence[HarmonicSpectrum]) -> tuple:
+        """Raise: the waves decay, so that their directions are complex.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel, whose features have real frequencies, got a "
+            "HarmonicKernel, whose waves decay with height; this quantity is not known for it"
+        )
+
+    def expansion(self, term: Term) -> FeatureExpansion:
+        """The features −∇ of a potential of decaying waves with independent weights."""
+        (spectrum,) = spectra_of(term)
+        self._check_range(spectrum)
+        columns, directions = [], []
+        for sources in spectrum.sources:
+            phi = self.lattice.of_side(sources.side)
+            root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(sources, phi))
+            vectors = root.unsqueeze(-1) * phi.directions()
+            columns.append(phi)
+            directions += [vectors, vectors]
+        phi, _ = side_by_side(columns)
+        count = phi.num_columns
+        return FeatureExpansion(
+            phi, torch.cat(directions, dim=-2), torch.arange(count, device=phi.device)
+        )
+
+    def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
+        """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
+        k = self.lattice.wavevectors.norm(dim=-1)
+        distances = sources.distances(phi.origin[2:]).double()  # (*b, J, 1)
+        decay = torch.exp(-2 * distances * k)
+        density = (sources.amplitudes.double().unsqueeze(-1) * decay).sum(-2) * k / (2 * math.pi)
+        return density * self.lattice.weights
+
+    def truncated_variance(self, term: Term) -> Float[Tensor, "*b 3 3"]:
+        """The variance at the mean height that the waves lack."""
+        (spectrum,) = spectra_of(term)
+        total = spectrum.variance().double()
+        for sources in spectrum.sources:
+            phi = self.lattice.of_side(sources.side)
+            decay = phi.decay(spectrum.mean_height.double()).square()
+            weights = self.variances(sources, phi) * decay
+            d = phi.directions()
+            outer = torch.einsum("...k,kp,kq->...pq", weights, d.real, d.real)
+            total = total - outer - torch.einsum("...k,kp,kq->...pq", weights, d.imag, d.imag)
+        share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
+        shape = total.new_tensor([0.75, 0.75, 1.5])
+        return term.outputscale[..., None, None] * torch.diag_embed(share.unsqueeze(-1) * shape)
+
+    def ratio_outside_range(self, spectra: Sequence[HarmonicSpectrum]) -> float | None:
+        """The ratio of the depth that decides the cut-off to that for which it was made."""
+        low, high = self.lengthscale_range
+        lengths = depths_of(spectra[0], self.lattice.domain[:, self.lattice.dims[2]].cpu().numpy())
+        ratio = self.cutoff.item() / lengths.cutoff(min(self.lattice.tolerance.item(), 0.999))
+        return ratio if not 0.999 * low <= ratio <= 1.001 * high else None
+
+    def _check_range(self, spectrum: HarmonicSpectrum) -> None:
+        ratio = None if self.warned else self.ratio_outside_range([spectrum])
+        if ratio is not None:
+            self.warned = True
+            low, high = self.lengthscale_range
+            warnings.warn(
+                f"a depth is about {ratio:.2g} times what the waves were made for, outside the "
+                f"range {low:g} to {high:g}: call redraw() of the ORFFKernel and continue, "
+                "constrain the depth, or give Grid a wider lengthscale_range",
+                GridWarning,
+                stacklevel=2,
+            )
+
+    def check_domain(self, spectra, *points) -> None:
+        for x in points:
+            self.lattice.check(x)
+
+
+@torch.no_grad()
+def depths_of(
+    spectrum: HarmonicSpectrum, heights: Float[np.ndarray, "2"], shallower: float = 1.0
+) -> Depths:
+    """Z of two points at the end of the heights that is nearest to the sources.
+
+    `shallower` multiplies the depths; a batch counts as more planes.
+    """
+    shortest, variances = [], []
+    for sources in spectrum.sources:
+        nearest = heights[0] if sources.side > 0 else heights[1]
+        planes, amplitudes = (
+            t.double().cpu().numpy().ravel() for t in (sources.planes, sources.amplitudes)
+        )
+        z = 2 * sources.side * (nearest - planes) * shallower
+        shortest.append(z)
+        variances.append(amplitudes / z**3)
+    return Depths(np.concatenate(shortest), np.concatenate(variances))
