@@ -64,6 +64,10 @@ DOT_PRODUCTS = {  # of d inputs; they are not stationary, see test_dot_products
     "polynomial": lambda d: PolynomialKernel(power=3),
 }
 
+HARMONIC = {  # fields in free space: tests/test_harmonic.py
+    "harmonic": lambda: gp_orff.HarmonicKernel(reference_height=0.0),
+}
+
 FIELDS = {  # kernel class, exact blocks from the Hessian of k, spectral matrix A(ω)
     "curl_free": (gp_orff.CurlFreeKernel, oracles.curl_free, oracles.outer),
     "divergence_free": (

@@ -191,11 +191,13 @@ def test_every_exported_kernel_is_in_the_registry():
     kernels = exported(lambda cls: issubclass(cls, gpytorch.kernels.Kernel))
     tested = {type(m) for case in registry.CASES.values() for m in case().kernel.modules()}
     tested |= {type(build(2)) for build in registry.DOT_PRODUCTS.values()}
+    tested |= {type(build()) for build in registry.HARMONIC.values()}
     assert set(kernels.values()) - {gp_orff.ORFFKernel} <= tested  # which wraps every case
 
 
 def test_every_known_composition_is_in_the_registry():
     tested = {type(m) for case in registry.CASES.values() for m in case().kernel.modules()}
+    tested |= {type(build()) for build in registry.HARMONIC.values()}
     for cls in inner_terms.registry:
         assert cls is object or any(issubclass(kind, cls) for kind in tested), cls
 

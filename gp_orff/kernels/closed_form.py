@@ -13,7 +13,6 @@ from torch import Tensor
 from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.scalar import BesselKernel, require_covariance_of
-from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Term
 
 
@@ -210,4 +209,4 @@ def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
     scale, factor = term.outputscale[..., None, None], term.factor
     if isinstance(factor, Mixing):
         return scale * factor.matrix @ factor.matrix.mT
-    return scale * factor.variance(spectrum(term.leaves[0].kernel))
+    return scale * factor.variance(term.leaves[0].spectrum)

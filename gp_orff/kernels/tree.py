@@ -39,6 +39,16 @@ class Leaf:
         """The input columns of the kernel, of `num_dims` columns."""
         return self.active_dims or tuple(range(num_dims))
 
+    @property
+    def spectrum(self) -> Spectrum:
+        """The spectrum of the kernel at its present hyperparameters."""
+        return spectrum(self.kernel)
+
+    @property
+    def is_elementary(self) -> bool:
+        """Whether the term of the kernel is the kernel itself, unscaled."""
+        return inner_terms.dispatch(type(self.kernel)) is inner_terms.dispatch(object)
+
     def restricted(self, outer: tuple[int, ...]) -> "Leaf":
         """The leaf inside a kernel that selects these input columns."""
         inner = self.active_dims
@@ -173,7 +183,7 @@ def _(kernel: LCMKernel) -> list[Term]:
 
 def spectra_of(term: Term) -> list[Spectrum]:
     """The spectrum of every leaf of a term, at its present hyperparameters."""
-    return [spectrum(leaf.kernel) for leaf in term.leaves]
+    return [leaf.spectrum for leaf in term.leaves]
 
 
 def infer_num_dims(parts: Sequence[Term], num_dims: int | None) -> int | None:

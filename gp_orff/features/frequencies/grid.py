@@ -1,7 +1,7 @@
 """Frequency grids: quadrature of the spectral density on a lattice."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -258,7 +258,7 @@ class Grid:
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
                 f"got one of whose variance {self.max_features} features hold next to nothing "
                 f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
-                f"{_numbers(self.longest_lag(domain))}); give a smaller domain or a larger max_features"
+                f"{_numbers(self.longest_lag(domain))}); give a smaller domain or more max_features"
             )
         return tolerance, best
 

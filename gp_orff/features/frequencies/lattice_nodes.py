@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from gp_orff.features.columns import Columns
 from gp_orff.features.frequencies.constant_axes import ALONG_FREQUENCY, plane_weights
 from gp_orff.features.frequencies.rule import Draw, TermSpectrum
-from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import GramCache, LatticeColumns
 from gp_orff.kernels.harmonic import HarmonicSpectrum
 from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gp_orff.kernels.closed_form import polynomial, radial_tensor, scalar_covariance
 from gp_orff.kernels.harmonic.spectrum import HarmonicFactor
-from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.kernels.tree import Term
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.potentials import Potential
@@ -39,20 +38,20 @@ def harmonic_covariance(
     symbols = [_derivatives(symbol) for symbol in (left, right)]
     outputs = [symbol.num_outputs(HarmonicFactor.num_outputs) for symbol in (left, right)]
     total = x.new_zeros(*torch.broadcast_shapes(x.shape[:-1], z.shape[:-1]), *outputs)
-    for sources in spectrum(space.kernel).sources:
-        lags = sources.lags(x[..., dims], z[..., dims])
-        signs = sources.signs(lags)
-        tensors = {}
-        for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
-            order = len(axes) + len(others_axes)
-            if order not in tensors:
-                tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
-            sign = prod(
-                [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
-                start=lags.new_ones(()),
-            )
-            values = tensors[order][(..., *axes, *others_axes)][..., None, None]
-            total = total + sign * values * torch.outer(a.to(lags), b.to(lags))
+    sources = space.spectrum.sources
+    lags = sources.lags(x[..., dims], z[..., dims])
+    signs = sources.signs(lags)
+    tensors = {}
+    for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
+        order = len(axes) + len(others_axes)
+        if order not in tensors:
+            tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
+        sign = prod(
+            [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
+            start=lags.new_ones(()),
+        )
+        values = tensors[order][(..., *axes, *others_axes)][..., None, None]
+        total = total + sign * values * torch.outer(a.to(lags), b.to(lags))
     scale = term.outputscale
     for leaf in others:
         columns = list(leaf.columns(x.shape[-1]))

@@ -122,6 +122,11 @@ class HarmonicKernel(Kernel):
             self.register_prior("variance_prior", variance_prior, _variances, _set_variances)
 
     @property
+    def num_sides(self) -> int:
+        """1, or 2 for sources on both sides of the points."""
+        return len(_SIDES[self.sources])
+
+    @property
     def depths(self) -> Float[Tensor, "*b S*J"]:
         """h_j, (\\*b, J), or (\\*b, 2J): those below first, then those above."""
         return self.raw_depths_constraint.transform(self.raw_depths)

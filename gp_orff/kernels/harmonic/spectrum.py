@@ -1,6 +1,5 @@
 """The two-dimensional spectrum of a `HarmonicKernel`, and its term of a kernel tree."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from gp_orff.kernels.harmonic.kernel import HarmonicKernel
 from gp_orff.kernels.harmonic.sources import Sources
-from gp_orff.kernels.spectra.base import Range, spectrum
+from gp_orff.kernels.spectra.base import Range
 from gp_orff.kernels.tree import Leaf, Term, inner_terms
 
 _SHALLOWEST = 0.1  # the smallest depth of a search over the shortest distance
@@ -18,23 +17,23 @@ _SHALLOWEST = 0.1  # the smallest depth of a search over the shortest distance
 
 @dataclass(frozen=True)
 class HarmonicSpectrum:
-    """The planes of sources of a harmonic kernel, with horizontal frequencies k.
+    """The planes of sources on one side of a harmonic kernel, with horizontal frequencies k.
 
     It is no `Spectrum`: the kernel is stationary in the horizontal inputs only.
 
     Args:
-        sources: the planes below and above the points.
-        depths: h, of all planes: the parameter of the kernel.
+        sources: the planes.
+        depths: h, of the planes of all sides: the parameter of the kernel.
         mean_height: z̄.
     """
 
-    sources: Sequence[Sources]
+    sources: Sources
     depths: Float[Tensor, "*b S*J"]
     mean_height: Float[Tensor, "*b"]
 
     def variance(self) -> Float[Tensor, "*b 3 3"]:
         """K(x, x) at the mean height."""
-        return sum(part.variance(self.mean_height) for part in self.sources)
+        return self.sources.variance(self.mean_height)
 
     def lengths(self) -> Float[np.ndarray, "3"]:
         """The length over which the field varies along every input, for margins: the smallest
@@ -87,12 +86,24 @@ class HarmonicFactor:
         )
 
 
-@spectrum.register
-def _(kernel: HarmonicKernel) -> HarmonicSpectrum:
-    return HarmonicSpectrum(kernel.planes_of_sources(), kernel.depths, kernel.heights[..., 1])
+@dataclass(frozen=True)
+class SideOfHarmonic(Leaf):
+    """The sources of a harmonic kernel on one side of the points."""
+
+    side: int = 0  # its index among the sides of the kernel
+    is_elementary = True
+
+    @property
+    def spectrum(self) -> HarmonicSpectrum:
+        kernel = self.kernel
+        sources = kernel.planes_of_sources()[self.side]
+        return HarmonicSpectrum(sources, kernel.depths, kernel.heights[..., 1])
 
 
 @inner_terms.register
 def _(kernel: HarmonicKernel) -> list[Term]:
     one = torch.ones((), dtype=kernel.dtype, device=kernel.device)
-    return [Term((Leaf(kernel),), HarmonicFactor(), one)]
+    return [
+        Term((SideOfHarmonic(kernel, side=side),), HarmonicFactor(), one)
+        for side in range(kernel.num_sides)
+    ]

@@ -50,7 +50,7 @@ def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProduct
     """
     if kernel.batch_shape or not _in_closed_form(kernel):
         return partial(_of_kernel, kernel)
-    return partial(_of_terms, [_prepared(term.factor, term, cut) for term in terms(kernel)])
+    return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in terms(kernel)])
 
 
 def row_covariance(kernel: Kernel) -> RowCovariance:
@@ -97,9 +97,9 @@ class _FieldRows:
         """Terms of the same inputs share their pairs."""
         key = self.space.active_dims, self.term.factor.dims
         if key not in known:
-            x, z = (_inputs(self.space, rows).mT.contiguous() for rows in (left, right))
+            x, z = (inputs_of(self.space, rows).mT.contiguous() for rows in (left, right))
             known[key] = Pairs(x, z, left.v, right.v, self.term.factor.dims)
-        others = [_scalar(leaf, left, right) for leaf in self.others]
+        others = [scalar_rows(leaf, left, right) for leaf in self.others]
         for form, number in self.term(known[key]):
             yield form, math.prod(others, start=number)
 
@@ -114,52 +114,49 @@ class _MixedRows:
 
     def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
         """One form, the covariance of the outputs."""
-        factors = [_scalar(leaf, left, right) for leaf in self.leaves]
+        factors = [scalar_rows(leaf, left, right) for leaf in self.leaves]
         form = Plain((left.v @ self.root).unsqueeze(-3) @ (right.v @ self.root).mT)
         yield form, math.prod(factors, start=self.scale.expand(1, 1))
 
 
 @singledispatch
-def _prepared(factor: Factor, term: Term, cut: Cut) -> _FieldRows | _MixedRows:
+def prepared_rows(factor: Factor, term: Term, cut: Cut) -> Callable:
     """A term with all that is computed from its hyperparameters for all rows."""
     raise NotImplementedError(f"no covariances of rows are known for {type(factor).__name__}")
 
 
-@_prepared.register
+@prepared_rows.register
 def _(factor: FieldFactor, term: Term, cut: Cut) -> _FieldRows:
     space, *others = term.leaves
     return _FieldRows(space, tuple(others), FieldTerm.of(term, cut))
 
 
-@_prepared.register
+@prepared_rows.register
 def _(factor: Mixing, term: Term, cut: Cut) -> _MixedRows:
     scale, root = term.outputscale.double(), factor.matrix.double()
     return _MixedRows(term.leaves, cut(scale), cut(root))
 
 
-def _inputs(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
+def inputs_of(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
+    """The inputs of a leaf."""
     return rows.x if leaf.active_dims is None else rows.x[:, list(leaf.active_dims)]
 
 
-def _scalar(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "n m"]:
-    return to_dense(leaf.kernel.forward(_inputs(leaf, left), _inputs(leaf, right)))
+def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "n m"]:
+    """The covariance of a scalar kernel between the points of rows."""
+    return to_dense(leaf.kernel.forward(inputs_of(leaf, left), inputs_of(leaf, right)))
 
 
 def _in_closed_form(kernel: Kernel) -> bool:
     """Whether the terms of a kernel are all that there is to it, and all of them are known."""
     summands = terms(kernel)
-    known = all(_prepared.dispatch(type(term.factor)) is not _unknown for term in summands)
+    known = all(prepared_rows.dispatch(type(term.factor)) is not _unknown for term in summands)
     known = known and all(
         _has_radial_derivatives(term.leaves[0].kernel)
         for term in summands
         if isinstance(term.factor, FieldFactor)
     )
-    plain = inner_terms.dispatch(object)  # of leaves whose term is the kernel itself, unscaled
-    known = known and all(
-        inner_terms.dispatch(type(leaf.kernel)) is plain
-        for term in summands
-        for leaf in term.leaves
-    )
+    known = known and all(leaf.is_elementary for term in summands for leaf in term.leaves)
     return known and all(
         _has_covariance_of_terms(type(part))
         for part in kernel.modules()
@@ -167,7 +164,7 @@ def _in_closed_form(kernel: Kernel) -> bool:
     )
 
 
-_unknown = _prepared.dispatch(object)
+_unknown = prepared_rows.dispatch(object)
 
 
 def _has_radial_derivatives(kernel: Kernel) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gp_orff.data.survey import Distances
 from gp_orff.kernels.harmonic import HarmonicSpectrum
-from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
+from gp_orff.kernels.spectra.base import Range, Spectrum
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
 _LONGEST = 3.0  # distances in the data: the longest lengthscale of a search
@@ -36,7 +36,7 @@ def parameter_ranges(
 
 def _leaf_ranges(term: Term, leaf: Leaf, distances: Distances | None) -> list[Range]:
     """The ranges that the spectrum of a leaf names; none for what is no `Spectrum`."""
-    density = spectrum(leaf.kernel)
+    density = leaf.spectrum
     if not isinstance(density, Spectrum | HarmonicSpectrum):
         return []
     return density.frequency_parameters(*_distance_ranges(term, leaf, distances))

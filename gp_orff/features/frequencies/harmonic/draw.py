@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gp_orff.features.columns import Columns, HarmonicColumns, side_by_side
+from gp_orff.features.columns import Columns, HarmonicColumns
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.frequencies.harmonic.rings import Depths, Rings
 from gp_orff.features.frequencies.lattice_nodes import FixedBuffers, GridWarning, check_domain
@@ -26,7 +26,7 @@ class HarmonicWaves(FixedBuffers):
         rings: the wavevectors and weights.
         domain: the lowest and highest value of every input.
         dims: the three inputs of the kernel, height last.
-        sides: 1 for sources below the points, −1 for sources above them.
+        side: 1 for sources below the points, −1 for sources above them.
         tolerance: the share of the variance for which the waves were made.
     """
 
@@ -35,27 +35,23 @@ class HarmonicWaves(FixedBuffers):
         rings: Rings,
         domain: Float[np.ndarray, "2 d"],
         dims: Sequence[int],
-        sides: Sequence[int],
+        side: int,
         tolerance: float,
     ):
         super().__init__()
-        self.dims, self.sides = tuple(dims), tuple(sides)
+        self.dims, self.side = tuple(dims), side
         self.register_buffer("wavevectors", torch.from_numpy(rings.wavevectors))
         self.register_buffer("weights", torch.from_numpy(rings.weights))
         self.register_buffer("domain", torch.from_numpy(domain))
         self.register_buffer("constant", torch.zeros(domain.shape[1], dtype=torch.bool))
         self.register_buffer("tolerance", torch.tensor(tolerance, dtype=torch.float64))
 
-    def of_side(self, side: int) -> HarmonicColumns:
-        """The columns of the sources on one side."""
+    def columns(self) -> HarmonicColumns:
+        """The waves that decay with the distance from the sources."""
         low, high = self.domain[:, list(self.dims)]
         origin = 0.5 * (low + high)
-        origin[2] = low[2] if side > 0 else high[2]
-        return HarmonicColumns(self.wavevectors, side, origin, self.dims)
-
-    def columns(self) -> Columns:
-        """The columns of all sides."""
-        return side_by_side([self.of_side(side) for side in self.sides])[0]
+        origin[2] = low[2] if self.side > 0 else high[2]
+        return HarmonicColumns(self.wavevectors, self.side, origin, self.dims)
 
     def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
         """Which of the points x are outside the domain; it has no end away from the sources."""
@@ -64,10 +60,7 @@ class HarmonicWaves(FixedBuffers):
         x = x.detach()[..., : len(low)]
         below, above = x < low - slack, x > high + slack
         vertical = self.dims[2]
-        if self.sides == (1,):
-            above[..., vertical] = False
-        if self.sides == (-1,):
-            below[..., vertical] = False
+        (above if self.side > 0 else below)[..., vertical] = False
         return (below | above).any(-1)
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:
@@ -84,7 +77,8 @@ class HarmonicDraw(FixedBuffers, Draw):
 
     Args:
         waves: the wavevectors, and the domain that they serve.
-        cutoff: |k| beyond which the tolerance lies, at the present depths.
+        cutoff: |k| beyond which the share of its variance lies, at the present depths.
+        share: of the variance of this term, beyond the last wave.
         lengthscale_range: the shortest and longest depth that the waves serve, relative to the
             present ones.
         diagonal_correction: whether inference adds the truncated variance.
@@ -96,6 +90,7 @@ class HarmonicDraw(FixedBuffers, Draw):
         self,
         waves: HarmonicWaves,
         cutoff: float,
+        share: float,
         lengthscale_range: tuple[float, float],
         diagonal_correction: bool,
     ):
@@ -104,6 +99,7 @@ class HarmonicDraw(FixedBuffers, Draw):
         self.lengthscale_range = lengthscale_range
         self.diagonal_correction = diagonal_correction
         self.register_buffer("cutoff", torch.tensor(cutoff, dtype=torch.float64))
+        self.register_buffer("share", torch.tensor(share, dtype=torch.float64))
 
     @property
     def num_frequencies(self) -> int:
@@ -111,7 +107,7 @@ class HarmonicDraw(FixedBuffers, Draw):
 
     @property
     def num_columns(self) -> int:
-        return 2 * self.num_frequencies * len(self.lattice.sides)
+        return 2 * self.num_frequencies
 
     @property
     def shared(self) -> nn.Module:
@@ -136,18 +132,11 @@ class HarmonicDraw(FixedBuffers, Draw):
         """The features −∇ of a potential of decaying waves with independent weights."""
         (spectrum,) = spectra_of(term)
         self._check_range(spectrum)
-        columns, directions = [], []
-        for sources in spectrum.sources:
-            phi = self.lattice.of_side(sources.side)
-            root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(sources, phi))
-            vectors = root.unsqueeze(-1) * phi.directions()
-            columns.append(phi)
-            directions += [vectors, vectors]
-        phi, _ = side_by_side(columns)
-        count = phi.num_columns
-        return FeatureExpansion(
-            phi, torch.cat(directions, dim=-2), torch.arange(count, device=phi.device)
-        )
+        phi = self.lattice.columns()
+        root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(spectrum.sources, phi))
+        vectors = root.unsqueeze(-1) * phi.directions()
+        columns = torch.arange(phi.num_columns, device=phi.device)
+        return FeatureExpansion(phi, torch.cat([vectors, vectors], dim=-2), columns)
 
     def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
         """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
@@ -160,14 +149,11 @@ class HarmonicDraw(FixedBuffers, Draw):
     def truncated_variance(self, term: Term) -> Float[Tensor, "*b 3 3"]:
         """The variance at the mean height that the waves lack."""
         (spectrum,) = spectra_of(term)
-        total = spectrum.variance().double()
-        for sources in spectrum.sources:
-            phi = self.lattice.of_side(sources.side)
-            decay = phi.decay(spectrum.mean_height.double()).square()
-            weights = self.variances(sources, phi) * decay
-            d = phi.directions()
-            outer = torch.einsum("...k,kp,kq->...pq", weights, d.real, d.real)
-            total = total - outer - torch.einsum("...k,kp,kq->...pq", weights, d.imag, d.imag)
+        phi = self.lattice.columns()
+        decay = phi.decay(spectrum.mean_height.double()).square()
+        weights, d = self.variances(spectrum.sources, phi) * decay, phi.directions()
+        parts = (torch.einsum("...k,kp,kq->...pq", weights, v, v) for v in (d.real, d.imag))
+        total = spectrum.variance().double() - sum(parts)
         share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
         shape = total.new_tensor([0.75, 0.75, 1.5])
         return term.outputscale[..., None, None] * torch.diag_embed(share.unsqueeze(-1) * shape)
@@ -176,7 +162,7 @@ class HarmonicDraw(FixedBuffers, Draw):
         """The ratio of the depth that decides the cut-off to that for which it was made."""
         low, high = self.lengthscale_range
         lengths = depths_of(spectra[0], self.lattice.domain[:, self.lattice.dims[2]].cpu().numpy())
-        ratio = self.cutoff.item() / lengths.cutoff(min(self.lattice.tolerance.item(), 0.999))
+        ratio = self.cutoff.item() / lengths.cutoff(self.share.item())
         return ratio if not 0.999 * low <= ratio <= 1.001 * high else None
 
     def _check_range(self, spectrum: HarmonicSpectrum) -> None:
@@ -205,13 +191,10 @@ def depths_of(
 
     `shallower` multiplies the depths; a batch counts as more planes.
     """
-    shortest, variances = [], []
-    for sources in spectrum.sources:
-        nearest = heights[0] if sources.side > 0 else heights[1]
-        planes, amplitudes = (
-            t.double().cpu().numpy().ravel() for t in (sources.planes, sources.amplitudes)
-        )
-        z = 2 * sources.side * (nearest - planes) * shallower
-        shortest.append(z)
-        variances.append(amplitudes / z**3)
-    return Depths(np.concatenate(shortest), np.concatenate(variances))
+    sources = spectrum.sources
+    nearest = heights[0] if sources.side > 0 else heights[1]
+    planes, amplitudes = (
+        t.double().cpu().numpy().ravel() for t in (sources.planes, sources.amplitudes)
+    )
+    shortest = 2 * sources.side * (nearest - planes) * shallower
+    return Depths(shortest, amplitudes / shortest**3)

@@ -7,6 +7,7 @@ the one before, and equidistant angles on every ring converge exponentially, and
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import scipy.optimize
@@ -88,10 +89,7 @@ def _radii(
     panels = max(0, int(np.ceil(np.log2(cutoff * longest / _FIRST))))
     edges = cutoff * 2.0 ** np.arange(-panels, 1)
     edges = np.concatenate([[0.0], edges])
-    parts = [
-        _panel(low, high, shortest, longest, lag, tolerance)
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    parts = [_panel(low, high, shortest, longest, lag, tolerance) for low, high in pairwise(edges)]
     return tuple(np.concatenate(values) for values in zip(*parts, strict=True))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns, side_by_side
 from gp_orff.features.frequencies.grid_design import GridBudgetError
-from gp_orff.features.frequencies.harmonic.design import harmonic_draw, is_harmonic
+from gp_orff.features.frequencies.harmonic.design import harmonic_draws, is_harmonic
 from gp_orff.features.frequencies.rule import Draw, Rule, TermSpectrum
 
 
@@ -72,13 +72,10 @@ def draw_with_harmonic(
         )
     others = [term for term in terms if not is_harmonic(term)]
     harmonic = [term for term in terms if is_harmonic(term)]
-    share = most // (len(harmonic) + any(term.leaves for term in others))
-    draws = []
-    for term in harmonic:
-        own = _above_sources(grid, term, domain)
-        options = (grid.lengthscale_range, grid.diagonal_correction)
-        draws.append(harmonic_draw(term, own, lag, grid.tolerance, share, *options))
-    if any(draw is None for draw in draws):
+    share = most // 2 if any(term.leaves for term in others) else most - 3 * len(others)
+    domains = [_above_sources(grid, term, domain) for term in harmonic]
+    draws = harmonic_draws(grid, harmonic, domains, lag, share)
+    if draws is None:
         raise GridBudgetError(
             f"expected a HarmonicKernel for which {share} features suffice, got sources so close "
             "to the readings that they hold next to nothing of the variance; give a larger "
@@ -108,15 +105,15 @@ def _above_sources(
     if grid.domain is None:
         domain[:, vertical] = data
         return domain
-    for sources in leaf.spectrum.sources:
-        end, side = (0 if sources.side > 0 else 1), sources.side
-        distance = sources.distances(torch.from_numpy(domain[end, vertical, None])).min().item()
-        if data is None and distance <= 0:
-            raise ValueError(
-                "Grid expects a domain on the side of the sources where the points are, got one "
-                f"that reaches {-distance:.6g} beyond the nearest sources; give a smaller domain"
-            )
-        if data is not None:
-            limit = sources.distances(torch.from_numpy(data[end, None])).min().item()
-            domain[end, vertical] += side * max(0.5 * limit - distance, 0.0)
+    sources = leaf.spectrum.sources
+    end, side = (0 if sources.side > 0 else 1), sources.side
+    distance = sources.distances(torch.from_numpy(domain[end, vertical, None])).min().item()
+    if data is None and distance <= 0:
+        raise ValueError(
+            "Grid expects a domain on the side of the sources where the points are, got one "
+            f"that reaches {-distance:.6g} beyond the nearest sources; give a smaller domain"
+        )
+    if data is not None:
+        limit = sources.distances(torch.from_numpy(data[end, None])).min().item()
+        domain[end, vertical] += side * max(0.5 * limit - distance, 0.0)
     return domain
