@@ -37,7 +37,7 @@ def type1(
     total = torch.zeros(strengths.shape[-1], *sizes, dtype=torch.complex128, device=phases.device)
     if phases.is_cuda or len(phases) <= _SINGLE:
         return type1_by_products(phases, strengths, modes, total)
-    for rows in _slices(len(phases), _POINTS):
+    for rows in slices(len(phases), _POINTS):
         pairs = _pair(strengths[rows].mT.numpy())
         sums = torch.from_numpy(_finufft1(phases[rows].numpy(), pairs, modes))
         total += _separate(sums)[: strengths.shape[-1]]
@@ -77,7 +77,7 @@ def type2(
     if phases.is_cuda:
         return type2_by_products(phases, coefficients, out)
     values = np.ascontiguousarray(coefficients.numpy())
-    for rows in _slices(len(phases), _POINTS):
+    for rows in slices(len(phases), _POINTS):
         out[rows] = torch.from_numpy(_finufft2(phases[rows].numpy(), values).real).mT
     return out
 
@@ -122,7 +122,26 @@ def _plan(
     return plan
 
 
-def _slices(count: int, rows: int) -> Iterator[slice]:
+class Type3:
+    """Σ_n c_n exp(i⟨q, x_n⟩) at any vectors q, for one set of points and of q.
+
+    Only on the CPU.
+    """
+
+    def __init__(self, points: Float[Tensor, "N 2"], targets: Float[np.ndarray, "T 2"]):
+        threads = torch.get_num_threads()
+        self._plan = finufft.Plan(3, 2, eps=_PRECISION, isign=1, nthreads=threads)
+        x, y = (np.ascontiguousarray(column) for column in points.numpy().T)
+        s, t = (np.ascontiguousarray(column) for column in targets.T)
+        self._plan.setpts(x, y, None, s, t, None)
+
+    def __call__(self, strengths: Complex[Tensor, "N"]) -> Complex[np.ndarray, "T"]:
+        """The sums for one column of strengths."""
+        return self._plan.execute(np.ascontiguousarray(strengths.numpy()))
+
+
+def slices(count: int, rows: int) -> Iterator[slice]:
+    """Slices of so many rows, to the end."""
     return (slice(start, start + rows) for start in range(0, count, rows))
 
 
@@ -154,7 +173,7 @@ def _rows(modes: tuple[int, ...]) -> int:
 
 def type1_by_products(phases, strengths, modes, total):
     """`type1`, added to `total`, by products of one-dimensional exponentials."""
-    for rows in _slices(len(phases), _rows(modes)):
+    for rows in slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)
         for out, weight in zip(total, strengths[rows].mT, strict=True):
             out += (left.mT @ (weight.unsqueeze(-1) * right)).reshape(out.shape)
@@ -164,7 +183,7 @@ def type1_by_products(phases, strengths, modes, total):
 def type2_by_products(phases, coefficients, out):
     """`type2`, written to `out`, by products of one-dimensional exponentials."""
     modes = tuple(size // 2 for size in coefficients.shape[1:])
-    for rows in _slices(len(phases), _rows(modes)):
+    for rows in slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)
         for k, values in enumerate(coefficients):
             values = values.reshape(left.shape[-1], right.shape[-1])

@@ -15,6 +15,7 @@ from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.exact_gp.prediction import ExactFieldPredictionStrategy, ORFFPredictionStrategy
 from gp_orff.kernels.base import WrapperKernel
 from gp_orff.kernels.fields import PotentialKernel
+from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
@@ -31,7 +32,13 @@ def _is_features(kernel: Kernel) -> bool:
 
 def _is_field(kernel: object) -> bool:
     """Whether a kernel contains a field kernel."""
-    fields = (PotentialKernel, SeparableKernel, SpectralMatrixKernel, FieldProductKernel)
+    fields = (
+        PotentialKernel,
+        HarmonicKernel,
+        SeparableKernel,
+        SpectralMatrixKernel,
+        FieldProductKernel,
+    )
     return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
 
 
@@ -65,5 +72,6 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
-WrapperKernel.prediction_strategy = AdditiveKernel.prediction_strategy = _prediction_strategy
+for kind in (WrapperKernel, AdditiveKernel, HarmonicKernel):
+    kind.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product

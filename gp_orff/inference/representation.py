@@ -117,7 +117,7 @@ class Representation:
         """The exact kernel on few sites, within which the field changes by less than what the grid
         truncates, where that is much; else the same."""
         auto = self.requested
-        if not (isinstance(auto, Auto) and self.follows):
+        if not (isinstance(auto, Auto) and self.follows and self.on_lattice):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         found = on_few_sites(self.now(), self.kernel, self._noises, most)
@@ -240,6 +240,11 @@ class Representation:
         if isinstance(data, StatisticsOnly):
             return data
         require_none(data.tracks)
+        if not self.on_lattice:
+            raise NotImplementedError(
+                "expected stationary kernels for statistics of any hyperparameters, got a "
+                "HarmonicKernel, whose waves follow its depths; keep the data, as save() does"
+            )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, self.kernel))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))
@@ -307,7 +312,8 @@ class Representation:
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:
-        return lengthscales(term_spectra(self.kernel, self.data.num_inputs), self.data.num_inputs)
+        count = self.data.num_inputs
+        return lengthscales(term_spectra(self.kernel, count), count)
 
     @property
     def _rounded_box(self) -> Box:

@@ -6,16 +6,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import less_reference
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
+from gp_orff.features.domain import Box
 from gp_orff.features.expansion import Expansion, apply_symbol
+from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
+from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
+from gp_orff.kernels.harmonic import HarmonicFactor
+from gp_orff.kernels.tree import terms
 from gp_orff.models.frozen_model import FieldOnDomain, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
@@ -122,7 +128,7 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
         return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
-    rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
+    rule = _prior_rule(distribution.kernel, snapshot.inference.data.box, seed)
     draws = [
         term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
     ]
@@ -139,6 +145,14 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     observed = torch.cat([rows.apply(image) for rows in distribution.observed]) + noise
     correction = torch.cholesky_solve(observed, distribution.factor)
     return PathwisePaths(distribution, prior, distribution.alpha - correction)
+
+
+def _prior_rule(kernel: Kernel, box: Box, seed: int) -> Rule:
+    """Random frequencies; a harmonic kernel has a grid, in a box of three times the extent."""
+    if not any(isinstance(term.factor, HarmonicFactor) for term in terms(kernel)):
+        return QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
+    domain = tuple((2 * low - high, 2 * high - low) for low, high in box)
+    return Grid(domain=domain, data=box, max_features=2 * _PRIOR_FREQUENCIES)
 
 
 class SamplePaths:

@@ -180,7 +180,7 @@ class ModelState:
             data = self.data + new
         else:
             data = self.data + new.counting_memory()
-            if data.overflows:
+            if data.overflows and state.representation.on_lattice:
                 data = replace(state.representation, data=data).statistics_only()
         extended = self.represented.extended(replace(state.representation, data=data), new)
         return ModelState.of(extended, self.mean, self.history.then("updated"))

@@ -2,13 +2,21 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff.features.columns.base import Columns
+from gp_orff.features.columns.decaying_sums import (
+    Waves,
+    prefers_transforms,
+    product_sums,
+    wave_sums,
+)
 from gp_orff.features.columns.pointwise import PointwiseColumns
 from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.parts import Background
 from gp_orff.symbols.potentials import Potential
 
 
@@ -89,6 +97,40 @@ class HarmonicColumns(PointwiseColumns):
         phase, decay = self.inner_products(x), self.decay(x[..., self.dims[2]].double())
         return torch.cat([phase.cos() * decay, phase.sin() * decay], dim=-1)
 
+    def sums(self, x, y, weights):
+        if not self._prefers_transforms(self, x):
+            return super().sums(x, y, weights)
+        relative, count = self._relative(x.detach()), y.shape[-1]
+        waves = self._waves
+        values = wave_sums(waves, relative, torch.cat([y, weights], dim=-1).double())
+        values = torch.cat([values.real, values.imag])
+        grams = product_sums(waves, waves, relative, weights.double())
+        return grams, values[:, :count], values[:, count:].unbind(-1)
+
+    def cross_gram(self, other, x, weight=None):
+        near = isinstance(other, HarmonicColumns) and other.dims == self.dims
+        near = near and torch.equal(other.origin[:2], self.origin[:2])
+        if not (near and self._prefers_transforms(other, x)):
+            return super().cross_gram(other, x, weight)
+        relative = self._relative(x.detach())
+        weight = torch.ones_like(relative[:, 0]) if weight is None else weight.double()
+        shift = (other.origin[2] - self.origin[2]).item()
+        right = replace(other._waves, start=shift)
+        (gram,) = product_sums(self._waves, right, relative, weight.unsqueeze(-1))
+        return gram
+
+    def _prefers_transforms(self, other: "HarmonicColumns", x: Tensor) -> bool:
+        if x.dim() != 2 or x.requires_grad:
+            return False
+        shape = len(self.omega), len(other.omega)
+        return prefers_transforms(len(x), shape, self._waves, x[:, self.dims[2]].double())
+
+    @property
+    def _waves(self) -> Waves:
+        """The waves of inputs relative to (x₀, z₀)."""
+        omega = self.omega.cpu().numpy()
+        return Waves(omega, self.side * np.hypot(*omega.T), 0.0)
+
     def frequencies(self) -> Complex[Tensor, "D 3"]:
         """(k₁, k₂, i s|k|)."""
         vertical = 1j * self.side * self.omega.norm(dim=-1, keepdim=True)
@@ -101,16 +143,20 @@ class HarmonicColumns(PointwiseColumns):
     def multiplier(self, symbol: Symbol, num_outputs: int, space) -> Complex[Tensor, "2*D q p"]:
         """The symbol at the complex frequencies; the potential g of f = ∇g is f₃/(iω₃).
 
+        There is no constant part.
+
         Raises:
             NotImplementedError: other antiderivatives, parts, which a field without sources does
                 not determine, or a symbol of other inputs.
         """
         omega = self.frequencies()
-        if tuple(space) != tuple(self.dims):
+        if tuple(space) not in ((), tuple(self.dims)):
             raise NotImplementedError(f"{type(symbol).__name__} of other inputs than {self.dims}")
         if isinstance(symbol, Potential):
             values = torch.zeros_like(omega).unsqueeze(-2)
             values[..., 0, 2] = 1 / (1j * omega[:, 2])
+        elif isinstance(symbol, Background):
+            values = torch.zeros(len(omega), num_outputs, num_outputs).to(omega)
         elif symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
             raise NotImplementedError(
                 f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free and "

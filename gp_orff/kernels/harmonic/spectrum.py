@@ -12,8 +12,6 @@ from gp_orff.kernels.harmonic.sources import Sources
 from gp_orff.kernels.spectra.base import Range
 from gp_orff.kernels.tree import Leaf, Term, inner_terms
 
-_SHALLOWEST = 0.1  # the smallest depth of a search over the shortest distance
-
 
 @dataclass(frozen=True)
 class HarmonicSpectrum:
@@ -56,8 +54,7 @@ class HarmonicSpectrum:
         self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
     ) -> list[Range]:
         """The depths, and the interval to search; see `Spectrum.frequency_parameters`."""
-        low = _SHALLOWEST * float(shortest.min())
-        return [Range(self.depths, low, float(longest.max()))]
+        return [Range(self.depths, float(shortest.min()), float(longest.max()))]
 
 
 @dataclass(frozen=True)

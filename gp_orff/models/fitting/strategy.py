@@ -222,6 +222,8 @@ class Grids:
         representation = self.representation
         if representation.rule.max_features or not isinstance(representation.data, Dataset):
             return False  # the grid that the user asked for, or that of the statistics
+        if not representation.on_lattice:  # sources that features cannot hold act as noise
+            return False
         if not has_covariance(representation.kernel, representation.data):
             return False
         return max(representation.training_cuts().values()) > most

@@ -69,6 +69,7 @@ class Trainer:
     survey: Survey  # of the data
     journal: Journal
     tracks: Sequence[TrackObservations] = ()  # of the data
+    whole: Survey | None = None  # of all data, where `survey` is that of a part
 
     @property
     def num_outputs(self) -> int:
@@ -81,7 +82,8 @@ class Trainer:
     def new_search(self) -> Search:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
-        ranges = parameter_ranges(self.kernel, self.distances)
+        whole = self.whole or self.survey
+        ranges = parameter_ranges(self.kernel, self.distances, whole.num_values)
         search = Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
@@ -264,7 +266,7 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
     than the noise, and the evidence of all data may have a maximum for each.
     """
     u, part = search.coordinates.get(), trainer.windows(SUBSET_VALUES, 1, seed=0)
-    local = replace(trainer, survey=part.survey)
+    local = replace(trainer, survey=part.survey, whole=trainer.survey)
     other = _screened_search(local, local.starting_subset(SUBSET_VALUES))
     other_u, judge = other.coordinates.get(), trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
     for candidate, at in ((search, u), (other, other_u)):

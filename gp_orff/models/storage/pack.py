@@ -22,6 +22,7 @@ from gp_orff.features import phases
 from gp_orff.features.columns import (
     Columns,
     DotProductColumns,
+    HarmonicColumns,
     SideBySide,
     TemplateColumns,
     TrigColumns,
@@ -51,6 +52,7 @@ def pack_state(state: ModelState) -> dict:
     inference = state.inference
     exact = not isinstance(inference, FeatureInference)
     small = exact or state.data.tracks or inference.written_out(state.kernel)
+    small = small or not state.representation.on_lattice  # whose statistics serve no other waves
     statistics = None if exact else pack_statistics(inference.statistics_of(state.kernel))
     return {
         "history": asdict(state.history),
@@ -180,6 +182,9 @@ def _unpack_columns(content: Mapping) -> Columns:
         return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
     if "polynomials" in content:
         return _unpack_dot_product(content)
+    if "wavevectors" in content:
+        parts = (content["side"], content["origin"], tuple(content["dims"]))
+        return HarmonicColumns(content["wavevectors"], *parts)
     if "templates" in content:
         return TemplateColumns(**{**content, "dims": tuple(content["dims"])})
     return TrigColumns(_unpack_phases(content), content["sampled"])
