@@ -24,9 +24,12 @@ class LocalPlane:
     where the area is at least as tall as wide, else oblique stereographic. A conformal projection
     scales all directions alike, by k(x), and thus turns every vector by one angle, that of the
     meridian at its place. Lengths are wrong by |k − 1| ≤ s²/(32 R²) in an area with diagonal s,
-    R = 6371 km: 8e-6 for 100 km, 8e-4 for 1000 km, and 0.7 % for the limit of 3000 km. A
-    divergence or curl of v in the plane is wrong by the same part of it, and by up to |v| |∇k|,
-    with |∇k| ≤ s/(2.8 R²): 9e-8 s-1 for 10 m s-1 and 1000 km.
+    R = 6371 km: 8e-6 for 100 km, 8e-4 for 1000 km, and 0.7 % for the limit of 3000 km.
+
+    Vectors v of two components enter a model as v/k, turned. The divergence and the curl of this
+    field in the plane are 1/k² times those of v on the ellipsoid, its potential, stream function
+    and line integrals are the same, and gradients remain gradients; so a map in longitude and
+    latitude has nothing of the distortion. Vectors of three components are only turned.
 
     Args:
         crs: a projected coordinate reference system, in any form that pyproj reads, such as
@@ -137,11 +140,7 @@ class LocalPlane:
         Args:
             places: (N, 2), longitude and latitude in degrees.
         """
-        places = _degrees(places)
-        known = np.isfinite(places).all(-1)
-        angle = np.full(len(places), np.nan)
-        factors = self._projection.get_factors(*places[known].T)
-        angle[known] = np.deg2rad(factors.meridian_convergence)
+        angle = np.deg2rad(self._factors(places)[0])
         cos, sin = np.cos(angle), np.sin(angle)
         return np.stack([cos, -sin, sin, cos], axis=-1).reshape(-1, 2, 2)
 
@@ -158,9 +157,31 @@ class LocalPlane:
         turned[:, :2] = np.einsum("nij,nj->ni", self.rotation(places), turned[:, :2])
         return turned
 
+    def frame(self, places: Float[np.ndarray, "N 2"], p: int) -> Float[np.ndarray, "N p p"]:
+        """The matrices (N, p, p) from components to the east, north, ... to those of a model.
+
+        The upper left block is the rotation, over k if p = 2.
+
+        Args:
+            places: (N, 2), longitude and latitude in degrees.
+            p: the number of components.
+        """
+        frame = np.broadcast_to(np.eye(p), (len(places), p, p)).copy()
+        frame[:, :2, :2] = self.rotation(places)
+        return frame / self.scale(places)[:, None, None] if p == 2 else frame
+
     def scale(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N"]:
         """k (N,): a length in the plane divided by that on the ellipsoid, at `places` (N, 2)."""
-        return np.sqrt(self._projection.get_factors(*_degrees(places).T).areal_scale)
+        return np.sqrt(self._factors(places)[1])
+
+    def _factors(self, places: object) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+        """The meridian convergence in degrees, and the areal scale; NaN where places are."""
+        places = _degrees(places)
+        known = np.isfinite(places).all(-1)
+        convergence, scale = np.full((2, len(places)), np.nan)
+        factors = self._projection.get_factors(*places[known].T)
+        convergence[known], scale[known] = factors.meridian_convergence, factors.areal_scale
+        return convergence, scale
 
 
 def _degrees(places: object) -> Float[np.ndarray, "N 2"]:
@@ -184,20 +205,22 @@ def _box(
 ) -> tuple[Float[np.ndarray, "2"], Float[np.ndarray, "2"]]:
     """The centre in degrees, and half the width and height in km, of the area of some places.
 
-    Distances from the mean place are true, in an azimuthal equidistant projection.
+    Distances from the centre are true, in an azimuthal equidistant projection.
     """
     if not len(places):
         raise ValueError("expected a place with numbers as longitude and latitude, got none")
     longitude, latitude = np.deg2rad(places.T)
     across = np.cos(latitude)
-    x, y, z = across * np.cos(longitude), across * np.sin(longitude), np.sin(latitude)
-    x, y, z = x.mean(), y.mean(), z.mean()
-    middle = np.rad2deg(np.arctan2(y, x)), np.rad2deg(np.arctan2(z, np.hypot(x, y)))
-    projection = optional("pyproj", "geo").Proj(
-        proj="aeqd", lon_0=middle[0], lat_0=middle[1], ellps="WGS84"
-    )
-    points = np.stack(projection(*places.T), axis=-1) / 1000
-    low, high = points.min(0), points.max(0)
+    east, north, up = across * np.cos(longitude), across * np.sin(longitude), np.sin(latitude)
+    east, north, up = east.mean(), north.mean(), up.mean()
+    centre = np.rad2deg([np.arctan2(north, east), np.arctan2(up, np.hypot(east, north))])
+    for _ in range(3):  # directions at the centre turn with it, near a pole
+        projection = optional("pyproj", "geo").Proj(
+            proj="aeqd", lon_0=centre[0], lat_0=centre[1], ellps="WGS84"
+        )
+        points = np.stack(projection(*places.T), axis=-1) / 1000
+        low, high = points.min(0), points.max(0)
+        centre = np.array(projection(*(500 * (low + high)), inverse=True))
     extent = np.hypot(*(high - low))
     if not extent <= _EXTENT:
         raise ValueError(
@@ -205,5 +228,4 @@ def _box(
             "plane keeps lengths and angles of a larger part of the Earth; select a smaller area, "
             "or divide it into several"
         )
-    centre = projection(*(500 * (low + high)), inverse=True)
-    return np.array(centre), (high - low) / 2
+    return centre, (high - low) / 2

@@ -89,16 +89,23 @@ class ProjectedField:
     def _turn(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Tensor | None:
         """The matrices (n, q, q) from the outputs in the plane to those of the east and north.
 
-        p outputs are a vector, p·d the derivatives of one, along the d columns of space.
+        p outputs are a vector, p·d the derivatives of one, along the d columns of space. With two
+        components, divided by k in the plane, a symbol in units of lengths to the power n gets the
+        factor k^(1−n).
         """
         p, space = self.num_outputs, len(self.space)
         q = p if symbol is None else symbol.num_outputs(p)
-        if not self.plane.vectors or p == 1 or q == 1:
+        if not self.plane.vectors or p == 1:
             return None
-        vector = torch.eye(p, dtype=torch.float64).repeat(len(x), 1, 1)
-        vector[:, :2, :2] = torch.from_numpy(self.plane.rotation(self._places(x))).mT
+        frame = torch.from_numpy(self.plane.frame(self._places(x), p))
+        scale = frame[:, :2, :2].det() ** -0.5  # k, or 1
+        power = 0 if symbol is None else symbol.length_power or 0
+        factor = (scale**-power)[:, None, None]
+        vector = frame.inverse()
+        if q == 1:
+            return factor * scale[:, None, None]
         if q == p:
-            return vector
+            return factor * vector
         if q != p * space or self.space[:2] != self.columns:
             raise ValueError(
                 f"expected a symbol with 1 output, {p} components of a vector or their {p * space} "
@@ -106,5 +113,5 @@ class ProjectedField:
                 "project.forward(places), in the axes of the plane"
             )
         along = torch.eye(space, dtype=torch.float64).repeat(len(x), 1, 1)
-        along[:, :2, :2] = vector[:, :2, :2]
-        return torch.einsum("nij,nkl->nikjl", vector, along).reshape(len(x), q, q)
+        along[:, :2, :2] = vector[:, :2, :2] / scale[:, None, None]
+        return factor * torch.einsum("nij,nkl->nikjl", vector, along).reshape(len(x), q, q)

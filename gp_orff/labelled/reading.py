@@ -54,9 +54,9 @@ def readings(
             bring longitude and latitude, in degrees, to a plane in km. It becomes the last value:
             give it to `to_xarray`, which brings predictions back. Coordinates are known by units
             or standard_name, or by their names; longitude comes first. Of two or more variables,
-            the first two are those to the east and to the north, turned into the directions of
-            the plane, and so are their noise covariances; take a `LocalPlane` with `vectors=False`
-            for several scalars. Any heights have to be in km.
+            the first two are those to the east and to the north, which become components in the
+            plane (see `LocalPlane`), and so do their noise variances; take a `LocalPlane` with
+            `vectors=False` for several scalars. Any heights have to be in km.
 
     Raises:
         ImportError: xarray is not installed, or pyproj (`pip install gp_orff[geo]`) to project.
@@ -169,7 +169,7 @@ def _in_the_plane(
     y: Float[np.ndarray, "N p"],
     options: dict[str, np.ndarray],
 ) -> tuple[Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-    """Vectors in the directions of the plane; variances of each component become covariances."""
+    """Components in the plane of vectors and their noise."""
     half = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
     if half.any():
         raise ValueError(
@@ -177,11 +177,21 @@ def _in_the_plane(
             f"them in {half.sum()} readings: in the plane they mix; drop these readings, or set "
             "both to NaN"
         )
-    noise = options.get("noise", np.empty(0))
-    if noise.ndim > 1:
-        p, turn = y.shape[-1], plane.rotation(places)
-        noise = noise if noise.ndim == 3 else np.where(np.eye(p) > 0, noise[:, :, None], 0.0)
-        noise[:, :2] = turn @ noise[:, :2]
-        noise[:, :, :2] = noise[:, :, :2] @ turn.transpose(0, 2, 1)
-        options = {**options, "noise": noise}
-    return plane.rotate(y, places), options
+    p, noise = y.shape[-1], options.get("noise")
+    turn = plane.frame(places, p)[:, :2, :2]
+    if noise is not None:
+        options = {**options, "noise": _noise_of_components(noise, turn, p)}
+    y[:, :2] = np.einsum("nij,nj->ni", turn, y[:, :2])
+    return y, options
+
+
+def _noise_of_components(
+    noise: Float[np.ndarray, "N *b"], turn: Float[np.ndarray, "N 2 2"], p: int
+) -> Float[np.ndarray, "N *b"]:
+    """One variance stays one; those of components become covariances."""
+    if noise.ndim == 1:
+        return noise * np.linalg.det(turn)  # 1/k², or 1
+    noise = noise if noise.ndim == 3 else np.where(np.eye(p) > 0, noise[:, :, None], 0.0)
+    noise[:, :2] = turn @ noise[:, :2]
+    noise[:, :, :2] = noise[:, :, :2] @ turn.transpose(0, 2, 1)
+    return noise

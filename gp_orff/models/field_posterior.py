@@ -277,9 +277,8 @@ class FieldPosterior:
             names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
             symbols: symbols of the field by name; several outputs of one are numbered. Default:
                 divergence and vorticity of a planar field, if they exist.
-            attrs: attributes by name, such as {"u": {"units": "m s-1"}}, beside those of the
-                coordinates, or a Dataset that has them. Units of symbols follow: a vorticity is in
-                "s-1" for "m s-1" and "km".
+            attrs: attributes by name, such as {"u": {"units": "m s-1"}}, or a Dataset that has
+                them. Units of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
             time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
             project: the `LocalPlane` of the readings, for coordinates in degrees; vectors go to the
                 east and north. Positions inside symbols are those in the plane.
