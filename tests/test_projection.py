@@ -173,7 +173,7 @@ def on_axes(axes):
 
 
 def test_derivatives_on_the_ellipsoid(wind):
-    """Within 2e-3 of their rms: what the plane distorts is undone. A turn alone is 1 % off, and
+    """Within 5e-3 of their rms: what the plane distorts is undone. A turn alone is 2 % off, and
     nothing 20 %."""
     field, plane = wind
     attrs = {"u": {"units": "m s-1"}, "v": {"units": "m s-1"}}
@@ -181,7 +181,7 @@ def test_derivatives_on_the_ellipsoid(wind):
     u, v, divergence, vorticity = flow(on_axes(AXES))
     for name, own in (("u", u), ("v", v), ("divergence", divergence), ("vorticity", vorticity)):
         found = maps[name].to_numpy().ravel()
-        assert np.abs(found - own).max() < 2e-3 * np.sqrt(np.mean(own**2)), name
+        assert np.abs(found - own).max() < 5e-3 * np.sqrt(np.mean(own**2)), name
     assert maps["vorticity"].attrs["units"] == maps["divergence_sd"].attrs["units"] == "s-1"
     assert maps["lon"].attrs == {}
     np.testing.assert_array_equal(maps["lon"], AXES["lon"])
