@@ -56,7 +56,8 @@ def on_grid(
 
     Raises:
         ImportError: xarray is not installed, or pyproj to project.
-        TypeError: coordinates that are neither numbers nor times, or a symbol that is none.
+        TypeError: coordinates that are neither numbers nor times, a symbol that is none, or a
+            `project` that is no plane.
         ValueError: coordinates, names or symbols that do not fit the field or each other.
 
     Example:
@@ -81,6 +82,7 @@ def on_grid(
     inputs = [axis.attrs for axis in coords.values()]
     columns = ()
     if project is not None:
+        _check_plane(project)
         columns = degree_columns(dict(zip(coords, inputs, strict=True)))
         field = ProjectedField(field, project, columns)
         inputs = [{"units": "km"} if i in columns else own for i, own in enumerate(inputs)]
@@ -108,6 +110,14 @@ def on_grid(
             for key, values, note in zip((name, f"{name}_sd"), moments, notes, strict=True):
                 variables[key] = xr.Variable(list(coords), factor * values, note)
     return xr.Dataset(variables, coords)
+
+
+def _check_plane(project: object) -> None:
+    if not isinstance(project, LocalPlane):
+        raise TypeError(
+            f"expected project= as the LocalPlane that readings returned, got {project!r}: "
+            "predictions have to be in the plane of the data"
+        )
 
 
 def _kept(dataset: "xarray.Dataset") -> dict[str, Attributes]:
