@@ -231,7 +231,7 @@ def test_a_grid_covers_all_that_the_map_shows(monkeypatch):
         part.base_kernel.base_kernel.lengthscale = 500.0
     model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
     model.condition(x, y)
-    axes = {"lon": np.linspace(-113, -87, 9), "lat": np.array([26.0, 44.0])}
+    axes = {"lon": np.linspace(-111, -89, 9), "lat": np.array([28.0, 42.0])}
     whole = model.posterior().to_xarray(axes, project=plane, symbols={})
     monkeypatch.setattr(gp_orff.labelled.maps, "_CHUNK", 1)
     parts = model.posterior().to_xarray(axes, project=plane, symbols={})
