@@ -221,22 +221,30 @@ def test_vectors_and_their_derivatives_come_back(wind, chunk, monkeypatch):
         np.testing.assert_allclose(maps[f"{name}_sd"].to_numpy().ravel() ** 2, variance, rtol=1e-6)
 
 
-def test_a_grid_covers_all_that_the_map_shows(monkeypatch):
-    """Parallels are curved in the plane: one domain for all chunks, which contains their middle."""
-    places = places_in("wide", 40)
-    u, v = np.random.default_rng(3).normal(size=(2, 40))
-    x, y, plane = readings(dataset(places, u=u, v=v), ["u", "v"], ["lon", "lat"], project="auto")
-    kernel = helmholtz(2)
-    for part in (kernel.curl_free, kernel.divergence_free):
-        part.base_kernel.base_kernel.lengthscale = 500.0
-    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
-    model.condition(x, y)
+class Recorder:
+    """A field of one output, 0, that keeps the points it is asked for."""
+
+    num_inputs, num_outputs, space = 2, 1, (0, 1)
+
+    def __init__(self):
+        self.asked = []
+
+    def mean(self, x, symbol):
+        self.asked.append(x)
+        return torch.zeros(len(x), 1, dtype=torch.float64)
+
+    variance = mean
+
+
+def test_the_first_points_contain_all_others():
+    """Parallels are curved in the plane; so the domain of a frequency grid is chosen once."""
+    field, plane = Recorder(), LocalPlane.around(places_in("wide"))
     axes = {"lon": np.linspace(-111, -89, 9), "lat": np.array([28.0, 42.0])}
-    whole = model.posterior().to_xarray(axes, project=plane, symbols={})
-    monkeypatch.setattr(gp_orff.labelled.maps, "_CHUNK", 1)
-    parts = model.posterior().to_xarray(axes, project=plane, symbols={})
-    for name in whole:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=0, atol=1e-9)
+    gp_orff.labelled.on_grid(field, axes, project=plane)
+    first, everything = field.asked[0], torch.cat(field.asked)
+    assert len(everything) > len(first) >= 18
+    assert (first.amin(0) == everything.amin(0)).all()
+    assert (first.amax(0) == everything.amax(0)).all()
 
 
 def test_other_coordinates_and_scalars():
