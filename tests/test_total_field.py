@@ -76,12 +76,20 @@ def test_what_the_linearisation_leaves_out():
 def test_arguments_of_fit():
     """Labels of tracks and noise beside directions; a model takes directions as they are."""
     ds = survey().assign(var=("reading", np.full(80, 0.1)))
-    x, y, options, _ = total_field(ds, date=2015.5, track="line", noise="var")
+    x, y, options, plane = total_field(ds, date=2015.5, track="line", noise="var")
     assert sorted(options) == ["directions", "noise", "track"]
     model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=3))
     model.condition(x, y, directions=options["directions"])
     along = (model.posterior().mean(x).numpy() * options["directions"]).sum(-1)
     assert np.corrcoef(along, y)[0, 1] > 0.9
+    axes = {"lon": [-42.5], "lat": [-22.4, -22.3], "height": [1.0]}
+    attrs = {name: {"units": "nT"} for name in ("east", "north", "up")}
+    symbols = {"potential": gp_orff.Potential(), "gradient": gp_orff.Jacobian()}
+    maps = model.posterior().to_xarray(
+        axes, names=list(attrs), attrs=attrs, symbols=symbols, project=plane
+    )
+    assert maps["potential"].attrs["units"] == "nT km"
+    assert maps["gradient_9"].attrs["units"] == "nT km-1"
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def on_grid(
         _check_plane(project)
         columns = degree_columns(dict(zip(coords, inputs, strict=True)))
         field = ProjectedField(field, project, columns)
-        inputs = [{"units": "km"} if i in columns else own for i, own in enumerate(inputs)]
+        inputs = field.in_km(inputs)
     outline = _outline(axes, columns)
     if project is not None:
         project.check_extent(outline[:, columns])

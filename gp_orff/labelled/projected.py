@@ -1,7 +1,8 @@
 """A field on a plane, seen in longitude and latitude."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -58,6 +59,16 @@ class ProjectedField:
     @property
     def space(self) -> tuple[int, ...]:
         return self.field.space
+
+    def in_km(self, inputs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The attributes of inputs, with the unit of those of the plane, and of a height's unless
+        it has one."""
+        heights = self.space if self.num_outputs == len(self.space) else ()  # beside a vector
+        km = {"units": "km"}
+        return [
+            km if i in self.columns else {**km, **own} if i in heights else own
+            for i, own in enumerate(inputs)
+        ]
 
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
         mean, turn = self.field.mean(self._points(x), symbol), self._turn(x, symbol)
