@@ -15,15 +15,15 @@ def demo(found: Mapping) -> str:
         for row in found["rows"]
     ]
     gains = [
-        f"{row['vectors']} vectors ({row['draws']} draws): {decimal(row['divergence_free'], 3)} and "
-        f"{decimal(row['independent'], 3)}"
+        f"{row['vectors']} vectors ({row['draws']} draws): {decimal(row['divergence_free'], 3)} "
+        f"and {decimal(row['independent'], 3)}"
         for row in found["few"]
     ]
     setting = (
-        f"`make demo`, {number(found['seconds'])} s: every square of 96 pixels predicted from all "
-        f"other vectors, {found['rows'][0]['model']} kernel, Student-t noise in two groups; RMSE in "
-        "pixels, also at the vectors that pass the median test; NLPD per component; share inside "
-        "95 % intervals."
+        f"`make demo`, {number(found['seconds'])} s: every square of 96 pixels predicted from "
+        f"all other vectors, {found['rows'][0]['model']} kernel, Student-t noise in two groups; "
+        "RMSE in pixels, also at the vectors that pass the median test; NLPD per component; "
+        "share inside 95 % intervals."
     )
     gain = f"RMSE of divergence-free and of independent outputs, {'; '.join(gains)}."
     return f"{setting}\n\n{table(head, rows)}\n\n{gain}"
