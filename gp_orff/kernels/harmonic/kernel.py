@@ -5,19 +5,23 @@ from collections.abc import Sequence
 
 import torch
 from gpytorch.constraints import Interval, Positive
-from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import check_num_dims, check_points, check_positive_integer
+from gp_orff.kernels.base import (
+    FieldKernel,
+    check_num_dims,
+    check_points,
+    check_positive_integer,
+)
 from gp_orff.kernels.harmonic.sources import Sources
 
 _SIDES = {"below": (1,), "above": (-1,), "both": (1, -1)}
 _STEP = 3.0  # the ratio of initial depths
 
 
-class HarmonicKernel(Kernel):
+class HarmonicKernel(FieldKernel):
     r"""The prior of a magnetic or gravity field in free space: f = −∇V with ΔV = 0.
 
     Away from its sources such a field is curl-free and divergence-free. V is a random potential
