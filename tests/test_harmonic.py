@@ -9,24 +9,7 @@ from torch.autograd.functional import hessian, jacobian
 import gp_orff
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.symbols.base import Identity
-
-SOURCES = {"below": 0.0, "above": 1.0, "both": (0.0, 1.0)}
-
-
-def points(count, seed=0, low=0.0, high=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    return low + (high - low) * torch.rand(count, 3, generator=generator, dtype=torch.float64)
-
-
-def harmonic(sources="below", num_depths=2, **options):
-    reference = SOURCES[sources]
-    kernel = gp_orff.HarmonicKernel(
-        num_depths, sources, reference_height=reference, mean_height=0.5, **options
-    ).double()
-    count = kernel.depths.shape[-1]
-    kernel.depths = torch.linspace(0.4, 1.1, count)
-    kernel.variances = torch.linspace(0.5, 1.5, count)
-    return kernel
+from tests.harmonic import SOURCES, harmonic, points
 
 
 def potential(kernel, sources):

@@ -12,6 +12,8 @@ from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 
+_MOST_KEPT = 8192  # features of which a second set of matrices is kept
+
 
 class Moments(NamedTuple):
     """Moments of the columns φ under the weights a_n of the points."""
@@ -178,7 +180,8 @@ class Statistics:
                 gram = expansion.gather(expansion.gather(gram).mT)  # symmetric
             grams.append(gram)
         if not any(gram.requires_grad for gram in grams):
-            self._grams[:] = [(expansion.columns, grams)]
+            others = self._grams[:1] if expansion.num_features <= _MOST_KEPT else []
+            self._grams[:] = [(expansion.columns, grams), *others]
         return grams
 
     def select(self, columns: Int[Tensor, "k"]) -> "Statistics":

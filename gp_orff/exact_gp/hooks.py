@@ -13,9 +13,8 @@ from linear_operator.utils.warnings import PerformanceWarning
 
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.exact_gp.prediction import ExactFieldPredictionStrategy, ORFFPredictionStrategy
-from gp_orff.kernels.base import WrapperKernel
+from gp_orff.kernels.base import FieldKernel, WrapperKernel
 from gp_orff.kernels.fields import PotentialKernel
-from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
@@ -33,8 +32,8 @@ def _is_features(kernel: Kernel) -> bool:
 def _is_field(kernel: object) -> bool:
     """Whether a kernel contains a field kernel."""
     fields = (
+        FieldKernel,
         PotentialKernel,
-        HarmonicKernel,
         SeparableKernel,
         SpectralMatrixKernel,
         FieldProductKernel,
@@ -72,6 +71,6 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
-for kind in (WrapperKernel, AdditiveKernel, HarmonicKernel):
+for kind in (WrapperKernel, AdditiveKernel, FieldKernel):
     kind.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product

@@ -179,9 +179,8 @@ class Representation:
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
-        dense = self.dense or self.data.tracks or not self.on_lattice
-        free = rule.max_features is None and not dense
-        if free and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
+        dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
+        if not dense and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
         return self._restricted(grid)
 
@@ -242,8 +241,7 @@ class Representation:
         require_none(data.tracks)
         if not self.on_lattice:
             raise NotImplementedError(
-                "expected stationary kernels for statistics of any hyperparameters, got a "
-                "HarmonicKernel, whose waves follow its depths; keep the data, as save() does"
+                "statistics of a HarmonicKernel serve no other depths; save() keeps the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, self.kernel))
@@ -312,8 +310,8 @@ class Representation:
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:
-        count = self.data.num_inputs
-        return lengthscales(term_spectra(self.kernel, count), count)
+        d = self.data.num_inputs
+        return lengthscales(term_spectra(self.kernel, d), d)
 
     @property
     def _rounded_box(self) -> Box:

@@ -8,6 +8,10 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 
+class FieldKernel(Kernel):
+    """A kernel of vector fields with parameters of its own; see `exact_gp.hooks`."""
+
+
 class WrapperKernel(Kernel):
     """A kernel without parameters of its own; its batch shape is that of the kernels inside.
 

@@ -175,10 +175,10 @@ class Grid:
         for term in terms:
             require_separate_inputs(term)
         num_inputs = self._num_inputs(terms)
-        domain = self.domain_of(terms, num_inputs)
+        domain = self._domain(terms, num_inputs)
         if any(map(is_harmonic, terms)):
             most = self.max_features or MOST_FEATURES
-            return draw_with_harmonic(self, terms, domain, self.longest_lag(domain), most)
+            return draw_with_harmonic(self, terms, domain, self._lag(domain), most)
         tolerance, design = self._affordable_design(terms, num_inputs, domain)
         spacing, points = design
         constant = self._constant(terms, domain)
@@ -188,7 +188,7 @@ class Grid:
         ]
         every = [*(part.indices for part in points), *cells]
         indices, position = np.unique(np.concatenate(every), axis=0, return_inverse=True)
-        lattice = Lattice(indices, spacing, domain, self.longest_lag(domain), tolerance, constant)
+        lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance, constant)
         positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in every])[:-1])
         options, count = (self.lengthscale_range, self.diagonal_correction), len(terms)
         parts = zip(positions[:count], points, terms, positions[count:], strict=True)
@@ -213,7 +213,7 @@ class Grid:
             )
         return count
 
-    def domain_of(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
+    def _domain(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
         """The lowest and the highest point of the domain."""
         if self.domain is not None:
             return np.array(self.domain).T
@@ -258,7 +258,7 @@ class Grid:
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
                 f"got one of whose variance {self.max_features} features hold next to nothing "
                 f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
-                f"{_numbers(self.longest_lag(domain))}); give a smaller domain or more max_features"
+                f"{_numbers(self._lag(domain))}); give a smaller domain or more max_features"
             )
         return tolerance, best
 
@@ -280,7 +280,7 @@ class Grid:
         """h of each axis; with `most_lags`, r is at most so many times the longest lag."""
         if self.spacing is not None:
             return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
-        lag = self.longest_lag(domain)
+        lag = self._lag(domain)
         radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
         constant = self._constant(terms, domain)
@@ -300,10 +300,10 @@ class Grid:
 
     def _constant(self, terms, domain) -> Bool[np.ndarray, "d"]:
         """The inputs that are constant, and along which frequencies are summed."""
-        lag = self.longest_lag(domain)
+        lag = self._lag(domain)
         return (lag == 0) & summable(terms, len(lag)) & self.sum_constant
 
-    def longest_lag(self, domain) -> Float[np.ndarray, "d"]:
+    def _lag(self, domain) -> Float[np.ndarray, "d"]:
         """The longest lag between a datum and a point of the domain or another datum."""
         data = domain if self.data is None else np.array(self.data).T
         high, low = np.maximum(domain[1], data[1]), np.minimum(domain[0], data[0])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 
 import torch
 from jaxtyping import Float
@@ -35,7 +35,7 @@ class Primal(NormalEquations):
         return [rows.whitened() for rows in self.rows]
 
     def evidence(self) -> Evidence:
-        if self.rows or self.expansion.is_complex:
+        if self.rows or are_coupled(self.expansion.layers, self.groups):
             return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
         b, parts = masked_equations(self.expansion, self.groups)
         return self._evidence(*MaskedInvQuadLogdet.apply(b, *parts))
@@ -63,8 +63,10 @@ class Primal(NormalEquations):
 def masked_equations(
     expansion: FeatureExpansion, groups: Sequence[Group]
 ) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
-    """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
-    return right_hand_sides(expansion, groups), masked_parts(expansion, groups)
+    """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ), of layers that are not
+    coupled."""
+    parts = (masked_parts(layer, groups) for layer in expansion.layers)
+    return right_hand_sides(expansion, groups), [*chain.from_iterable(parts)]
 
 
 def right_hand_sides(
@@ -103,14 +105,31 @@ def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[T
 
 def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[Tensor, "*b F F"]:
     """A = I + Σ C[c,c] ∘ (M P Mᵀ); for complex directions the sum over all pairs of layers."""
-    if not expansion.is_complex:
-        return masked_sum(masked_parts(expansion, groups))
     layers = expansion.layers
-    a = sum(masked_sum(masked_parts(layer, groups)) for layer in layers)
+    a = masked_sum([*chain.from_iterable(masked_parts(layer, groups) for layer in layers)])
+    if are_coupled(layers, groups):
+        for left, right in combinations(layers, 2):
+            cross = _cross_information(left, right, groups)
+            a = a + cross + cross.mT
+    return a
+
+
+@torch.no_grad()
+def are_coupled(layers: Sequence[FeatureExpansion], groups: Sequence[Group]) -> bool:
+    """Whether M P M′ᵀ is not zero between layers: the waves of a harmonic field have their
+    horizontal components in one layer, and the vertical one in the other."""
     for left, right in combinations(layers, 2):
-        cross = _cross_information(left, right, groups)
-        a = a + cross + cross.mT
-    return a - (len(layers) - 1) * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        for statistics, noise in groups:
+            pattern = statistics.pattern
+            used = [
+                pattern.select(part.directions).abs().flatten(0, -2).amax(0)
+                for part in (left, right)
+            ]
+            precision = pattern.precision(noise.precision)
+            for e in pattern.basis(precision):
+                if (used[0] @ (precision @ e).abs() * used[1]).any():
+                    return True
+    return False
 
 
 def _cross_information(

@@ -5,19 +5,23 @@ from collections.abc import Sequence
 
 import torch
 from gpytorch.constraints import Interval, Positive
-from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import check_num_dims, check_points, check_positive_integer
+from gp_orff.kernels.base import (
+    FieldKernel,
+    check_num_dims,
+    check_points,
+    check_positive_integer,
+)
 from gp_orff.kernels.harmonic.sources import Sources
 
 _SIDES = {"below": (1,), "above": (-1,), "both": (1, -1)}
 _STEP = 3.0  # the ratio of initial depths
 
 
-class HarmonicKernel(Kernel):
+class HarmonicKernel(FieldKernel):
     r"""The prior of a magnetic or gravity field in free space: f = −∇V with ΔV = 0.
 
     Away from its sources such a field is curl-free and divergence-free. V is a random potential
@@ -128,7 +132,7 @@ class HarmonicKernel(Kernel):
 
     @property
     def depths(self) -> Float[Tensor, "*b S*J"]:
-        """h_j, (\\*b, J), or (\\*b, 2J): those below first, then those above."""
+        """The depths h_j, (\\*b, J), or (\\*b, 2J): those below first, then those above."""
         return self.raw_depths_constraint.transform(self.raw_depths)
 
     @depths.setter
@@ -152,17 +156,23 @@ class HarmonicKernel(Kernel):
 
     @property
     def reference_height(self) -> float | tuple[float, float]:
-        """z₀, from which depths are measured; (z₀, z₁) for sources on both sides."""
+        """The height z₀, from which depths are measured; (z₀, z₁) for sources on both sides."""
         low, _, high = self.heights.reshape(-1, 3)[0].tolist()
         return {"below": low, "above": high, "both": (low, high)}[self.sources]
 
     @property
     def mean_height(self) -> float:
-        """z̄, the height at which the variances are those of the field."""
+        """The height z̄ at which the variances are those of the field."""
         return self.heights.reshape(-1, 3)[0, 1].item()
 
     def set_heights(self, lowest: float, mean: float, highest: float) -> None:
-        """Take the reference and the mean height from readings."""
+        """Take the reference and the mean height from readings.
+
+        Args:
+            lowest: the lowest reading, the reference for sources below.
+            mean: the mean height of the readings.
+            highest: the highest reading, the reference for sources above.
+        """
         self.heights.copy_(torch.tensor([lowest, mean, highest]).to(self.heights))
 
     def planes_of_sources(self) -> list[Sources]:
