@@ -2,7 +2,7 @@
 
     python benchmarks/demo.py [--smoke]
 
-Predictions of squares of 96 pixels from all other vectors, in the wake and in the core: root mean
+Predictions of squares of 128 pixels from all other vectors, in the wake and in the core: root mean
 square error in pixels, negative log density per component and share inside the 95 % interval. And
 the errors of two kernels that learn from few vectors, mean over random draws; seconds of it all.
 """

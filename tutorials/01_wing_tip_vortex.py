@@ -79,7 +79,7 @@ valid = torch.from_numpy(passes_median_test(columns[:, 2:].reshape(63, 79, 2)).r
 middle, radius = (575.0, 535.0), 150.0
 core = (position - torch.tensor(middle)).norm(dim=-1) < radius
 part = np.where(core, "core", "wake")
-square = (position // 96).long() @ torch.tensor([100, 1])  # squares of 96 pixels
+square = (position // 128).long() @ torch.tensor([100, 1])  # squares of 128 pixels
 
 # %% [markdown]
 # ## Few vectors, in the background
@@ -126,7 +126,7 @@ results = workers(delayed(few)(number, seed) for number, seed in jobs)
 #
 # The models learn from a sixth of the vectors, since neighbours are computed from overlapping
 # windows of the images and have errors in common, and with Student-t noise: a single outlier
-# changes little. Then each predicts the vectors in every square of 96 pixels (six vectors wide)
+# changes little. Then each predicts the vectors in every square of 128 pixels (eight vectors wide)
 # from the vectors in all others.
 
 # %%

@@ -20,7 +20,7 @@ def demo(found: Mapping) -> str:
         for row in found["few"]
     ]
     setting = (
-        f"`make demo`, {number(found['seconds'])} s: every square of 96 pixels predicted from "
+        f"`make demo`, {number(found['seconds'])} s: every square of 128 pixels predicted from "
         f"all other vectors, {found['rows'][0]['model']} kernel, Student-t noise in two groups; "
         "RMSE in pixels, also at the vectors that pass the median test; NLPD per component; "
         "share inside 95 % intervals."
