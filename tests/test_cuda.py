@@ -56,9 +56,9 @@ def test_a_model_moves_with_its_data(device, rule, tmp_path):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_fit_on_the_device_is_a_fit(device, rule):
     """Readings of every kind, on either side."""
-    x, y, _ = flow(600)
+    x, y, _ = flow(240)
     y[::9, 0] = float("nan")
-    u = directions(600)
+    u = directions(240)
     found = []
     for where in ("cpu", device):
         kernel = curl_free(0.4)
@@ -66,7 +66,7 @@ def test_a_fit_on_the_device_is_a_fit(device, rule):
             kernel.requires_grad_(False)  # its frequencies
         model = gp_orff.VectorFieldGP(kernel, frequencies=RULES[rule]).to(where)
         chunks = [
-            {"x": x.to(where), "y": y.to(where), "variances": torch.ones(600)},
+            {"x": x.to(where), "y": y.to(where), "variances": torch.ones(240)},
             {"x": x, "y": (u * y.nan_to_num(0.0)).sum(-1), "directions": u, "group": "radar"},
         ]
         found.append(model.fit(chunks, missing="mask", progress=False))

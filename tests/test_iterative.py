@@ -207,7 +207,7 @@ def test_iterations_serve_large_grids_of_many_values():
     assert type(feature_inference(data, draws, kernel)) is FeatureInference
 
 
-@pytest.mark.parametrize(("gib", "features"), [(4, 8192), (15, 14188), (64, 2**14)])
+@pytest.mark.parametrize(("gib", "features"), [(4, 8192), (15, 14188), (64, 20_000)])
 def test_memory_limits_the_features_that_are_factorised(monkeypatch, gib, features):
     """Five matrices of F² numbers take at most half of the memory."""
     monkeypatch.setattr(iterative, "_memory", lambda device: gib * 2**30)

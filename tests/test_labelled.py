@@ -1,6 +1,5 @@
 """Datasets: what goes in is what the arrays would be, what comes out is what the field says."""
 
-import runpy
 import sys
 from datetime import date
 
@@ -156,7 +155,7 @@ def test_a_fit_of_a_dataset_is_that_of_arrays():
 def test_a_dataset_holds_what_the_field_says(rule, chunk, monkeypatch):
     """Up to rounding: a sum over a chunk may be done in another order (1e-12), or by another
     transform, of tolerance 1e-9 or so on a grid."""
-    monkeypatch.setattr(labelled, "_CHUNK", chunk)
+    monkeypatch.setattr(labelled.maps, "_CHUNK", chunk)
     field, x = model_of(helmholtz(2), rule, 2).posterior(), points(AXES.values())
     symbols = {"psi": gp_orff.StreamFunction(), "solenoidal": gp_orff.DivergenceFreePart()}
     ds = field.to_xarray(AXES, names=["a", "b"], symbols=symbols)
@@ -273,7 +272,6 @@ def test_wrong_grids(wrong, error, message):
 def test_without_xarray(monkeypatch):
     ds, field = currents(), model_of(helmholtz(2), None, 2, points=5).posterior()
     monkeypatch.setitem(sys.modules, "xarray", None)
-    runpy.run_path(labelled.__file__)  # importing the module needs none
     for call in (lambda: labelled.readings(ds, ["u"], ["lat"]), lambda: field.to_xarray(AXES)):
         with pytest.raises(ImportError, match=r"pip install gp_orff\[xarray\]"):
             call()

@@ -33,7 +33,19 @@ def _scale(results: Results, inputs: int) -> str:
         streamed = ", streamed" if row["streamed"] else ""
         cells = [write(row.get(key)) for key, write in columns.values()]
         lines.append([power(row["points"]) + streamed, *cells, part.commit])
-    return f"{table(['N', *columns, 'commit'], lines)}\n\n{_sources(parts)}"
+    return (
+        f"{table(['N', *columns, 'commit'], lines)}\n\n{_limits(results, inputs)}{_sources(parts)}"
+    )
+
+
+def _limits(results: Results, inputs: int) -> str:
+    """The least error that a model of the true prior can have on average."""
+    limits = [
+        f"{number(part.results['sd'])} at {power(part.results['points'])}"
+        for part in _rows(results, "limit", inputs)
+    ]
+    words = f"Under the exact kernel the sd is {', '.join(limits)}: none of this prior is smaller."
+    return f"{words}\n\n" if limits else ""
 
 
 def _sources(parts: Sequence[Measured]) -> str:

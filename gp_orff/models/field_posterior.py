@@ -13,7 +13,7 @@ from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.exact_posterior import ExactPosterior
-from gp_orff.labelled import on_grid
+from gp_orff.labelled import LocalPlane, on_grid
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.symbols.base import Symbol
@@ -101,6 +101,11 @@ class FieldPosterior:
     def num_outputs(self) -> int:
         """p, the number of components of the field."""
         return self._field.distribution.num_outputs
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The columns of the points that are directions of space."""
+        return self._snapshot.space
 
     @chosen_threads()
     def __call__(
@@ -257,9 +262,10 @@ class FieldPosterior:
         *,
         names: Sequence[str] | None = None,
         symbols: Mapping[str, Symbol] | None = None,
-        attrs: Mapping[str, Mapping[str, Any]] | None = None,
+        attrs: "Mapping[str, Mapping[str, Any]] | xarray.Dataset | None" = None,
         time_unit: str = "s",
         epoch: object = None,
+        project: LocalPlane | None = None,
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
@@ -271,10 +277,11 @@ class FieldPosterior:
             names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
             symbols: symbols of the field by name; several outputs of one are numbered. Default:
                 divergence and vorticity of a planar field, if they exist.
-            attrs: attributes by name, such as {"u": {"units": "m s-1"}}, added to those of the
-                coordinates; units and standard_name go to the standard deviation too.
-            time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`. The
-                model gets numbers; the Dataset keeps the times.
+            attrs: attributes by name, such as {"u": {"units": "m s-1"}}, or a Dataset that has
+                them. Units of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
+            time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
+            project: the `LocalPlane` of the readings, for coordinates in degrees; vectors go to the
+                east and north. Positions inside symbols are those in the plane.
 
         Raises:
             ImportError: xarray is not installed; `pip install gp_orff[xarray]`.
@@ -289,15 +296,8 @@ class FieldPosterior:
             >>> ds["vorticity_sd"].dims, ds["vorticity_sd"].shape
             (('x', 'y'), (3, 2))
         """
-        return on_grid(
-            self,
-            coordinates,
-            names=names,
-            symbols=symbols,
-            attrs=attrs,
-            time_unit=time_unit,
-            epoch=epoch,
-        )
+        how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
+        return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, **how)
 
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None

@@ -78,6 +78,14 @@ class Symbol(ABC):
         """Whether it is an antiderivative without a reference: its constant is random, too."""
         return self.order < 0 and self.reference is None
 
+    @property
+    def length_power(self) -> int | None:
+        """n where the outputs are in units of f times units of x to the power n; None if unknown.
+
+        A homogeneous map has no length of its own, so that n = −order.
+        """
+        return -self.order if self.homogeneous else None
+
     @abstractmethod
     def num_outputs(self, p: int) -> int:
         """q, the number of outputs for a field with `p` components."""
@@ -201,6 +209,11 @@ class Composed(Symbol):
     @property
     def homogeneous(self) -> bool:
         return self.outer.homogeneous and self.inner.homogeneous
+
+    @property
+    def length_power(self) -> int | None:
+        powers = self.outer.length_power, self.inner.length_power
+        return None if None in powers else sum(powers)
 
     @property
     def reference(self) -> Float[Tensor, "d"] | None:

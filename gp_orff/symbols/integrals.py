@@ -49,6 +49,7 @@ class LineIntegral(VectorFieldSymbol):
 
     path: Float[Tensor, "k d"]
     homogeneous = False
+    length_power = 1
 
     def __post_init__(self):
         path = copy_of(self.path)
@@ -138,6 +139,7 @@ class BoxAverage(Symbol):
     """
 
     widths: float | Sequence[float] | Float[Tensor, "d"]
+    length_power = 0
 
     def __post_init__(self):
         widths = copy_of(self.widths).tolist()

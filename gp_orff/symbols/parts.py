@@ -75,6 +75,8 @@ class Background(Symbol):
         [1.0, 0.0]
     """
 
+    length_power = 0
+
     def num_outputs(self, p: int) -> int:
         return p
 

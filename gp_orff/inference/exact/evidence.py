@@ -6,6 +6,7 @@ its tile of G, so that no graph of N² nodes is held.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from gpytorch.kernels import Kernel
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.inference.exact.tiles import Piece, Tiles
+from gp_orff.inference.exact.tiles import Member, Tiles
 from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.forms import cotangents
@@ -50,9 +51,9 @@ class TiledInvQuadLogdet(Function):
     @staticmethod
     def forward(ctx, kernel: Kernel, tiles: Tiles, num_groups: int, design: Tensor, *tensors):
         covariance = tiles.covariance(kernel)
-        for piece in tiles.pieces:
-            blocks = _diagonal_blocks(covariance[piece.span, piece.span], piece)
-            blocks += tensors[piece.group][piece.points].permute(1, 2, 0)
+        for member in chain(*(piece.members for piece in tiles.pieces)):
+            blocks = _diagonal_blocks(covariance[member.span, member.span], member)
+            blocks += tensors[member.group][member.points].permute(1, 2, 0)
         factor = cholesky(covariance)
         half, u = solve(factor, design)
         ctx.kernel, ctx.tiles, ctx.num_groups = kernel, tiles, num_groups
@@ -80,9 +81,10 @@ class TiledInvQuadLogdet(Function):
             times = 1 if left is right else 2  # and the tile above the diagonal
             gradient = times * grad_logdet * inverse[left.span, right.span]
             gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-times)
-            if left is right:
-                blocks = _diagonal_blocks(gradient, left)
-                noise_gradients[left.group][left.points] = blocks.permute(2, 0, 1)
+            for member in left.members if left is right else ():
+                own = slice(member.span.start - left.span.start, member.span.stop - left.span.start)
+                blocks = _diagonal_blocks(gradient[own, own], member)
+                noise_gradients[member.group][member.points] = blocks.permute(2, 0, 1)
             if parameters:
                 derivatives.add(left.rows, right.rows, gradient)
         return None, None, None, 2 * weights, *noise_gradients, *derivatives.totals()
@@ -130,10 +132,10 @@ class _Derivatives:
                 total += gradient
 
 
-def _diagonal_blocks(tile: Float[Tensor, "n*v n*v"], piece: Piece) -> Float[Tensor, "v v n"]:
+def _diagonal_blocks(part: Float[Tensor, "n*v n*v"], member: Member) -> Float[Tensor, "v v n"]:
     """A view of the blocks of single points."""
-    width = len(piece.rows.v)
-    return tile.unflatten(0, (-1, width)).unflatten(2, (-1, width)).diagonal(dim1=0, dim2=2)
+    width = member.width
+    return part.unflatten(0, (-1, width)).unflatten(2, (-1, width)).diagonal(dim1=0, dim2=2)
 
 
 def _with_graph(

@@ -13,17 +13,31 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Pattern
 from gp_orff.kernels.pairs.rows import Rows, row_covariance
 
+_FEW = 48  # rows of a piece, which costs more to handle than to compute
 _TILE = 192  # √ of the numbers of pairs that a tile holds for a direction, to stay in the cache
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Consecutive rows of one group."""
+class Member:
+    """Consecutive points of one group."""
 
     group: int
     points: slice  # of the group
     span: slice  # of the matrix
+    width: int  # numbers at a point
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows: points of one group, or of several small ones."""
+
+    members: tuple[Member, ...]
     rows: Rows
+
+    @property
+    def span(self) -> slice:
+        """Of the matrix."""
+        return slice(self.members[0].span.start, self.members[-1].span.stop)
 
 
 @dataclass(frozen=True)
@@ -43,9 +57,10 @@ class Tiles:
             for start in range(0, len(group), step):
                 points = slice(start, min(start + step, len(group)))
                 size = (points.stop - start) * width
-                pieces.append(Piece(number, points, slice(first, first + size), rows[points]))
+                member = Member(number, points, slice(first, first + size), width)
+                pieces.append(Piece((member,), rows[points]))
                 first += size
-        return cls(tuple(pieces))
+        return cls(tuple(_joined(pieces)))
 
     @property
     def num_rows(self) -> int:
@@ -67,6 +82,32 @@ class Tiles:
         for left, right in self.lower():
             matrix[left.span, right.span] = between(left.rows, right.rows)
         return matrix
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The pieces, with neighbours of few rows as one piece in which each number is a point."""
+    few: list[Piece] = []
+    for piece in pieces:
+        small = len(piece.rows) <= _FEW
+        if few and not (small and sum(len(own.rows) for own in (*few, piece)) <= _TILE):
+            yield _one(few)
+            few = []
+        if small:
+            few.append(piece)
+        else:
+            yield piece
+    if few:
+        yield _one(few)
+
+
+def _one(pieces: Sequence[Piece]) -> Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    every = [piece.rows for piece in pieces]
+    x = torch.cat([rows.x.repeat_interleave(len(rows.v), dim=0) for rows in every])
+    v = [rows.v.expand(-1, len(rows.x), -1).transpose(0, 1).flatten(0, 1) for rows in every]
+    members = tuple(member for piece in pieces for member in piece.members)
+    return Piece(members, Rows(x, torch.cat(v).unsqueeze(0)))
 
 
 def _directions(pattern: Pattern, direction: Tensor | None, like: Tensor) -> Tensor:

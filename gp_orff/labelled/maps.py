@@ -1,0 +1,216 @@
+"""`on_grid`: a posterior on a grid, as a Dataset of means and standard deviations."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.labelled.attributes import Attributes, of_moments, of_symbol
+from gp_orff.labelled.degrees import degree_columns
+from gp_orff.labelled.plane import LocalPlane
+from gp_orff.labelled.projected import Field, ProjectedField
+from gp_orff.labelled.values import numbers, optional
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.derivatives import Curl, Divergence
+
+if TYPE_CHECKING:
+    import xarray
+
+_CHUNK = 2**18  # points that are evaluated together
+_KEPT = ("units", "standard_name", "long_name")  # attributes that hold for predictions, too
+
+
+def on_grid(
+    field: Field,
+    coordinates: Mapping[str, object],
+    *,
+    names: Sequence[str] | None = None,
+    symbols: Mapping[str, Symbol] | None = None,
+    attrs: "Mapping[str, Attributes] | xarray.Dataset | None" = None,
+    time_unit: str = "s",
+    epoch: object = None,
+    project: LocalPlane | None = None,
+) -> "xarray.Dataset":
+    """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
+
+    Args:
+        field: a `FieldPosterior`.
+        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+        names: names of the outputs.
+        symbols: symbols of the field by name.
+        attrs: attributes by name, or a Dataset, of which units, standard_name and long_name are
+            taken; units and standard_name go to standard deviations too. The units of symbols
+            follow from those of outputs and coordinates, unless they differ among themselves; where
+            outputs are in lengths, such as velocities, all lengths become metres: a vorticity is in
+            "s-1" for "m s-1" and "km". Units given for a symbol are those its numbers get.
+        time_unit: as for `readings`.
+        epoch: as for `readings`.
+        project: the `LocalPlane` that `readings` returned, for coordinates with a longitude and a
+            latitude in degrees. Vectors, and derivatives of vectors, go back to east and north;
+            positions and directions inside symbols remain those of the plane, in km.
+
+    Raises:
+        ImportError: xarray is not installed, or pyproj to project.
+        TypeError: coordinates that are neither numbers nor times, a symbol that is none, or a
+            `project` that is no plane.
+        ValueError: coordinates, names or symbols that do not fit the field or each other.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> grid = {"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}
+        >>> ds = gp_orff.labelled.on_grid(field, grid, symbols={})
+        >>> list(ds.data_vars), ds["u"].shape
+        (['u', 'u_sd', 'v', 'v_sd'], (3, 2))
+    """
+    xr = optional("xarray", "xarray")
+    if len(coordinates) != field.num_inputs:
+        raise ValueError(
+            f"expected a coordinate for each of the model's {field.num_inputs} inputs, in their "
+            f"order, got {list(coordinates)}"
+        )
+    everything = isinstance(attrs, xr.Dataset)  # with more names than are of use
+    attrs = _kept(attrs) if everything else attrs or {}
+    coords = {name: _axis(xr, name, axis, attrs.get(name)) for name, axis in coordinates.items()}
+    axes = [numbers(name, axis.to_numpy(), time_unit, epoch) for name, axis in coords.items()]
+    inputs = [axis.attrs for axis in coords.values()]
+    columns = ()
+    if project is not None:
+        _check_plane(project)
+        columns = degree_columns(dict(zip(coords, inputs, strict=True)))
+        field = ProjectedField(field, project, columns)
+        inputs = field.in_km(inputs)
+    outline = _outline(axes, columns)
+    if project is not None:
+        project.check_extent(outline[:, columns])
+    symbols = _derivatives(field, outline) if symbols is None else symbols
+    requests = [(None, _names(field, names))]
+    requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
+    means = [name for _, outputs in requests for name in outputs]
+    _check_names([*coords, *means, *(f"{name}_sd" for name in means)])
+    unknown = sorted(set(attrs) - {*coords, *means})
+    if unknown and not everything:
+        raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
+    of_field = [attrs.get(name, {}) for name in requests[0][1]]
+    in_space = [inputs[column] for column in field.space]
+    variables = {}
+    for symbol, outputs in requests:
+        field.mean(outline, symbol)  # so that all chunks have one domain
+        for name, *moments in zip(outputs, *_moments(field, symbol, axes), strict=True):
+            factor, own = 1.0, attrs.get(name, {})
+            if symbol is not None:
+                factor, own = of_symbol(name, symbol, of_field, in_space, own)
+            notes = of_moments(name, own)
+            for key, values, note in zip((name, f"{name}_sd"), moments, notes, strict=True):
+                variables[key] = xr.Variable(list(coords), factor * values, note)
+    return xr.Dataset(variables, coords)
+
+
+def _check_plane(project: object) -> None:
+    if not isinstance(project, LocalPlane):
+        raise TypeError(
+            f"expected project= as the LocalPlane that readings returned, got {project!r}: "
+            "predictions have to be in the plane of the data"
+        )
+
+
+def _kept(dataset: "xarray.Dataset") -> dict[str, Attributes]:
+    return {
+        name: {key: value for key, value in variable.attrs.items() if key in _KEPT}
+        for name, variable in dataset.variables.items()
+    }
+
+
+def _outline(axes: list[np.ndarray], columns: Sequence[int]) -> Float[Tensor, "n d"]:
+    """The corners of the grid, and all points on its edges along some columns."""
+    ends = [np.array([axis.min(), axis.max()]) for axis in axes]
+    edges = [ends, *([*ends[:i], axes[i], *ends[i + 1 :]] for i in columns)]
+    points = [np.stack(np.meshgrid(*own, indexing="ij"), axis=-1) for own in edges]
+    return torch.from_numpy(np.concatenate([own.reshape(-1, len(axes)) for own in points]))
+
+
+def _axis(
+    xr: ModuleType, name: str, values: object, attrs: Mapping[str, Any] | None
+) -> "xarray.Variable":
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(
+            f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; write one "
+            "value as [value]"
+        )
+    return xr.Variable(name, array, {**getattr(values, "attrs", {}), **(attrs or {})})
+
+
+def _names(field: Field, names: Sequence[str] | None) -> list[str]:
+    p = field.num_outputs
+    if names is None:
+        return list("uvw"[:p]) if p in (2, 3) else [f"f{i + 1}" for i in range(p)]
+    if isinstance(names, str) or len(names) != p:
+        raise ValueError(f"expected a list of {p} names, one for each output, got {names!r}")
+    return list(names)
+
+
+def _outputs(field: Field, name: str, symbol: Symbol) -> list[str]:
+    """The names of the outputs of a symbol: its own name, numbered if there are several."""
+    if not isinstance(symbol, Symbol):
+        raise TypeError(
+            f"expected a symbol as {name!r}, such as gp_orff.Divergence(), got "
+            f"{type(symbol).__name__}"
+        )
+    q = symbol.num_outputs(field.num_outputs)
+    return [name] if q == 1 else [f"{name}_{i + 1}" for i in range(q)]
+
+
+def _check_names(names: list[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"expected different names for coordinates, outputs, symbols and their _sd, got "
+            f"{repeated} more than once; choose others with names= and symbols="
+        )
+
+
+def _derivatives(field: Field, x: Float[Tensor, "n d"]) -> dict[str, Symbol]:
+    """Divergence and vorticity of a planar field, where they exist."""
+    symbols = {"divergence": Divergence(), "vorticity": Curl()} if field.num_outputs == 2 else {}
+    return {name: symbol for name, symbol in symbols.items() if _exists(field, symbol, x)}
+
+
+def _exists(field: Field, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
+    try:
+        field.mean(x, symbol)
+    except (ValueError, NotImplementedError):
+        field.mean(x, None)  # raises if the points are to blame
+        return False
+    return True
+
+
+def _moments(
+    field: Field, symbol: Symbol | None, axes: list[np.ndarray]
+) -> tuple[Float[np.ndarray, "q *grid"], Float[np.ndarray, "q *grid"]]:
+    """Means and standard deviations on the product of the axes."""
+    q = field.num_outputs if symbol is None else symbol.num_outputs(field.num_outputs)
+    shape = tuple(map(len, axes))
+    mean, sd = np.empty((2, q, np.prod(shape)))
+    for rows, x in _points(axes, shape):
+        mean[:, rows] = field.mean(x, symbol).mT
+        sd[:, rows] = field.variance(x, symbol).clamp_min(0).sqrt().mT
+    return mean.reshape(q, *shape), sd.reshape(q, *shape)
+
+
+def _points(
+    axes: list[np.ndarray], shape: tuple[int, ...]
+) -> Iterator[tuple[slice, Float[Tensor, "n d"]]]:
+    """Chunks of the product of the axes: row numbers and points."""
+    size = int(np.prod(shape))
+    for start in range(0, size, _CHUNK):
+        rows = slice(start, min(start + _CHUNK, size))
+        index = np.unravel_index(np.arange(rows.start, rows.stop), shape)
+        x = [axis[i] for axis, i in zip(axes, index, strict=True)]
+        yield rows, torch.from_numpy(np.stack(x, axis=-1))

@@ -1,0 +1,231 @@
+"""`LocalPlane`: longitude and latitude to a plane in km, and back."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+
+from gp_orff.labelled.values import optional
+
+if TYPE_CHECKING:
+    import pyproj
+
+_EXTENT = 3000.0  # km
+_RADIUS = 6371.0  # km
+
+
+@dataclass(frozen=True)
+class LocalPlane:
+    """A map projection: longitude and latitude in degrees to positions in a plane in km, and back.
+
+    `around` chooses a conformal one for an area, whose centre is its origin: transverse Mercator
+    where the area is at least as tall as wide, else oblique stereographic. A conformal projection
+    scales all directions alike, by k(x), and thus turns every vector by one angle, that of the
+    meridian at its place. Lengths are wrong by |k − 1| ≤ s²/(32 R²) in an area with diagonal s,
+    R = 6371 km: 8e-6 for 100 km, 8e-4 for 1000 km, and 0.7 % for the limit of 3000 km.
+
+    Vectors v of two components enter a model as v/k, turned. The divergence and the curl of this
+    field in the plane are 1/k² times those of v on the ellipsoid, its potential, stream function
+    and line integrals are the same, and gradients remain gradients; so a map in longitude and
+    latitude has nothing of the distortion. Vectors of three components are only turned.
+
+    Args:
+        crs: a projected coordinate reference system, in any form that pyproj reads, such as
+            "EPSG:31983". Longitudes and latitudes are those of its datum. Vectors are turned
+            exactly only by conformal ones.
+        vectors: whether a model with two or more outputs has the components of a vector to the east
+            and to the north as the first two. If False, only positions are projected.
+
+    Raises:
+        ImportError: pyproj is not installed; `pip install gp_orff[geo]`.
+        ValueError: a reference system that is unknown, not projected, or not to the east and north.
+
+    Example:
+        >>> import gp_orff
+        >>> plane = gp_orff.labelled.LocalPlane.around([[10.0, 50.0], [12.0, 51.0]])
+        >>> points = plane.forward([[11.0, 50.5], [12.0, 51.0]])
+        >>> points.round(1).tolist(), plane.inverse(points).round(9).tolist()
+        ([[0.8, -0.5], [70.9, 55.6]], [[11.0, 50.5], [12.0, 51.0]])
+        >>> plane.rotate([[0.0, 1.0]], [[12.0, 51.0]]).round(4).tolist()  # north, in the plane
+        [[-0.0137, 0.9999]]
+    """
+
+    crs: str
+    vectors: bool = True
+
+    def __post_init__(self):
+        pyproj = optional("pyproj", "geo")
+        try:
+            crs = pyproj.CRS.from_user_input(self.crs)
+        except pyproj.exceptions.CRSError as error:
+            raise ValueError(
+                f"expected a coordinate reference system that pyproj knows, or 'auto', got "
+                f"{self.crs!r}"
+            ) from error
+        object.__setattr__(self, "crs", crs.to_string())
+        if not crs.is_projected:
+            raise ValueError(
+                f"expected a projected coordinate reference system, got {crs.name!r}; take "
+                "project='auto', or one such as 'EPSG:31983'"
+            )
+        if "+axis=" in self._projection.srs:
+            raise ValueError(
+                f"expected axes to the east and to the north, got others in {crs.name!r}; take "
+                "project='auto'"
+            )
+
+    @classmethod
+    def around(cls, places: Float[np.ndarray, "N 2"], *, vectors: bool = True) -> "LocalPlane":
+        """The projection for an area that contains places (N, 2) of longitude and latitude.
+
+        Args:
+            places: degrees; rows with NaN do not count.
+            vectors: as for the class.
+
+        Raises:
+            ImportError: pyproj is not installed.
+            ValueError: values that are no degrees, or an area of more than 3000 km.
+        """
+        places = _degrees(places)
+        (longitude, latitude), half = _box(places[np.isfinite(places).all(-1)])
+        across, radius = half[0] ** 2 / (2 * _RADIUS**2), (half @ half) / (4 * _RADIUS**2)
+        name, growth = ("tmerc", across) if half[0] <= half[1] else ("sterea", radius)
+        crs = (
+            f"+proj={name} +lat_0={latitude:.4f} +lon_0={longitude:.4f} +k_0={1 - growth / 2:.8f} "
+            "+datum=WGS84 +units=m +no_defs +type=crs"
+        )
+        return cls(crs, vectors)
+
+    @cached_property
+    def _projection(self) -> "pyproj.Proj":
+        return optional("pyproj", "geo").Proj(self.crs, preserve_units=False)
+
+    def check_extent(self, places: Float[np.ndarray, "N 2"]) -> None:
+        """Raise a ValueError for an area of more than 3000 km."""
+        places = _degrees(places)
+        _box(places[np.isfinite(places).all(-1)])
+
+    def forward(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N 2"]:
+        """The positions in the plane, in km to the east and to the north.
+
+        Args:
+            places: (N, 2), longitude and latitude in degrees.
+
+        Raises:
+            ValueError: values that are no degrees, or places that the projection does not reach.
+        """
+        places = _degrees(places)
+        points = np.stack(self._projection(*places.T), axis=-1) / 1000
+        lost = np.isinf(points).any(-1)
+        if lost.any():
+            raise ValueError(
+                f"expected places that {self.crs!r} reaches, got {lost.sum()} beyond, such as "
+                f"{places[lost][0].tolist()}"
+            )
+        return points
+
+    def inverse(self, points: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N 2"]:
+        """Longitude, from −180 to 180, and latitude, in degrees, of points (N, 2) in km."""
+        x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T * 1000
+        return np.stack(self._projection(x, y, inverse=True), axis=-1)
+
+    def rotation(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N 2 2"]:
+        """The matrices R with (v_x, v_y) = R (v_east, v_north).
+
+        R turns by the meridian convergence γ, the angle from the vertical axis of the plane to the
+        meridian, clockwise where negative: R = [[cos γ, −sin γ], [sin γ, cos γ]].
+
+        Args:
+            places: (N, 2), longitude and latitude in degrees.
+        """
+        angle = np.deg2rad(self._factors(places)[0])
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.stack([cos, -sin, sin, cos], axis=-1).reshape(-1, 2, 2)
+
+    def rotate(
+        self, vectors: Float[np.ndarray, "N p"], places: Float[np.ndarray, "N 2"]
+    ) -> Float[np.ndarray, "N p"]:
+        """Vectors of east, north and any more components, with x, y in the place of the first two.
+
+        Args:
+            vectors: (N, p).
+            places: (N, 2), longitude and latitude in degrees.
+        """
+        turned = np.array(vectors, dtype=np.float64)
+        turned[:, :2] = np.einsum("nij,nj->ni", self.rotation(places), turned[:, :2])
+        return turned
+
+    def frame(self, places: Float[np.ndarray, "N 2"], p: int) -> Float[np.ndarray, "N p p"]:
+        """The matrices (N, p, p) from components to the east, north, ... to those of a model.
+
+        The upper left block is the rotation, over k if p = 2.
+
+        Args:
+            places: (N, 2), longitude and latitude in degrees.
+            p: the number of components.
+        """
+        frame = np.broadcast_to(np.eye(p), (len(places), p, p)).copy()
+        frame[:, :2, :2] = self.rotation(places)
+        return frame / self.scale(places)[:, None, None] if p == 2 else frame
+
+    def scale(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N"]:
+        """k (N,): a length in the plane divided by that on the ellipsoid, at `places` (N, 2)."""
+        return np.sqrt(self._factors(places)[1])
+
+    def _factors(self, places: object) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+        """The meridian convergence in degrees, and the areal scale; NaN where places are."""
+        places = _degrees(places)
+        known = np.isfinite(places).all(-1)
+        convergence, scale = np.full((2, len(places)), np.nan)
+        factors = self._projection.get_factors(*places[known].T)
+        convergence[known], scale[known] = factors.meridian_convergence, factors.areal_scale
+        return convergence, scale
+
+
+def _degrees(places: object) -> Float[np.ndarray, "N 2"]:
+    places = np.asarray(places, dtype=np.float64)
+    if places.ndim != 2 or places.shape[-1] != 2:
+        raise ValueError(
+            f"expected places (N, 2) of longitude and latitude, got shape {places.shape}"
+        )
+    largest = np.nanmax(np.abs(places), axis=0, initial=0.0)
+    if largest[0] > 360 or largest[1] > 90:
+        raise ValueError(
+            "expected longitudes from -360 to 360 and latitudes from -90 to 90 degrees, got "
+            f"numbers up to {largest[0]:g} and {largest[1]:g}; leave out project= if they are "
+            "lengths already"
+        )
+    return places
+
+
+def _box(
+    places: Float[np.ndarray, "N 2"],
+) -> tuple[Float[np.ndarray, "2"], Float[np.ndarray, "2"]]:
+    """The centre in degrees, and half the width and height in km, of the area of some places.
+
+    Distances from the centre are true, in an azimuthal equidistant projection.
+    """
+    if not len(places):
+        raise ValueError("expected a place with numbers as longitude and latitude, got none")
+    longitude, latitude = np.deg2rad(places.T)
+    across = np.cos(latitude)
+    east, north, up = across * np.cos(longitude), across * np.sin(longitude), np.sin(latitude)
+    east, north, up = east.mean(), north.mean(), up.mean()
+    centre = np.rad2deg([np.arctan2(north, east), np.arctan2(up, np.hypot(east, north))])
+    for _ in range(3):  # directions at the centre turn with it, near a pole
+        projection = optional("pyproj", "geo").Proj(
+            proj="aeqd", lon_0=centre[0], lat_0=centre[1], ellps="WGS84"
+        )
+        points = np.stack(projection(*places.T), axis=-1) / 1000
+        low, high = points.min(0), points.max(0)
+        centre = np.array(projection(*(500 * (low + high)), inverse=True))
+    extent = np.hypot(*(high - low))
+    if not extent <= _EXTENT:
+        raise ValueError(
+            f"expected an area with a diagonal of up to {_EXTENT:g} km, got {extent:.0f} km: no "
+            "plane keeps lengths and angles of a larger part of the Earth; select a smaller area, "
+            "or divide it into several"
+        )
+    return centre, (high - low) / 2
