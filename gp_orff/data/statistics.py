@@ -12,7 +12,8 @@ from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 
-_MOST_KEPT = 8192  # features of which a second set of matrices is kept
+_MOST_KEPT = 2**26  # numbers of a set of matrices, of which further sets are kept
+_LAYERS = 3  # sets of matrices of features with complex directions
 
 
 class Moments(NamedTuple):
@@ -165,23 +166,31 @@ class Statistics:
         """N."""
         return self.weights.count
 
-    def feature_grams(self, expansion: FeatureExpansion) -> list[Float[Tensor, "*b F F"]]:
-        """C[c,c] of every weight a_k, for the columns c of `expansion`; cached where C is constant.
+    def feature_grams(
+        self, expansion: FeatureExpansion, other: FeatureExpansion | None = None
+    ) -> list[Float[Tensor, "*b F F"]]:
+        """C[c,c′] of every weight a_k, for the columns c of `expansion` and c′ of `other`, or c of
+        the former; cached where C is constant.
 
         The cache belongs to these numbers: a value made by `replace` starts with an empty one.
         """
-        for columns, grams in self._grams:
-            if torch.equal(columns, expansion.columns):
+        right = expansion if other is None else other
+        for columns, others, grams in self._grams:
+            if torch.equal(columns, expansion.columns) and torch.equal(others, right.columns):
                 return grams
         grams = []
         for moments in self.moments:
             gram = self.phi.gram(moments.gram)
-            if not expansion.one_to_one:
-                gram = expansion.gather(expansion.gather(gram).mT)  # symmetric
+            if not (expansion.one_to_one and right.one_to_one):
+                gram = right.gather(expansion.gather(gram).mT)
+                gram = gram if other is None else gram.mT  # symmetric, or not
             grams.append(gram)
         if not any(gram.requires_grad for gram in grams):
-            others = self._grams[:1] if expansion.num_features <= _MOST_KEPT else []
-            self._grams[:] = [(expansion.columns, grams), *others]
+            few = sum(gram.numel() for gram in grams) <= _MOST_KEPT
+            self._grams[:] = [
+                (expansion.columns, right.columns, grams),
+                *(self._grams[: _LAYERS - 1] if few else []),
+            ]
         return grams
 
     def select(self, columns: Int[Tensor, "k"]) -> "Statistics":

@@ -141,8 +141,7 @@ def _cross_information(
         pattern = statistics.pattern
         m, other = (pattern.select(layer.directions) for layer in (left, right))
         precision = pattern.precision(noise.precision)
-        for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
-            gram = statistics.phi.gram(moments.gram)
-            gram = gram.index_select(-2, left.columns).index_select(-1, right.columns)
+        grams = statistics.feature_grams(left, right)
+        for gram, e in zip(grams, pattern.basis(precision), strict=True):
             total = total + gram * (m @ (precision @ e) @ other.mT)
     return total

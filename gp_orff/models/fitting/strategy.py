@@ -40,6 +40,7 @@ _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a
 _SUBSETS, _MANY = (1200, 3600), 1.3  # numbers of first searches, if there are 1.3 times as many
 _MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
+_FEW_ROUNDS = 2  # on waves of other wavevectors, each of which takes a pass over the data
 _FEW_ITERATIONS = 6  # the least on a grid
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
@@ -191,7 +192,8 @@ class Grids:
         few = self._of_sample if many else representation
         few = replace(few, data=sampled(few.data, _COARSE_BLOCKS))
         visited = [search.coordinates.get()]
-        self._follow(search, "coarse", COARSE_FACTOR, few, few.coarse)
+        rounds = 8 if representation.on_lattice else _FEW_ROUNDS
+        self._follow(search, "coarse", COARSE_FACTOR, few, few.coarse, rounds=rounds)
         visited.append(search.coordinates.get())
         if not many and (exact := representation.again).rule is None:
             ExactKernel(self.trainer, representation.data).run(search)
@@ -200,7 +202,8 @@ class Grids:
             label = f"statistics of {self.trainer.survey.num_points} points"
             with self.trainer.journal.stage(label):
                 representation = self._keeping()
-        self._follow(search, "fine", FINE_FACTOR, representation, representation.fine)
+        level = representation.fine
+        self._follow(search, "fine", FINE_FACTOR, representation, level, rounds=rounds)
         visited.append(search.coordinates.get())
         if self._exceeds(_TOO_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
