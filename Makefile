@@ -40,7 +40,7 @@ tutorials: $(VENV)/.installed
 bench: $(VENV)/.installed
 	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \
 		case $$file in \
-		*/magnetometer.py|*/drifters.py) test -z "$(DATA)" || \
+		*/magnetometer.py|*/drifters.py|*/survey.py) test -z "$(DATA)" || \
 			$(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
 		*/small_fields.py|*/derived_fields.py) $(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
 		*) $(BIN)/python $$file $(if $(SMOKE),--smoke);; esac; done
