@@ -1,19 +1,14 @@
-"""A total-field survey: a harmonic kernel with error bars beside equivalent sources.
+"""A total-field survey: a harmonic kernel on readings along lines.
 
     python benchmarks/survey.py DIR [--folds 1] [--thin 4] [--smoke]
 
 DIR holds rio-magnetic.csv of fatiando/verde: 37 718 readings along lines. Distinct line numbers are
 sorted, ties included, and every fifth line is held out, from the rank 2 on (fold by fold, then from
 3, 4, 0, 1). `VectorFieldGP(HarmonicKernel())` with default settings learns from one in `--thin`
-readings of the other lines, which the exact kernel takes; the main field is that of 1978.3.
-`harmonica.EquivalentSourcesGB`, where it is installed, takes all of them, and is tuned on a fifth
-of these lines. RMSE and NLPD are of all held-out readings in nT, noise included; seconds of the
-fit, and of the sources with their search.
+readings of the other lines, which the exact kernel takes; the main field is that of 1978.3. RMSE
+and NLPD are of all held-out readings in nT, noise included; seconds of the fit.
 """
 
-import importlib.util
-import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +23,6 @@ from helpers.rows import Rows
 import gp_orff
 
 FOLDS = (2, 3, 4, 0, 1)
-DEPTHS, DAMPINGS = (0.5, 1.0, 2.0), (1e-2, 1e-1, 1.0, 10.0)  # km, of equivalent sources
 
 
 def read(folder: Path):
@@ -70,27 +64,6 @@ def harmonic(x, y, u, held_out, thin: int) -> dict[str, float]:
     return {"readings": len(rows), **scores, "seconds": fit}
 
 
-def equivalent_sources(x, y, rank, held_out) -> dict[str, float]:
-    import harmonica
-
-    def error(train, test, depth: float, damping: float) -> float:
-        sources = harmonica.EquivalentSourcesGB(
-            depth=depth, damping=damping, window_size=5.0, random_state=0
-        )
-        sources.fit(tuple(x[train].T), y[train])
-        miss = sources.predict(tuple(x[test].T)) - y[test]
-        return float(np.sqrt(np.square(miss).mean()))
-
-    start = time.perf_counter()
-    inner = ~held_out & (rank % 5 == (rank[held_out][0] + 1) % 5)
-    choices = itertools.product(DEPTHS, DAMPINGS)
-    best = min(choices, key=lambda choice: error(~held_out & ~inner, inner, *choice))
-    rmse = error(~held_out, held_out, *best)
-    took = time.perf_counter() - start
-    found = {"RMSE": rmse, "depth": best[0], "damping": best[1], "seconds": took}
-    return {"readings": int((~held_out).sum()), **found}
-
-
 def main(words: Sequence[str] | None = None) -> None:
     parser = with_folder(
         Sizes(__file__, __doc__, folds=(1, 1), thin=(4, 1)), "folder of rio-magnetic.csv"
@@ -104,9 +77,6 @@ def main(words: Sequence[str] | None = None) -> None:
         held_out = rank % 5 == fold
         scores = harmonic(x, y, u, held_out, arguments.thin)
         rows.add(model="harmonic kernel", fold=fold, **scores)
-        if importlib.util.find_spec("harmonica"):
-            scores = equivalent_sources(x, y, rank, held_out)
-            rows.add(model="equivalent sources", fold=fold, **scores)
     save(arguments, {"readings": len(y), "rows": rows})
 
 
