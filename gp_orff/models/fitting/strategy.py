@@ -273,7 +273,9 @@ class Grids:
             label = f"{name} grid, {features} features"
             affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
             options = {"trust_factor": trust_factor, "iterations": min(iterations, affordable)}
-            self.trainer.search(search, inference, label, **options)
+            with warnings.catch_warnings():  # the next grid is made for where the search has gone
+                warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
+                self.trainer.search(search, inference, label, **options)
             if search.settled:
                 return
 
