@@ -114,7 +114,9 @@ def few(number, seed):
 
 
 jobs = [(number, seed) for number, count in draws.items() for seed in range(count)]
-workers = Parallel(n_jobs=1 if arguments.smoke else max(2, cpu_count()), return_as="generator")
+workers = Parallel(
+    n_jobs=1 if arguments.smoke else min(max(2, cpu_count()), 8), return_as="generator"
+)
 results = workers(delayed(few)(number, seed) for number, seed in jobs)
 
 # %% [markdown]
