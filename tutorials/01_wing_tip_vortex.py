@@ -164,7 +164,7 @@ with open(arguments.output / "wing_tip_vortex_scores.csv", "w", newline="") as f
     writer = csv.writer(file)
     writer.writerow(["model", "part", "vectors", *names])
     print(f"{best + ', all vectors':28}{'vectors':>8}{'RMSE':>8}{'valid':>8}{'NLPD':>8}{'95 %':>8}")
-    for name, chosen in {"wake": ~core, "core": core, "both": core | True}.items():
+    for name, chosen in {"wake": ~core, "core": core, "both": torch.ones_like(core)}.items():
         rows, good = (those[every][found.index] for those in (chosen, chosen & valid))
         rmses = [miss[own].square().mean().sqrt().item() for own in (rows, good)]
         inside = found.inside[rows].double().mean().item()

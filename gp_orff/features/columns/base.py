@@ -143,3 +143,10 @@ def stack_rows(matrices: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b
     """The matrices on top of each other, their batch shapes broadcast."""
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in matrices))
     return torch.cat([t.expand(*batch, *t.shape[-2:]) for t in matrices], dim=-2)
+
+
+def exchanged_halves(count: int, like: Tensor) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
+    """The quarter turn of the columns [Re ψ ; Re(−iψ)] of `count` waves: Im ψ is Re(−iψ), and
+    Im(−iψ) is −Re ψ; the signs on the device and with the dtype of `like`."""
+    index = torch.arange(2 * count, device=like.device)
+    return index.roll(count), torch.where(index < count, 1.0, -1.0).to(like)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
-from gp_orff.features.columns.base import Columns
+from gp_orff.features.columns.base import Columns, exchanged_halves
 from gp_orff.features.columns.decaying_sums import (
     Waves,
     prefers_transforms,
@@ -182,6 +182,4 @@ class HarmonicColumns(PointwiseColumns):
     @property
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
         """Im ψ is the real part of −iψ, and Im(−iψ) is −Re ψ."""
-        index = torch.arange(self.num_columns, device=self.device)
-        sign = torch.where(index < len(self.omega), 1.0, -1.0).double()
-        return index.roll(len(self.omega)), sign
+        return exchanged_halves(len(self.omega), self.omega.double())

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
-from gp_orff.features.columns.base import Columns
+from gp_orff.features.columns.base import Columns, exchanged_halves
 from gp_orff.features.phases import LinearPhases, Phases
 
 
@@ -119,9 +119,7 @@ class TrigColumns(Columns):
     @property
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
         """Im e^{iθ} = sin θ and Im(−i e^{iθ}) = −cos θ."""
-        index = torch.arange(self.num_columns, device=self.device)
-        count = self.phases.num_frequencies
-        return index.roll(count), torch.where(index < count, 1.0, -1.0).to(self.phases.tensors[0])
+        return exchanged_halves(self.phases.num_frequencies, self.phases.tensors[0])
 
 
 def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:

@@ -200,17 +200,12 @@ def rescale(kernel: Kernel, factor: float) -> bool:
 def _(kernel: ScaleKernel, factor: float) -> bool:
     if not kernel.raw_outputscale.requires_grad:
         return rescale(kernel.base_kernel, factor)
-    outputscale = kernel.outputscale * factor
-    kernel.outputscale = admissible(kernel.raw_outputscale_constraint, outputscale)
-    return True
+    return _multiply(kernel, "outputscale", factor)
 
 
 @rescale.register
 def _(kernel: ConstantKernel, factor: float) -> bool:
-    if kernel.raw_constant.requires_grad:
-        constant = kernel.constant * factor
-        kernel.constant = admissible(kernel.raw_constant_constraint, constant)
-    return kernel.raw_constant.requires_grad
+    return _multiply(kernel, "constant", factor)
 
 
 @rescale.register
@@ -225,10 +220,16 @@ def _(kernel: MultitaskKernel, factor: float) -> bool:
 
 @rescale.register
 def _(kernel: HarmonicKernel, factor: float) -> bool:
-    if kernel.raw_variances.requires_grad:
-        variances = kernel.variances * factor
-        kernel.variances = admissible(kernel.raw_variances_constraint, variances)
-    return kernel.raw_variances.requires_grad
+    return _multiply(kernel, "variances", factor)
+
+
+def _multiply(kernel: Kernel, name: str, factor: float) -> bool:
+    """Multiply a parameter of a kernel by a factor; whether it is trained, as it has to be."""
+    trained = getattr(kernel, f"raw_{name}").requires_grad
+    if trained:
+        constraint = getattr(kernel, f"raw_{name}_constraint")
+        setattr(kernel, name, admissible(constraint, getattr(kernel, name) * factor))
+    return trained
 
 
 @rescale.register
