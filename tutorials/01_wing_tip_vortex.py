@@ -265,7 +265,7 @@ axes[1, 1].set_xticks(list(curve), list(map(str, curve)))
 axes[1, 1].minorticks_off()
 axes[1, 1].set_title("few vectors: mean error and scatter of the draws")
 axes[1, 1].legend()
-figure.savefig(arguments.output / "wing_tip_vortex.png", dpi=150)
+figure.savefig(arguments.output / "wing_tip_vortex.png", dpi=110)
 print(f"\n{time.perf_counter() - began:.0f} s. {arguments.output}: wing_tip_vortex.png,", end=" ")
 print("wing_tip_vortex_{scores,few,map}.csv")
 print(
