@@ -183,9 +183,16 @@ class Grids:
 
         Many data are visited once: the coarse grids are those of a sample, and the statistics of
         one pass serve the fine ones. Where no grid of a search is accurate, a subset of the data
-        under the exact kernel takes its place.
+        under the exact kernel takes its place; so it does where sources are near the readings,
+        whose grids of few features tell nothing.
         """
         representation, many = self.representation, self._has_many_points
+        if not representation.on_lattice and has_covariance(self.trainer.kernel, representation.data):
+            search_on_subsets(self.trainer, search, representation.data.num_values)
+            level = partial(representation.fine, returned=True)
+            options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
+            self._follow(search, "fine", FINE_FACTOR, representation, level, **options)
+            return representation
         if self._exceeds(_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             return representation
