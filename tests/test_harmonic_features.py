@@ -220,7 +220,7 @@ def test_a_fit_update_and_file(tmp_path):
     with pytest.raises(NotImplementedError, match="of a HarmonicKernel"):
         _ = model.statistics
     up = model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 30.0]))
-    assert (up < 1e-2 * model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 1.0]))).all()
+    assert (up < 3e-2 * model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 1.0]))).all()
 
 
 def test_sample_paths_have_the_moments_of_the_posterior():

@@ -187,7 +187,9 @@ class Grids:
         whose grids of few features tell nothing.
         """
         representation, many = self.representation, self._has_many_points
-        if not representation.on_lattice and has_covariance(self.trainer.kernel, representation.data):
+        if not representation.on_lattice and has_covariance(
+            self.trainer.kernel, representation.data
+        ):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             level = partial(representation.fine, returned=True)
             options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
