@@ -19,6 +19,8 @@ from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.parts import Background
 from gp_orff.symbols.potentials import Potential
 
+_INDEPENDENT = 1e-14  # a singular value of weights, relative to the largest
+
 
 @dataclass(frozen=True)
 class HarmonicColumns(PointwiseColumns):
@@ -98,6 +100,15 @@ class HarmonicColumns(PointwiseColumns):
         return torch.cat([phase.cos() * decay, phase.sin() * decay], dim=-1)
 
     def sums(self, x, y, weights):
+        base, mixing = independent_columns(weights)
+        grams, cross, sums = self._sums(x, y, base)
+        grams, sums = (
+            [sum(m * part for m, part in zip(row, parts, strict=True)) for row in mixing.mT]
+            for parts in (grams, sums)
+        )
+        return grams, cross, sums
+
+    def _sums(self, x, y, weights):
         if not self._prefers_transforms(self, x):
             return super().sums(x, y, weights)
         relative, count = self._relative(x.detach()), y.shape[-1]
@@ -183,3 +194,14 @@ class HarmonicColumns(PointwiseColumns):
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
         """Im ψ is the real part of −iψ, and Im(−iψ) is −Re ψ."""
         return exchanged_halves(len(self.omega), self.omega.double())
+
+
+def independent_columns(
+    weights: Float[Tensor, "n k"],
+) -> tuple[Float[Tensor, "n r"], Float[Tensor, "r k"]]:
+    """Weights as combinations of fewer, where they are: those along one direction are one."""
+    if weights.shape[-1] == 1 or not len(weights):
+        return weights, torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    left, values, right = torch.linalg.svd(weights.double(), full_matrices=False)
+    rank = max(1, int((values > _INDEPENDENT * values[0]).sum()))
+    return left[:, :rank] * values[:rank], right[:rank]
