@@ -49,10 +49,26 @@ class Evidence(NamedTuple):
             return torch.linalg.solve(ones, y).squeeze(-1)
         return (torch.linalg.pinv(ones, rtol=_UNDETERMINED, hermitian=True) @ y).squeeze(-1)
 
+    def mean_root(self) -> Float[Tensor, "*b p p"]:
+        """R with R Rᵀ = (HᵀK⁻¹H)⁻¹, H = 1⊗I_p: the covariance of the best constant mean.
+
+        Zero where the data do not determine the mean.
+        """
+        values, vectors = torch.linalg.eigh(self.quad[..., 1:, 1:])
+        determined = values > _UNDETERMINED * values.amax(-1, keepdim=True)
+        return vectors * torch.where(determined, values, torch.inf).rsqrt().unsqueeze(-2)
+
     def contrast(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
         """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
         mean = self.best_mean() if mean is None else mean
         return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
+
+    def contrasts(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1+p"]:
+        """The map of V to [y − c, 1⊗I_p]: the contrast, and the constants alone."""
+        contrast = self.contrast(mean)
+        constants = torch.eye(contrast.shape[-2]).to(contrast)[:, 1:]
+        constants = constants.expand(*contrast.shape[:-2], -1, -1)
+        return torch.cat([contrast, constants], dim=-1)
 
     def with_scatter(
         self, terms: Iterable[tuple[Float[Tensor, "k"], Float[Tensor, ""]]]

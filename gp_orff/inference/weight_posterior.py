@@ -28,6 +28,7 @@ class WeightPosterior(InChunks):
 
     expansion: Expansion
     theta: Float[Tensor, "*b F 1"]  # E[θ]
+    response: Float[Tensor, "*b F p"]  # of E[θ] to constants in the data
 
     @cached_property
     def weights(self) -> Float[Tensor, "*b 2*D p"]:
@@ -36,6 +37,12 @@ class WeightPosterior(InChunks):
 
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         return self.expansion.phi.apply(x, self.weights)
+
+    def absorbed(self, x: Tensor) -> Tensor:
+        return absorbed_by(self.expansion, self.response, x)
+
+    def shifted(self, change: Float[Tensor, "p S"]) -> "WeightPosterior":
+        return replace(self, theta=self.theta - self.response @ change)
 
     @property
     def num_outputs(self) -> int:
@@ -112,6 +119,14 @@ class WeightPosterior(InChunks):
             if isinstance(getattr(self, f.name), Tensor)
         }
         return replace(self, expansion=expansion, **tensors)
+
+
+def absorbed_by(
+    expansion: Expansion, response: Float[Tensor, "*b F p"], x: Float[Tensor, "*b n d"]
+) -> Float[Tensor, "*b n q p"]:
+    """Φ(x) times the response of the weights."""
+    values = expansion.phi.apply(x, expansion.column_weights(response))
+    return values.unflatten(-1, (-1, response.shape[-1]))
 
 
 def no_part() -> NotImplementedError:
@@ -230,6 +245,10 @@ class SymbolPosterior(InChunks):
 
     def mean(self, x: Tensor) -> Tensor:
         values = partial(self.expansion.phi.apply, w=self.weights)
+        return less_reference(values, x, self.symbol, self.space)
+
+    def absorbed(self, x: Tensor) -> Tensor:
+        values = partial(absorbed_by, self.expansion, self.posterior.response)
         return less_reference(values, x, self.symbol, self.space)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:

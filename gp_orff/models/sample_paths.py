@@ -1,7 +1,7 @@
 """Functions drawn from a posterior: evaluated anywhere, any number of times, differentiable."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import less_reference
+from gp_orff.data.observations import less_reference, of_constant
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.domain import Box
@@ -18,6 +18,7 @@ from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.inference.distributions import FieldDistribution, UnknownMean
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
@@ -111,20 +112,53 @@ class PathwisePaths(Paths):
         return len(self.prior)
 
 
+@dataclass(frozen=True)
+class PlusConstants(Paths):
+    """Paths plus a constant of each path."""
+
+    paths: Paths
+    constants: Float[Tensor, "S q"]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.paths(x) + self.constants.unsqueeze(1)
+
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> "PlusConstants":
+        image = of_constant(symbol, len(space), self.constants.shape[-1]).to(self.constants)
+        return PlusConstants(self.paths.apply(symbol, space), self.constants @ image.mT)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
     """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
     distribution, _ = field.distribution.split()
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(snapshot.device)
 
+    if not isinstance(distribution, UnknownMean):
+        return paths_of(distribution, field, snapshot, count, seed, normal)
+    means = distribution.mean_root @ normal(len(distribution.mean_root), count)
+    known = distribution.distribution.shifted(means)
+    paths = paths_of(known, field, snapshot, count, seed, normal)
+    return PlusConstants(paths, (distribution.constants @ means).mT)
+
+
+def paths_of(
+    distribution: FieldDistribution,
+    field: FieldOnDomain,
+    snapshot: Snapshot,
+    count: int,
+    seed: int,
+    normal: Callable[..., Tensor],
+) -> Paths:
+    """Draw `count` functions given the constant mean, by random numbers of a shape."""
     if isinstance(distribution, WeightPosterior):
-        theta = distribution.weight_root(
-            normal(distribution.expansion.num_features, count).to(distribution.weights.device)
-        )
+        theta = distribution.weight_root(normal(distribution.expansion.num_features, count))
         expansion = field.inference.with_constants(snapshot.kernel, distribution.expansion)
-        constants = normal(expansion.num_features - len(theta), count).to(theta)  # of the prior
+        constants = normal(expansion.num_features - len(theta), count)  # of the prior
         return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
@@ -133,15 +167,12 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
         term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
     ]
     expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
-    theta = normal(expansion.num_features, count).to(distribution.alpha.device)
-    prior = WeightPaths(expansion, theta)
+    prior = WeightPaths(expansion, normal(expansion.num_features, count))
 
     def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
         return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
 
-    noise = distribution.noise_root @ normal(len(distribution.alpha), count).to(
-        distribution.alpha.device
-    )
+    noise = distribution.noise_root @ normal(len(distribution.alpha), count)
     observed = torch.cat([rows.apply(image) for rows in distribution.observed]) + noise
     correction = torch.cholesky_solve(observed, distribution.factor)
     return PathwisePaths(distribution, prior, distribution.alpha - correction)
