@@ -54,7 +54,7 @@ def compare(own: Twin, tolerance) -> list[str]:
         x, words, symbol = own.points(4), question.words, question.symbol
         bound = tolerance(own, question)
         mean, covariance, prior = right.predict(question.functional(x))
-        scale = max(np.diagonal(prior).max(), 1e-6)
+        scale = max(np.diagonal(prior).max(), np.diagonal(covariance).max(), 1e-6)
         field = whole if question.part is None else whole.part(question.part)
         joint, blocks = field(tensor(x), symbol), field.pointwise_covariance(tensor(x), symbol)
         check(f"mean of {words}", joint.mean.flatten(), mean, math.sqrt(scale), bound)

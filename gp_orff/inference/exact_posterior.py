@@ -96,8 +96,10 @@ class ExactPosterior(InChunks):
         def values(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q*k"]:
             return (self.cross(points).mT @ alpha).reshape(len(points), -1)
 
-        flat = by_chunks(values, x.double(), self._width)
-        return flat.unflatten(-1, (self.num_outputs, alpha.shape[-1]))
+        shape = self.num_outputs, alpha.shape[-1]
+        if not len(x):
+            return alpha.new_empty(0, *shape)
+        return by_chunks(values, x.double(), self._width).unflatten(-1, shape)
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()

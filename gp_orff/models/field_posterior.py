@@ -227,10 +227,8 @@ class FieldPosterior:
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
-        smooth, _ = self._field.distribution.split()
-        if isinstance(self._snapshot, PartSnapshot) and isinstance(
-            smooth.given_mean, ExactPosterior
-        ):
+        smooth = self._field.distribution.split()[0].given_mean
+        if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
                 "sample paths of a part of an exact model are not available: expected features, "
                 "such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
