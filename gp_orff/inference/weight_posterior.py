@@ -28,7 +28,6 @@ class WeightPosterior(InChunks):
 
     expansion: Expansion
     theta: Float[Tensor, "*b F 1"]  # E[θ]
-    response: Float[Tensor, "*b F p"]  # of E[θ] to constants in the data
 
     @cached_property
     def weights(self) -> Float[Tensor, "*b 2*D p"]:
@@ -38,11 +37,15 @@ class WeightPosterior(InChunks):
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         return self.expansion.phi.apply(x, self.weights)
 
-    def absorbed(self, x: Tensor) -> Tensor:
-        return absorbed_by(self.expansion, self.response, x)
+    @abstractmethod
+    def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
+        """E[θ] (F, k) given k constants in the place of the data; by default, 1⊗I_p."""
 
-    def shifted(self, change: Float[Tensor, "p S"]) -> "WeightPosterior":
-        return replace(self, theta=self.theta - self.response @ change)
+    def absorbed(self, x: Tensor) -> Tensor:
+        return absorbed_by(self.expansion, self.response_to(), x)
+
+    def shifted(self, change: Tensor) -> "WeightPosterior":
+        return replace(self, theta=self.theta - self.response_to(change))
 
     @property
     def num_outputs(self) -> int:
@@ -124,7 +127,7 @@ class WeightPosterior(InChunks):
 def absorbed_by(
     expansion: Expansion, response: Float[Tensor, "*b F p"], x: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b n q p"]:
-    """Φ(x) times the response of the weights."""
+    """What the features of an expansion take of constants in the data."""
     values = expansion.phi.apply(x, expansion.column_weights(response))
     return values.unflatten(-1, (-1, response.shape[-1]))
 
@@ -138,7 +141,17 @@ def no_part() -> NotImplementedError:
 
 
 @dataclass(frozen=True)
-class PrimalPosterior(WeightPosterior):
+class GeneralPosterior(WeightPosterior):
+    """A posterior that has the response of its weights to constants, written out."""
+
+    response: Float[Tensor, "*b F p"]
+
+    def response_to(self, constants=None):
+        return self.response if constants is None else self.response @ constants
+
+
+@dataclass(frozen=True)
+class PrimalPosterior(GeneralPosterior):
     """E[θ] = A⁻¹b, Cov[θ] = A⁻¹."""
 
     factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
@@ -188,7 +201,7 @@ class PrimalPosterior(WeightPosterior):
 
 
 @dataclass(frozen=True)
-class DualPosterior(WeightPosterior):
+class DualPosterior(GeneralPosterior):
     """The dual form: Cov[θ] = I − VᵀV, V = chol(K + I⊗Σ)⁻¹ Φ."""
 
     whitened: Float[Tensor, "*b N*p F"]  # V
@@ -248,7 +261,7 @@ class SymbolPosterior(InChunks):
         return less_reference(values, x, self.symbol, self.space)
 
     def absorbed(self, x: Tensor) -> Tensor:
-        values = partial(absorbed_by, self.expansion, self.posterior.response)
+        values = partial(absorbed_by, self.expansion, self.posterior.response_to())
         return less_reference(values, x, self.symbol, self.space)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:

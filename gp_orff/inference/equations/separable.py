@@ -12,11 +12,11 @@ from gp_orff.data.noise.covariances import Noise
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import KroneckerExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
-from gp_orff.inference.equations.dense import Dual, dual_of_vectors, mean_and_response
+from gp_orff.inference.equations.dense import Dual, dual_of_vectors
 from gp_orff.inference.equations.primal import Primal
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.separable.blocks import DualBlocks, EigenBlocks
-from gp_orff.inference.separable.posterior import KroneckerPosterior
+from gp_orff.inference.separable.posterior import KroneckerPosterior, Response
 from gp_orff.inference.separable.quadratic import KroneckerInvQuadLogdet, Solution
 
 
@@ -43,8 +43,10 @@ class Kronecker(NormalEquations):
         solution = Solution.of(*equations)
         explained = outputs @ solution.quad @ outputs.mT
         evidence = self._evidence(explained, solution.blocks.logdet())
-        theta = mean_and_response(solution.combine(outputs.mT @ evidence.contrasts(mean)))
-        return KroneckerPosterior(self.expansion, *theta, solution.u, solution.blocks), evidence
+        theta = solution.combine(outputs.mT @ evidence.contrast(mean))
+        response = Response(solution.p, solution.u, solution.u.mT @ outputs[..., 1:, 1:].mT)
+        weights = self.expansion, theta, response
+        return KroneckerPosterior(*weights, solution.u, solution.blocks), evidence
 
     def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
         return evidence_of([noise_terms(self.group)], explained, logdet)
@@ -112,14 +114,15 @@ class KroneckerDual(NormalEquations):
         u, blocks = self._blocks
         solution = Solution.with_blocks(u, blocks, whitened, ones)
         evidence = self._evidence(solution.quad, blocks.logdet())
-        alpha = solution.combine(self._outputs.mT @ evidence.contrasts(mean))
+        alpha = solution.combine(self._outputs.mT @ evidence.contrast(mean))
         mixing = self._whitening @ self.expansion.mixing
-        alpha = alpha.unflatten(-2, whitened.shape[-2:])  # (*b, N, p, 1+p)
-        theta = torch.einsum("...nm,...npk,...pr->...mrk", self._rows, alpha, mixing)
+        theta = self._rows.mT @ alpha.unflatten(-2, whitened.shape[-2:]).squeeze(-1) @ mixing
+        constants = solution.p @ self._rows, mixing.mT @ u, u.mT @ self._whitening
         eigenvalues, u = torch.linalg.eigh(mixing.mT @ mixing)
         inverse = DualBlocks(eigenvalues.clamp_min(0), blocks.mu, self._rows.mT @ blocks.v)
-        theta = mean_and_response(theta.flatten(-3, -2))
-        return KroneckerPosterior(self.expansion, *theta, u, inverse), evidence
+        theta = theta.flatten(-2).unsqueeze(-1)
+        weights = self.expansion, theta, Response(*constants)
+        return KroneckerPosterior(*weights, u, inverse), evidence
 
     def _evidence(self, quad: Tensor, logdet: Tensor) -> Evidence:
         quad = self._outputs @ quad @ self._outputs.mT

@@ -60,12 +60,11 @@ class Solution:
         upper, lower = torch.cat([square, mixed.mT], dim=-1), torch.cat([mixed, ones], dim=-1)
         return torch.cat([upper, lower], dim=-2)
 
-    def combine(self, v: Float[Tensor, "*b 1+r k"]) -> Float[Tensor, "*b n*r k"]:
+    def combine(self, v: Float[Tensor, "*b 1+r 1"]) -> Float[Tensor, "*b n*r 1"]:
         """A⁻¹B v."""
         first, others = v[..., :1, :], self.u.mT @ v[..., 1:, :]
-        of_t = torch.einsum("...jn,...k->...jnk", self.t, first.squeeze(-2))
-        of_p = torch.einsum("...jn,...jk->...jnk", self.p, others)
-        return torch.einsum("...jnk,...ij->...nik", of_t + of_p, self.u).flatten(-3, -2)
+        solution = first * self.t + others * self.p  # (*b, r, n)
+        return (solution.mT @ self.u.mT).flatten(-2).unsqueeze(-1)
 
 
 class KroneckerInvQuadLogdet(Function):
