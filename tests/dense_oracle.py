@@ -425,7 +425,9 @@ class Posterior:
     def _white(self, columns: Array) -> Array:
         return np.linalg.solve(self.factor, columns)
 
-    def predict(self, functional: Functional) -> tuple[Array, Array, Array]:
+    def predict(
+        self, functional: Functional, known_mean: bool = False
+    ) -> tuple[Array, Array, Array]:
         """Mean, covariance, and the covariance before the readings."""
         cross = [self.field.covariance(own.functional, functional) for own in self.readings]
         gain, prior = (
@@ -433,5 +435,7 @@ class Posterior:
             self.field.covariance(functional, functional),
         )
         effect = functional.constant - gain.T @ self.ones
-        covariance = prior - gain.T @ gain + effect @ self.of_mean @ effect.T
+        covariance = prior - gain.T @ gain
+        if not known_mean:
+            covariance = covariance + effect @ self.of_mean @ effect.T
         return gain.T @ self.white + functional.constant @ self.mean, covariance, prior

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import independent
-from gp_orff.data.observations import of_constant
+from gp_orff.data.observations import leaves_out_constants, of_constant
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
 from gp_orff.symbols.base import Symbol
@@ -46,9 +46,9 @@ class FieldDistribution(ABC):
         """What E[f(x)] takes of constants H = 1⊗I_p in the data y: Cov[f(x), y] Cov[y]⁻¹H."""
         raise NotImplementedError
 
-    def shifted(self, change: Float[Tensor, "p S"]) -> "FieldDistribution":
-        """S distributions given the data less other constant means, by their changes; only their
-        weights are used."""
+    def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
+        """The weights that E[f] has given k constants in the place of the data; by default, given
+        1⊗I_p."""
         raise NotImplementedError
 
     @property
@@ -105,7 +105,7 @@ class UnknownMean(FieldDistribution):
         Cov[f(x), f(z) | c] + R(x) V R(z)ᵀ ,    R(x) = I_p − Cov[f(x), y] Cov[y]⁻¹H
 
     (universal kriging; Rasmussen & Williams 2006, eq. 2.42). A symbol Q has Q I_p, the image of
-    constants, in the place of I_p.
+    constants, in the place of I_p. Potentials and parts are those of f − ĉ, as if c = ĉ.
     """
 
     distribution: FieldDistribution  # given c = ĉ
@@ -145,14 +145,15 @@ class UnknownMean(FieldDistribution):
     def root(self, x: Tensor) -> Tensor:
         return torch.cat([self.distribution.root(x), self.effect(x).flatten(0, 1)], dim=-1)
 
-    def apply(self, symbol: Symbol, space: Sequence[int]) -> "UnknownMean":
-        image = of_constant(symbol, len(space), len(self.constants)).to(self.constants)
-        known = self.distribution.apply(symbol, space)
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
+        known, sizes = self.distribution.apply(symbol, space), (len(space), len(self.constants))
+        if leaves_out_constants(symbol, *sizes):
+            return known
+        image = of_constant(symbol, *sizes).to(self.constants)
         return UnknownMean(known, image @ self.constants, self.mean_root)
 
-    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "UnknownMean":
-        part = self.distribution.of_part(expansion, kernel)
-        return UnknownMean(part, torch.zeros_like(self.constants), self.mean_root)
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
+        return self.distribution.of_part(expansion, kernel)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ class ExactPosterior(InChunks):
     def absorbed(self, x: Tensor) -> Tensor:
         return self._weighted(x, self.response)
 
-    def shifted(self, change: Float[Tensor, "p S"]) -> "ExactPosterior":
-        return replace(self, alpha=self.alpha - self.response @ change)
+    def response_to(self, constants=None):
+        return self.response if constants is None else self.response @ constants
 
     def _weighted(self, x: Float[Tensor, "n d"], alpha: Float[Tensor, "M k"]) -> Tensor:
         """Cov[Q f(x), H f] α, (n, q, k)."""

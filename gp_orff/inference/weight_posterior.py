@@ -37,15 +37,8 @@ class WeightPosterior(InChunks):
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         return self.expansion.phi.apply(x, self.weights)
 
-    @abstractmethod
-    def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
-        """E[θ] (F, k) given k constants in the place of the data; by default, 1⊗I_p."""
-
     def absorbed(self, x: Tensor) -> Tensor:
         return absorbed_by(self.expansion, self.response_to(), x)
-
-    def shifted(self, change: Tensor) -> "WeightPosterior":
-        return replace(self, theta=self.theta - self.response_to(change))
 
     @property
     def num_outputs(self) -> int:

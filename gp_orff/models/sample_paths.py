@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import less_reference, of_constant
+from gp_orff.data.observations import leaves_out_constants, less_reference, of_constant
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.domain import Box
@@ -45,6 +45,10 @@ class Paths(ABC):
             "differentiate the paths"
         )
 
+    def less(self, weights: Float[Tensor, "k S"]) -> "Paths":
+        """Paths with weights less these, as `FieldDistribution.response_to` gives them."""
+        raise NotImplementedError
+
     @abstractmethod
     def __len__(self) -> int:
         """S, the number of paths."""
@@ -77,6 +81,10 @@ class WeightPaths(Paths):
     def __len__(self) -> int:
         return self.theta.shape[-1]
 
+    def less(self, weights: Tensor) -> "WeightPaths":
+        rest = self.theta[len(weights) :]  # of constants that only potentials have
+        return replace(self, theta=torch.cat([self.theta[: len(weights)] - weights, rest]))
+
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         image = apply_symbol(symbol, self.expansion, space)
         return WeightPaths(image, self.theta, symbol, space)
@@ -108,23 +116,31 @@ class PathwisePaths(Paths):
         correction = (cross @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
         return self.prior(x) + correction.movedim(-1, 0)
 
+    def less(self, weights: Tensor) -> "PathwisePaths":
+        return replace(self, alpha=self.alpha - weights)
+
     def __len__(self) -> int:
         return len(self.prior)
 
 
 @dataclass(frozen=True)
 class PlusConstants(Paths):
-    """Paths plus a constant of each path."""
+    """Paths of a field whose constant mean is not known: each has one of its own."""
 
-    paths: Paths
-    constants: Float[Tensor, "S q"]
+    paths: Paths  # given these means
+    constants: Float[Tensor, "S q"]  # the image of these means
+    known: Paths  # given the best mean
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.paths(x) + self.constants.unsqueeze(1)
 
-    def apply(self, symbol: Symbol, space: Sequence[int]) -> "PlusConstants":
-        image = of_constant(symbol, len(space), self.constants.shape[-1]).to(self.constants)
-        return PlusConstants(self.paths.apply(symbol, space), self.constants @ image.mT)
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> Paths:
+        sizes = len(space), self.constants.shape[-1]
+        known = self.known.apply(symbol, space)
+        if leaves_out_constants(symbol, *sizes):
+            return known
+        image = of_constant(symbol, *sizes).to(self.constants)
+        return PlusConstants(self.paths.apply(symbol, space), self.constants @ image.mT, known)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -138,12 +154,12 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(snapshot.device)
 
+    known = paths_of(distribution.given_mean, field, snapshot, count, seed, normal)
     if not isinstance(distribution, UnknownMean):
-        return paths_of(distribution, field, snapshot, count, seed, normal)
+        return known
     means = distribution.mean_root @ normal(len(distribution.mean_root), count)
-    known = distribution.distribution.shifted(means)
-    paths = paths_of(known, field, snapshot, count, seed, normal)
-    return PlusConstants(paths, (distribution.constants @ means).mT)
+    paths = known.less(distribution.given_mean.response_to(means))
+    return PlusConstants(paths, (distribution.constants @ means).mT, known)
 
 
 def paths_of(
