@@ -14,7 +14,7 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.scaled_expansion import ScaledExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
-from gp_orff.inference.equations.dense import solve_with
+from gp_orff.inference.equations.dense import mean_and_response, solve_with
 from gp_orff.inference.equations.primal import information, right_hand_sides
 from gp_orff.inference.quadratic import Evidence, MaskedInvQuadLogdet, masked_sum
 from gp_orff.inference.weight_posterior import PrimalPosterior
@@ -37,8 +37,9 @@ class Scaled(NormalEquations):
 
     def posterior(self, mean):
         factor = psd_safe_cholesky(masked_sum(self._parts))
-        theta, evidence = solve_with(factor, self._b, mean, self._evidence)
-        return PrimalPosterior(self.expansion.general(), theta, factor), evidence
+        solved, evidence = solve_with(factor, self._b, mean, self._evidence)
+        weights = mean_and_response(solved)
+        return PrimalPosterior(self.expansion.general(), *weights, factor), evidence
 
     @cached_property
     def _b(self) -> Float[Tensor, "*b F 1+p"]:
