@@ -89,7 +89,7 @@ def fit(
         warn_of_truncation(representation, journal)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
-        trainer.search(search, representation.inference(rule), name)
+        search_on_features(trainer, search, representation, name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
     trainer.warn_of_few_numbers(data, len(search.coordinates.get()))
@@ -150,6 +150,20 @@ def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
             label = f"exact kernel, {inference.data.survey.num_points} points"
             iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _FEW_ITERATIONS, _MOST))
             trainer.search(search, inference, label, nats=0.1, iterations=iterations)
+
+
+def search_on_features(
+    trainer: Trainer, search: Search, representation: Representation, name: str
+) -> None:
+    """Search on the frequencies of a rule; where an evaluation takes seconds, under the exact
+    kernel on subsets first, and for few iterations."""
+    inference, data = representation.inference(representation.rule), representation.data
+    features, iterations = num_features(trainer.kernel, inference.draws), _MOST
+    slow = min(features, data.num_values) > _MOST_SEARCHED
+    if slow and isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
+        search_on_subsets(trainer, search, data.num_values)
+        iterations = int(max(_CUBIC * (2000 / features) ** 3, _FEWEST))
+    trainer.search(search, inference, name, iterations=iterations)
 
 
 @dataclass(frozen=True)
