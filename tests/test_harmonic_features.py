@@ -12,6 +12,7 @@ from gp_orff.features.assemble import expand
 from gp_orff.features.columns import HarmonicColumns, PointwiseColumns
 from gp_orff.features.columns import harmonic as harmonic_columns
 from gp_orff.features.frequencies.harmonic.rings import Depths, Rings
+from gp_orff.inference.quadratic import Evidence
 from tests.harmonic import SOURCES, harmonic, points
 
 DOMAIN = ((0.0, 1.0), (0.0, 1.0), (0.0, 1.0))
@@ -283,15 +284,19 @@ def test_budgets_are_kept():
     assert all(a != b for a, b in combinations(counts, 2))
 
 
-def test_readings_along_nearly_one_direction_tell_of_the_mean_along_it_only():
-    """The other components of the mean are zero, not whatever rounding and misfit make of them."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = field_data(300)
-    u = torch.tensor([0.0, 0.0, 1.0]) + 2e-3 * torch.randn(300, 3, generator=generator)
-    u = torch.nn.functional.normalize(u.double(), dim=-1)
-    along = 5.0 + (u * y).sum(-1, keepdim=True)
-    for rule in (EXACT, None):
-        model = model_of(harmonic("below", 1), rule).condition(x, along, directions=u)
-        above = model.posterior().mean(x[:1] + torch.tensor([0.0, 0.0, 1e3]))[0]
-        assert above[2] == pytest.approx(5.0, abs=3.0)
-        assert (above[:2].abs() < 0.05).all()
+def test_rounding_tells_nothing_of_a_mean():
+    """Readings along u tell of the mean along u, in outputs of any units; rounding leaves a little
+    information across it, and any value there."""
+    units, u = torch.tensor([1.0, 1e3, 1e-3]).double(), torch.tensor([0.1, 0.7, -0.7]).double()
+    rounding = torch.tensor([[1.0, 2.0, 3.0], [2.0, -1.0, 1.0], [3.0, 1.0, 2.0]]).double()
+    information = 1e4 * torch.outer(u, u) + 1e-4 * rounding
+    y = information @ (5.0 * u) + torch.tensor([0.1, -0.1, 0.2])
+    for scale in (torch.ones(3).double(), units):
+        quad = torch.zeros(4, 4).double()
+        quad[1:, 1:] = scale[:, None] * information * scale
+        quad[1:, 0] = quad[0, 1:] = scale * y
+        evidence = Evidence(quad, torch.zeros(()))
+        mean, root = evidence.best_mean(), evidence.mean_root()
+        assert (scale * u) @ mean == pytest.approx(5.0 * (u @ u).item(), rel=1e-3)
+        assert mean.norm() < 1.1 * 5.0 * (u @ u) / (scale * u).norm()
+        assert (root @ root.mT).trace() < 1.1 / (1e4 * (scale * u).square().sum())
