@@ -18,6 +18,7 @@ from gp_orff.features.columns.pointwise import PointwiseColumns
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.parts import Background
 from gp_orff.symbols.potentials import Potential
+from gp_orff.symbols.reduction import ReductionToPole
 
 _INDEPENDENT = 1e-14  # a singular value of weights, relative to the largest
 
@@ -168,11 +169,13 @@ class HarmonicColumns(PointwiseColumns):
             values[..., 0, 2] = 1 / (1j * omega[:, 2])
         elif isinstance(symbol, Background):
             values = torch.zeros(len(omega), num_outputs, num_outputs).to(omega)
+        elif isinstance(symbol, ReductionToPole):
+            values = symbol(omega, num_outputs)
         elif symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
             raise NotImplementedError(
                 f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free and "
                 "divergence-free at once, and waves that decay have no Fourier transform; use "
-                "Potential, Jacobian, Component, or line integrals"
+                "Potential, Jacobian, Component, ReductionToPole, or line integrals"
             )
         else:
             values = symbol(omega, num_outputs).to(torch.complex128)
