@@ -16,19 +16,19 @@ _LEAST = 10.0  # degrees of inclination, below which errors are multiplied by mo
 class ReductionToPole(Symbol):
     """The total-field anomaly as if main field and magnetisation were vertical, one output.
 
-    A magnetic field b of sources below, magnetised along m, is a sum of waves e^{i⟨k,x⟩ − |k|z} with
-    complex frequencies ω = (k, i|k|). With a vertical magnetisation and along a vertical main field,
-    the same sources have the anomaly
+    A magnetic field b of sources below, magnetised along m, is a sum of waves e^{i⟨k,x⟩ − |k|z}
+    with complex frequencies ω = (k, i|k|). Magnetised vertically, and read along a vertical main
+    field, the same sources have the anomaly
 
         Q(ω) b = b₃ ω₃ / ⟨m, ω⟩ ,
 
-    whose maxima are above the rocks (Baranov 1957). Where m is inclined by I, errors grow by at most
-    1/|sin I|. It needs features of a `HarmonicKernel`, of which all have complex frequencies:
-    `VectorFieldGP(..., frequencies=gp_orff.Auto(exact_values=0))`.
+    whose maxima are above the rocks (Baranov 1957). Where m is inclined by I, errors grow by at
+    most 1/|sin I|. Constants are left out. It needs features of a `HarmonicKernel`, which have
+    complex frequencies: `VectorFieldGP(..., frequencies=gp_orff.Auto(exact_values=0))`.
 
     Args:
-        magnetisation: m, (3,), east, north and up, of any length: that of the main field for induced
-            magnetisation, such as the mean of the `directions` of `labelled.total_field`.
+        magnetisation: m, (3,), east, north and up, of any length: that of the main field for
+            induced magnetisation, such as the mean of the `directions` of `labelled.total_field`.
 
     Raises:
         ValueError: `magnetisation` is no vector of 3 finite numbers, or is inclined by less than
@@ -38,7 +38,7 @@ class ReductionToPole(Symbol):
         >>> import gp_orff, torch
         >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])  # at the pole already
         >>> wave = torch.tensor([[0.6, 0.8, 1.0j]])  # exp(i(0.6 x + 0.8 y) - z)
-        >>> reduction(wave, 3).real  # the anomaly along -z is that of a field -b₃
+        >>> reduction(wave, 3).real  # the anomaly along a main field that points down is -b₃
         tensor([[[-0., -0., -1.]]], dtype=torch.float64)
     """
 
@@ -71,8 +71,12 @@ class ReductionToPole(Symbol):
                 f"components of {num_dims}"
             )
 
+    def patches(self, num_dims: int, p: int) -> None:
+        """None: it is no sum of averages."""
+        return None
+
     def __call__(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
-        if not omega.is_complex():
+        if not omega.is_complex() and omega.any():
             raise NotImplementedError(
                 "ReductionToPole expects waves that decay with height, as those of a "
                 "HarmonicKernel, got a field of real frequencies, for which it is not known"
@@ -80,5 +84,6 @@ class ReductionToPole(Symbol):
         omega = omega.to(torch.complex128)
         m = torch.as_tensor(self.magnetisation, dtype=torch.complex128, device=omega.device)
         values = torch.zeros(len(omega), 1, 3, dtype=torch.complex128, device=omega.device)
-        values[:, 0, 2] = omega[:, 2] / (omega @ m)
+        waves = (omega != 0).any(-1)  # constants are left out
+        values[waves, 0, 2] = omega[waves, 2] / (omega[waves] @ m)
         return values
