@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gp_orff
-from tests.harmonic import SOURCES, harmonic, points
+from tests.harmonic import harmonic, points
 
 FIELD = torch.nn.functional.normalize(torch.tensor([0.2, 0.7, -0.6]).double(), dim=0)
 REMANENT = torch.nn.functional.normalize(torch.tensor([-0.5, 0.3, -0.9]).double(), dim=0)
