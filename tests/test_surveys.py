@@ -94,3 +94,28 @@ def test_gradients_of_a_reduction_are_its_slopes():
     assert torch.allclose(slopes, torch.cat(expected, dim=-1), rtol=1e-5, atol=1e-5)
     with pytest.raises(NotImplementedError, match="CurlFreePart"):
         field.mean(z, gp_orff.Component(FIELD) @ gp_orff.CurlFreePart())
+
+
+def test_analytic_signal():
+    """|∇T| by paths, beside draws of the three slopes from their joint Gaussian at every point,
+    within 5/√M standard deviations for M = 2000."""
+    x, z = points(40), points(4, seed=3)
+    field = model_of().condition(x, dipoles(x, FIELD)).posterior()
+    slopes = gp_orff.Jacobian(num_dims=3) @ gp_orff.Component(FIELD)
+    found = field.summarize(z, lambda g: g.norm(dim=-1), symbol=slopes, num_paths=2000)
+    generator = torch.Generator().manual_seed(1)
+    root = torch.linalg.cholesky(field.pointwise_covariance(z, slopes) + 1e-12 * torch.eye(3))
+    draws = torch.randn(20_000, 4, 3, 1, generator=generator, dtype=torch.float64)
+    signal = (field.mean(z, slopes) + (root @ draws).squeeze(-1)).norm(dim=-1)
+    assert ((found.mean - signal.mean(0)).abs() < 5 * signal.std(0) / 2000**0.5).all()
+    assert torch.allclose(found.sd, signal.std(0), rtol=0.12)
+
+
+def test_surveys_in_degrees_warn():
+    x = points(20)
+    degrees = x * torch.tensor([0.3, 0.3, 200.0]) + torch.tensor([-42.5, -22.3, 300.0])
+    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1))
+    with pytest.warns(gp_orff.DataWarning, match="look like degrees.*labelled.total_field"):
+        model.condition(degrees, x)
+    metres = x * torch.tensor([3000.0, 3000.0, 200.0]) + torch.tensor([0.0, 0.0, 300.0])
+    gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1)).condition(metres, x)

@@ -240,8 +240,9 @@ class FieldPosterior:
     def summarize(
         self,
         x: Float[Tensor, "n d"],
-        function: Callable[[Float[Tensor, "S n p"]], Float[Tensor, "S *any"]],
+        function: Callable[[Float[Tensor, "S n q"]], Float[Tensor, "S *any"]],
         *,
+        symbol: Symbol | None = None,
         num_paths: int = 256,
         seed: int = 0,
     ) -> Summary:
@@ -251,10 +252,14 @@ class FieldPosterior:
 
         Args:
             x: points (n, d).
-            function: maps the values (S, n, p) of S = num_paths paths to (S, ...).
+            function: maps the values (S, n, q) of S = num_paths paths to (S, ...).
+            symbol: a linear map with q outputs that is applied before; the field if None (q = p).
             num_paths, seed: as for `sample_paths`.
+
+        Raises:
+            NotImplementedError: a symbol of an exact model; see `SamplePaths`.
         """
-        return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x)))
+        return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x, symbol)))
 
     def to_xarray(
         self,

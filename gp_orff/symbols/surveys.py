@@ -31,6 +31,10 @@ class ReductionToPole(VectorFieldSymbol):
     map, alone or in a sum with constants; by features, which a model under the exact kernel makes
     for it. Sample paths of it take `frequencies=gp_orff.Auto(exact_values=0)`.
 
+    Upward continuation is the posterior at larger heights. The slopes of an anomaly along u are
+    `slopes = Jacobian(num_dims=3) @ Component(u)`, of which the last is its vertical derivative;
+    `field.summarize(x, lambda g: g.norm(dim=-1), symbol=slopes)` is the analytic signal.
+
     Args:
         magnetisation: m, (3,), along the inputs (east, north, up); its length does not matter.
 
@@ -47,6 +51,9 @@ class ReductionToPole(VectorFieldSymbol):
         >>> pole = gp_orff.ReductionToPole([0.0, 0.6, -0.8])
         >>> field.mean(x, pole).shape, field.variance(x, pole).shape
         (torch.Size([50, 1]), torch.Size([50, 1]))
+        >>> higher = x + torch.tensor([0.0, 0.0, 1.5])
+        >>> field.mean(higher, gp_orff.Component(u[0])).shape  # the anomaly 1.5 units above
+        torch.Size([50, 1])
     """
 
     magnetisation: Sequence[float] | Float[Tensor, "3"]
