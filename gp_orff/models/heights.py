@@ -36,7 +36,8 @@ def warn_of_degrees(box: Sequence[tuple[float, float]]) -> None:
     """Warn of positions that look like longitudes and latitudes, with heights in metres.
 
     Those are positions within −180° to 360° and ±90°, further from the origin than their extent,
-    as those on a local plane are not, and heights of hundreds, far larger than it. A harmonic field needs all three coordinates in one unit of length.
+    as those on a local plane are not, and heights of hundreds, far larger than it. A harmonic
+    field needs all three coordinates in one unit of length.
     """
     (west, east), (south, north), (low, high) = box
     largest, extent = max(abs(low), abs(high)), max(east - west, north - south)

@@ -247,8 +247,8 @@ def check_above_sources(planes: Sequence[Sources], height: Float[Tensor, "*b n"]
             worst = height.detach().expand_as(outside)[outside][0].item()
             raise ValueError(
                 f"HarmonicKernel expects points {words[0]} its sources, which reach {reach} to "
-                f"height {nearest.item():.6g}, got {int(outside.sum())} {words[1]} them, such as height "
-                f"{worst:.6g}; drop these points, or give a reference_height beyond them"
+                f"height {nearest.item():.6g}, got {int(outside.sum())} {words[1]} them, such as "
+                f"height {worst:.6g}; drop these points, or give a reference_height beyond them"
             )
 
 
