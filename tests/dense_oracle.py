@@ -391,7 +391,8 @@ class Reading:
 
 
 class Posterior:
-    """A field given readings, under a constant mean; that of largest evidence if none is given."""
+    """A field given readings, under a constant mean; if none is given, under that of largest
+    evidence, which is not known better than the readings tell it."""
 
     def __init__(
         self, field: Field, readings: Sequence[Reading], mean: Float[Array, "p"] | None = None
@@ -406,11 +407,13 @@ class Posterior:
             for i in range(len(readings))
         ]
         self.factor = np.linalg.cholesky(np.block(blocks))
-        ones = self._white(np.concatenate([own.functional.constant for own in readings]))
+        self.ones = self._white(np.concatenate([own.functional.constant for own in readings]))
         y = self._white(np.concatenate([own.y for own in readings]))
+        self.of_mean = np.zeros((self.ones.shape[1],) * 2)  # its covariance
         if mean is None:  # generalised least squares; the shortest where there are many
-            mean = np.linalg.lstsq(ones, y, rcond=1e-6)[0]
-        self.mean, self.white = mean, y - ones @ mean
+            inverse = np.linalg.pinv(self.ones, rcond=1e-6)
+            mean, self.of_mean = inverse @ y, inverse @ inverse.T
+        self.mean, self.white = mean, y - self.ones @ mean
         logdet = 2 * np.log(np.diagonal(self.factor)).sum()
         count = len(y) * math.log(2 * math.pi)
         self.evidence = -0.5 * (self.white @ self.white + logdet + count)
@@ -422,11 +425,17 @@ class Posterior:
     def _white(self, columns: Array) -> Array:
         return np.linalg.solve(self.factor, columns)
 
-    def predict(self, functional: Functional) -> tuple[Array, Array, Array]:
+    def predict(
+        self, functional: Functional, known_mean: bool = False
+    ) -> tuple[Array, Array, Array]:
         """Mean, covariance, and the covariance before the readings."""
         cross = [self.field.covariance(own.functional, functional) for own in self.readings]
         gain, prior = (
             self._white(np.concatenate(cross)),
             self.field.covariance(functional, functional),
         )
-        return gain.T @ self.white + functional.constant @ self.mean, prior - gain.T @ gain, prior
+        effect = functional.constant - gain.T @ self.ones
+        covariance = prior - gain.T @ gain
+        if not known_mean:
+            covariance = covariance + effect @ self.of_mean @ effect.T
+        return gain.T @ self.white + functional.constant @ self.mean, covariance, prior

@@ -53,8 +53,11 @@ def compare(own: Twin, tolerance) -> list[str]:
     for question in own.asked():
         x, words, symbol = own.points(4), question.words, question.symbol
         bound = tolerance(own, question)
-        mean, covariance, prior = right.predict(question.functional(x))
-        scale = max(np.diagonal(prior).max(), 1e-6)
+        functional = question.functional(x)
+        order = 0 if symbol is None else symbol.order
+        of_part = question.part is not None or (order <= 0 and not functional.constant.any())
+        mean, covariance, prior = right.predict(functional, known_mean=of_part)
+        scale = max(np.diagonal(prior).max(), np.diagonal(covariance).max(), 1e-6)
         field = whole if question.part is None else whole.part(question.part)
         joint, blocks = field(tensor(x), symbol), field.pointwise_covariance(tensor(x), symbol)
         check(f"mean of {words}", joint.mean.flatten(), mean, math.sqrt(scale), bound)

@@ -1,6 +1,7 @@
 """The rule that chooses: what it takes, and that it says why."""
 
 import pytest
+import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
@@ -57,3 +58,17 @@ def test_the_reason_can_be_read_from_the_kernel():
 def test_bad_arguments(wrong):
     with pytest.raises(ValueError, match="Auto expects"):
         gp_orff.Auto(**wrong)
+
+
+def test_a_budget_without_a_frequency_for_each_term_is_named():
+    x = uniform(30, 2)
+    model = gp_orff.VectorFieldGP(
+        gp_orff.HelmholtzKernel(num_dims=2),
+        frequencies=gp_orff.Auto(max_features=3, exact_values=0),
+    )
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    with pytest.raises(ValueError, match=r"at least 4, .*Auto\(max_features=3\)"):
+        model.condition(x, torch.sin(x))
+    with pytest.raises(ValueError, match=r"at least 4, .*Auto\(max_features=3\)"):
+        model.fit(x, torch.sin(x), progress=False)
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())

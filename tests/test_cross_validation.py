@@ -49,7 +49,7 @@ def left_out_by_conditioning(model, x, y, labels, options):
             model.kernel, state.e_step.noises, state.mean
         )
         constant = posterior.evidence.best_mean() if state.mean is None else state.mean
-        field = posterior.distribution
+        field = posterior.under(state.mean)
         found[label] = field.mean(x) + constant, field.blocks(x)
     return found
 
@@ -96,12 +96,13 @@ def test_the_closed_form_is_that_of_dense_algebra():
         block = torch.arange(20 * number, 20 * (number + 1))
         rest = torch.tensor([row for row in range(80) if row not in block.tolist()])
         k, h, v = noisy[rest][:, rest], ones[rest], y.flatten()[rest]
-        constant = torch.linalg.solve(
-            h.mT @ torch.linalg.solve(k, h), h.mT @ torch.linalg.solve(k, v)
-        )
+        of_mean = torch.linalg.inv(h.mT @ torch.linalg.solve(k, h))
+        constant = of_mean @ h.mT @ torch.linalg.solve(k, v)
         gain = torch.linalg.solve(k, covariance[rest][:, block]).mT
         mean = gain @ (v - h @ constant) + ones[block] @ constant
-        sd = (noisy[block][:, block] - gain @ covariance[rest][:, block]).diagonal().sqrt()
+        effect = ones[block] - gain @ h
+        known = noisy[block][:, block] - gain @ covariance[rest][:, block]
+        sd = (known + effect @ of_mean @ effect.mT).diagonal().sqrt()
         torch.testing.assert_close(found.mean[block], mean, rtol=ROUNDING, atol=ROUNDING)
         torch.testing.assert_close(found.sd[block], sd, rtol=ROUNDING, atol=ROUNDING)
 
@@ -188,7 +189,7 @@ def test_student_t_noise_is_that_of_a_new_reading():
     weighted = state.inference.of(Dataset.in_memory([part.take(rest)]))
     posterior = weighted.posterior(model.kernel, state.e_step.noises, None)
     mean = posterior.distribution.mean(x) + posterior.evidence.best_mean()
-    variance = posterior.distribution.variance(x) + 0.02 * 4 / (4 - 2)
+    variance = posterior.under(None).variance(x) + 0.02 * 4 / (4 - 2)
     at = found.index[found.block == 0], found.column[found.block == 0]
     # To the convergence of the weights
     torch.testing.assert_close(found.mean[found.block == 0], mean[at], rtol=0, atol=1e-5)

@@ -116,7 +116,12 @@ def test_data_that_tell_no_noise_leave_the_hyperparameters(rule, count):
     prior = model.kernel(X).to_dense().detach()
     noisy = prior[: 2 * count, : 2 * count] + 0.04 * torch.eye(2 * count)
     cross = prior[: 2 * count]
-    expected = (prior - cross.mT @ torch.linalg.solve(noisy, cross)).diagonal().reshape(-1, 2)
+    ones = torch.eye(2).double().repeat(len(X), 1)
+    seen, gain = ones[: 2 * count], torch.linalg.solve(noisy, cross).mT
+    effect = ones - gain @ seen  # of the mean, which the data have to tell
+    of_mean = torch.linalg.inv(seen.mT @ torch.linalg.solve(noisy, seen))
+    covariance = prior - gain @ cross + effect @ of_mean @ effect.mT
+    expected = covariance.diagonal().reshape(-1, 2)
     torch.testing.assert_close(field.variance(X), expected, rtol=0.02, atol=0)  # of a grid
 
 

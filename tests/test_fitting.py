@@ -7,13 +7,14 @@ import torch
 from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
 
 import gp_orff
+from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.survey import DataWarning, Distances, windows
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.models.fitting import strategy
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import starts
+from gp_orff.models.fitting.starting_values import start_noise, starts
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
 from tests.fields import draw
@@ -355,3 +356,38 @@ def test_many_points_are_visited_at_most_three_times(monkeypatch):
     kept = model.log_marginal_likelihood().item()
     model.condition(chunks)
     assert model.log_marginal_likelihood().item() == pytest.approx(kept, abs=0.05)
+
+
+def test_slow_searches_on_random_features_begin_under_the_exact_kernel(monkeypatch):
+    """Fewer evaluations on all data, and the evidence of a whole search on them."""
+    x = points(150)
+    noise = 0.1 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1)).double()
+
+    def fitted():
+        kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
+        model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.QuasiMonteCarlo(64))
+        with gp_orff.settings.check_features(False):
+            return model.fit(x, swirl(x) + noise, progress=False).report
+
+    whole = fitted()
+    monkeypatch.setattr(strategy, "_MOST_SEARCHED", 100)
+    monkeypatch.setattr(strategy, "_CUBIC", 1e-6)
+    monkeypatch.setattr(strategy, "_SUBSETS", (200,))
+    found = fitted()
+    assert found.stages[-2].name == "exact kernel, 100 points"
+    assert found.stages[-1].evaluations < whole.stages[-1].evaluations
+    assert found.evidence > whole.evidence - 1
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_noise_that_outputs_share_starts_without_the_global_random_state(rank):
+    def start(seed):
+        torch.manual_seed(seed)
+        likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, rank=rank).double()
+        start_noise(likelihood, 0.5)
+        return likelihood
+
+    first, second = start(0), start(1)
+    assert torch.equal(first.task_noise_covar_factor, second.task_noise_covar_factor)
+    covariance = noise_of(first, 2)
+    assert covariance.trace().item() == pytest.approx(2 * 0.5)  # of shared and own noise

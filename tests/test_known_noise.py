@@ -81,14 +81,15 @@ class Dense:
     def assert_describes(self, model):
         """Evidence, mean and variance, to 1e-8: rounding times the condition of K."""
         inverse = torch.linalg.inv(self.k)
-        constant = torch.linalg.solve(
-            self.ones.mT @ inverse @ self.ones, self.ones.mT @ inverse @ self.y
-        )
+        of_mean = torch.linalg.inv(self.ones.mT @ inverse @ self.ones)
+        constant = of_mean @ self.ones.mT @ inverse @ self.y
         residual = self.y - self.ones @ constant
         quadratic = residual @ inverse @ residual
         nats = -0.5 * (quadratic + self.k.logdet() + len(self.y) * math.log(2 * math.pi))
         mean = (self.cross @ inverse @ residual).reshape(-1, P) + constant
+        effect = torch.eye(P).double().repeat(len(XS), 1) - self.cross @ inverse @ self.ones
         covariance = self.prior - self.cross @ inverse @ self.cross.mT
+        covariance = covariance + effect @ of_mean @ effect.mT
         field = model.posterior()
         assert model.log_marginal_likelihood().item() == pytest.approx(nats.item(), rel=1e-8)
         torch.testing.assert_close(field.mean(XS), mean, rtol=1e-8, atol=1e-8)

@@ -77,7 +77,9 @@ def predicted_by_the_rest(model, x, y, label, clock, rest, tested, span):
     constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, values))
     gain = torch.linalg.solve(k, cross.mT).mT
     mean = gain @ (values - ones @ constant) + constant.repeat(len(x))
-    variance = (signal - gain @ cross.mT).diagonal() + delta + noise.noise + noise.block_variance
+    effect = EYE.repeat(len(x), 1) - gain @ ones
+    latent = signal - gain @ cross.mT + effect @ torch.linalg.solve(information, effect.mT)
+    variance = latent.diagonal() + delta + noise.noise + noise.block_variance
     return mean.unflatten(0, (-1, P))[tested], variance.unflatten(0, (-1, P))[tested]
 
 
@@ -219,7 +221,9 @@ def test_a_track_that_is_left_out_is_a_new_one(rule):
     ((residual, covariance),) = tracks_left_out(state.inference, *parts, [part])
     expected = values[tested] - gain @ values[rest]
     torch.testing.assert_close(residual, expected, rtol=ROUNDING, atol=ROUNDING)
+    effect = ones[tested] - gain @ ones[rest]
     expected = k[tested][:, tested] - gain @ k[rest][:, tested]
+    expected = expected + effect @ torch.linalg.solve(information, effect.mT)
     torch.testing.assert_close(covariance, expected, rtol=ROUNDING, atol=ROUNDING)
 
 

@@ -104,14 +104,15 @@ def test_pathwise_variance_does_not_starve():
     """Ten lengthscales away the prior's variance, at the data the posterior's: exact paths have
     both, those of a few random features lose the first."""
     kernel = helmholtz(2)
-    exact = model_of(kernel, None, 2, points=300)
+    known = {"points": 300, "mean": gpytorch.means.ZeroMean()}
+    exact = model_of(kernel, None, 2, **known)
     far = uniform(40, 2, seed=5) + 10.0
     near = exact.state.data.observations[0].x[:40]
     for x in (far, near):
         wanted = exact.posterior().variance(x).mean().item()
         found = exact.posterior().sample_paths(200, seed=0)(x).var(0).mean().item()
         assert found == pytest.approx(wanted, rel=0.15)
-    starved = model_of(kernel, gp_orff.MonteCarlo(15), 2, points=300).posterior()
+    starved = model_of(kernel, gp_orff.MonteCarlo(15), 2, **known).posterior()
     prior = exact.posterior().variance(far).mean()
     assert starved.sample_paths(200, seed=0)(far).var(0).mean() < 0.6 * prior
 

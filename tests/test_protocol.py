@@ -229,6 +229,20 @@ def test_products_of_field_and_time(order):
     assert type(time * RBFKernel()) is gpytorch.kernels.ProductKernel
 
 
+def test_products_of_gpytorch_with_several_outputs_are_refused():
+    """gpytorch's own kernels do not know of fields: `*` multiplies matrices of different sizes."""
+    field = gpytorch.kernels.MultitaskKernel(RBFKernel(active_dims=(0,)), 2, rank=1)
+    time = RBFKernel(active_dims=(1,))
+    with pytest.raises(
+        ValueError, match=r"FieldProductKernel.* got .*MultitaskKernel \* RBFKernel"
+    ):
+        gp_orff.VectorFieldGP(ScaleKernel(field * time))
+    model = gp_orff.VectorFieldGP(gp_orff.FieldProductKernel(field, time))
+    x = draw(4, 2).double()
+    between = torch.kron(time(x).to_dense(), torch.ones(2, 2)) * field(x).to_dense()
+    torch.testing.assert_close(model.kernel(x).to_dense(), between.double())
+
+
 def test_products_outside_the_features_are_correct_and_say_so():
     case = CASES["scalar"]()
     orff, other = orff_of(case), RBFKernel().double()

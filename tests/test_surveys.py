@@ -72,14 +72,14 @@ def test_models_under_the_exact_kernel_make_features_for_it():
 
 
 def test_reductions_are_refused_where_they_are_unstable_or_unknown():
-    with pytest.raises(ValueError, match=r"at least 10° from the horizontal, got 5\.\d+°; near"):
+    with pytest.raises(ValueError, match=r"at least 10 degrees, got 5\.\d+"):
         gp_orff.ReductionToPole([0.0, 1.0, -0.1])
     for wrong in ([0.0, 0.0, 0.0], [1.0, 2.0], [0.0, float("nan"), 1.0]):
-        with pytest.raises(ValueError, match="three finite numbers"):
+        with pytest.raises(ValueError, match="finite numbers"):
             gp_orff.ReductionToPole(wrong)
     x, pole = points(20), gp_orff.ReductionToPole(FIELD)
     other = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=3)).condition(x, x).posterior()
-    with pytest.raises(ValueError, match="expected a HarmonicKernel"):
+    with pytest.raises(NotImplementedError, match="HarmonicKernel"):
         other.mean(x, pole)
 
 

@@ -59,9 +59,12 @@ class Oracle:
         variance = noise.noise + noise.correlated_variance * u / (15 + u)
         return -0.5 * (squares / variance + degrees * torch.log(2 * math.pi * variance)).sum()
 
+    def information(self):
+        return self.ones.mT @ torch.linalg.solve(self.k, self.ones)
+
     def constant(self):
-        information = self.ones.mT @ torch.linalg.solve(self.k, self.ones)
-        return torch.linalg.solve(information, self.ones.mT @ torch.linalg.solve(self.k, self.y))
+        y = self.ones.mT @ torch.linalg.solve(self.k, self.y)
+        return torch.linalg.solve(self.information(), y)
 
     def evidence(self):
         mean = self.ones @ self.constant()
@@ -72,7 +75,9 @@ class Oracle:
         constant = self.constant()
         gain = torch.linalg.solve(self.k, self.cross.mT).mT
         mean = gain @ (self.y - self.ones @ constant) + constant.repeat(len(self.cross) // P)
-        return mean, (self.prior - gain @ self.cross.mT).diagonal()
+        effect = EYE.repeat(len(self.cross) // P, 1) - gain @ self.ones
+        of_mean = effect @ torch.linalg.solve(self.information(), effect.mT)
+        return mean, (self.prior - gain @ self.cross.mT + of_mean).diagonal()
 
 
 CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]

@@ -18,7 +18,7 @@ from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Composed, Identity, Symbol
 
 TruncatedVariance = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
 """The prior variance that the features lack: white, and common to all points."""
@@ -135,6 +135,13 @@ def of_constant(symbol: Symbol, num_dims: int, num_outputs: int) -> Float[Tensor
     """Q 1⊗I_p: the image of constant fields under a symbol."""
     image = symbol(torch.zeros(1, num_dims, dtype=torch.float64), num_outputs)[0].real
     return image if symbol.reference is None else 0 * image
+
+
+def leaves_out_constants(symbol: Symbol, num_dims: int, num_outputs: int) -> bool:
+    """Whether a map has no image of constants by convention, as potentials and parts, whose
+    multipliers have no limit at ω = 0: then it is that of the field less its mean."""
+    singular = symbol.order <= 0 and (symbol.homogeneous or isinstance(symbol, Composed))
+    return singular and not of_constant(symbol, num_dims, num_outputs).any()
 
 
 class LinearObservations(ABC):

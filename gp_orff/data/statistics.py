@@ -1,5 +1,6 @@
 """Sufficient statistics of vector observations under the columns φ; they add up over points."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple
 
@@ -93,6 +94,7 @@ class Statistics:
     total: Float[Tensor, "*b q"]  # y₁
     weights: Weights
     _grams: list = field(default_factory=list, init=False, repr=False, compare=False)
+    _kept: list = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -192,6 +194,15 @@ class Statistics:
                 *(self._grams[: _LAYERS - 1] if few else []),
             ]
         return grams
+
+    def kept(
+        self, compute: Callable[["Statistics"], list[Tensor]], keys: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """What `compute` makes of these statistics, kept for the same keys."""
+        if not (self._kept and all(map(torch.equal, self._kept[0], keys))):
+            self._kept[:] = [keys, compute(self)]
+            self._grams.clear()  # which it used
+        return self._kept[1]
 
     def select(self, columns: Int[Tensor, "k"]) -> "Statistics":
         """The statistics of some columns."""

@@ -17,7 +17,8 @@ from gp_orff.exact_gp.operators import (
     noise_covariance,
     with_one_batch,
 )
-from gp_orff.features.expansion import Expansion, merge
+from gp_orff.features.assemble import merge
+from gp_orff.features.expansion import Expansion
 from gp_orff.inference.equations import (
     Group,
     NormalEquations,

@@ -9,12 +9,11 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.columns import TrigColumns, stack_rows
+from gp_orff.features.columns import TrigColumns, side_by_side, stack_rows
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
     KroneckerExpansion,
-    merge,
 )
 from gp_orff.features.frequencies.harmonic import HarmonicDraw
 from gp_orff.features.frequencies.rule import (
@@ -25,6 +24,7 @@ from gp_orff.features.frequencies.rule import (
     sum_of_leaves,
 )
 from gp_orff.features.near_zero import NearZero, with_cells
+from gp_orff.features.scaled_expansion import ScaledExpansion, side_by_side_scaled
 from gp_orff.kernels.cholesky import positive_root, reduced_root
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.factors import Factor, Mixing, embedded
@@ -262,6 +262,24 @@ def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExp
     directions = phi.of_frequencies(factor.mT.flatten(-2)).unflatten(-1, (r, p)).flatten(-3, -2)
     columns = torch.arange(phi.num_columns, device=factor.device).repeat_interleave(r)
     return FeatureExpansion(phi, directions, columns)
+
+
+def merge(parts: Sequence[Expansion]) -> Expansion:
+    """The features of a sum of kernels, sorted by their columns, which stand side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    phi, places = side_by_side([part.phi for part in parts])
+    if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
+        scales = stack_rows([part.scales for part in parts])
+        order = torch.cat(places).argsort()
+        return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
+    if all(isinstance(part, ScaledExpansion) for part in parts):
+        return side_by_side_scaled(parts, phi, places)
+    full = [part.general() for part in parts]
+    directions = stack_rows([part.directions for part in full])
+    columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
+    columns, order = columns.sort(stable=True)
+    return FeatureExpansion(phi, directions.index_select(-2, order), columns)
 
 
 def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "*b n d"]) -> None:

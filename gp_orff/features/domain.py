@@ -91,3 +91,8 @@ def far_message(data: Box, requested: Box) -> str:
         f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
         "units and the order of the columns, or predict closer to the data"
     )
+
+
+def corners(box: Box, device: torch.device) -> Float[Tensor, "2 d"]:
+    """The lowest and the highest point of a box."""
+    return torch.tensor(box, dtype=torch.float64, device=device).mT

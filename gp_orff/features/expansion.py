@@ -317,19 +317,3 @@ class KroneckerExpansion(Expansion):
 def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
     *others, scales, mixing = tensors
     return KroneckerExpansion(phi.with_tensors(*others), scales, mixing)
-
-
-def merge(parts: Sequence[Expansion]) -> Expansion:
-    """The features of a sum of kernels, sorted by their columns, which stand side by side."""
-    if len(parts) == 1:
-        return parts[0]
-    phi, places = side_by_side([part.phi for part in parts])
-    if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
-        scales = stack_rows([part.scales for part in parts])
-        order = torch.cat(places).argsort()
-        return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
-    full = [part.general() for part in parts]
-    directions = stack_rows([part.directions for part in full])
-    columns = torch.cat([place[part.columns] for place, part in zip(places, full, strict=True)])
-    columns, order = columns.sort(stable=True)
-    return FeatureExpansion(phi, directions.index_select(-2, order), columns)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import independent
+from gp_orff.data.observations import leaves_out_constants, of_constant
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
 from gp_orff.symbols.base import Symbol
@@ -40,6 +41,20 @@ class FieldDistribution(ABC):
     @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+
+    def absorbed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n q p"]:
+        """What E[f(x)] takes of constants H = 1⊗I_p in the data y: Cov[f(x), y] Cov[y]⁻¹H."""
+        raise NotImplementedError
+
+    def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
+        """The weights that E[f] has given k constants in the place of the data; by default, given
+        1⊗I_p."""
+        raise NotImplementedError
+
+    @property
+    def given_mean(self) -> "FieldDistribution":
+        """The distribution given the constant mean, which may be unknown here."""
+        return self
 
     def split(self) -> tuple["FieldDistribution", Float[Tensor, "*b p p"] | None]:
         """The distribution without its white noise, and the variance δ of that noise, if any."""
@@ -79,6 +94,66 @@ class InChunks(FieldDistribution):
     @abstractmethod
     def _blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
         """The blocks at the points of a chunk."""
+
+
+@dataclass(frozen=True)
+class UnknownMean(FieldDistribution):
+    """A distribution less its best constant mean ĉ, where the mean c has a flat prior.
+
+    With H = 1⊗I_p, c ~ N(ĉ, V), V = (HᵀCov[y]⁻¹H)⁻¹, and f − ĉ has the covariance
+
+        Cov[f(x), f(z) | c] + R(x) V R(z)ᵀ ,    R(x) = I_p − Cov[f(x), y] Cov[y]⁻¹H
+
+    (universal kriging; Rasmussen & Williams 2006, eq. 2.42). A symbol Q has Q I_p, the image of
+    constants, in the place of I_p. Potentials and parts are those of f − ĉ, as if c = ĉ.
+    """
+
+    distribution: FieldDistribution  # given c = ĉ
+    constants: Float[Tensor, "q p"]  # the image of constants
+    mean_root: Float[Tensor, "p p"]  # a root of V
+
+    @property
+    def given_mean(self) -> FieldDistribution:
+        return self.distribution
+
+    @property
+    def num_outputs(self) -> int:
+        return self.distribution.num_outputs
+
+    def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
+        """R(x) times the root of V."""
+        return (self.constants - self.distribution.absorbed(x)) @ self.mean_root
+
+    def mean(self, x: Tensor) -> Tensor:
+        return self.distribution.mean(x)
+
+    def variance(self, x: Tensor) -> Tensor:
+        def added(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
+            return self.effect(points).square().sum(-1)
+
+        width = self.num_outputs * len(self.mean_root)
+        return self.distribution.variance(x) + by_chunks(added, x, width)
+
+    def blocks(self, x: Tensor) -> Tensor:
+        effect = self.effect(x)
+        return self.distribution.blocks(x) + effect @ effect.mT
+
+    def covariance(self, x: Tensor) -> Tensor:
+        effect = self.effect(x).flatten(0, 1)
+        return self.distribution.covariance(x) + effect @ effect.mT
+
+    def root(self, x: Tensor) -> Tensor:
+        return torch.cat([self.distribution.root(x), self.effect(x).flatten(0, 1)], dim=-1)
+
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
+        known, sizes = self.distribution.apply(symbol, space), (len(space), len(self.constants))
+        if leaves_out_constants(symbol, *sizes):
+            return known
+        image = of_constant(symbol, *sizes).to(self.constants)
+        return UnknownMean(known, image @ self.constants, self.mean_root)
+
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
+        return self.distribution.of_part(expansion, kernel)
 
 
 @dataclass(frozen=True)

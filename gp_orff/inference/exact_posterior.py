@@ -34,7 +34,8 @@ class ExactPosterior(InChunks):
     observed: Sequence[LinearObservations]
     noises: Noises
     factor: Float[Tensor, "M M"]  # L, of Cov[H f] with the noise
-    alpha: Float[Tensor, "M 1"]
+    alpha: Float[Tensor, "M 1"]  # (L Lᵀ)⁻¹(y − c)
+    response: Float[Tensor, "M p"]  # (L Lᵀ)⁻¹(1⊗I_p), of constants
     symbol: Symbol
     space: tuple[int, ...]  # directions of the symbol
 
@@ -81,10 +82,24 @@ class ExactPosterior(InChunks):
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def mean(self, x: Tensor) -> Tensor:
-        def mean_of(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
-            return (self.cross(points).mT @ self.alpha).reshape(len(points), -1)
+        return self._weighted(x, self.alpha).squeeze(-1)
 
-        return by_chunks(mean_of, x.double(), self._width)
+    def absorbed(self, x: Tensor) -> Tensor:
+        return self._weighted(x, self.response)
+
+    def response_to(self, constants=None):
+        return self.response if constants is None else self.response @ constants
+
+    def _weighted(self, x: Float[Tensor, "n d"], alpha: Float[Tensor, "M k"]) -> Tensor:
+        """Cov[Q f(x), H f] α, (n, q, k)."""
+
+        def values(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q*k"]:
+            return (self.cross(points).mT @ alpha).reshape(len(points), -1)
+
+        shape = self.num_outputs, alpha.shape[-1]
+        if not len(x):
+            return alpha.new_empty(0, *shape)
+        return by_chunks(values, x.double(), self._width).unflatten(-1, shape)
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-_UNDETERMINED = 1e-10  # relative information on a mean below which the data do not determine it
+_UNDETERMINED = 1e-4  # share of information on a mean below which the data do not determine it
 
 
 class Evidence(NamedTuple):
@@ -43,16 +43,32 @@ class Evidence(NamedTuple):
         Where the data do not determine it, the one of smallest norm.
         """
         ones, y = self.quad[..., 1:, 1:], self.quad[..., 1:, :1]
-        largest = ones.detach().diagonal(dim1=-1, dim2=-2).amax(-1)
-        smallest = torch.linalg.eigvalsh(ones.detach())[..., 0]
-        if (smallest > _UNDETERMINED * largest).all():
+        values, vectors, determined = _eigenvectors(ones.detach())
+        if determined.all():
             return torch.linalg.solve(ones, y).squeeze(-1)
-        return (torch.linalg.pinv(ones, rtol=_UNDETERMINED, hermitian=True) @ y).squeeze(-1)
+        known = vectors * determined.unsqueeze(-2)  # no derivatives along what is not known
+        inverse = known.mT @ ones @ known + torch.diag_embed(1.0 - determined.to(values))
+        return (known @ torch.linalg.solve(inverse, known.mT @ y)).squeeze(-1)
+
+    def mean_root(self) -> Float[Tensor, "*b p p"]:
+        """R with R Rᵀ = (HᵀK⁻¹H)⁻¹, H = 1⊗I_p: the covariance of the best constant mean.
+
+        Zero where the data do not determine the mean.
+        """
+        values, vectors, determined = _eigenvectors(self.quad[..., 1:, 1:])
+        return vectors * torch.where(determined, values, torch.inf).rsqrt().unsqueeze(-2)
 
     def contrast(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
         """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
         mean = self.best_mean() if mean is None else mean
         return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
+
+    def contrasts(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1+p"]:
+        """The map of V to [y − c, 1⊗I_p]: the contrast, and the constants alone."""
+        contrast = self.contrast(mean)
+        constants = torch.eye(contrast.shape[-2]).to(contrast)[:, 1:]
+        constants = constants.expand(*contrast.shape[:-2], -1, -1)
+        return torch.cat([contrast, constants], dim=-1)
 
     def with_scatter(
         self, terms: Iterable[tuple[Float[Tensor, "k"], Float[Tensor, ""]]]
@@ -82,6 +98,23 @@ class Evidence(NamedTuple):
         v = self.contrast(mean)
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
+
+
+def _eigenvectors(
+    ones: Float[Tensor, "*b p p"],
+) -> tuple[Float[Tensor, "*b p"], Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
+    """The eigenvalues and eigenvectors of the information on a mean, and which ones tell of it.
+
+    They are as many as the data determine with unit information on each output, whatever its
+    units: readings along nearly one direction tell of the mean along it only.
+    """
+    size = ones.diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
+    unit = torch.where(size > 0, size, torch.inf).reciprocal()
+    shares = torch.linalg.eigvalsh(unit.unsqueeze(-1) * ones * unit.unsqueeze(-2))
+    count = (shares > _UNDETERMINED * shares[..., -1:]).sum(-1, keepdim=True)
+    values, vectors = torch.linalg.eigh(ones)
+    place = torch.arange(values.shape[-1], device=values.device)
+    return values, vectors, place >= values.shape[-1] - count
 
 
 def log_determinant(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:

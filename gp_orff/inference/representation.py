@@ -16,7 +16,7 @@ from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
-from gp_orff.features.domain import Box, box_of, contains, far_message, rounded, union
+from gp_orff.features.domain import Box, box_of, contains, corners, far_message, rounded, union
 from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.grid_design import lengthscales
@@ -46,6 +46,7 @@ _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that re
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
+_SHARE_OF_NOISE = 0.003  # of decaying waves, which cost more than those of a lattice
 _USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
 
 
@@ -178,7 +179,8 @@ class Representation:
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
         tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
-        grid = _grid_for(rule, domain, box, tolerance, most=MOST_DENSE)
+        most = MOST_DENSE if self.on_lattice else MOST_TRAINING
+        grid = _grid_for(rule, domain, box, tolerance, most=most)
         dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
         if not dense and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
@@ -246,7 +248,7 @@ class Representation:
                 "the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
-            auto = self.requested.for_data(corners(data.box, self.kernel))
+            auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))
         if not isinstance(rule, Grid):
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
@@ -284,7 +286,8 @@ class Representation:
 
         It is the rule's own where the noise variance is a thousandth of the signal variance, and
         tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data could not tell more of the truncated features.
+        noise variance: the data could not tell more of the truncated features. Decaying waves leave
+        at least .3 % of the noise variance.
         """
         signal = sum(
             at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
@@ -301,7 +304,9 @@ class Representation:
         noise_to_signal /= signal.item()
         tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         largest = _SHARE_OF_POSTERIOR * noise_to_signal * posterior_to_noise
-        return max(min(tolerance, largest), 1e-10)
+        chosen = isinstance(self.requested, Auto) and not self.on_lattice
+        least = _SHARE_OF_NOISE * noise_to_signal if chosen else 1e-10
+        return max(min(tolerance, largest), least)
 
     def _count(self, rule: Grid) -> int:
         """F of a grid; the budget if the grid exceeds it."""
@@ -345,8 +350,3 @@ def _grid_for(
     """The grid for a domain, within the rule's budget, or `most` features if it has none."""
     limits = {"tolerance": tolerance, "max_features": rule.max_features or most}
     return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
-
-
-def corners(box: Box, kernel: Kernel) -> Float[Tensor, "2 d"]:
-    """The lowest and the highest point of a box, on the kernel's device."""
-    return torch.tensor(box, dtype=torch.float64, device=next(kernel.parameters()).device).mT

@@ -37,6 +37,9 @@ class WeightPosterior(InChunks):
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
         return self.expansion.phi.apply(x, self.weights)
 
+    def absorbed(self, x: Tensor) -> Tensor:
+        return absorbed_by(self.expansion, self.response_to(), x)
+
     @property
     def num_outputs(self) -> int:
         return self.expansion.num_outputs
@@ -114,6 +117,14 @@ class WeightPosterior(InChunks):
         return replace(self, expansion=expansion, **tensors)
 
 
+def absorbed_by(
+    expansion: Expansion, response: Float[Tensor, "*b F p"], x: Float[Tensor, "*b n d"]
+) -> Float[Tensor, "*b n q p"]:
+    """What the features of an expansion take of constants in the data."""
+    values = expansion.phi.apply(x, expansion.column_weights(response))
+    return values.unflatten(-1, (-1, response.shape[-1]))
+
+
 def no_part() -> NotImplementedError:
     """The error where the terms of a sum have no weights of their own."""
     return NotImplementedError(
@@ -123,7 +134,17 @@ def no_part() -> NotImplementedError:
 
 
 @dataclass(frozen=True)
-class PrimalPosterior(WeightPosterior):
+class GeneralPosterior(WeightPosterior):
+    """A posterior that has the response of its weights to constants, written out."""
+
+    response: Float[Tensor, "*b F p"]
+
+    def response_to(self, constants=None):
+        return self.response if constants is None else self.response @ constants
+
+
+@dataclass(frozen=True)
+class PrimalPosterior(GeneralPosterior):
     """E[θ] = A⁻¹b, Cov[θ] = A⁻¹."""
 
     factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
@@ -173,7 +194,7 @@ class PrimalPosterior(WeightPosterior):
 
 
 @dataclass(frozen=True)
-class DualPosterior(WeightPosterior):
+class DualPosterior(GeneralPosterior):
     """The dual form: Cov[θ] = I − VᵀV, V = chol(K + I⊗Σ)⁻¹ Φ."""
 
     whitened: Float[Tensor, "*b N*p F"]  # V
@@ -230,6 +251,10 @@ class SymbolPosterior(InChunks):
 
     def mean(self, x: Tensor) -> Tensor:
         values = partial(self.expansion.phi.apply, w=self.weights)
+        return less_reference(values, x, self.symbol, self.space)
+
+    def absorbed(self, x: Tensor) -> Tensor:
+        values = partial(absorbed_by, self.expansion, self.posterior.response_to())
         return less_reference(values, x, self.symbol, self.space)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:

@@ -1,13 +1,29 @@
 """Products of a field kernel with a scalar kernel on other inputs, such as time."""
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import Kernel, ProductKernel
 from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.kernels.base import WrapperKernel
 from gp_orff.kernels.tree import Term, inner_terms, products, terms
+
+
+def require_field_products(kernel: Kernel) -> None:
+    """Check that kernels with several outputs are multiplied by `FieldProductKernel`.
+
+    Raises:
+        ValueError: gpytorch's product, which multiplies matrices of different sizes.
+    """
+    for part in kernel.modules():
+        if isinstance(part, ProductKernel) and inner_terms(part)[0].num_outputs > 1:
+            names = " * ".join(type(factor).__name__ for factor in part.kernels)
+            raise ValueError(
+                "expected gp_orff.FieldProductKernel for a product with a kernel of several "
+                f"outputs, got gpytorch's ProductKernel {names}, which multiplies matrices of "
+                "different sizes; give FieldProductKernel(field_kernel, scalar_kernel)"
+            )
 
 
 class FieldProductKernel(WrapperKernel):

@@ -211,11 +211,6 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
         order = term.factor.degree + symbol.order
         name = type(symbol).__name__
         leaf_name = type(term.leaves[0].kernel).__name__
-        if symbol.of_decaying_waves and not isinstance(term.factor, HarmonicFactor):
-            raise ValueError(
-                f"{name} is a map of magnetic and gravity fields outside their sources: expected a "
-                f"HarmonicKernel, alone or in a sum with constants, got {leaf_name}"
-            )
         if order < 0 and symbol.reference is None:
             raise ValueError(
                 f"{name} of a field that is no derivative itself ({leaf_name} without a curl-free "

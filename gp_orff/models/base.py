@@ -24,6 +24,7 @@ from gp_orff.data.tracks.reading import check_repeated
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.representation import Representation
+from gp_orff.kernels.products import require_field_products
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.known import learn_scales
@@ -71,6 +72,7 @@ class FieldModel(torch.nn.Module):
                 f"VectorFieldGP expects terms with one number of outputs, got {outputs}; wrap "
                 "scalar kernels in gpytorch.kernels.MultitaskKernel"
             )
+        require_field_products(kernel)
         self.num_outputs = outputs[0]
         self.kernel = with_amplitude(kernel)
         self.likelihood = default_likelihood(self.num_outputs) if likelihood is None else likelihood

@@ -112,7 +112,7 @@ def compare_with_exact(
         posterior = method.posterior(model.kernel, noises, state.mean)
         mean = posterior.evidence.best_mean() if state.mean is None else state.mean
         nats = posterior.evidence.log_density(mean, data.num_values) / data.num_values
-        distribution = posterior.distribution
+        distribution = posterior.under(state.mean)
         sd = distribution.variance(points).sqrt()
         results.append((distribution.mean(points) + mean, sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results

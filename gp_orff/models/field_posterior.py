@@ -30,10 +30,10 @@ class FieldPosterior:
     """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
     `model.posterior()` makes one; later changes of the model do not affect it. Variances are those
-    of the field: to predict new observations, add the noise variance. Results have the floating
-    type of the points x; the computations are in float64. A request for points outside the domain
-    of a grid builds a larger grid; ValueError where it cannot, as in a model that holds nothing but
-    statistics. Methods take a `symbol`: a linear map of the field, such as `Divergence()`.
+    of the field: for new observations, add the noise variance. They count what the data leave open
+    of a trained constant mean (universal kriging). Results have the floating type of the points x,
+    computed in float64. Points outside the domain of a grid make a larger grid; ValueError where
+    none can be made, as from statistics alone. A `symbol` is a linear map, such as `Divergence()`.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
@@ -227,7 +227,7 @@ class FieldPosterior:
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
-        smooth, _ = self._field.distribution.split()
+        smooth = self._field.distribution.split()[0].given_mean
         if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
                 "sample paths of a part of an exact model are not available: expected features, "
@@ -248,7 +248,8 @@ class FieldPosterior:
     ) -> Summary:
         """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
-        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
+        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`. With
+        `symbol=Jacobian(num_dims=3) @ Component(u)` it is the analytic signal of an anomaly.
 
         Args:
             x: points (n, d).

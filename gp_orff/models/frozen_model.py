@@ -91,12 +91,12 @@ class Snapshot(ABC):
         """The field on the data's domain, extended to contain `points` if they are given, and with
         features that have an image under the `symbol`."""
         if points is None:
-            return FieldOnDomain(self.inference, self.posterior.distribution)
+            return FieldOnDomain(self.inference, self.posterior.under(self.fixed_mean))
         return self._field_by(self.inference_at(points, symbol))
 
     def _field_by(self, inference: Inference) -> FieldOnDomain:
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
-        return FieldOnDomain(inference, posterior.distribution)
+        return FieldOnDomain(inference, posterior.under(self.fixed_mean))
 
     def in_domain(
         self, field: FieldOnDomain, points: Float[Tensor, "n d"], symbol: Symbol | None = None

@@ -1,8 +1,8 @@
 """Functions drawn from a posterior: evaluated anywhere, any number of times, differentiable."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import less_reference
+from gp_orff.data.observations import leaves_out_constants, less_reference, of_constant
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.domain import Box
@@ -18,6 +18,7 @@ from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.inference.distributions import FieldDistribution, UnknownMean
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
@@ -43,6 +44,10 @@ class Paths(ABC):
             "features, such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0)), or "
             "differentiate the paths"
         )
+
+    def less(self, weights: Float[Tensor, "k S"]) -> "Paths":
+        """Paths with weights less these, as `FieldDistribution.response_to` gives them."""
+        raise NotImplementedError
 
     @abstractmethod
     def __len__(self) -> int:
@@ -76,6 +81,10 @@ class WeightPaths(Paths):
     def __len__(self) -> int:
         return self.theta.shape[-1]
 
+    def less(self, weights: Tensor) -> "WeightPaths":
+        rest = self.theta[len(weights) :]  # of constants that only potentials have
+        return replace(self, theta=torch.cat([self.theta[: len(weights)] - weights, rest]))
+
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         image = apply_symbol(symbol, self.expansion, space)
         return WeightPaths(image, self.theta, symbol, space)
@@ -107,8 +116,34 @@ class PathwisePaths(Paths):
         correction = (cross @ self.alpha).unflatten(0, (len(x), -1))  # (n, p, S)
         return self.prior(x) + correction.movedim(-1, 0)
 
+    def less(self, weights: Tensor) -> "PathwisePaths":
+        return replace(self, alpha=self.alpha - weights)
+
     def __len__(self) -> int:
         return len(self.prior)
+
+
+@dataclass(frozen=True)
+class PlusConstants(Paths):
+    """Paths of a field whose constant mean is not known: each has one of its own."""
+
+    paths: Paths  # given these means
+    constants: Float[Tensor, "S q"]  # the image of these means
+    known: Paths  # given the best mean
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.paths(x) + self.constants.unsqueeze(1)
+
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> Paths:
+        sizes = len(space), self.constants.shape[-1]
+        known = self.known.apply(symbol, space)
+        if leaves_out_constants(symbol, *sizes):
+            return known
+        image = of_constant(symbol, *sizes).to(self.constants)
+        return PlusConstants(self.paths.apply(symbol, space), self.constants @ image.mT, known)
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
 
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
@@ -117,14 +152,29 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(snapshot.device)
 
+    known = paths_of(distribution.given_mean, field, snapshot, count, seed, normal)
+    if not isinstance(distribution, UnknownMean):
+        return known
+    means = distribution.mean_root @ normal(len(distribution.mean_root), count)
+    paths = known.less(distribution.given_mean.response_to(means))
+    return PlusConstants(paths, (distribution.constants @ means).mT, known)
+
+
+def paths_of(
+    distribution: FieldDistribution,
+    field: FieldOnDomain,
+    snapshot: Snapshot,
+    count: int,
+    seed: int,
+    normal: Callable[..., Tensor],
+) -> Paths:
+    """Draw `count` functions given the constant mean, by random numbers of a shape."""
     if isinstance(distribution, WeightPosterior):
-        theta = distribution.weight_root(
-            normal(distribution.expansion.num_features, count).to(distribution.weights.device)
-        )
+        theta = distribution.weight_root(normal(distribution.expansion.num_features, count))
         expansion = field.inference.with_constants(snapshot.kernel, distribution.expansion)
-        constants = normal(expansion.num_features - len(theta), count).to(theta)  # of the prior
+        constants = normal(expansion.num_features - len(theta), count)  # of the prior
         return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
@@ -133,15 +183,12 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
         term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
     ]
     expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
-    theta = normal(expansion.num_features, count).to(distribution.alpha.device)
-    prior = WeightPaths(expansion, theta)
+    prior = WeightPaths(expansion, normal(expansion.num_features, count))
 
     def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
         return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
 
-    noise = distribution.noise_root @ normal(len(distribution.alpha), count).to(
-        distribution.alpha.device
-    )
+    noise = distribution.noise_root @ normal(len(distribution.alpha), count)
     observed = torch.cat([rows.apply(image) for rows in distribution.observed]) + noise
     correction = torch.cholesky_solve(observed, distribution.factor)
     return PathwisePaths(distribution, prior, distribution.alpha - correction)

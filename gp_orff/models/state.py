@@ -19,6 +19,7 @@ from gp_orff.data.noise.covariances import noise_of, noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.features.domain import corners
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
@@ -28,7 +29,7 @@ from gp_orff.inference.conditioning import (
 )
 from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
-from gp_orff.inference.representation import Representation, corners
+from gp_orff.inference.representation import Representation
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
@@ -87,7 +88,7 @@ class Represented:
         phi = draw.shared_columns()
         if phi is None:
             return Represented(representation, self.rule, inference.of(data))
-        if draw.shared.outside(corners(new.box, kernel)).any() or (
+        if draw.shared.outside(corners(new.box, next(kernel.parameters()).device)).any() or (
             isinstance(data, Dataset) and representation.conditioning_rule() != self.rule
         ):
             return Represented.of(representation)

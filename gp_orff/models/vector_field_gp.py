@@ -45,8 +45,9 @@ class VectorFieldGP(ValidatedModel):
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
             `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
-        mean: the prior mean μ. If None, the best constant for each output, in closed form. Other
-            means, such as `ZeroMean()`, are not trained: make a learned trend a kernel term.
+        mean: the prior mean μ. If None, the best constant for each output, in closed form, whose
+            variance posteriors count; `fit` may choose zero for at most 200 numbers. Other means,
+            such as `ZeroMean()`, are not trained: make a learned trend a kernel term.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
             random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
             applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the

@@ -8,7 +8,7 @@ from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
 from gp_orff.symbols.integrals import BoxAverage, Flux, LineIntegral
 from gp_orff.symbols.parts import Background, Component, CurlFreePart, DivergenceFreePart
 from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
-from gp_orff.symbols.surveys import ReductionToPole
+from gp_orff.symbols.reduction import ReductionToPole
 
 __all__ = [
     "Background",

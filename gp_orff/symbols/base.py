@@ -43,7 +43,6 @@ class Symbol(ABC):
         homogeneous: whether Q(cω) = c^order Q(ω) for c > 0. If True, the variance that a `Grid`
             truncates is known in closed form.
         reference: (d,), a point whose value is subtracted from all values; None for no point.
-        of_decaying_waves: whether it is a map of harmonic fields only, at complex frequencies.
 
     Example:
         A map of this package, the divergence, of a field with a posterior:
@@ -73,7 +72,6 @@ class Symbol(ABC):
     order: int = 0
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
-    of_decaying_waves: bool = False
 
     @property
     def is_absolute(self) -> bool:
@@ -211,10 +209,6 @@ class Composed(Symbol):
     @property
     def homogeneous(self) -> bool:
         return self.outer.homogeneous and self.inner.homogeneous
-
-    @property
-    def of_decaying_waves(self) -> bool:
-        return self.outer.of_decaying_waves or self.inner.of_decaying_waves
 
     @property
     def length_power(self) -> int | None:

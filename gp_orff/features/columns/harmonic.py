@@ -18,6 +18,9 @@ from gp_orff.features.columns.pointwise import PointwiseColumns
 from gp_orff.symbols.base import Composed, Symbol
 from gp_orff.symbols.parts import Background
 from gp_orff.symbols.potentials import Potential
+from gp_orff.symbols.reduction import ReductionToPole
+
+_INDEPENDENT = 1e-14  # a singular value of weights, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,15 @@ class HarmonicColumns(PointwiseColumns):
         return torch.cat([phase.cos() * decay, phase.sin() * decay], dim=-1)
 
     def sums(self, x, y, weights):
+        base, mixing = independent_columns(weights)
+        grams, cross, sums = self._sums(x, y, base)
+        grams, sums = (
+            [sum(m * part for m, part in zip(row, parts, strict=True)) for row in mixing.mT]
+            for parts in (grams, sums)
+        )
+        return grams, cross, sums
+
+    def _sums(self, x, y, weights):
         if not self._prefers_transforms(self, x):
             return super().sums(x, y, weights)
         relative, count = self._relative(x.detach()), y.shape[-1]
@@ -160,13 +172,13 @@ class HarmonicColumns(PointwiseColumns):
             values[..., 0, 2] = 1 / (1j * omega[:, 2])
         elif isinstance(symbol, Background):
             values = torch.zeros(len(omega), num_outputs, num_outputs).to(omega)
-        elif symbol.of_decaying_waves:
+        elif isinstance(symbol, ReductionToPole):
             values = symbol(omega, num_outputs)
         elif symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
             raise NotImplementedError(
                 f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free and "
                 "divergence-free at once, and waves that decay have no Fourier transform; use "
-                "Potential, Jacobian, Component, or line integrals"
+                "Potential, Jacobian, Component, ReductionToPole, or line integrals"
             )
         else:
             values = symbol(omega, num_outputs).to(torch.complex128)
@@ -188,3 +200,14 @@ class HarmonicColumns(PointwiseColumns):
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
         """Im ψ is the real part of −iψ, and Im(−iψ) is −Re ψ."""
         return exchanged_halves(len(self.omega), self.omega.double())
+
+
+def independent_columns(
+    weights: Float[Tensor, "n k"],
+) -> tuple[Float[Tensor, "n r"], Float[Tensor, "r k"]]:
+    """Weights as combinations of fewer, where they are: those along one direction are one."""
+    if weights.shape[-1] == 1 or not len(weights):
+        return weights, torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
+    left, values, right = torch.linalg.svd(weights.double(), full_matrices=False)
+    rank = max(1, int((values > _INDEPENDENT * values[0]).sum()))
+    return left[:, :rank] * values[:rank], right[:rank]

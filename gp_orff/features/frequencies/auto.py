@@ -56,7 +56,8 @@ class Auto:
         lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
 
     Raises:
-        ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0.
+        ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
+            frequencies are drawn, `max_features` cannot hold one of each term.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -140,6 +141,11 @@ class Auto:
         ranks = sum(term.rank for term in varying) or 1
         if self.max_features is None and len(varying) == 1 and varying[0].leaves[0].is_constant:
             ranks = 1  # a separable kernel, whose cost follows from its columns
+        if self.max_features is not None and self.max_features < 2 * ranks:
+            raise ValueError(
+                f"expected max_features of at least {2 * ranks}, which hold one frequency of each "
+                f"term of the kernel, got Auto(max_features={self.max_features}); give more"
+            )
         number = max(1, (self.max_features or _RANDOM) // (2 * ranks))
         number = 2 ** (number.bit_length() - 1)
         return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {reason}"

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
@@ -18,6 +19,8 @@ from gp_orff.inference.distributions import (
     FieldDistribution,
     PlusConstant,
     PlusWhite,
+    UnknownMean,
+    plus_white,
 )
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.symbols.base import Symbol
@@ -30,6 +33,16 @@ class Posterior:
     distribution: FieldDistribution  # of the field without its mean
     evidence: Evidence
     noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
+
+    def under(self, mean: Float[Tensor, "p"] | None) -> FieldDistribution:
+        """The distribution under a constant mean; without one, where the mean is not known and
+        the posterior has that of largest evidence."""
+        if mean is not None:
+            return self.distribution
+        smooth, delta = self.distribution.split()
+        root = self.evidence.mean_root()
+        eye = torch.eye(len(root)).to(root)
+        return plus_white(UnknownMean(smooth, eye, root), delta)
 
 
 class Inference(ABC):

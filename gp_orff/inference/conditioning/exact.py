@@ -32,6 +32,7 @@ from gp_orff.inference.conditioning.merging import (
 from gp_orff.inference.equations import (
     dense_evidence,
     dense_posterior,
+    mean_and_response,
 )
 from gp_orff.inference.exact import Tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
@@ -140,8 +141,9 @@ class ExactInference(Inference):
         covariance, design = self._covariance_and_design(kernel, noises)
         with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
             warnings.simplefilter("ignore", NumericalWarning)
-            factor, alpha, evidence = dense_posterior(covariance, design, mean)
-        distribution = ExactPosterior(kernel, self.observed, noises, factor, alpha, Identity(), ())
+            factor, solved, evidence = dense_posterior(covariance, design, mean)
+        alpha = mean_and_response(solved)
+        distribution = ExactPosterior(kernel, self.observed, noises, factor, *alpha, Identity(), ())
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
         return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)

@@ -222,7 +222,9 @@ class FeatureInference(Inference):
         groups = [
             Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
         ]
-        groups += self._groups_of_tracks(statistics.phi, noises, delta)
+        if self.data.tracks:  # their statistics change with the noise
+            expansion = expansion.general()
+            groups += self._groups_of_tracks(statistics.phi, noises, delta)
         return self.normal_equations(expansion, groups, symbol_data)
 
     def normal_equations(

@@ -29,6 +29,7 @@ from gp_orff.inference.equations.dense import (
     Dual,
     dense_evidence,
     dense_posterior,
+    mean_and_response,
     with_ones,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "dense_posterior",
     "dual_equations",
     "equations_of_vectors",
+    "mean_and_response",
     "normal_equations",
     "prefers_dual",
     "whole_vectors",

@@ -13,9 +13,11 @@ from gp_orff.features.expansion import (
     Expansion,
     KroneckerExpansion,
 )
+from gp_orff.features.scaled_expansion import ScaledExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations
 from gp_orff.inference.equations.dense import DenseRows, Dual, dual_of_vectors
 from gp_orff.inference.equations.primal import Primal
+from gp_orff.inference.equations.scaled import Scaled, is_diagonal
 from gp_orff.inference.equations.separable import Kronecker, KroneckerDual
 
 
@@ -41,11 +43,15 @@ def normal_equations(
 ) -> NormalEquations:
     """The normal equations of groups and dense rows.
 
-    The Kronecker form applies to whole vectors with one noise and without dense rows.
+    The Kronecker form applies to whole vectors with one noise and without dense rows, that of fixed
+    fields to noise that is independent between outputs.
     """
     one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
     if one_noise and isinstance(expansion, KroneckerExpansion):
         return Kronecker(expansion, groups[0])
+    independent = all(is_diagonal(group.noise) for group in groups) and not dense_rows
+    if independent and isinstance(expansion, ScaledExpansion):
+        return Scaled(expansion, groups)
     return Primal(expansion.general(), groups, dense_rows)
 
 

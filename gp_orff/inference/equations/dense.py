@@ -96,9 +96,10 @@ class Dual(NormalEquations):
 
     def posterior(self, mean):
         features = self.rows.features
-        factor, alpha, evidence = dense_posterior(self._covariance, self.rows.design, mean)
+        factor, solved, evidence = dense_posterior(self._covariance, self.rows.design, mean)
         whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-        return DualPosterior(self.expansion, features.mT @ alpha, whitened), evidence
+        theta = mean_and_response(features.mT @ solved)
+        return DualPosterior(self.expansion, *theta, whitened), evidence
 
 
 def dual_of_vectors(
@@ -129,8 +130,8 @@ def dense_posterior(
     covariance: Float[Tensor, "*b M M"],
     design: Float[Tensor, "*b M 1+p"],
     mean: Float[Tensor, "*b p"] | None,
-) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1"], Evidence]:
-    """The Cholesky factor L of the covariance, α = (L Lᵀ)⁻¹(y − c), and the evidence of V."""
+) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1+p"], Evidence]:
+    """The Cholesky factor L of the covariance, (L Lᵀ)⁻¹[y − c, 1⊗I_p], and the evidence of V."""
     factor = cholesky(covariance)
     return factor, *solve_with(factor, design, mean, Evidence)
 
@@ -140,9 +141,17 @@ def solve_with(
     b: Float[Tensor, "*b n 1+p"],
     mean: Float[Tensor, "*b p"] | None,
     evidence_of: Callable[[Tensor, Tensor], Evidence],
-) -> tuple[Float[Tensor, "*b n 1"], Evidence]:
-    """A⁻¹B [1; −c] from the factor of A, and the evidence that follows from BᵀA⁻¹B and log|A|."""
+) -> tuple[Float[Tensor, "*b n 1+p"], Evidence]:
+    """A⁻¹B times the contrasts of the mean c, from the factor of A, and the evidence that follows
+    from BᵀA⁻¹B and log|A|."""
     half = torch.linalg.solve_triangular(factor, b, upper=False)
     evidence = evidence_of(half.mT @ half, log_determinant(factor))
-    residual = half @ evidence.contrast(mean)
+    residual = half @ evidence.contrasts(mean)
     return torch.linalg.solve_triangular(factor.mT, residual, upper=True), evidence
+
+
+def mean_and_response(
+    solved: Float[Tensor, "*b n 1+p"],
+) -> tuple[Float[Tensor, "*b n 1"], Float[Tensor, "*b n p"]]:
+    """What weights are under the contrasts: their mean, and their response to constants."""
+    return solved[..., :1], solved[..., 1:]

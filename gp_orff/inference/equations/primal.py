@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
-from gp_orff.inference.equations.dense import DenseRows, solve_with
+from gp_orff.inference.equations.dense import DenseRows, mean_and_response, solve_with
 from gp_orff.inference.quadratic import (
     Evidence,
     InvQuadLogdet,
@@ -43,8 +43,8 @@ class Primal(NormalEquations):
     def posterior(self, mean):
         a, b = self._a_and_b()
         factor = psd_safe_cholesky(a)
-        theta, evidence = solve_with(factor, b, mean, self._evidence)
-        return PrimalPosterior(self.expansion, theta, factor), evidence
+        solved, evidence = solve_with(factor, b, mean, self._evidence)
+        return PrimalPosterior(self.expansion, *mean_and_response(solved), factor), evidence
 
     def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
         b = right_hand_sides(self.expansion, self.groups)

@@ -16,7 +16,7 @@ from gp_orff.inference.equations.dense import Dual, dual_of_vectors
 from gp_orff.inference.equations.primal import Primal
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.separable.blocks import DualBlocks, EigenBlocks
-from gp_orff.inference.separable.posterior import KroneckerPosterior
+from gp_orff.inference.separable.posterior import KroneckerPosterior, Response
 from gp_orff.inference.separable.quadratic import KroneckerInvQuadLogdet, Solution
 
 
@@ -44,7 +44,9 @@ class Kronecker(NormalEquations):
         explained = outputs @ solution.quad @ outputs.mT
         evidence = self._evidence(explained, solution.blocks.logdet())
         theta = solution.combine(outputs.mT @ evidence.contrast(mean))
-        return KroneckerPosterior(self.expansion, theta, solution.u, solution.blocks), evidence
+        response = Response(solution.p, solution.u, solution.u.mT @ outputs[..., 1:, 1:].mT)
+        weights = self.expansion, theta, response
+        return KroneckerPosterior(*weights, solution.u, solution.blocks), evidence
 
     def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
         return evidence_of([noise_terms(self.group)], explained, logdet)
@@ -115,10 +117,12 @@ class KroneckerDual(NormalEquations):
         alpha = solution.combine(self._outputs.mT @ evidence.contrast(mean))
         mixing = self._whitening @ self.expansion.mixing
         theta = self._rows.mT @ alpha.unflatten(-2, whitened.shape[-2:]).squeeze(-1) @ mixing
+        constants = solution.p @ self._rows, mixing.mT @ u, u.mT @ self._whitening
         eigenvalues, u = torch.linalg.eigh(mixing.mT @ mixing)
         inverse = DualBlocks(eigenvalues.clamp_min(0), blocks.mu, self._rows.mT @ blocks.v)
         theta = theta.flatten(-2).unsqueeze(-1)
-        return KroneckerPosterior(self.expansion, theta, u, inverse), evidence
+        weights = self.expansion, theta, Response(*constants)
+        return KroneckerPosterior(*weights, u, inverse), evidence
 
     def _evidence(self, quad: Tensor, logdet: Tensor) -> Evidence:
         quad = self._outputs @ quad @ self._outputs.mT

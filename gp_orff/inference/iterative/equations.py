@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
-from gp_orff.inference.equations.dense import DenseRows
+from gp_orff.inference.equations.dense import DenseRows, mean_and_response
 from gp_orff.inference.equations.primal import right_hand_sides
 from gp_orff.inference.iterative.evidence import EstimatedEvidence, InvQuad, LogdetRatio
 from gp_orff.inference.iterative.operator import WeightPrecision
@@ -41,8 +41,8 @@ class Iterative(NormalEquations):
         quad = u @ (2 * b - system.precision.product(u).mT)
         exact = self._evidence(0.5 * (quad + quad.mT), logdet)
         evidence = EstimatedEvidence.of(*exact, system)
-        theta = u.mT @ evidence.contrast(mean)
-        return IterativePosterior(self.expansion, theta, system), evidence
+        theta = mean_and_response(u.mT @ evidence.contrasts(mean))
+        return IterativePosterior(self.expansion, *theta, system), evidence
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:

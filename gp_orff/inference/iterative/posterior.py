@@ -12,7 +12,7 @@ from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.iterative.system import System
-from gp_orff.inference.weight_posterior import PrimalPosterior, WeightPosterior
+from gp_orff.inference.weight_posterior import GeneralPosterior, PrimalPosterior
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.symbols.base import Symbol
 
@@ -20,7 +20,7 @@ _SOLVED = 400  # values of a field whose variances are solved for
 
 
 @dataclass(frozen=True)
-class IterativePosterior(WeightPosterior):
+class IterativePosterior(GeneralPosterior):
     """E[θ] = A⁻¹b, Cov[θ] = A⁻¹, where products with A⁻¹ are iterations.
 
     Covariances, and variances at up to 400 values n·p, are solutions. Variances at more values
@@ -103,7 +103,7 @@ class IterativePosterior(WeightPosterior):
         p = self.system.preconditioner
         variance = torch.ones_like(p.diagonal[: len(p.columns)])
         part = self.expansion.select(p.columns, variance)
-        return PrimalPosterior(part, self.theta[p.block], p.factor)
+        return PrimalPosterior(part, self.theta[p.block], self.response[p.block], p.factor)
 
     def _rest_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
         """Σ φ_f(x)² m_f m_fᵀ / A_ff over the other features; 2 cos² = 1 + cos of twice the phase,

@@ -6,8 +6,8 @@ others r,
     Cov[y_b | y_r] = ([K⁻¹]_bb)⁻¹ ,    V_b − E[V_b | V_r] = ([K⁻¹]_bb)⁻¹ Q_b ,
     V_rᵀ K_rr⁻¹ V_r = Vᵀ Q − Q_bᵀ ([K⁻¹]_bb)⁻¹ Q_b ,
 
-and the last one gives the constant mean of largest evidence of the rest (Rasmussen & Williams 2006,
-eqs. 5.10–5.12, for blocks and with a mean).
+and the last one gives the constant mean of largest evidence of the rest, and its covariance
+(Rasmussen & Williams 2006, eqs. 5.10–5.12, for blocks and with a mean).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,7 +140,11 @@ def left_out_of_rows(
         residual = conditional @ solved[b]
         evidence = Evidence(design.mT @ solved - solved[b].mT @ residual, covariance.new_zeros(()))
         expected = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
-        yield rows.predicted(block.tested, b, expected, conditional - _square(noise, b))
+        latent = conditional - _square(noise, b)
+        if mean is None:
+            effect = residual[:, 1:] @ evidence.mean_root()
+            latent = latent + effect @ effect.mT
+        yield rows.predicted(block.tested, b, expected, latent)
 
 
 def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:

@@ -57,7 +57,8 @@ def left_out(
         inference: of a `Dataset` in memory whose observations have an `index`, without symbols.
         kernel: the prior.
         noises: Σ by the label of the group.
-        mean: the constant mean; None for the one of largest evidence given the rest.
+        mean: the constant mean; None where it is not known: that of largest evidence given the
+            rest, with its covariance.
         blocks: on the device of the data.
     """
     for block in blocks:
@@ -72,13 +73,13 @@ def predicted(
 ) -> list[LeftOut]:
     """The tested readings of a block, and the field there under a posterior given the rest."""
     constant = posterior.evidence.best_mean() if mean is None else mean
-    results = []
+    field, results = posterior.under(mean), []
     for part in data.unweighted().visit():
         part = part.take(block.tested[part.index])
         if len(part):
-            vectors = posterior.distribution.mean(part.x) + constant
-            joint = partial(_joint, part, posterior.distribution)
-            variance = _variance(part, posterior.distribution)
+            vectors = field.mean(part.x) + constant
+            joint = partial(_joint, part, field)
+            variance = _variance(part, field)
             results.append(LeftOut(part, part.apply(vectors), variance, joint))
     return results
 

@@ -11,6 +11,7 @@ so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,10 +23,18 @@ from gp_orff.data.noise.covariances import Noises, independent, same_point
 from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.covariance import BlockNoise
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.inference.distributions import FieldDistribution, PlusWhite
+from gp_orff.inference.distributions import FieldDistribution, PlusWhite, UnknownMean
 from gp_orff.inference.weight_posterior import WeightPosterior
 
-Seen = TrackObservations | Float[Tensor, "m F"] | None
+
+class SeenWithMean(NamedTuple):
+    """Block means, and the effect of the unknown constant mean on them."""
+
+    seen: TrackObservations | Float[Tensor, "m F"]
+    effect: Float[Tensor, "m p"]
+
+
+Seen = TrackObservations | Float[Tensor, "m F"] | SeenWithMean | None
 """Block means: their readings, or their features; None without any."""
 Combination = Callable[[Float[Tensor, "n*p+m j"]], Float[Tensor, "k j"]]
 
@@ -182,6 +191,13 @@ def _(distribution: PlusWhite, known):
 
 
 @block_means_under.register
+def _(distribution: UnknownMean, known):
+    seen = block_means_under(distribution.distribution, known)
+    effect = known.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+    return SeenWithMean(seen, effect)
+
+
+@block_means_under.register
 def _(distribution: WeightPosterior, known):
     expansion = distribution.expansion
     width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
@@ -209,8 +225,14 @@ def joint_covariance(
 def _(distribution: PlusWhite, x, seen, combined):
     field = joint_covariance(distribution.distribution, x, seen, combined)
     white = independent(distribution.added, len(x))
-    count = seen.shape[0] if isinstance(seen, Tensor) else seen.y.numel()
+    count = _count(seen)
     return field + combined(combined(pad(white, (0, count) * 2)).mT)
+
+
+@joint_covariance.register
+def _(distribution: UnknownMean, x, seen, combined):
+    effect = combined(torch.cat([distribution.effect(x).flatten(0, 1), seen.effect]))
+    return joint_covariance(distribution.distribution, x, seen.seen, combined) + effect @ effect.mT
 
 
 @joint_covariance.register
@@ -218,6 +240,13 @@ def _(distribution: WeightPosterior, x, seen, combined):
     return distribution.covariance_of(
         combined(torch.cat([distribution.expansion.features(x.double()), seen]))
     )
+
+
+def _count(seen: Seen) -> int:
+    """The number of block means, in all components."""
+    if isinstance(seen, SeenWithMean):
+        return len(seen.effect)
+    return seen.shape[0] if isinstance(seen, Tensor) else seen.y.numel()
 
 
 def less_explained(gain: Float[Tensor, "n*p m"]) -> Combination:
@@ -248,6 +277,16 @@ def unexplained_variance(
 def _(distribution: PlusWhite, x, seen, gain):
     field = unexplained_variance(distribution.distribution, x, seen, gain)
     return field + distribution.added.diagonal()
+
+
+@unexplained_variance.register
+def _(distribution: UnknownMean, x, seen, gain):
+    if seen is None:
+        return distribution.variance(x)
+    field = unexplained_variance(distribution.distribution, x, seen.seen, gain)
+    over_blocks = seen.effect.unflatten(0, (-1, distribution.num_outputs))
+    effect = distribution.effect(x) - torch.einsum("nt,tpk->npk", gain, over_blocks)
+    return field + effect.square().sum(-1)
 
 
 @unexplained_variance.register

@@ -51,7 +51,7 @@ def left_out_of_tracks(
             tested = part.take(block.tested[part.index])
             if len(tested):
                 known = given.get(part.single.key, {})
-                signal = Signal(posterior.distribution, constant, noises, known)
+                signal = Signal(posterior.under(mean), constant, noises, known)
                 results.append(of_signal(signal, tested))
         yield results
 
@@ -80,7 +80,7 @@ def tracks_left_out(
         data = replace(inference.data, tracks=tuple(held for held in rest if held.tracks))
         posterior = inference.of(data).posterior(kernel, noises, mean)
         constant = posterior.evidence.best_mean() if mean is None else mean
-        field, white = posterior.distribution.split()
+        field, white = posterior.under(mean).split()
         seen = block_means_under(field, part)
         latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
         truncated = None if white is None else (white, white)

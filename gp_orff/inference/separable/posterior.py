@@ -1,6 +1,7 @@
 """The posterior of the feature weights of a separable kernel."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,10 +11,28 @@ from gp_orff.inference.separable.blocks import Blocks
 from gp_orff.inference.weight_posterior import WeightPosterior, no_part
 
 
+class Response(NamedTuple):
+    """E[θ] given constants in the data: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
+
+    Written out, it would have p·M·r entries.
+    """
+
+    columns: Float[Tensor, "*b j M"]  # a_j
+    directions: Float[Tensor, "*b r j"]  # d_j
+    means: Float[Tensor, "*b j p"]  # m_j
+
+    def to(self, constants: Float[Tensor, "p k"] | None) -> Float[Tensor, "*b F k"]:
+        """E[θ] given k constants, or 1⊗I_p."""
+        means = self.means if constants is None else self.means @ constants
+        parts = self.columns, self.directions, means
+        return torch.einsum("...jm,...rj,...jk->...mrk", *parts).flatten(-3, -2)
+
+
 @dataclass(frozen=True)
 class KroneckerPosterior(WeightPosterior):
     """The posterior of separable kernels: blocks P_j = (I + λ_j C)⁻¹ in the eigenbasis U of G."""
 
+    response: Response
     u: Float[Tensor, "*b r r"]
     inverse: Blocks  # Cov[θ] in this basis
 
@@ -25,6 +44,14 @@ class KroneckerPosterior(WeightPosterior):
     @property
     def _width(self) -> int:
         return self.inverse.width + self.num_outputs**2
+
+    def response_to(self, constants=None):
+        return self.response.to(constants)
+
+    def absorbed(self, x: Tensor) -> Tensor:
+        values = self._columns(x) @ self.response.columns.mT  # (*b, n, j)
+        outputs = self.expansion.mixing @ self.response.directions
+        return torch.einsum("...nj,...pj,...jq->...npq", values, outputs, self.response.means)
 
     def weight_covariance(self, v: Tensor) -> Tensor:
         rotated = torch.einsum("...rj,...crk->...jkc", self.u, self._by_column(v))
@@ -77,4 +104,5 @@ class KroneckerPosterior(WeightPosterior):
         raise no_part()
 
     def detached(self) -> "KroneckerPosterior":
-        return replace(super().detached(), inverse=self.inverse.detach())
+        response = Response(*(t.detach() for t in self.response))
+        return replace(super().detached(), response=response, inverse=self.inverse.detach())

@@ -63,8 +63,6 @@ def _derivatives(symbol: Symbol) -> Derivatives:
     """A symbol of f = −∇V as derivatives of −V: ω^α stands for (−i∂)^α."""
     if isinstance(symbol, Potential):
         return {(): torch.ones(1)}
-    if symbol.of_decaying_waves:
-        raise NotImplementedError(f"{type(symbol).__name__} of a harmonic field")
     if symbol.order < 0:
         raise NotImplementedError(f"{type(symbol).__name__} of a harmonic field")
     p = HarmonicFactor.num_outputs

@@ -51,12 +51,22 @@ class Coordinate:
         origin = self.get()
         if not self.ranges:
             return origin - _FARTHEST, origin + _FARTHEST
+        low, high = self._limits()
+        return low.minimum(origin), high.maximum(origin)
+
+    def clip(self) -> None:
+        """Move the value into the search ranges, if there are any."""
+        if self.ranges:
+            self.set(self.get().clamp(*self._limits()))
+
+    def _limits(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+        """The lowest and highest u of all search ranges."""
         ends = [
             [self._coordinate(self._expanded(value)) for value in (limits.low, limits.high)]
             for limits in self.ranges
         ]
         low, high = (torch.stack(end) for end in zip(*ends, strict=True))
-        return low.amin(0).minimum(origin), high.amax(0).maximum(origin)
+        return low.amin(0), high.amax(0)
 
     def _coordinate(self, value: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
         """u of a value."""
@@ -155,6 +165,11 @@ class Coordinates:
     def get(self) -> Float[np.ndarray, "k"]:
         """u of the present hyperparameters."""
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
+
+    def clip(self) -> None:
+        """Move the hyperparameters into their search ranges."""
+        for part in self.parts:
+            part.clip()
 
     def set(self, u: Float[np.ndarray, "k"]) -> None:
         """Set the hyperparameters to their values at u."""

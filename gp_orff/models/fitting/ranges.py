@@ -9,7 +9,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.survey import Distances
+from gp_orff.data.survey import Distances, Survey
 from gp_orff.inference.representation import MOST_EXACT, MOST_TRAINING
 from gp_orff.kernels.harmonic import HarmonicSpectrum
 from gp_orff.kernels.spectra.base import Range, Spectrum
@@ -20,35 +20,36 @@ _LONGEST = 3.0  # distances in the data: the longest lengthscale of a search
 
 
 def parameter_ranges(
-    kernel: Kernel, distances: Distances | None, num_values: float = 0
+    kernel: Kernel, distances: Distances | None, whole: Survey | None = None
 ) -> dict[nn.Parameter, tuple[Range, ...]]:
     """The search ranges of the trained parameters of a kernel tree that change frequencies.
 
     They follow from the distances between points, and are practically unbounded without distances.
-    Where there are so many values that features serve, they are limited to sources of harmonic
-    fields so deep that features can tell them from noise.
+    Where all data, the `whole`, have so many values that features serve, they are limited to
+    sources of harmonic fields so deep that features can tell them from noise.
     """
     parameters = [p for p in kernel.parameters() if p.requires_grad]
     ranges: dict[nn.Parameter, tuple[Range, ...]] = {}
     with torch.enable_grad():
         for term in terms(kernel):
             for leaf in term.leaves:
-                for leaf_range in _leaf_ranges(term, leaf, distances, num_values):
+                for leaf_range in _leaf_ranges(term, leaf, distances, whole):
                     for parameter in _dependencies(leaf_range.value, parameters):
                         ranges[parameter] = (*ranges.get(parameter, ()), leaf_range)
     return ranges
 
 
 def _leaf_ranges(
-    term: Term, leaf: Leaf, distances: Distances | None, num_values: float
+    term: Term, leaf: Leaf, distances: Distances | None, whole: Survey | None
 ) -> list[Range]:
     """The ranges that the spectrum of a leaf names; none for what is no `Spectrum`."""
     density = leaf.spectrum
     if not isinstance(density, Spectrum | HarmonicSpectrum):
         return []
     shortest, longest = _distance_ranges(term, leaf, distances)
-    if isinstance(density, HarmonicSpectrum) and num_values > MOST_EXACT:
-        resolved = _RESOLVED * np.hypot(*longest[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
+    if isinstance(density, HarmonicSpectrum) and whole and whole.num_values > MOST_EXACT:
+        _, extents = _distance_ranges(term, leaf, whole.distances)
+        resolved = _RESOLVED * np.hypot(*extents[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)
     return density.frequency_parameters(shortest, longest)
 

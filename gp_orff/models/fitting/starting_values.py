@@ -31,6 +31,7 @@ from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
 from gp_orff.models.fitting.coordinates import admissible
+from gp_orff.models.fitting.noise.outputs import shared_factor
 
 _SHARES = (0.4, 0.15, 0.05)  # starting lengthscales over the extent of the bulk of the data
 _NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthscale
@@ -343,5 +344,5 @@ def _(likelihood: MultitaskGaussianLikelihood, variance: float) -> None:
         likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
     if likelihood.rank and likelihood.task_noise_covar_factor.requires_grad:
         factor = likelihood.task_noise_covar_factor.data
-        size = factor.square().sum(-1).mean()
-        factor.mul_((variance / parts / size).sqrt())
+        root = shared_factor(*factor.shape[-2:]).to(factor)
+        factor.copy_((variance / parts) ** 0.5 * root)

@@ -89,7 +89,7 @@ def fit(
         warn_of_truncation(representation, journal)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
-        trainer.search(search, representation.inference(rule), name)
+        search_on_features(trainer, search, representation, name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
     trainer.warn_of_few_numbers(data, len(search.coordinates.get()))
@@ -152,6 +152,20 @@ def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
             trainer.search(search, inference, label, nats=0.1, iterations=iterations)
 
 
+def search_on_features(
+    trainer: Trainer, search: Search, representation: Representation, name: str
+) -> None:
+    """Search on the frequencies of a rule; where an evaluation takes seconds, under the exact
+    kernel on subsets first, and for few iterations."""
+    inference, data = representation.inference(representation.rule), representation.data
+    features, iterations = num_features(trainer.kernel, inference.draws), _MOST
+    slow = min(features, data.num_values) > _MOST_SEARCHED
+    if slow and isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
+        search_on_subsets(trainer, search, data.num_values)
+        iterations = int(max(_CUBIC * (2000 / features) ** 3, _FEWEST))
+    trainer.search(search, inference, name, iterations=iterations)
+
+
 @dataclass(frozen=True)
 class Grids:
     """Searches on narrow grids, rebuilt as the lengthscales move."""
@@ -183,9 +197,18 @@ class Grids:
 
         Many data are visited once: the coarse grids are those of a sample, and the statistics of
         one pass serve the fine ones. Where no grid of a search is accurate, a subset of the data
-        under the exact kernel takes its place.
+        under the exact kernel takes its place; so it does where sources are near the readings,
+        whose grids of few features tell nothing.
         """
         representation, many = self.representation, self._has_many_points
+        if not representation.on_lattice and has_covariance(
+            self.trainer.kernel, representation.data
+        ):
+            search_on_subsets(self.trainer, search, representation.data.num_values)
+            level = partial(representation.fine, returned=True)
+            options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
+            self._follow(search, "fine", FINE_FACTOR, representation, level, **options)
+            return representation
         if self._exceeds(_ROUGH):
             search_on_subsets(self.trainer, search, representation.data.num_values)
             return representation

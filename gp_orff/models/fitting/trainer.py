@@ -82,8 +82,7 @@ class Trainer:
     def new_search(self) -> Search:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
-        whole = self.whole or self.survey
-        ranges = parameter_ranges(self.kernel, self.distances, whole.num_values)
+        ranges = parameter_ranges(self.kernel, self.distances, self.whole or self.survey)
         search = Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
@@ -234,6 +233,7 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
 
     def go_to(initial: Start, split: Split) -> None:
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
+        trainer.new_search().coordinates.clip()
         split_noise(trainer.likelihoods, split)
 
     def value(pair: tuple[Start, Split]) -> float:

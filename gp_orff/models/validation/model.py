@@ -82,14 +82,14 @@ class ValidatedModel(FieldModel):
 
         A prediction is the one of a copy of the model that `condition` gives the rest of the data,
         on the frequencies that suit all of them: hyperparameters stay as they are, and a trained
-        constant mean is estimated from the rest. It is found in closed form. With features, the
+        constant mean μ is estimated from the rest. It is found in closed form. With features, the
         statistics of a block b are subtracted, and A − A_b is factorised; with the exact kernel,
 
-            y_b − E[y_b | rest] = ([K⁻¹]_bb)⁻¹ [K⁻¹ (y − μ)]_b ,    Cov = ([K⁻¹]_bb)⁻¹ .
+            y_b − E[y_b | rest] = ([K⁻¹]_bb)⁻¹ [K⁻¹ (y − μ)]_b ,    Cov = ([K⁻¹]_bb)⁻¹ ,
 
-        Iterations of large grids start anew for each block. Under Student-t noise, readings have
-        the weights that all data give them, and predictions add the Student-t noise itself.
-        Observations of `observe` are ignored, and the model is not changed.
+        and the variance of μ is added. Iterations of large grids start anew for each block. Under
+        Student-t noise, readings have the weights that all data give them, and predictions add the
+        Student-t noise itself. Observations of `observe` are ignored, and the model is not changed.
 
         A reading of a track that is left out whole is predicted as one of a new track. Where other
         readings of its track stay, on their clock, they tell its offset and correlated noise.

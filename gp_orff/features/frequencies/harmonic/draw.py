@@ -10,10 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns, HarmonicColumns
-from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.frequencies.harmonic.rings import Depths, Rings
 from gp_orff.features.frequencies.lattice_nodes import FixedBuffers, GridWarning, check_domain
 from gp_orff.features.frequencies.rule import Draw
+from gp_orff.features.scaled_expansion import ScaledExpansion
 from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.harmonic import HarmonicSpectrum, Sources
 from gp_orff.kernels.tree import Term, spectra_of
@@ -128,15 +128,15 @@ class HarmonicDraw(FixedBuffers, Draw):
             "HarmonicKernel, whose waves decay with height; this quantity is not known for it"
         )
 
-    def expansion(self, term: Term) -> FeatureExpansion:
+    def expansion(self, term: Term) -> ScaledExpansion:
         """The features −∇ of a potential of decaying waves with independent weights."""
         (spectrum,) = spectra_of(term)
         self._check_range(spectrum)
         phi = self.lattice.columns()
         root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(spectrum.sources, phi))
-        vectors = root.unsqueeze(-1) * phi.directions()
-        columns = torch.arange(phi.num_columns, device=phi.device)
-        return FeatureExpansion(phi, torch.cat([vectors, vectors], dim=-2), columns)
+        units, columns = phi.directions(), torch.arange(phi.num_columns, device=phi.device)
+        scales = torch.cat([root, root], dim=-1)
+        return ScaledExpansion(phi, scales, torch.cat([units, units]), columns)
 
     def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
         """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
