@@ -112,6 +112,7 @@ SYMBOLS = {  # of a field with p components on d inputs in space
     "stream_function": lambda d, p: gp_orff.StreamFunction([0.1] * d),
     "vector_potential": lambda d, p: gp_orff.VectorPotential(),
 }
+OF_HARMONIC_FIELDS = {"reduction_to_pole": lambda d, p: gp_orff.ReductionToPole([0.3, 0.4, -0.8])}
 
 
 def _path(d):

@@ -243,7 +243,9 @@ class Representation:
         require_none(data.tracks)
         if not self.on_lattice:
             raise NotImplementedError(
-                "statistics of a HarmonicKernel serve no other depths; save() keeps the data"
+                "statistics expect frequencies that serve all lengthscales, got the waves of a "
+                "HarmonicKernel, which serve one range of depths; save() the model, which keeps "
+                "the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))

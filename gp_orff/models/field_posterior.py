@@ -240,21 +240,27 @@ class FieldPosterior:
     def summarize(
         self,
         x: Float[Tensor, "n d"],
-        function: Callable[[Float[Tensor, "S n p"]], Float[Tensor, "S *any"]],
+        function: Callable[[Float[Tensor, "S n q"]], Float[Tensor, "S *any"]],
         *,
+        symbol: Symbol | None = None,
         num_paths: int = 256,
         seed: int = 0,
     ) -> Summary:
         """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
-        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
+        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`. With
+        `symbol=Jacobian(num_dims=3) @ Component(u)` it is the analytic signal of an anomaly.
 
         Args:
             x: points (n, d).
-            function: maps the values (S, n, p) of S = num_paths paths to (S, ...).
+            function: maps the values (S, n, q) of S = num_paths paths to (S, ...).
+            symbol: a linear map with q outputs that is applied before; the field if None (q = p).
             num_paths, seed: as for `sample_paths`.
+
+        Raises:
+            NotImplementedError: a symbol of an exact model; see `SamplePaths`.
         """
-        return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x)))
+        return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x, symbol)))
 
     def to_xarray(
         self,

@@ -1,9 +1,13 @@
 """The heights that harmonic kernels take from the readings."""
 
+import warnings
+from collections.abc import Sequence
+
 import torch
 from gpytorch.kernels import Kernel
 
 from gp_orff.data.dataset import Data
+from gp_orff.data.survey import DataWarning
 from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.tree import terms
 
@@ -20,7 +24,31 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
             if not (isinstance(own, HarmonicKernel) and own.follows_data):
                 continue
             if anew or own.heights.isnan().any():
-                column = leaf.columns(data.num_inputs)[-1]
+                columns = leaf.columns(data.num_inputs)
+                warn_of_degrees([data.box[column] for column in columns])
+                column = columns[-1]
                 lowest, highest = data.box[column]
                 readings = torch.cat([part.x[:, column] for part in data.survey.sample])
                 own.set_heights(lowest, readings.double().mean().item(), highest)
+
+
+def warn_of_degrees(box: Sequence[tuple[float, float]]) -> None:
+    """Warn of positions that look like longitudes and latitudes, with heights in metres.
+
+    Those are positions within −180° to 360° and ±90°, further from the origin than their extent,
+    as those on a local plane are not, and heights of hundreds, far larger than it. A harmonic
+    field needs all three coordinates in one unit of length.
+    """
+    (west, east), (south, north), (low, high) = box
+    largest, extent = max(abs(low), abs(high)), max(east - west, north - south)
+    in_degrees = west >= -180 and east <= 360 and south >= -90 and north <= 90
+    far = max(west, -east, south, -north) > extent > 0
+    if in_degrees and far and largest >= max(100, 10 * extent):
+        warnings.warn(
+            "a HarmonicKernel expects positions and heights in one unit of length, got positions "
+            f"within [{west:.4g}, {east:.4g}] and [{south:.4g}, {north:.4g}], which look like "
+            f"degrees, and heights up to {largest:.4g}; use gp_orff.labelled.total_field, or "
+            'gp_orff.labelled.readings(..., project="auto")',
+            DataWarning,
+            stacklevel=2,
+        )

@@ -15,7 +15,7 @@ from gp_orff.features.columns.decaying_sums import (
     wave_sums,
 )
 from gp_orff.features.columns.pointwise import PointwiseColumns
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Composed, Symbol
 from gp_orff.symbols.parts import Background
 from gp_orff.symbols.potentials import Potential
 from gp_orff.symbols.reduction import ReductionToPole
@@ -155,7 +155,7 @@ class HarmonicColumns(PointwiseColumns):
     def multiplier(self, symbol: Symbol, num_outputs: int, space) -> Complex[Tensor, "2*D q p"]:
         """The symbol at the complex frequencies; the potential g of f = ∇g is f₃/(iω₃).
 
-        There is no constant part.
+        There is no constant part. A composition is the product of its maps.
 
         Raises:
             NotImplementedError: other antiderivatives, parts, which a field without sources does
@@ -164,6 +164,9 @@ class HarmonicColumns(PointwiseColumns):
         omega = self.frequencies()
         if tuple(space) not in ((), tuple(self.dims)):
             raise NotImplementedError(f"{type(symbol).__name__} of other inputs than {self.dims}")
+        if isinstance(symbol, Composed):
+            inner = self.multiplier(symbol.inner, num_outputs, space)
+            return self.multiplier(symbol.outer, inner.shape[-2], space) @ inner
         if isinstance(symbol, Potential):
             values = torch.zeros_like(omega).unsqueeze(-2)
             values[..., 0, 2] = 1 / (1j * omega[:, 2])

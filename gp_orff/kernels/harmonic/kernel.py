@@ -241,12 +241,14 @@ def check_above_sources(planes: Sequence[Sources], height: Float[Tensor, "*b n"]
         outside = (part.distances(height.detach()) <= 0).any(-2)
         if outside.any():
             words = ("above", "below") if part.side > 0 else ("below", "above")
-            nearest = part.planes.max() if part.side > 0 else part.planes.min()
+            reach, nearest = (
+                ("up", part.planes.max()) if part.side > 0 else ("down", part.planes.min())
+            )
             worst = height.detach().expand_as(outside)[outside][0].item()
             raise ValueError(
-                f"HarmonicKernel expects points {words[0]} its sources, which reach up to height "
-                f"{nearest.item():.6g}, got {int(outside.sum())} {words[1]} them, such as height "
-                f"{worst:.6g}; drop these points, or give a reference_height beyond them"
+                f"HarmonicKernel expects points {words[0]} its sources, which reach {reach} to "
+                f"height {nearest.item():.6g}, got {int(outside.sum())} {words[1]} them, such as "
+                f"height {worst:.6g}; drop these points, or give a reference_height beyond them"
             )
 
 
