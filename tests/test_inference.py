@@ -6,12 +6,12 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from gp_orff.data.noise.covariances import Noise, independent
 from gp_orff.data.statistics import Statistics
+from gp_orff.features.assemble import merge
 from gp_orff.features.columns import SideBySide, TrigColumns
 from gp_orff.features.expansion import (
     FeatureExpansion,
     KroneckerExpansion,
     apply_symbol,
-    merge,
 )
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.distributions import PlusConstant, PlusWhite

@@ -46,7 +46,7 @@ _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that re
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
-_SHARE_OF_NOISE = 0.003  # of decaying waves, which cost more than those of a lattice
+_SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
 _USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
 
 
@@ -286,8 +286,7 @@ class Representation:
 
         It is the rule's own where the noise variance is a thousandth of the signal variance, and
         tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data could not tell more of the truncated features. Decaying waves leave
-        at least .3 % of the noise variance.
+        noise variance: the data could not tell more of the truncated features.
         """
         signal = sum(
             at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
@@ -304,9 +303,8 @@ class Representation:
         noise_to_signal /= signal.item()
         tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
         largest = _SHARE_OF_POSTERIOR * noise_to_signal * posterior_to_noise
-        chosen = isinstance(self.requested, Auto) and not self.on_lattice
-        least = _SHARE_OF_NOISE * noise_to_signal if chosen else 1e-10
-        return max(min(tolerance, largest), least)
+        costly = isinstance(self.requested, Auto) and not self.on_lattice
+        return max(min(tolerance, largest), _SHARE_OF_NOISE * noise_to_signal if costly else 1e-10)
 
     def _count(self, rule: Grid) -> int:
         """F of a grid; the budget if the grid exceeds it."""

@@ -248,14 +248,10 @@ class FieldPosterior:
     ) -> Summary:
         """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
-        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`. With
-        `symbol=Jacobian(num_dims=3) @ Component(u)` it is the analytic signal of an anomaly.
-
-        Args:
-            x: points (n, d).
-            function: maps the values (S, n, q) of S = num_paths paths to (S, ...).
-            symbol: a linear map with q outputs that is applied before; the field if None (q = p).
-            num_paths, seed: as for `sample_paths`.
+        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`; with
+        `symbol=Jacobian(num_dims=3) @ Component(u)`, the analytic signal of an anomaly. `function`
+        maps the values (S, n, q) of the field, or of a symbol, at the points x (n, d), for each of
+        S = num_paths `sample_paths`, to (S, ...).
 
         Raises:
             NotImplementedError: a symbol of an exact model; see `SamplePaths`.

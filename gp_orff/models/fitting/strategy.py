@@ -86,7 +86,7 @@ def fit(
     elif representation.follows:
         representation = Grids(trainer, representation).run(search).mended
         journal.note("" if representation.follows else representation.reason)
-        warn_of_truncation(representation, journal)
+        trainer.warn_of_truncation(representation)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
         search_on_features(trainer, search, representation, name)
@@ -333,22 +333,3 @@ class Grids:
             return self.trainer.evidence(self.representation.now()).item()
         except (ValueError, torch.linalg.LinAlgError):  # no grid within max_features, no covariance
             return -math.inf
-
-
-def warn_of_truncation(representation: Representation, journal: Journal) -> None:
-    """Warn if the grid of the posterior truncates much of the variance."""
-    ratio = max(representation.cuts().values()) if representation.follows else 0.0
-    if ratio > MUCH_TRUNCATED:
-        given = representation.rule.max_features is not None
-        remedy = (
-            "a larger max_features="
-            if given
-            else "a smoother kernel, a smaller region or fewer readings"
-        )
-        text = (
-            f"the truncated variance of the grid is {ratio:.2g} times the noise variance: error "
-            "bars include it as independent between readings, which is too little on dense tracks; "
-            f"{remedy} would reduce it"
-        )
-        journal.note(text)
-        warnings.warn(text, GridWarning, stacklevel=2)

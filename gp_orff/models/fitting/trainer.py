@@ -28,6 +28,7 @@ from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
+from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
@@ -37,8 +38,9 @@ from gp_orff.inference.conditioning import (
     has_covariance,
     log_marginal_likelihood,
 )
+from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.equations import whole_vectors
-from gp_orff.inference.representation import MOST_EXACT
+from gp_orff.inference.representation import MOST_EXACT, Representation
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
@@ -199,6 +201,21 @@ class Trainer:
                 DataWarning,
                 stacklevel=2,
             )
+
+    def warn_of_truncation(self, representation: Representation) -> None:
+        """Warn if the grid of the posterior truncates much of the variance."""
+        ratio = max(representation.cuts().values()) if representation.follows else 0.0
+        if ratio > MUCH_TRUNCATED:
+            remedy = "a smoother kernel, a smaller region or fewer readings"
+            if representation.rule.max_features is not None:
+                remedy = "a larger max_features="
+            text = (
+                f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
+                "error bars include it as independent between readings, which is too little on "
+                f"dense tracks; {remedy} would reduce it"
+            )
+            self.journal.note(text)
+            warnings.warn(text, GridWarning, stacklevel=2)
 
     def _at_distinct_places(self, data: Data) -> float:
         """The observed numbers, where those at places that the prior cannot tell apart are one."""
