@@ -35,9 +35,6 @@ class FieldPosterior:
     computed in float64. Points outside the domain of a grid make a larger grid; ValueError where
     none can be made, as from statistics alone. A `symbol` is a linear map, such as `Divergence()`.
 
-    Args:
-        snapshot: the data, kernel, noise and mean of the model.
-
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(100, 2, dtype=torch.float64)
@@ -230,8 +227,8 @@ class FieldPosterior:
         smooth = self._field.distribution.split()[0].given_mean
         if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
             raise NotImplementedError(
-                "sample paths of a part of an exact model are not available: expected features, "
-                "such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+                "sample paths of a part of an exact model are not known: expected features, such "
+                "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
             )
         with torch.no_grad():
             paths = sample_paths(self._field, self._snapshot, num_paths, seed)
