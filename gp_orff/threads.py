@@ -135,3 +135,17 @@ def _workload() -> None:
     """Cosines at a few points, and their Gram matrix."""
     columns = torch.linspace(0, 9, 2**16, dtype=torch.float64).view(-1, 128).cos()
     columns.mT @ columns
+
+
+@contextmanager
+def fixed_threads(number: int | None) -> Iterator[None]:
+    """Use `number` threads inside the block, and as many as before after it; None: no change."""
+    if number is None:
+        yield
+        return
+    outside = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(outside)

@@ -12,16 +12,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.field_statistics import FieldStatistics, Visit, differentiable_statistics
+from gp_orff.data.field_statistics import FieldStatistics, differentiable_statistics
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.request import BY_THE_PRIOR, Repeats
-from gp_orff.data.sources import InMemory, WithinBox
+from gp_orff.data.sources import InMemory, Source, WithinBox
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
 from gp_orff.data.tracks.observations import TrackObservations, joined, require_none, split
-from gp_orff.data.tracks.surveyed import surveyed
+from gp_orff.data.tracks.surveyed import FirstLook, surveyed
+from gp_orff.data.workers.summaries import fold_sources, statistics_under
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.domain import Box, contains, in_words, within_box
 from gp_orff.features.frequencies.grid import Grid
@@ -122,7 +123,7 @@ class Dataset(Data):
 
     revisitable = True
 
-    sources: tuple[Visit, ...]
+    sources: tuple[Source, ...]
     survey: Survey
     weights: tuple[Float[Tensor, "n"], ...] | None = None  # learned weights of each part of a visit
     elbo_correction: float = 0.0
@@ -142,13 +143,15 @@ class Dataset(Data):
         return self.numbers_in_memory > MOST_KEPT
 
     @classmethod
-    def of(cls, visit: Visit, seed: int = 0, spans: Mapping[str, float] | None = None) -> "Dataset":
+    def of(
+        cls, source: Source, seed: int = 0, spans: Mapping[str, float] | None = None
+    ) -> "Dataset":
         """The data of a source, visited once; raises where they are not valid.
 
         The survey takes the block means of tracks as observations; `spans` are as for `surveyed`.
         """
-        survey, tracks, single = surveyed(visit(), seed, spans)
-        return cls((visit,) if single else (), survey, tracks=tracks)
+        survey, tracks, single = surveyed(source, seed, spans)
+        return cls((source,) if single else (), survey, tracks=tracks)
 
     @classmethod
     def in_memory(cls, parts: Sequence[Observations]) -> "Dataset":
@@ -230,16 +233,15 @@ class Dataset(Data):
 
     def within(self, box: Box) -> "Dataset":
         """The observations inside a box with their weights; visits the data once."""
-        inside = [within_box(part.x, box) for part in self.unweighted().visit()]
-        weights = self.weights and tuple(
-            weight[rows.to(weight.device)]
-            for weight, rows in zip(self.weights, inside, strict=True)
-            if rows.any()
-        )
+        weights = None
+        if self.weights is not None:
+            inside = [within_box(part.x, box) for part in self.unweighted().visit()]
+            pairs = zip(self.weights, inside, strict=True)
+            weights = tuple(weight[rows.to(weight.device)] for weight, rows in pairs if rows.any())
         sources = tuple(WithinBox(source, box) for source in self.sources)
         if all(isinstance(source, InMemory) for source in self.sources):
             sources = tuple(InMemory(list(source())) for source in sources)
-        survey = Survey.of(part for source in sources for part in source())
+        survey = fold_sources(sources, FirstLook(0)).survey
         return replace(self, sources=sources, survey=survey, weights=weights)
 
     def unweighted(self) -> "Dataset":
@@ -271,11 +273,12 @@ class Dataset(Data):
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
         differentiable = bool(self.sources) and any(t.requires_grad for t in phi.tensors)
-        statistics = (
-            differentiable_statistics(self.visit, phi)
-            if differentiable
-            else FieldStatistics.of(self.visit(), phi)
-        )
+        if differentiable:
+            statistics = differentiable_statistics(self.visit, phi)
+        elif self.weights is None:
+            statistics = statistics_under(phi, self.sources)
+        else:
+            statistics = FieldStatistics.of(self.visit(), phi)
         return replace(statistics, elbo_correction=self.elbo_correction)
 
 

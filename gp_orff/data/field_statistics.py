@@ -8,10 +8,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
+from gp_orff.data.packing.bytes import gathered, read_bytes, write_bytes
+from gp_orff.data.packing.columns import unpack_columns
+from gp_orff.data.packing.sums import pack_group, unpack_group
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics
 from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import LatticeColumns
+
+_KIND = "gp_orff.FieldStatistics"
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,53 @@ class FieldStatistics:
     def num_values(self) -> float:
         """The number of observed values."""
         return sum(group.num_values for group in self.groups.values())
+
+    def plain(self) -> dict[str, object]:
+        """Plain values from which `from_plain` restores these statistics; on the CPU."""
+        return {
+            "columns": self.phi.plain(),
+            "groups": [pack_group(key, group) for key, group in self.groups.items()],
+            "bound": self.elbo_correction,
+        }
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "FieldStatistics":
+        """The statistics from the `content` that `plain` gave."""
+        phi = unpack_columns(content["columns"])
+        groups = dict(unpack_group(group, phi) for group in content["groups"])
+        return cls(phi, groups, content["bound"])
+
+    def to_bytes(self) -> bytes:
+        """These statistics as bytes, for a file or another machine; pickles have the same size."""
+        return write_bytes(_KIND, self.plain())
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "FieldStatistics":
+        """The statistics that `to_bytes` wrote as `content`, on the CPU.
+
+        Raises:
+            ValueError: bytes that are damaged, of something else, or of a newer version.
+        """
+        return cls.from_plain(read_bytes(_KIND, content))
+
+    def __reduce__(self) -> tuple:
+        return FieldStatistics.from_bytes, (self.to_bytes(),)
+
+    def __deepcopy__(self, memo: dict) -> "FieldStatistics":
+        return self  # a value, which no one changes
+
+    def all_reduce(self, group: object = None) -> "FieldStatistics":
+        """The sum of the statistics of all processes of a `group` of `torch.distributed`.
+
+        Every process calls it, and gets the same sum, on its own device. If `group` is None, all
+        processes. The frequencies have to be the same: those of one model, and of its copies.
+
+        Raises:
+            RuntimeError: `torch.distributed` has not been initialised.
+            ValueError: the frequencies differ between processes.
+        """
+        parts = gathered(self.to_bytes(), group)
+        return sum(map(FieldStatistics.from_bytes, parts)).to(self.phi.device)
 
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
         """The statistics of the columns with indices `columns` (k,)."""

@@ -1,7 +1,8 @@
 """Sources of observations: arrays, chunks that can be visited again, or memory."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -14,8 +15,41 @@ from gp_orff.data.reading import Options, chunks, read, unpack
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.reading import check_time, readings_along
 from gp_orff.data.validation import is_single
+from gp_orff.data.workers.passes import Show, fold, silent
+from gp_orff.data.workers.work import Work, loaded, num_points
 from gp_orff.features.domain import Box, within_box
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+
+Value = TypeVar("Value")
+Parts = Iterator[Observations | TrackObservations]
+
+
+class Summary(Protocol[Value]):
+    """What is made of observations; values of different observations add up."""
+
+    def __call__(self, parts: Parts, number: int) -> Value:
+        """The value of observations, those of the chunk `number`."""
+
+    @property
+    def name(self) -> object:
+        """Plain values that tell this summary from others of the same data."""
+
+
+class Source(Protocol):
+    """Observations that can be visited any number of times."""
+
+    def __call__(self) -> Parts:
+        """All observations, part by part."""
+
+    def fold(self, summary: Summary[Value]) -> Value | None:
+        """The summary of all observations, in one pass; None if there are no chunks."""
+
+
+class InPlace:
+    """A source in the memory of this process."""
+
+    def fold(self, summary: Summary[Value]) -> Value:
+        return summary(self(), 0)
 
 
 @dataclass(frozen=True)
@@ -26,9 +60,7 @@ class Reader:
     mean: Mean
     num_outputs: int
 
-    def read(
-        self, x: object, y: object, options: Options
-    ) -> Iterator[Observations | TrackObservations]:
+    def read(self, x: object, y: object, options: Options) -> Parts:
         """The observations of x and y, group by group."""
         check_time(options.track, options.time)
         device = next(self.kernel.parameters()).device
@@ -51,7 +83,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(InPlace):
     """Tensors, arrays or memory maps, held by reference."""
 
     reader: Reader
@@ -59,7 +91,7 @@ class Arrays:
     y: object
     options: Options
 
-    def __call__(self) -> Iterator[Observations | TrackObservations]:
+    def __call__(self) -> Parts:
         offset = 0
         for x, y, options in chunks(self.x, self.y, self.options):
             for part in self.reader.read(x, y, options):
@@ -68,12 +100,27 @@ class Arrays:
 
 
 @dataclass(frozen=True)
+class ChunkReader:
+    """Reads chunks that are loaded, in this process or another."""
+
+    reader: Reader
+    options: Options
+
+    def __call__(self, chunk: object) -> Parts:
+        x, y, options = unpack(chunk, self.options)
+        for part in chunks(x, y, options):
+            if len(part[0]):  # a block of land has no readings
+                yield from self.reader.read(*part)
+
+
+@dataclass(frozen=True)
 class Chunks:
-    """An iterable of chunks, held by reference."""
+    """An iterable of chunks, held by reference; a chunk may be a callable that loads it."""
 
     reader: Reader
     chunks: Iterable
     options: Options
+    show: Show = silent
 
     def __post_init__(self):
         try:
@@ -97,15 +144,25 @@ class Chunks:
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y beside x, got x alone: fit(x, y)")
 
-    def __call__(self) -> Iterator[Observations | TrackObservations]:
-        for chunk in self.chunks:
-            x, y, options = unpack(chunk, self.options)
-            for part in chunks(x, y, options):
-                yield from self.reader.read(*part)
+    def __call__(self) -> Parts:
+        read, points = self._read, 0
+        self.show(0, 0, None)
+        for number, chunk in enumerate(self.chunks, 1):
+            content = loaded(chunk)
+            yield from read(content)
+            points += num_points(content)
+            self.show(number, points, None)
+
+    def fold(self, summary: Summary[Value]) -> Value | None:
+        return fold(Work(self._read, summary), summary.name, self.chunks, self.show)
+
+    @property
+    def _read(self) -> ChunkReader:
+        return ChunkReader(self.reader, self.options)
 
 
 @dataclass(frozen=True)
-class InMemory:
+class InMemory(InPlace):
     """Observations in memory."""
 
     parts: Sequence[Observations]
@@ -118,14 +175,36 @@ class InMemory:
 class WithinBox:
     """The observations of a source that lie inside a box."""
 
-    source: Callable[[], Iterator[Observations]]
+    source: Source
     box: Box
 
     def __call__(self) -> Iterator[Observations]:
-        for part in self.source():
-            rows = within_box(part.x, self.box)
-            if rows.any():
-                yield part if rows.all() else part.take(rows)
+        return _within(self.source(), self.box)
+
+    def fold(self, summary: Summary[Value]) -> Value | None:
+        return self.source.fold(SummaryWithin(summary, self.box))
+
+
+@dataclass(frozen=True)
+class SummaryWithin:
+    """The summary of the observations that lie inside a box."""
+
+    summary: Summary
+    box: Box
+
+    def __call__(self, parts: Parts, number: int) -> object:
+        return self.summary(_within(parts, self.box), number)
+
+    @property
+    def name(self) -> object:
+        return [self.summary.name, list(self.box)]
+
+
+def _within(parts: Iterator[Observations], box: Box) -> Iterator[Observations]:
+    for part in parts:
+        rows = within_box(part.x, box)
+        if rows.any():
+            yield part if rows.all() else part.take(rows)
 
 
 def is_constant(mean: Mean) -> bool:

@@ -148,7 +148,7 @@ class Survey:
     ranks: list[Float[Tensor, "n"]]  # the random numbers that selected them
 
     @classmethod
-    def of(cls, parts: Iterable[Observations], seed: int = 0) -> "Survey":
+    def of(cls, parts: Iterable[Observations], seed: int | Sequence[int] = 0) -> "Survey":
         """The survey of at least one observation."""
         rng, total = np.random.default_rng(seed), None
         for part in parts:

@@ -29,7 +29,7 @@ from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.known import learn_scales
 from gp_orff.models.fitting.noise.tracks import remember_all, spans_of
-from gp_orff.models.fitting.progress import CountedChunks, Progress
+from gp_orff.models.fitting.progress import Progress, show_pass
 from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
 from gp_orff.models.frozen_model import ModelSnapshot
@@ -204,9 +204,8 @@ class FieldModel(torch.nn.Module):
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
         reader = Reader(self.kernel, self.mean, self.num_outputs)
-        source = (
-            _counted(Chunks(reader, x, options)) if y is None else Arrays(reader, x, y, options)
-        )
+        chunked = y is None
+        source = Chunks(reader, x, options, show_pass) if chunked else Arrays(reader, x, y, options)
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
         data = Dataset.of(source, num_points, spans)
         if learning:
@@ -275,10 +274,6 @@ class FieldModel(torch.nn.Module):
         if self._assigned is not None and device != before:
             self._assigned = self._assigned.to(device)
         return self
-
-
-def _counted(source: Chunks) -> Chunks:
-    return replace(source, chunks=CountedChunks(source.chunks))
 
 
 @contextmanager

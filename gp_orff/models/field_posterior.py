@@ -12,7 +12,6 @@ from torch import Tensor
 from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
-from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.labelled import LocalPlane, on_grid
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -29,11 +28,13 @@ if TYPE_CHECKING:
 class FieldPosterior:
     """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
-    `model.posterior()` makes one; later changes of the model do not affect it. Variances are those
-    of the field: for new observations, add the noise variance. They count what the data leave open
-    of a trained constant mean (universal kriging). Results have the floating type of the points x,
-    computed in float64. Points outside the domain of a grid make a larger grid; ValueError where
-    none can be made, as from statistics alone. A `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` makes one. Variances are those of the field, without noise. They count what
+    the data leave open of a trained constant mean (universal kriging). Results have the floating
+    type of the points x, computed in float64. Points outside the domain of a grid make a larger
+    one; ValueError where none can be made. A `symbol` is a linear map, such as `Divergence()`.
+
+    Args:
+        snapshot: the data, kernel, noise and mean of the model.
 
     Example:
         >>> import gp_orff, torch
@@ -224,12 +225,6 @@ class FieldPosterior:
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
-        smooth = self._field.distribution.split()[0].given_mean
-        if isinstance(self._snapshot, PartSnapshot) and isinstance(smooth, ExactPosterior):
-            raise NotImplementedError(
-                "sample paths of a part of an exact model are not known: expected features, such "
-                "as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
-            )
         with torch.no_grad():
             paths = sample_paths(self._field, self._snapshot, num_paths, seed)
         return SamplePaths(paths, self._snapshot)
@@ -246,9 +241,13 @@ class FieldPosterior:
         """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
         For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`; with
-        `symbol=Jacobian(num_dims=3) @ Component(u)`, the analytic signal of an anomaly. `function`
-        maps the values (S, n, q) of the field, or of a symbol, at the points x (n, d), for each of
-        S = num_paths `sample_paths`, to (S, ...).
+        `symbol=Jacobian(num_dims=3) @ Component(u)`, the analytic signal of an anomaly.
+
+        Args:
+            x: points (n, d).
+            function: maps the values (S, n, q) of S = num_paths paths to (S, ...).
+            symbol: a linear map with q outputs that is applied before; the field if None (q = p).
+            num_paths, seed: as for `sample_paths`.
 
         Raises:
             NotImplementedError: a symbol of an exact model; see `SamplePaths`.

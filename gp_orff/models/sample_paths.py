@@ -23,7 +23,7 @@ from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.tree import terms
-from gp_orff.models.frozen_model import FieldOnDomain, Snapshot
+from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
@@ -149,6 +149,11 @@ class PlusConstants(Paths):
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
     """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
     distribution, _ = field.distribution.split()
+    if isinstance(snapshot, PartSnapshot) and isinstance(distribution.given_mean, ExactPosterior):
+        raise NotImplementedError(
+            "sample paths of a part of an exact model are not known: expected features, such as "
+            "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+        )
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

@@ -16,6 +16,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.sources import is_constant
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.tracks.observations import require_none
+from gp_orff.data.workers.calls import on_workers
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.models.base import restored_on_failure
 from gp_orff.models.field_posterior import FieldPosterior
@@ -68,6 +69,7 @@ class VectorFieldGP(ValidatedModel):
         (torch.Size([100, 2]), torch.Size([100, 2]))
     """
 
+    @on_workers
     def fit(
         self,
         x: object = None,
@@ -97,7 +99,8 @@ class VectorFieldGP(ValidatedModel):
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
                 iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
                 does not grow with their number. A chunk may be a mapping with the keys x, y and, as
-                needed, variances, noise, directions, group, track, time.
+                needed, variances, noise, directions, group, track, time; or a callable without
+                arguments that returns one, and loads it where it is used.
             variances: relative noise variances (N,), which multiply that of the likelihood; or
                 (N, p), one for each component, with independent noise.
             noise: in place of `variances`, the noise itself, in squared units of y: a variance of
@@ -124,6 +127,12 @@ class VectorFieldGP(ValidatedModel):
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
                 derived from the data. A model that holds only statistics always starts warm.
+            executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
+                client's `get_executor()` or mpi4py's `MPIPoolExecutor`, whose workers read the
+                chunks and return sums; arrays stay here. See `gp_orff.data.workers`.
+            retries: how often a chunk that fails on a worker is tried again.
+            checkpoint: the path of a file (a pickle) with partial sums, from which an interrupted
+                call with the same model and data goes on; deleted when the call has succeeded.
 
         Raises:
             TypeError: values are not real numbers.
@@ -151,6 +160,7 @@ class VectorFieldGP(ValidatedModel):
         history = state.history.with_duration(perf_counter() - start, threads)
         return self._assign_with_posterior(replace(state, history=history))
 
+    @on_workers
     @chosen_threads()
     def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
@@ -181,6 +191,7 @@ class VectorFieldGP(ValidatedModel):
         representation = e_step.converged(representation)
         return self._assign_with_posterior(self._condition_state(representation, notes))
 
+    @on_workers
     @chosen_threads()
     def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Add observations to the data held, condition on all of them, and return self.
@@ -267,6 +278,7 @@ class VectorFieldGP(ValidatedModel):
         """
         return self.state.statistics_only().field_statistics
 
+    @on_workers
     @chosen_threads()
     def statistics_of(
         self,

@@ -1,7 +1,8 @@
 """The survey of observations at single points and along tracks; a sample of many blocks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from gp_orff.data.observations import Observations
@@ -20,10 +21,48 @@ class _Surveyed(Protocol):
 Data = TypeVar("Data", bound=_Surveyed)
 
 
+class Folded(Protocol):
+    """A source of observations, in the order of chunks."""
+
+    def fold(self, summary: "FirstLook") -> "Seen | None":
+        """The summary of all observations, in one pass."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The survey of observations at single points, if there are any, and those along tracks."""
+
+    survey: Survey | None
+    tracks: list[TrackObservations]
+
+    def __add__(self, other: "Seen") -> "Seen":
+        surveys = [seen.survey for seen in (self, other) if seen.survey is not None]
+        total = surveys[0] + surveys[1] if len(surveys) == 2 else next(iter(surveys), None)
+        return Seen(total, self.tracks + other.tracks)
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """The first look at observations; `seed` selects the sample."""
+
+    seed: int
+
+    def __call__(self, parts: Iterator[Observations | TrackObservations], number: int) -> Seen:
+        tracks: list[TrackObservations] = []
+        single = split(parts, tracks)
+        first = next(single, None)
+        if first is None:
+            return Seen(None, tracks)
+        seed = [self.seed, number] if number else self.seed
+        return Seen(Survey.of(chain([first], single), seed), tracks)
+
+    @property
+    def name(self) -> object:
+        return ["first look", self.seed]
+
+
 def surveyed(
-    parts: Iterator[Observations | TrackObservations],
-    seed: int,
-    spans: Mapping[str, float] | None = None,
+    source: Folded, seed: int, spans: Mapping[str, float] | None = None
 ) -> tuple[Survey, tuple[TrackObservations, ...], bool]:
     """The survey, the tracks by group, and whether there are observations at single points.
 
@@ -33,21 +72,15 @@ def surveyed(
         spans: the time of a block of the tracks of a group, by its label; chosen from the data
             where there is none. If None, the tracks are in blocks.
     """
-    tracks: list[TrackObservations] = []
-    single = False
-
-    def observations() -> Iterator[Observations]:
-        nonlocal single
-        for part in split(parts, tracks):
-            single = True
-            yield part
-        tracks[:] = joined(tracks)
-        if spans is not None:
-            tracks[:] = [part.in_blocks(spans.get(part.key.label)) for part in tracks]
-        yield from (part.means for part in tracks)
-
-    survey = Survey.of(observations(), seed)
-    return survey, tuple(tracks), single or not tracks
+    seen = source.fold(FirstLook(seed)) or Seen(None, [])
+    tracks = joined(seen.tracks)
+    if spans is not None:
+        tracks = tuple(part.in_blocks(spans.get(part.key.label)) for part in tracks)
+    survey = seen.survey
+    if tracks or survey is None:
+        means = Survey.of((part.means for part in tracks), seed)
+        survey = means if survey is None else survey + means
+    return survey, tracks, seen.survey is not None or not tracks
 
 
 def sampled(data: Data, most: int) -> Data:

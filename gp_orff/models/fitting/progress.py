@@ -4,9 +4,8 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TextIO
 
 from tqdm import tqdm
@@ -26,8 +25,8 @@ class Progress:
     def begin_pass(self) -> None:
         """Begin another pass over the chunks of data."""
 
-    def show_points(self, points: int) -> None:
-        """Show how many points of the pass have been read."""
+    def show_points(self, points: int, chunks: str) -> None:
+        """Show how many points of the pass have been read, and of how many chunks, in words."""
 
 
 class Visible(Progress, ABC):
@@ -41,10 +40,10 @@ class Visible(Progress, ABC):
     def begin_pass(self):
         self.passes, self.last = self.passes + 1, time.perf_counter()
 
-    def show_points(self, points):
+    def show_points(self, points, chunks):
         if time.perf_counter() - self.last >= self.seconds:
             self.last = time.perf_counter()
-            self.show_line(f"pass {self.passes} over the data: {points} points read")
+            self.show_line(f"pass {self.passes} over the data: {points} points read{chunks}")
 
     @abstractmethod
     def show_line(self, line: str) -> None:
@@ -128,18 +127,13 @@ def redraws(stream: TextIO) -> bool:
     return notebook or (hasattr(stream, "isatty") and stream.isatty())
 
 
-@dataclass(frozen=True)
-class CountedChunks:
-    """Chunks of data that show how far they have been read, while a fit shows progress.
+def show_pass(chunks: int, points: int, of: int | None) -> None:
+    """Show how far the chunks of data have been read, while a fit shows progress.
 
-    They hold no reference to the `Progress`, because a model keeps and copies them."""
-
-    chunks: Iterable
-
-    def __iter__(self) -> Iterator:
-        progress, points = _thread.progress, 0
+    A function, with no reference to the `Progress`, because a model keeps and copies it.
+    """
+    progress = _thread.progress
+    if chunks == 0:
         progress.begin_pass()
-        for chunk in self.chunks:
-            yield chunk
-            points += len(chunk["x"] if isinstance(chunk, Mapping) else chunk[0])
-            progress.show_points(points)
+    else:
+        progress.show_points(points, "" if of is None else f", {chunks} of {of} chunks")

@@ -3,9 +3,8 @@
 The keys are those of the file format, and stay.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -14,28 +13,14 @@ from gpytorch.likelihoods import Likelihood
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.observations import Observations, SymbolObservations
-from gp_orff.data.patterns import GroupKey
+from gp_orff.data.packing.keys import pack_key, unpack_key
 from gp_orff.data.repeats.request import Repeats
-from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
-from gp_orff.features import phases
-from gp_orff.features.columns import (
-    Columns,
-    DotProductColumns,
-    HarmonicColumns,
-    SideBySide,
-    TemplateColumns,
-    TrigColumns,
-)
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
 from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels.dot_product import legendre
 from gp_orff.models.fitting.history import History, Stage
 from gp_orff.models.state import ModelState, Represented
-from gp_orff.models.storage.keys import pack_key, unpack_key
 from gp_orff.models.storage.recipes import (
     build_rule,
     build_symbol,
@@ -151,85 +136,12 @@ def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
 
 def pack_statistics(statistics: FieldStatistics) -> dict:
     """Pack statistics: the columns, the sums of each group, and the ELBO correction."""
-    return {
-        "columns": statistics.phi.plain(),
-        "groups": [_pack_group(key, group) for key, group in statistics.groups.items()],
-        "bound": statistics.elbo_correction,
-    }
+    return statistics.plain()
 
 
 def unpack_statistics(content: Mapping) -> FieldStatistics:
     """The statistics from the content that `pack_statistics` wrote."""
-    phi, groups = _unpack_columns(content["columns"]), {}
-    for group in content["groups"]:
-        key = unpack_key(group)
-        groups[key] = Statistics(
-            phi,
-            key.pattern,
-            tuple(Moments(*parts) for parts in group["moments"]),
-            group["cross"],
-            group["second_moment"],
-            group["total"],
-            _unpack_weights(group),
-        )
-    return FieldStatistics(phi, groups, content["bound"])
-
-
-def _unpack_columns(content: Mapping) -> Columns:
-    if "families" in content:
-        return SideBySide(tuple(map(_unpack_columns, content["families"])))
-    if "indices" in content:
-        return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
-    if "polynomials" in content:
-        return _unpack_dot_product(content)
-    if "wavevectors" in content:
-        parts = (content["side"], content["origin"], tuple(content["dims"]))
-        return HarmonicColumns(content["wavevectors"], *parts)
-    if "templates" in content:
-        return TemplateColumns(**{**content, "dims": tuple(content["dims"])})
-    return TrigColumns(_unpack_phases(content), content["sampled"])
-
-
-def _unpack_dot_product(content: Mapping) -> DotProductColumns:
-    polynomials = dict(content["polynomials"])
-    cls = getattr(legendre, polynomials.pop("class"))
-    return DotProductColumns(
-        phases=_unpack_phases(content["phases"]),
-        polynomials=cls(**polynomials),
-        dims=tuple(content["dims"]),
-        **{name: content[name] for name in ("degrees", "orders", "scale", "offset")},
-    )
-
-
-def _unpack_phases(content: Mapping) -> Phases:
-    if "parts" in content:
-        return SumOfPhases(tuple(map(_unpack_phases, content["parts"])))
-    if "omega" in content:
-        return LinearPhases(content["omega"])
-    arguments = {key: content[key] for key in ("radius", "inverse_lengthscale", "chosen")}
-    dims, num_inputs = phases.as_range(tuple(content["dims"])), content["num_inputs"]
-    projection = dict(content["projection"])
-    cls = getattr(phases, projection.pop("class"))
-    return ProjectedPhases(cls(**projection), dims=dims, num_inputs=num_inputs, **arguments)
-
-
-def _unpack_weights(group: Mapping) -> Weights:
-    """The sums of weights; older files have N and Σ log w_n only, and get equal weights."""
-    if "weights" in group:
-        return Weights(*group["weights"])
-    count, weight = group["count"], math.exp(group["log_weight"] / group["count"])
-    return Weights(count, weight * count, weight**2 * count, group["log_weight"])
-
-
-def _pack_group(key: GroupKey, group: Statistics) -> dict:
-    return {
-        **pack_key(key),
-        "moments": [[m.gram.cpu(), m.column_sum.cpu(), float(m.mass)] for m in group.moments],
-        "cross": group.cross.cpu(),
-        "second_moment": group.second_moment.cpu(),
-        "total": group.total.cpu(),
-        "weights": list(astuple(group.weights)),
-    }
+    return FieldStatistics.from_plain(content)
 
 
 def _pack_observations(part: Observations) -> dict:

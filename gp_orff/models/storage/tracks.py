@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from gp_orff.data.packing.keys import pack_key, unpack_key
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
-from gp_orff.models.storage.keys import pack_key, unpack_key
 
 _TENSORS = ("x", "clock", "block", "y", "squares")
 

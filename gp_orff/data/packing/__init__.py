@@ -1,0 +1,1 @@
+"""Keys, columns and sums as plain values, for files and for other processes."""
