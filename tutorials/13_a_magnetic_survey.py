@@ -40,7 +40,7 @@ arguments = parser.parse_args()
 # %% [markdown]
 # ## The survey
 #
-# A part of 30 km by 30 km of an airborne survey of 1978 (CPRM, Brazil): every third of 9913
+# A part of 30 km by 30 km of an airborne survey of 1978 (CPRM, Brazil): every sixth of 9913
 # readings along 40 lines from north to south, half a kilometre apart or more, and three tie lines
 # across. `total_field` turns longitude and latitude into kilometres, and evaluates the direction of
 # the main field of that year at each reading: the anomaly is the component of the rocks' field
@@ -51,7 +51,7 @@ folder = Path(__file__).parent if "__file__" in globals() else Path("tutorials")
 table = np.genfromtxt(
     folder / "data" / "rio_magnetic.csv", delimiter=",", names=True, dtype=None, encoding="utf-8"
 )
-table = table[::24] if arguments.smoke else table
+table = table[::12] if arguments.smoke else table
 survey = xarray.Dataset(
     {"anomaly": ("reading", table["anomaly_nt"], {"units": "nT"})},
     {

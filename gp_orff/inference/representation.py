@@ -105,8 +105,8 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        if not isinstance(self.rule, Grid):
-            return False
+        if not isinstance(self.rule, Grid) or not (self.on_lattice or size > MOST_TRAINING):
+            return False  # decaying waves cost more than their kernel
         grid = replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE)
         draws = self._draw(grid)
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
