@@ -109,7 +109,8 @@ class ChunkReader:
     def __call__(self, chunk: object) -> Parts:
         x, y, options = unpack(chunk, self.options)
         for part in chunks(x, y, options):
-            yield from self.reader.read(*part)
+            if len(part[0]):  # a block of land has no readings
+                yield from self.reader.read(*part)
 
 
 def _silent(chunks: int, points: int, of: int | None) -> None:
