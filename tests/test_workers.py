@@ -1,0 +1,275 @@
+"""Passes over chunks on the workers of executors: the same sums, whatever happens to them."""
+
+import copy
+import multiprocessing
+import pickle
+import random
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import gp_orff
+from gp_orff.data.field_statistics import FieldStatistics
+from tests.chunks import Fails, Load, chunks, nothing, num_threads, readings, reduced, times_read
+from tests.fields import curl_free
+
+XS = 1.6 * torch.rand(40, 2, generator=torch.Generator().manual_seed(9)).double() - 0.8
+
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["gp_orff", "tests.chunks"])  # imported once for all processes
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ProcessPoolExecutor(2, mp_context=CONTEXT) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def dask():
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        yield client.get_executor()
+
+
+@pytest.fixture
+def executor(request):
+    if request.param == "threads":
+        return ThreadPoolExecutor(2)
+    return request.getfixturevalue(request.param)
+
+
+def model():
+    rule = gp_orff.Grid(spacing=1.2, cutoff=9.0)
+    return gp_orff.VectorFieldGP(curl_free(0.5), frequencies=rule)
+
+
+def conditioned():
+    return model().condition(*readings(200))
+
+
+def require_equal(one, other, relative=1e-10):
+    assert one.num_values == other.num_values
+    for name, tensor in one.tensors.items():
+        expected = other.tensors[name]
+        assert (tensor - expected).abs().max() <= relative * expected.abs().max()
+
+
+@pytest.mark.parametrize("executor", ["threads", "pool", "dask"], indirect=True)
+def test_every_engine_gives_the_same_sums(executor):
+    """In any order and any chunking; against sums of cosines and sines, written out."""
+    x, y = readings()
+    held = conditioned()
+    for size in (170, 1000):
+        parts = chunks(size)
+        random.Random(size).shuffle(parts)
+        parts[0] = parts[0]()  # data and callables may be mixed
+        found = held.statistics_of(parts, executor=executor)
+        require_equal(found, held.statistics_of(x, y))
+    (group,), phi = found.groups.values(), found.phi
+    phase = (x - phi.origin.numpy()) @ (phi.indices * phi.spacing).T.numpy()
+    wave = np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
+    np.testing.assert_allclose(group.gram.numpy(), wave.T @ wave, rtol=0, atol=1e-10 * len(x))
+    np.testing.assert_allclose(group.cross.numpy(), wave.T @ y, rtol=0, atol=1e-10 * len(x))
+
+
+@pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
+def test_posteriors_are_those_of_one_process(executor):
+    one, other = model().condition(*readings()), model()
+    other.condition(chunks(400)[:4], executor=executor)
+    other.update(chunks(400)[4:], executor=executor)
+    ours, expected = other.posterior(), one.posterior()
+    torch.testing.assert_close(ours.mean(XS), expected.mean(XS), rtol=0, atol=1e-9)
+    torch.testing.assert_close(ours.variance(XS), expected.variance(XS), rtol=0, atol=1e-9)
+    pickle.dumps(other)  # no executor stays behind
+
+
+def test_a_fit_on_workers_is_that_of_one_process(pool):
+    """To the last bit: chunks are added in their order, one a task."""
+    parts = chunks(20, count=60)
+    fits = [
+        gp_orff.VectorFieldGP(curl_free(0.5)).fit(parts, progress=False, **options)
+        for options in ({}, {"executor": pool})
+    ]
+    for one, other in zip(*(fit.parameters() for fit in fits), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_workers_share_the_cores_for_this_call_only(pool):
+    before = [pool.submit(num_threads).result() for _ in range(4)]
+    conditioned().statistics_of(chunks(1000), executor=pool)
+    assert [pool.submit(num_threads).result() for _ in range(4)] == before
+
+
+class Counting(ThreadPoolExecutor):
+    """Counts the tasks that are submitted and not yet collected."""
+
+    def __init__(self, workers):
+        super().__init__(workers)
+        self.open, self.most = 0, 0
+
+    def submit(self, *arguments):
+        future = super().submit(*arguments)
+        self.open += 1
+        self.most = max(self.most, self.open)
+        collect = future.result
+
+        def result():
+            self.open -= 1
+            return collect()
+
+        future.result = result
+        return future
+
+
+def test_few_tasks_are_in_flight():
+    executor = Counting(3)
+    parts = (chunk() for chunk in chunks(100))  # data: one chunk a task
+    conditioned().statistics_of([*parts], executor=executor)
+    assert 3 < executor.most <= 6
+
+
+@pytest.mark.parametrize("executor", ["threads", "pool"], indirect=True)
+def test_a_chunk_that_fails_is_tried_again(executor, tmp_path):
+    parts = chunks(500)
+    parts[2] = Fails(parts[2], tmp_path / "marks", times=2)
+    held = conditioned()
+    found = held.statistics_of(parts, executor=executor)
+    require_equal(found, held.statistics_of(*readings()))
+
+
+def test_a_chunk_that_fails_for_good_is_named(pool, tmp_path):
+    held = conditioned()
+    parts = chunks(500)
+    parts[4] = Fails(parts[4], tmp_path / "marks", times=99)
+    before = held.posterior().mean(XS)
+    with pytest.raises(RuntimeError, match=r"chunk 4 failed 2 times.*OSError: the disk is away"):
+        held.update(parts, executor=pool, retries=1)
+    x, y = parts[0]()
+    wrong = [parts[0], (x, np.full_like(y, np.nan))]
+    with pytest.raises(ValueError, match=r"chunk 1 .*expected finite observations"):
+        held.condition(wrong, executor=pool, retries=0)
+    with pytest.raises(TypeError, match=r"chunk 1 .*got nothing from"):
+        held.condition([parts[0], nothing], executor=pool)
+    with pytest.raises(ValueError, match=r"chunk 1 failed 3 times.*expects points with 2 columns"):
+        held.condition([parts[0], (np.c_[x, x[:, 0]], y)], executor=pool)
+    assert torch.equal(held.posterior().mean(XS), before)
+
+
+def test_a_broken_pool_goes_on_with_another(pool, tmp_path):
+    """Chunks that are in the checkpoint are not read again."""
+    (log := tmp_path / "log").mkdir()
+    parts = chunks(300, log)
+    marks, path = tmp_path / "marks", tmp_path / "sums"
+    parts[7] = Fails(parts[7], marks, times=1, error=None)
+    held = conditioned()
+    with (
+        ProcessPoolExecutor(1, mp_context=CONTEXT) as weak,
+        pytest.raises(RuntimeError, match="checkpoint=path"),
+    ):
+        held.statistics_of(parts, executor=weak, checkpoint=path)
+    assert path.exists()
+    (partial,) = pickle.loads(path.read_bytes())[2].values()
+    assert 5 <= partial.chunks <= 7
+    found = held.statistics_of(parts, executor=pool, checkpoint=path)
+    assert not path.exists()
+    assert times_read(log)[: partial.chunks] == [2] * partial.chunks  # one a pass
+    require_equal(found, held.statistics_of(*readings()))
+
+
+def test_a_killed_worker_of_a_cluster_costs_its_chunk_only(dask, tmp_path):
+    parts = chunks(500)
+    parts[3] = Fails(parts[3], tmp_path / "marks", times=1, error=None)
+    held = conditioned()
+    found = held.statistics_of(parts, executor=dask)
+    require_equal(found, held.statistics_of(*readings()))
+
+
+def test_an_interrupted_pass_goes_on(tmp_path):
+    """Killed at ten places, in both kinds of passes, and resumed: each chunk counts once."""
+    (log := tmp_path / "log").mkdir()
+    path, stops = tmp_path / "sums", random.Random(0).sample(range(30), 10)
+    parts = [
+        Fails(part, tmp_path / f"marks {i}", times=int(i in stops), error=KeyboardInterrupt)
+        for i, part in enumerate(chunks(100, log))
+    ]
+    held = conditioned()
+    before = held.posterior().mean(XS)
+    for _ in stops:
+        with pytest.raises(KeyboardInterrupt):
+            held.condition(parts, checkpoint=path)
+        assert torch.equal(held.posterior().mean(XS), before)
+    held.condition(parts, checkpoint=path)
+    assert times_read(log) == [2] * 30  # once for the survey, once for the statistics
+    expected = model().condition(*readings()).posterior()
+    torch.testing.assert_close(held.posterior().mean(XS), expected.mean(XS), rtol=0, atol=1e-9)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    path, parts = tmp_path / "sums", chunks(500)
+    parts[4] = Fails(parts[4], tmp_path / "marks", times=99)
+    held = conditioned()
+    with pytest.raises(RuntimeError, match="chunk 4 failed"):
+        held.statistics_of(parts, checkpoint=path)
+    with pytest.raises(ValueError, match=r"expected the data of the checkpoint.*other chunks"):
+        held.statistics_of([Load(7, 500), *parts[1:]], checkpoint=path)
+    with pytest.raises(ValueError, match=r"expected the data of the checkpoint.*fewer chunks"):
+        held.statistics_of(parts[:2], checkpoint=path)
+    other = gp_orff.VectorFieldGP(curl_free(0.6), frequencies=held.frequencies)
+    other.condition(*readings(200))
+    with pytest.raises(ValueError, match="expected a checkpoint of this model"):
+        other.statistics_of(parts, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is damaged"):
+        held.statistics_of(parts, checkpoint=path)
+
+
+def test_bad_executors_and_chunks_are_refused_at_once(pool):
+    held, parts = conditioned(), chunks(500)
+    with pytest.raises(TypeError, match="Executor, got str"):
+        held.condition(parts, executor="pool")
+    with pytest.raises(ValueError, match="retries >= 0"):
+        held.condition(parts, executor=pool, retries=-1)
+    closed = ThreadPoolExecutor(1)
+    closed.shutdown()
+    with pytest.raises(RuntimeError, match="got one that does not"):
+        held.condition(parts, executor=closed)
+    with pytest.raises(TypeError, match=r"got chunk 1.*functools.partial\(load, path\)"):
+        held.condition([parts[0], lambda: parts[1]()], executor=pool)
+    with pytest.raises(ValueError, match="an empty iterable of chunks"):
+        held.condition([], executor=pool)
+    assert held.state.data.num_values == 400
+
+
+def test_callables_are_chunks_without_an_executor():
+    found = conditioned().statistics_of(chunks(700))
+    require_equal(found, conditioned().statistics_of(*readings()))
+    with pytest.raises(TypeError, match="got nothing from"):
+        conditioned().condition([nothing])
+
+
+def test_statistics_travel_as_bytes():
+    one = conditioned().statistics_of(*readings())
+    content = one.to_bytes()
+    require_equal(FieldStatistics.from_bytes(content), one, 0)
+    _ = next(iter(one.groups.values())).gram  # what is computed from the sums does not travel
+    numbers = sum(t.numel() * t.element_size() for t in one.tensors.values())
+    assert len(pickle.dumps(one)) < 2 * numbers + 20_000
+    require_equal(pickle.loads(pickle.dumps(one)), one, 0)
+    assert copy.deepcopy(one) is one
+    with pytest.raises(ValueError, match="or damaged ones"):
+        FieldStatistics.from_bytes(content[:200])
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        one.all_reduce()
+
+
+def test_statistics_add_up_over_processes(pool, tmp_path):
+    held, (x, y) = conditioned(), readings()
+    parts = [held.statistics_of(x[i::2], y[i::2]).to_bytes() for i in (0, 1)]
+    futures = [pool.submit(reduced, i, tmp_path / "store", parts[i]) for i in (0, 1)]
+    for future in futures:
+        require_equal(FieldStatistics.from_bytes(future.result()), held.statistics_of(x, y))
