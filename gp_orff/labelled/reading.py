@@ -38,6 +38,10 @@ def readings(
     they stay NaN in y: use `fit(x, y, missing="mask")`. The variables have to be in the order of
     the coordinates that they point along: u, v with lon, lat.
 
+    Of a Dataset of Dask arrays nothing is loaded: the first value are chunks for `model.fit`, one
+    for each block, that hold the options too, so that `fit(*readings(...))` works as before;
+    "auto" then takes the box of all positions. See `files` for a folder.
+
     Args:
         dataset: an xarray Dataset.
         variables: the names of p variables with the same dimensions.

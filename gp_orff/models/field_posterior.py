@@ -266,6 +266,7 @@ class FieldPosterior:
         time_unit: str = "s",
         epoch: object = None,
         project: LocalPlane | None = None,
+        chunks: Mapping[str, object] | None = None,
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
@@ -282,9 +283,11 @@ class FieldPosterior:
             time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
             project: the `LocalPlane` of the readings, for coordinates in degrees; vectors go to the
                 east and north. Positions inside symbols are those in the plane.
+            chunks: sizes of blocks by coordinate, for Dask arrays that are computed where they are
+                used, as in `gp_orff.labelled.on_grid`.
 
         Raises:
-            ImportError: xarray is not installed; `pip install gp_orff[xarray]`.
+            ImportError: xarray is not installed; `pip install gp_orff[xarray]`, or `[dask]`.
             TypeError: coordinates that are neither numbers nor times, or a symbol that is none.
             ValueError: coordinates, names or symbols that do not fit the field or each other.
 
@@ -297,7 +300,7 @@ class FieldPosterior:
             (('x', 'y'), (3, 2))
         """
         how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
-        return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, **how)
+        return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, chunks=chunks, **how)
 
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gp_orff.labelled.values import optional
+
 if TYPE_CHECKING:
     import xarray
 
@@ -50,8 +52,7 @@ class Blocks:
         return prod(len(sizes) for sizes in self._chunks.values())
 
     def __iter__(self) -> Iterator[Block]:
-        import dask
-
+        dask = optional("dask", "dask")
         slices = {
             name: [slice(end - size, end) for size, end in zip(own, accumulate(own), strict=True)]
             for name, own in self._chunks.items()
