@@ -147,13 +147,15 @@ def test_a_chunk_that_fails_for_good_is_named(pool, tmp_path):
     parts = chunks(500)
     parts[4] = Fails(parts[4], tmp_path / "marks", times=99)
     before = held.posterior().mean(XS)
-    with pytest.raises(RuntimeError, match=r"chunk 4 failed 2 times.*OSError: the disk is away"):
+    with pytest.raises(
+        RuntimeError, match=r"chunk 4, Fails.* failed 2 times.*OSError: the disk is away"
+    ):
         held.update(parts, executor=pool, retries=1)
     x, y = parts[0]()
     wrong = [parts[0], (x, np.full_like(y, np.nan))]
     with pytest.raises(ValueError, match=r"chunk 1 .*expected finite observations"):
         held.condition(wrong, executor=pool, retries=0)
-    with pytest.raises(TypeError, match=r"chunk 1 .*got nothing from"):
+    with pytest.raises(TypeError, match=r"chunk 1, .*got nothing from"):
         held.condition([parts[0], nothing], executor=pool)
     with pytest.raises(ValueError, match=r"chunk 1 failed 3 times.*expects points with 2 columns"):
         held.condition([parts[0], (np.c_[x, x[:, 0]], y)], executor=pool)
@@ -213,7 +215,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     path, parts = tmp_path / "sums", chunks(500)
     parts[4] = Fails(parts[4], tmp_path / "marks", times=99)
     held = conditioned()
-    with pytest.raises(RuntimeError, match="chunk 4 failed"):
+    with pytest.raises(RuntimeError, match="chunk 4, Fails.* failed 3 times"):
         held.statistics_of(parts, checkpoint=path)
     with pytest.raises(ValueError, match=r"expected the data of the checkpoint.*other chunks"):
         held.statistics_of([Load(7, 500), *parts[1:]], checkpoint=path)
@@ -273,3 +275,35 @@ def test_statistics_add_up_over_processes(pool, tmp_path):
     futures = [pool.submit(reduced, i, tmp_path / "store", parts[i]) for i in (0, 1)]
     for future in futures:
         require_equal(FieldStatistics.from_bytes(future.result()), held.statistics_of(x, y))
+
+
+def test_blocks_of_a_cross_validation_are_shared(pool):
+    x, y = readings(240)
+    held = model().condition(x, y)
+    blocks = [f"b{i % 7}" for i in range(240)]
+    one, other = (held.cross_validate(x, y, blocks=blocks, executor=e) for e in (None, pool))
+    assert list(one.blocks) == list(other.blocks)
+    for name, block in one.blocks.items():
+        assert other.blocks[name].rmse == pytest.approx(block.rmse, rel=1e-9)
+
+
+def test_groups_gaps_and_tracks_come_back_whole(pool):
+    """A group of its own, a component that is missing, and a track that goes on in later chunks."""
+    x, y = readings(300)
+    gaps = y.copy()
+    gaps[::3, 1] = np.nan
+    parts = [
+        {"x": x[i : i + 60], "y": gaps[i : i + 60], "group": "b" if i else None}
+        for i in range(0, 300, 60)
+    ]
+    held = conditioned()
+    options = {"missing": "mask"}
+    found = held.statistics_of(parts, executor=pool, **options)
+    group = ["b" if i >= 60 else None for i in range(300)]
+    require_equal(found, held.statistics_of(x, gaps, group=group, **options))
+    tracks = [
+        {"x": x[i : i + 50], "y": y[i : i + 50], "track": "a", "time": np.arange(i, i + 50.0)}
+        for i in range(0, 300, 50)
+    ]
+    ours, expected = model().condition(tracks, executor=pool), model().condition(tracks)
+    assert torch.equal(ours.posterior().mean(XS), expected.posterior().mean(XS))

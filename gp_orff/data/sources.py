@@ -15,7 +15,7 @@ from gp_orff.data.reading import Options, chunks, read, unpack
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.reading import check_time, readings_along
 from gp_orff.data.validation import is_single
-from gp_orff.data.workers.passes import Show, fold
+from gp_orff.data.workers.passes import Show, fold, silent
 from gp_orff.data.workers.work import Work, loaded, num_points
 from gp_orff.features.domain import Box, within_box
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
@@ -113,10 +113,6 @@ class ChunkReader:
                 yield from self.reader.read(*part)
 
 
-def _silent(chunks: int, points: int, of: int | None) -> None:
-    """Show no progress."""
-
-
 @dataclass(frozen=True)
 class Chunks:
     """An iterable of chunks, held by reference; a chunk may be a callable that loads it."""
@@ -124,7 +120,7 @@ class Chunks:
     reader: Reader
     chunks: Iterable
     options: Options
-    show: Show = _silent
+    show: Show = silent
 
     def __post_init__(self):
         try:

@@ -6,7 +6,7 @@ import pickle
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,5 +120,8 @@ def _serialize(value: object) -> Iterator[bytes]:
             yield from _serialize(item)
     elif callable(value):
         yield pickle.dumps(value)
+    elif is_dataclass(value):
+        yield type(value).__name__.encode()
+        yield from _serialize([getattr(value, own.name) for own in fields(value)])
     else:
         yield repr(value).encode()

@@ -9,11 +9,12 @@ from itertools import islice
 from typing import Any
 
 from gp_orff.data.workers.checkpoint import Checkpoint, Partial, digest_of
-from gp_orff.data.workers.engines import Engine, Here, Task, checked
+from gp_orff.data.workers.engines import Engine, Here, Task, checked, num_workers
 from gp_orff.data.workers.work import Failure, Outcome, Work
 
 _TASKS = 8  # of each worker in a pass, if chunks are loaded there: the last ones end together
 _MOST = 32  # chunks of a task
+_SHARES = 2  # of each worker, of what is not in chunks
 
 Show = Callable[[int, int, int | None], None]
 """Shows how many chunks and points of a pass are done, and of how many chunks, if known."""
@@ -70,7 +71,19 @@ def passes_on(
         kept.remove()
 
 
-def fold(work: Work, name: object, chunks: Iterable, show: Show) -> Any:
+def silent(chunks: int, points: int, of: int | None) -> None:
+    """Show no progress."""
+
+
+def shares(values: Sequence) -> list[Sequence]:
+    """Values in shares for the workers of this call; one share if it runs here."""
+    executor = _call.passes.executor
+    count = 1 if isinstance(executor, Here) else _SHARES * num_workers(executor)
+    size = max(1, -(-len(values) // count))
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def fold(work: Work, name: object, chunks: Iterable, show: Show = silent) -> Any:
     """The sum of what `work` makes of each chunk; None if there are no chunks.
 
     `name` tells the work from others of the same call.
@@ -118,21 +131,21 @@ class Fold:
         while isinstance(outcome := engine.outcome(task), Failure):
             task.failures += 1
             if task.failures > self.passes.retries:
-                raise self._error(outcome, task.failures)
+                raise self._error(outcome, task)
             engine.submit(task)
         return outcome
 
-    def _error(self, failure: Failure, attempts: int) -> Exception:
+    def _error(self, failure: Failure, task: Task) -> Exception:
         """The error of a chunk, which names it unless the pass is here and not repeated."""
         error = failure.error
         if self.passes.retries == 0 and isinstance(self.passes.executor, Here):
             return error
         kinds = (ValueError, TypeError, NotImplementedError)
         kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
-        found = kind(
-            f"chunk {failure.number} failed {attempts} times, at last with "
-            f"{type(error).__name__}: {error}"
-        )
+        chunk = task.chunks[failure.number - task.start]
+        name = f"chunk {failure.number}{f', {chunk!r},' if callable(chunk) else ''}"
+        times = f"{task.failures} times, at last" if task.failures > 1 else "once,"
+        found = kind(f"{name} failed {times} with {type(error).__name__}: {error}")
         found.__cause__ = RuntimeError(failure.story)
         return found
 

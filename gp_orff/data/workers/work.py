@@ -9,18 +9,24 @@ from typing import Any
 from gp_orff.threads import fixed_threads
 
 
+def num_points(chunk: object) -> int:
+    """The number of points of a chunk that is loaded."""
+    return len(chunk["x"] if isinstance(chunk, Mapping) else chunk[0])
+
+
 @dataclass(frozen=True)
 class Work:
     """Reads chunks and summarises what they hold; values of different chunks add up."""
 
     read: Callable[[object], Iterable]  # a chunk, loaded, to its observations
     summary: Callable[[Iterable, int], Any]  # observations and the number of their chunk
+    count: Callable[[object], int] = num_points  # of what a chunk holds
 
     def __call__(self, chunk: object, number: int) -> tuple[Any, int]:
         """The value of a chunk, and the number of its points."""
         chunk = loaded(chunk)
         value = self.summary(self.read(chunk), number)
-        return value, num_points(chunk)
+        return value, self.count(chunk)
 
 
 def loaded(chunk: object) -> object:
@@ -34,11 +40,6 @@ def loaded(chunk: object) -> object:
             f"from {chunk!r}: does it lack a return?"
         )
     return content
-
-
-def num_points(chunk: object) -> int:
-    """The number of points of a chunk that is loaded."""
-    return len(chunk["x"] if isinstance(chunk, Mapping) else chunk[0])
 
 
 @dataclass(frozen=True)

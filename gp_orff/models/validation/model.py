@@ -10,6 +10,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
+from gp_orff.data.workers.calls import on_workers
 from gp_orff.inference.left_out import leave_one_out_of_tracks
 from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
@@ -69,6 +70,7 @@ class ValidatedModel(FieldModel):
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
 
+    @on_workers
     @chosen_threads()
     @torch.no_grad()
     def cross_validate(
@@ -102,7 +104,8 @@ class ValidatedModel(FieldModel):
                 in several of its sets or in none. Its `groups` are those of `group=`.
             options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
                 `time`, as for `fit`. Readings that `condition` leaves out, such as copies, are not
-                scored; those with covariances have a number along each axis of their noise.
+                scored; those with covariances have a number along each axis of their noise. And
+                `executor`, whose workers share the blocks, `retries` and `checkpoint`.
 
         Raises:
             TypeError: chunks; blocks that are no labels and no splitter.

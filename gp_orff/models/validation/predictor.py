@@ -1,7 +1,7 @@
 """Predict left-out readings, block by block, and score the predictions."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.sources import varying_mean
+from gp_orff.data.workers.passes import fold, shares
+from gp_orff.data.workers.work import Work
 from gp_orff.inference.conditioning import Inference
 from gp_orff.inference.left_out import Block, LeftOut, left_out, left_out_of_tracks
 from gp_orff.inference.left_out.readings import TrackReadings
@@ -52,21 +54,19 @@ class Predictor:
         Raises:
             ValueError: a block that leaves nothing to learn from, or no numbers to predict.
         """
-        names, columns = [], []
-        for block, parts in zip(blocks, self.left_out(blocks), strict=True):
-            scores = [self.scores(part) for part in parts]
-            if scores:
-                values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
-                order = torch.argsort(values[0], stable=True)
-                number = torch.full_like(order, len(names))
-                columns.append([number, *(column[order] for column in values)])
-                names.append(block.name)
-        if not names:
+        work = Work(tuple, ScoresOfBlocks(self), len)
+        name = ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
+        scored = fold(work, name, shares(blocks)) or []
+        if not scored:
             raise ValueError(
                 "expected blocks with observed numbers, got none in any of them; drop points "
                 "without observations"
             )
-        return CrossValidation(tuple(names), *map(torch.cat, zip(*columns, strict=True)))
+        names, columns = zip(*scored, strict=True)
+        numbers = [torch.full_like(own[0], i, dtype=torch.long) for i, own in enumerate(columns)]
+        return CrossValidation(
+            names, torch.cat(numbers), *map(torch.cat, zip(*columns, strict=True))
+        )
 
     def scores(self, found: LeftOut) -> list[Tensor]:
         """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
@@ -91,6 +91,24 @@ class Predictor:
             (latent.flatten() + heavier * noise).sqrt(),
             *astuple(scores),
         ]
+
+
+@dataclass(frozen=True)
+class ScoresOfBlocks:
+    """The name of every block with readings, and its scores in the order of their rows."""
+
+    predictor: Predictor
+
+    @torch.no_grad()
+    def __call__(self, blocks: Sequence[Block], number: int) -> list[tuple[Hashable, list[Tensor]]]:
+        found = []
+        for block, parts in zip(blocks, self.predictor.left_out(blocks), strict=True):
+            scores = [self.predictor.scores(part) for part in parts]
+            if scores:
+                values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
+                order = torch.argsort(values[0], stable=True)
+                found.append((block.name, [column[order] for column in values]))
+        return found
 
 
 def _require_rest(observed: Iterable[Observations], block: Block) -> None:
