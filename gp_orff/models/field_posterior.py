@@ -281,10 +281,8 @@ class FieldPosterior:
             attrs: attributes by name, such as {"u": {"units": "m s-1"}}, or a Dataset that has
                 them. Units of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
             time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
-            project: the `LocalPlane` of the readings, for coordinates in degrees; vectors go to the
-                east and north. Positions inside symbols are those in the plane.
-            chunks: sizes of blocks by coordinate, for Dask arrays that are computed where they are
-                used, as in `gp_orff.labelled.on_grid`.
+            project: the `LocalPlane` of the readings, for coordinates in degrees.
+            chunks: sizes of blocks, for Dask arrays; see `gp_orff.labelled.on_grid`.
 
         Raises:
             ImportError: xarray is not installed; `pip install gp_orff[xarray]`, or `[dask]`.
