@@ -60,7 +60,11 @@ def _on_every_worker(value: Callable) -> "xarray.DataArray":
     xr, dask = optional("xarray", "xarray"), optional("dask", "dask")
     held = np.empty((), dtype=object)
     held[()] = value
-    one = dask.delayed(held, name=f"field-{uuid.uuid4().hex}")
+    client = getattr(dask.base.get_scheduler(), "__self__", None)
+    if hasattr(client, "scatter"):  # of a cluster, whose scheduler should not carry it
+        one = dask.delayed(client.scatter(held, broadcast=True))
+    else:
+        one = dask.delayed(held, name=f"field-{uuid.uuid4().hex}")
     return xr.DataArray(optional("dask.array", "dask").from_delayed(one, (), object))
 
 
