@@ -465,6 +465,7 @@ def test_long_passes_say_how_far_they_are(kind, monkeypatch):
     _, text = shown(kind(), monkeypatch, lambda: model.fit(chunks, warm_start=True))
     found = re.findall(r"pass (\d+) over the data: (\d+) points read", text)
     assert found[:4] == [("1", "10"), ("1", "40"), ("2", "10"), ("2", "40")]
+    assert "pass 1 over the data: 10 points read, 1 of 2 chunks" in text
     assert len(set(found)) == 2 * int(found[-1][0])  # a bar draws the last one again
     told = len(text)
     model.update(x[:5], y[:5])  # which shows nothing, and goes through the chunks again

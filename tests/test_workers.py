@@ -147,9 +147,7 @@ def test_a_chunk_that_fails_for_good_is_named(pool, tmp_path):
     parts = chunks(500)
     parts[4] = Fails(parts[4], tmp_path / "marks", times=99)
     before = held.posterior().mean(XS)
-    with pytest.raises(
-        RuntimeError, match=r"chunk 4, Fails.* failed 2 times.*OSError: the disk is away"
-    ):
+    with pytest.raises(RuntimeError, match=r"chunk 4, Fails.* failed 2 times.*OSError: the disk"):
         held.update(parts, executor=pool, retries=1)
     x, y = parts[0]()
     wrong = [parts[0], (x, np.full_like(y, np.nan))]
@@ -215,7 +213,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     path, parts = tmp_path / "sums", chunks(500)
     parts[4] = Fails(parts[4], tmp_path / "marks", times=99)
     held = conditioned()
-    with pytest.raises(RuntimeError, match="chunk 4, Fails.* failed 3 times"):
+    with pytest.raises(RuntimeError, match=r"chunk 4, Fails.* failed 3 times"):
         held.statistics_of(parts, checkpoint=path)
     with pytest.raises(ValueError, match=r"expected the data of the checkpoint.*other chunks"):
         held.statistics_of([Load(7, 500), *parts[1:]], checkpoint=path)

@@ -129,7 +129,7 @@ class VectorFieldGP(ValidatedModel):
             executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
                 client's `get_executor()` or mpi4py's `MPIPoolExecutor`, whose workers read the
                 chunks and return sums; arrays stay here. See `gp_orff.data.workers`.
-            retries: how often a chunk that fails is tried again.
+            retries: how often a chunk that fails on a worker is tried again.
             checkpoint: the path of a file (a pickle) with partial sums, from which an interrupted
                 call with the same model and data goes on; deleted when the call has succeeded.
 

@@ -7,7 +7,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -105,23 +108,33 @@ def digest_of(value: object, before: str = "") -> str:
 
 
 def _serialize(value: object) -> Iterator[bytes]:
+    """Bytes that are the same in another process, which pickles need not be."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype != object:
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield str(name).encode()
-            yield from _serialize(item)
-    elif isinstance(value, list | tuple):
+        yield from _serialize([*map(str, value), *value.values()])
+    elif isinstance(value, list | tuple | np.ndarray):
         yield f"{len(value)}".encode()
         for item in value:
             yield from _serialize(item)
-    elif callable(value):
-        yield pickle.dumps(value)
-    elif is_dataclass(value):
-        yield type(value).__name__.encode()
-        yield from _serialize([getattr(value, own.name) for own in fields(value)])
+    elif hasattr(value, "__dask_tokenize__"):
+        yield _token(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        own = [getattr(value, part.name) for part in fields(value)]
+        yield from _serialize([type(value).__qualname__, *own])
+    elif isinstance(value, partial):
+        yield from _serialize([value.func, value.args, value.keywords])
+    elif isinstance(value, MethodType):
+        yield from _serialize([value.__func__, value.__self__])
+    elif callable(value) and hasattr(value, "__qualname__"):
+        yield f"{value.__module__}.{value.__qualname__}".encode()
     else:
-        yield repr(value).encode()
+        yield pickle.dumps(value) if callable(value) else repr(value).encode()
+
+
+def _token(value: object) -> bytes:
+    """What Dask calls a collection by, which does not change with the process."""
+    return import_module("dask.base").tokenize(value).encode()
