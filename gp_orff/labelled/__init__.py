@@ -7,8 +7,9 @@ function needs them.
 """
 
 from gp_orff.labelled.anomalies import total_field
+from gp_orff.labelled.lazy.files import files
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.reading import readings
 
-__all__ = ["LocalPlane", "on_grid", "readings", "total_field"]
+__all__ = ["LocalPlane", "files", "on_grid", "readings", "total_field"]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gp_orff.labelled.attributes import Attributes, of_moments, of_symbol
 from gp_orff.labelled.degrees import degree_columns
+from gp_orff.labelled.lazy.maps import by_blocks
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.projected import Field, ProjectedField
 from gp_orff.labelled.values import numbers, optional
@@ -35,6 +37,7 @@ def on_grid(
     time_unit: str = "s",
     epoch: object = None,
     project: LocalPlane | None = None,
+    chunks: Mapping[str, object] | None = None,
 ) -> "xarray.Dataset":
     """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
 
@@ -53,9 +56,13 @@ def on_grid(
         project: the `LocalPlane` that `readings` returned, for coordinates with a longitude and a
             latitude in degrees. Vectors, and derivatives of vectors, go back to east and north;
             positions and directions inside symbols remain those of the plane, in km.
+        chunks: sizes of blocks by coordinate, such as {"time": 10}; of others, a block has all.
+            Then variables are Dask arrays, which are computed block by block where they are used:
+            by `compute`, or by `to_zarr` without holding the map. The field travels to each worker
+            once.
 
     Raises:
-        ImportError: xarray is not installed, or pyproj to project.
+        ImportError: xarray is not installed, pyproj to project, or dask for chunks.
         TypeError: coordinates that are neither numbers nor times, a symbol that is none, or a
             `project` that is no plane.
         ValueError: coordinates, names or symbols that do not fit the field or each other.
@@ -99,17 +106,59 @@ def on_grid(
         raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
     of_field = [attrs.get(name, {}) for name in requests[0][1]]
     in_space = [inputs[column] for column in field.space]
-    variables = {}
+    layers = []
     for symbol, outputs in requests:
         field.mean(outline, symbol)  # so that all chunks have one domain
-        for name, *moments in zip(outputs, *_moments(field, symbol, axes), strict=True):
+        found = []
+        for name in outputs:
             factor, own = 1.0, attrs.get(name, {})
             if symbol is not None:
                 factor, own = of_symbol(name, symbol, of_field, in_space, own)
-            notes = of_moments(name, own)
-            for key, values, note in zip((name, f"{name}_sd"), moments, notes, strict=True):
-                variables[key] = xr.Variable(list(coords), factor * values, note)
-    return xr.Dataset(variables, coords)
+            found.append(Output(name, factor, of_moments(name, own)))
+        layers.append((symbol, found))
+    on_axes = MapOf(field, layers)
+    if chunks is not None:
+        return by_blocks(on_axes, coords, axes, chunks)
+    variables = zip(on_axes.attributes.items(), on_axes(axes), strict=True)
+    return xr.Dataset(
+        {name: xr.Variable(list(coords), own, note) for (name, note), own in variables}, coords
+    )
+
+
+@dataclass(frozen=True)
+class Output:
+    """A number at each point, by its name, in units `factor` times those of the model."""
+
+    name: str
+    factor: float
+    attributes: tuple[Attributes, Attributes]  # of the mean and of the standard deviation
+
+
+@dataclass(frozen=True)
+class MapOf:
+    """The means and standard deviations of outputs and symbols of a field."""
+
+    field: Field
+    layers: Sequence[tuple[Symbol | None, Sequence[Output]]]
+
+    @property
+    def attributes(self) -> dict[str, Attributes]:
+        """The attributes of all variables, by name and in order."""
+        pairs = [
+            pair
+            for _, outputs in self.layers
+            for own in outputs
+            for pair in zip((own.name, f"{own.name}_sd"), own.attributes, strict=True)
+        ]
+        return dict(pairs)
+
+    def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "*grid"]]:
+        """The variables on the product of the axes."""
+        found = []
+        for symbol, outputs in self.layers:
+            for own, *moments in zip(outputs, *_moments(self.field, symbol, axes), strict=True):
+                found += [own.factor * values for values in moments]
+        return found
 
 
 def _check_plane(project: object) -> None:
@@ -192,7 +241,7 @@ def _exists(field: Field, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
 
 
 def _moments(
-    field: Field, symbol: Symbol | None, axes: list[np.ndarray]
+    field: Field, symbol: Symbol | None, axes: Sequence[np.ndarray]
 ) -> tuple[Float[np.ndarray, "q *grid"], Float[np.ndarray, "q *grid"]]:
     """Means and standard deviations on the product of the axes."""
     q = field.num_outputs if symbol is None else symbol.num_outputs(field.num_outputs)
@@ -205,7 +254,7 @@ def _moments(
 
 
 def _points(
-    axes: list[np.ndarray], shape: tuple[int, ...]
+    axes: Sequence[np.ndarray], shape: tuple[int, ...]
 ) -> Iterator[tuple[slice, Float[Tensor, "n d"]]]:
     """Chunks of the product of the axes: row numbers and points."""
     size = int(np.prod(shape))

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from jaxtyping import Float
 
 from gp_orff.data.survey import DataWarning
 from gp_orff.labelled.degrees import degree_columns, labelled_in_degrees
+from gp_orff.labelled.lazy.blocks import Blocks
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.values import as_dataset, floats, named, numbers
 
@@ -35,6 +37,10 @@ def readings(
     a point. Points where all variables are NaN, such as land, are dropped; where only some are NaN,
     they stay NaN in y: use `fit(x, y, missing="mask")`. The variables have to be in the order of
     the coordinates that they point along: u, v with lon, lat.
+
+    Of a Dataset of Dask arrays nothing is loaded: the first value are chunks for `model.fit`, one
+    for each block, that hold the options too, so that `fit(*readings(...))` works as before;
+    "auto" then takes the box of all positions. See `files` for a folder.
 
     Args:
         dataset: an xarray Dataset.
@@ -91,59 +97,168 @@ def readings(
         [[0.0, 50.0], [0.2, 50.0], [0.0, 50.1], [0.2, 50.1]]
     """
     dataset = as_dataset(dataset)
-    fields, positions = named(dataset, variables), named(dataset, coordinates)
-    names = {"track": track, "time": time}
-    names = {option: name for option, name in names.items() if name is not None}
-    every_noise = np.array([] if noise is None else noise, dtype=object)
-    along = [*names.values(), *every_noise.flat]
-    along = named(dataset, along) if along else {}
-    sizes = dict(next(iter(fields.values())).sizes)
-    for name, variable in fields.items():
-        if set(variable.dims) != set(sizes):
-            raise ValueError(
-                f"expected variables with the same dimensions {tuple(sizes)}, got {name!r} with "
-                f"{variable.dims}; select from them with isel, or bring them to one grid with "
-                "interp"
-            )
-    for name, variable in {**positions, **along}.items():
-        if not set(variable.dims) <= set(sizes):
-            raise ValueError(
-                f"expected coordinates along the dimensions {tuple(sizes)} of the variables, got "
-                f"{name!r} along {variable.dims}; every observation has one position: select one "
-                "with isel"
-            )
-    y = [floats(name, values.set_dims(sizes)) for name, values in fields.items()]
-    y = np.stack(y, axis=-1)
-    observed = ~np.isnan(y).all(-1)
-    if not observed.any():
-        raise ValueError(f"expected observations of {' or '.join(fields)}, got nothing but NaN")
-    columns = [
-        numbers(name, values.set_dims(sizes).to_numpy()[observed], time_unit, epoch)
-        for name, values in positions.items()
-    ]
-    x, y = np.stack(columns, axis=-1), y[observed]
-    options = {
-        option: along[name].set_dims(sizes).to_numpy()[observed] for option, name in names.items()
-    }
-    if time is not None:
-        options["time"] = numbers(time, options["time"], time_unit, epoch)
-    if noise is not None:
-        columns = [floats(name, along[name].set_dims(sizes))[observed] for name in every_noise.flat]
-        options["noise"] = np.stack(columns, axis=-1).reshape(-1, *every_noise.shape)
-    attributes = {name: variable.attrs for name, variable in positions.items()}
+    columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
+    columns.check(dataset)
+    blocks = Blocks.of(dataset, columns.names, columns.chunk)
+    if blocks is not None:
+        return _of_chunks(columns, blocks, dataset, project)
+    x, y, options = columns.read(dataset)
+    if not len(x):
+        names = " or ".join(columns.variables)
+        raise ValueError(f"expected observations of {names}, got nothing but NaN")
     if project is None:
-        _check_units(attributes)
-        return (x, y, options) if along else (x, y)
-    columns = list(degree_columns(attributes))
-    places = x[:, columns]
-    plane = _plane(project, places)
-    x[:, columns] = plane.forward(places)
-    if plane.vectors and len(fields) > 1:
-        y, options = _in_the_plane(plane, places, y, options)
-    return (x, y, options, plane) if along else (x, y, plane)
+        check_units(columns.attributes(dataset))
+        return (x, y, options) if options else (x, y)
+    positions = columns.degrees(dataset)
+    columns = replace(columns, plane=plane_of(project, x[:, positions]), positions=positions)
+    x, y, options = columns.in_the_plane(x, y, options)
+    return (x, y, options, columns.plane) if options else (x, y, columns.plane)
 
 
-def _check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
+def _of_chunks(
+    columns: "Columns", blocks: Blocks, dataset: "xarray.Dataset", project: object
+) -> tuple[Blocks] | tuple[Blocks, LocalPlane]:
+    """One chunk for each block of a Dataset that is not in memory."""
+    if project is None:
+        check_units(columns.attributes(dataset))
+        return (blocks,)
+    positions = columns.degrees(dataset)
+    columns = replace(columns, plane=plane_of(project, columns.corners(dataset, positions)))
+    columns = replace(columns, positions=positions)
+    return replace(blocks, read=columns.chunk), columns.plane
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which variables of a Dataset are what, and how they are read."""
+
+    variables: tuple[str, ...]
+    coordinates: tuple[str, ...]
+    along: Mapping[str, str]  # names by option, track and time
+    noise: np.ndarray  # of names, empty if there are none
+    time_unit: str
+    epoch: object
+    plane: LocalPlane | None = None
+    positions: tuple[int, int] = ()  # of longitude and latitude among the coordinates
+
+    @classmethod
+    def of(
+        cls,
+        variables: str | Sequence[str],
+        coordinates: str | Sequence[str],
+        track: str | None,
+        time: str | None,
+        noise: object,
+        time_unit: str,
+        epoch: object,
+    ) -> "Columns":
+        """The arguments of `readings`."""
+        variables, coordinates = (
+            (names,) if isinstance(names, str) else tuple(names)
+            for names in (variables, coordinates)
+        )
+        along = {"track": track, "time": time}
+        along = {option: name for option, name in along.items() if name is not None}
+        every_noise = np.array([] if noise is None else noise, dtype=object)
+        return cls(variables, coordinates, along, every_noise, time_unit, epoch)
+
+    @property
+    def names(self) -> list[str]:
+        """All names, each once."""
+        names = [*self.variables, *self.coordinates, *self.along.values(), *self.noise.flat]
+        return list(dict.fromkeys(names))
+
+    def check(self, dataset: "xarray.Dataset") -> None:
+        """Raise KeyError for missing names, ValueError for dimensions that do not fit."""
+        fields, positions = named(dataset, self.variables), named(dataset, self.coordinates)
+        others = [*self.along.values(), *self.noise.flat]
+        others = named(dataset, others) if others else {}
+        sizes = next(iter(fields.values())).sizes
+        for name, variable in fields.items():
+            if set(variable.dims) != set(sizes):
+                raise ValueError(
+                    f"expected variables with the same dimensions {tuple(sizes)}, got {name!r} "
+                    f"with {variable.dims}; select from them with isel, or bring them to one grid "
+                    "with interp"
+                )
+        for name, variable in {**positions, **others}.items():
+            if not set(variable.dims) <= set(sizes):
+                raise ValueError(
+                    f"expected coordinates along the dimensions {tuple(sizes)} of the variables, "
+                    f"got {name!r} along {variable.dims}; every observation has one position: "
+                    "select one with isel"
+                )
+
+    def attributes(self, dataset: "xarray.Dataset") -> dict[str, Mapping[str, Any]]:
+        """The attributes of the coordinates, by name."""
+        return {name: dataset.variables[name].attrs for name in self.coordinates}
+
+    def degrees(self, dataset: "xarray.Dataset") -> list[int]:
+        """The columns of x that are longitude and latitude."""
+        return list(degree_columns(self.attributes(dataset)))
+
+    def corners(
+        self, dataset: "xarray.Dataset", positions: Sequence[int]
+    ) -> Float[np.ndarray, "4 2"]:
+        """The corners of the box of longitudes and latitudes."""
+        ends = []
+        for position in positions:
+            values = dataset.variables[self.coordinates[position]]
+            ends.append([float(values.min()), float(values.max())])
+        return np.stack(np.meshgrid(*ends), axis=-1).reshape(-1, 2)
+
+    def read(
+        self, dataset: "xarray.Dataset"
+    ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
+        """x, y and options of `model.fit`, without what is NaN in all variables."""
+        fields, positions = named(dataset, self.variables), named(dataset, self.coordinates)
+        sizes = dict(next(iter(fields.values())).sizes)
+        y = [floats(name, values.set_dims(sizes)) for name, values in fields.items()]
+        y = np.stack(y, axis=-1)
+        observed = ~np.isnan(y).all(-1)
+        columns = [
+            self._numbers(name, values.set_dims(sizes).to_numpy()[observed])
+            for name, values in positions.items()
+        ]
+        options = {
+            option: dataset.variables[name].set_dims(sizes).to_numpy()[observed]
+            for option, name in self.along.items()
+        }
+        if "time" in options:
+            options["time"] = self._numbers(self.along["time"], options["time"])
+        if self.noise.size:
+            noise = [
+                floats(name, dataset.variables[name].set_dims(sizes))[observed]
+                for name in self.noise.flat
+            ]
+            options["noise"] = np.stack(noise, axis=-1).reshape(-1, *self.noise.shape)
+        return np.stack(columns, axis=-1), y[observed], options
+
+    def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
+        return numbers(name, values, self.time_unit, self.epoch)
+
+    def in_the_plane(
+        self,
+        x: Float[np.ndarray, "N d"],
+        y: Float[np.ndarray, "N p"],
+        options: dict[str, np.ndarray],
+    ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
+        """The same with positions and vectors in the plane."""
+        places = x[:, self.positions]
+        x[:, self.positions] = self.plane.forward(places)
+        if self.plane.vectors and len(self.variables) > 1:
+            y, options = _in_the_plane(self.plane, places, y, options)
+        return x, y, options
+
+    def chunk(self, dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
+        """A chunk for `model.fit`, without readings where all is NaN."""
+        x, y, options = self.read(dataset)
+        if self.plane is not None and len(x):
+            x, y, options = self.in_the_plane(x, y, options)
+        return {"x": x, "y": y, **options}
+
+
+def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
     degrees = labelled_in_degrees(attributes)
     if degrees:
         warnings.warn(
@@ -155,7 +270,7 @@ def _check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def _plane(project: object, places: Float[np.ndarray, "N 2"]) -> LocalPlane:
+def plane_of(project: object, places: Float[np.ndarray, "N 2"]) -> LocalPlane:
     if isinstance(project, str) and project == "auto":
         return LocalPlane.around(places)
     plane = project if isinstance(project, LocalPlane) else LocalPlane(project)

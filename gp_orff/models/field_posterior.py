@@ -264,6 +264,7 @@ class FieldPosterior:
         time_unit: str = "s",
         epoch: object = None,
         project: LocalPlane | None = None,
+        chunks: Mapping[str, object] | None = None,
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
@@ -275,14 +276,13 @@ class FieldPosterior:
             names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
             symbols: symbols of the field by name; several outputs of one are numbered. Default:
                 divergence and vorticity of a planar field, if they exist.
-            attrs: attributes by name, such as {"u": {"units": "m s-1"}}, or a Dataset that has
-                them. Units of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
+            attrs: attributes by name, {"u": {"units": "m s-1"}}, or a Dataset that has them. Units
+                of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
             time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
-            project: the `LocalPlane` of the readings, for coordinates in degrees; vectors go to the
-                east and north. Positions inside symbols are those in the plane.
+            project, chunks: for degrees, and for Dask arrays; see `gp_orff.labelled.on_grid`.
 
         Raises:
-            ImportError: xarray is not installed; `pip install gp_orff[xarray]`.
+            ImportError: xarray is not installed; `pip install gp_orff[xarray]`, or `[dask]`.
             TypeError: coordinates that are neither numbers nor times, or a symbol that is none.
             ValueError: coordinates, names or symbols that do not fit the field or each other.
 
@@ -295,7 +295,8 @@ class FieldPosterior:
             (('x', 'y'), (3, 2))
         """
         how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
-        return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, **how)
+        how |= {"time_unit": time_unit, "epoch": epoch, "chunks": chunks}
+        return on_grid(self, coordinates, **how)
 
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None

@@ -1,0 +1,1 @@
+"""Datasets that are larger than memory: chunks for `fit`, and maps block by block."""
