@@ -295,8 +295,7 @@ class FieldPosterior:
             (('x', 'y'), (3, 2))
         """
         how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
-        how |= {"time_unit": time_unit, "epoch": epoch, "chunks": chunks}
-        return on_grid(self, coordinates, **how)
+        return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, chunks=chunks, **how)
 
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
