@@ -105,10 +105,10 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        if not isinstance(self.rule, Grid) or not (self.on_lattice or size > MOST_TRAINING):
-            return False  # decaying waves cost more than their kernel
-        grid = replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE)
-        draws = self._draw(grid)
+        costly = not self.on_lattice and size <= MOST_TRAINING and self.requested.exact_values
+        if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
+            return False
+        draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
         acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
         affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
         return affordable and draws[0].shared.tolerance.item() <= acceptable

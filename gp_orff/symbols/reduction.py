@@ -38,8 +38,8 @@ class ReductionToPole(Symbol):
         >>> import gp_orff, torch
         >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])  # at the pole already
         >>> wave = torch.tensor([[0.6, 0.8, 1.0j]])  # exp(i(0.6 x + 0.8 y) - z)
-        >>> reduction(wave, 3).real  # the anomaly along a main field that points down is -b₃
-        tensor([[[-0., -0., -1.]]], dtype=torch.float64)
+        >>> reduction(wave, 3)[..., 2].real  # the anomaly along a field that points down is -b₃
+        tensor([[-1.]], dtype=torch.float64)
     """
 
     magnetisation: Sequence[float] | Float[Tensor, "3"]
