@@ -387,7 +387,7 @@ def test_fits_that_fail_are_recorded_with_their_reason(script):
     assert wrong["error"].startswith("ValueError: ")
     assert "inside" not in wrong
     slow = measured(gp_orff.HelmholtzKernel(num_dims=2), made(0), 0.02)
-    assert slow["error"].startswith("OutOfTime: given up after 0.02 s in fit > ")
+    assert slow["error"].startswith("OutOfTime: given up after 0.02 s in call > fit > ")
     assert slow["seconds"] < 5
 
 

@@ -72,8 +72,7 @@ class ReductionToPole(Symbol):
             )
 
     def patches(self, num_dims: int, p: int) -> None:
-        """None: it is no sum of averages."""
-        return None
+        return None  # it is no sum of averages
 
     def __call__(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
         if not omega.is_complex() and omega.any():
