@@ -154,7 +154,7 @@ class Chunks:
             self.show(number, points, None)
 
     def fold(self, summary: Summary[Value]) -> Value | None:
-        return fold(Work(self._read, summary), summary.name, self.chunks, self.show)
+        return fold(Work(self._read, summary), lambda: summary.name, self.chunks, self.show)
 
     @property
     def _read(self) -> ChunkReader:

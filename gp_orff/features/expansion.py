@@ -24,13 +24,17 @@ class Expansion(ABC):
     phi: Columns
     num_features: int
     num_outputs: int
-    cholesky_cost: int  # of the Cholesky factor of the weights' precision: F³ for a full matrix
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
 
     @property
     def num_columns(self) -> int:
         return self.phi.num_columns
+
+    @property
+    def cholesky_cost(self) -> int:
+        """Of the Cholesky factor of the weights' precision: F³ for a full matrix."""
+        return self.num_features**3
 
     @abstractmethod
     def scaled(self, variance: Float[Tensor, "*b"]) -> "Expansion":
@@ -99,10 +103,6 @@ class FeatureExpansion(Expansion):
     @property
     def num_outputs(self) -> int:
         return self.directions.shape[-1]
-
-    @property
-    def cholesky_cost(self) -> int:
-        return self.num_features**3
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -33,10 +33,6 @@ class ScaledExpansion(Expansion):
         return self.units.shape[-1]
 
     @property
-    def cholesky_cost(self) -> int:
-        return self.num_features**3
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.phi.tensors, self.scales
 

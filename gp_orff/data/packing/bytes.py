@@ -7,6 +7,8 @@ from zipfile import BadZipFile
 import torch
 import torch.distributed as distributed
 
+from gp_orff.data.packing.records import check_kind
+
 _VERSION = 1
 
 
@@ -27,9 +29,7 @@ def read_bytes(kind: str, content: bytes) -> dict:
         record = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except (RuntimeError, EOFError, ValueError, BadZipFile, pickle.UnpicklingError) as error:
         raise ValueError(f"expected bytes of a {kind}, got others, or damaged ones") from error
-    if not isinstance(record, dict) or record.get("format") != kind:
-        actual = record.get("format") if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"expected bytes of a {kind}, got {actual!r}")
+    check_kind(record, kind, "bytes of")
     if record["version"] > _VERSION:
         raise ValueError(
             f"expected a {kind} of a version up to {_VERSION}, got {record['version']}: install a "

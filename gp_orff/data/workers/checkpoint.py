@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pickle
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from gp_orff.data.packing.records import write_whole
 
 _SHARE = 0.05  # of the time of a pass that writing may take
 _FORMAT = "gp_orff.checkpoint 1"
@@ -72,16 +73,7 @@ class Checkpoint:
         if not soon and start < self.due:
             return
         content = pickle.dumps((_FORMAT, self.identity, self.partials))
-        temporary = {"dir": self.path.parent, "prefix": f".{self.path.name}.", "delete": False}
-        with tempfile.NamedTemporaryFile(**temporary) as file:
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, self.path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        write_whole(self.path, lambda file: file.write(content))
         end = time.perf_counter()
         self.due = end + (end - start) / _SHARE
 

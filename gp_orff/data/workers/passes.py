@@ -83,12 +83,13 @@ def shares(values: Sequence) -> list[Sequence]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-def fold(work: Work, name: object, chunks: Iterable, show: Show = silent) -> Any:
+def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
     """The sum of what `work` makes of each chunk; None if there are no chunks.
 
-    `name` tells the work from others of the same call.
+    `name` gives what tells the work from others of the same call; only a checkpoint asks for it.
     """
-    return Fold(_call.passes, work, digest_of(name), chunks, show)()
+    known = "" if _call.passes.checkpoint is None else digest_of(name())
+    return Fold(_call.passes, work, known, chunks, show)()
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,8 @@ class HarmonicColumns(PointwiseColumns):
         return torch.cat([phase.cos() * decay, phase.sin() * decay], dim=-1)
 
     def sums(self, x, y, weights):
+        if weights.shape[-1] == 1 or not len(weights):
+            return self._sums(x, y, weights)
         base, mixing = independent_columns(weights)
         grams, cross, sums = self._sums(x, y, base)
         grams, sums = (
@@ -206,8 +208,6 @@ def independent_columns(
     weights: Float[Tensor, "n k"],
 ) -> tuple[Float[Tensor, "n r"], Float[Tensor, "r k"]]:
     """Weights as combinations of fewer, where they are: those along one direction are one."""
-    if weights.shape[-1] == 1 or not len(weights):
-        return weights, torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
     left, values, right = torch.linalg.svd(weights.double(), full_matrices=False)
     rank = max(1, int((values > _INDEPENDENT * values[0]).sum()))
     return left[:, :rank] * values[:rank], right[:rank]

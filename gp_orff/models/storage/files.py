@@ -3,14 +3,15 @@
 import hashlib
 import os
 import pickle
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import partial
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from gp_orff.data.packing.records import check_kind, write_whole
 
 VERSION = 2  # since reports have numbers; version 1 has sentences in their place
 
@@ -20,18 +21,8 @@ def write(path: str | os.PathLike, kind: str, content: dict) -> None:
 
     An interrupted write leaves the old file as it was.
     """
-    path = Path(path)
     record = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
-    temporary = {"dir": path.parent, "prefix": f".{path.name}.", "delete": False}
-    with tempfile.NamedTemporaryFile(**temporary) as file:
-        try:
-            torch.save(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    write_whole(path, partial(torch.save, record))
 
 
 def read(path: str | os.PathLike, kind: str) -> dict:
@@ -49,9 +40,7 @@ def read(path: str | os.PathLike, kind: str) -> dict:
         raise _damaged(path) from error
     except (pickle.UnpicklingError, AttributeError, TypeError, IndexError) as error:
         raise _damaged(path) from error
-    if not isinstance(record, dict) or record.get("format") != kind:
-        actual = record.get("format") if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"expected a file of a {kind}, got {actual!r} in {path}")
+    check_kind(record, kind, "a file of", f" in {path}")
     if record["version"] > VERSION:
         raise ValueError(
             f"{path} has version {record['version']} of the file format, but this gp_orff reads "

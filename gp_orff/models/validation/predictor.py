@@ -47,6 +47,10 @@ class Predictor:
             return left_out_of_tracks(self.inference, self.along, *parts, blocks)
         return left_out(self.inference, *parts, blocks)
 
+    def _name(self) -> list[object]:
+        """What tells this work from others of the same call."""
+        return ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
+
     @torch.no_grad()
     def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
         """The scores of all blocks with readings.
@@ -55,8 +59,7 @@ class Predictor:
             ValueError: a block that leaves nothing to learn from, or no numbers to predict.
         """
         work = Work(tuple, ScoresOfBlocks(self), len)
-        name = ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
-        scored = fold(work, name, shares(blocks)) or []
+        scored = fold(work, self._name, shares(blocks)) or []
         if not scored:
             raise ValueError(
                 "expected blocks with observed numbers, got none in any of them; drop points "
