@@ -13,8 +13,13 @@ from gp_orff.data.reading import Options, read
 from gp_orff.data.repeats.merged import site_labels
 from gp_orff.features.assemble import draw as draws_of
 from gp_orff.inference import representation
-from gp_orff.inference.conditioning import ExactInference, FeatureInference, IterativeInference
-from gp_orff.inference.conditioning.few_sites import on_few_sites
+from gp_orff.inference.conditioning import (
+    ExactInference,
+    FeatureInference,
+    IterativeInference,
+    few_sites,
+)
+from gp_orff.inference.conditioning.few_sites import exact_instead, on_few_sites
 from gp_orff.inference.conditioning.merging import changes_within, with_few_sites
 from tests.fields import curl_free, directions, draw, uniform
 
@@ -140,6 +145,22 @@ def test_sites_are_preferred_to_iterations_that_truncate_some(iterative):
         assert sites.mean_change <= 0.5 * cut
         assert f"truncate {cut:.2g} of it" in reason
     assert on_few_sites(inference, kernel, noises, 10) is None
+
+
+@pytest.mark.parametrize(("iterative", "most"), [(True, 600), (True, 599), (False, 600)])
+def test_few_numbers_are_factorised_in_the_place_of_iterations(monkeypatch, iterative, most):
+    monkeypatch.setattr(few_sites, "_MOST_ONCE", most)
+    x = uniform(300, 2)
+    data = Dataset.in_memory(read(x, draw(300, 2, seed=1), 2, Options()))
+    kernel, noises = curl_free(0.5), {"": 0.1 * torch.eye(2).double()}
+    grid = draws_of(kernel, gp_orff.Grid.for_data(x))
+    inference = (IterativeInference if iterative else FeatureInference)(data, grid)
+    found = exact_instead(inference, kernel, noises, 700)
+    assert (found is not None) == (iterative and most == 600)
+    if found is not None:
+        exact, reason = found
+        assert exact.size == 600
+        assert "600 numbers" in reason
 
 
 def test_even_readings_stay_on_the_grid():

@@ -27,7 +27,7 @@ from gp_orff.inference.conditioning import (
     feature_inference,
     has_covariance,
 )
-from gp_orff.inference.conditioning.few_sites import on_few_sites
+from gp_orff.inference.conditioning.few_sites import exact_instead
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
 from gp_orff.kernels.closed_form import at_zero
@@ -115,13 +115,13 @@ class Representation:
 
     @property
     def mended(self) -> "Representation":
-        """The exact kernel on few sites, within which the field changes by less than what the grid
-        truncates, where that is much; else the same."""
+        """The exact kernel in the place of iterations, or on few sites, within which the field
+        changes by less than what the grid truncates, where that is much; else the same."""
         auto = self.requested
         if not (isinstance(auto, Auto) and self.follows and self.on_lattice):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        found = on_few_sites(self.now(), self.kernel, self._noises, most)
+        found = exact_instead(self.now(), self.kernel, self._noises, most)
         if found is None:
             return self
         sites, reason = found

@@ -1,4 +1,4 @@
-"""The exact kernel on few sites, in the place of a grid that truncates more than they change."""
+"""The exact kernel in the place of a grid: where it has few numbers, or few sites."""
 
 import numpy as np
 import torch
@@ -6,16 +6,40 @@ from gpytorch.kernels import Kernel
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises
+from gp_orff.features.assemble import num_features
 from gp_orff.inference.conditioning.exact import ExactInference, has_covariance
 from gp_orff.inference.conditioning.features import FeatureInference
-from gp_orff.inference.conditioning.iterative import IterativeInference
+from gp_orff.inference.conditioning.iterative import IterativeInference, most_factorised
 from gp_orff.inference.conditioning.merging import with_few_sites
 
 MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
+_MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
+
+
+@torch.no_grad()
+def exact_instead(
+    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float
+) -> tuple[ExactInference, str] | None:
+    """Inference by the exact kernel, and why it is better than that on a grid; else None.
+
+    Iterations make every variance anew, and take thousands of products where the noise is small;
+    one factorisation of the covariance of some thousand numbers serves all of them, and truncates
+    nothing. The arguments are those of `on_few_sites`.
+    """
+    data = inference.data
+    iterative = isinstance(inference, IterativeInference)
+    few = data.num_values <= min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
+    if not (iterative and few and has_covariance(kernel, data)):
+        return on_few_sites(inference, kernel, noises, most)
+    features = num_features(kernel, inference.draws)
+    return ExactInference.merging(kernel, noises, data), (
+        f"exact kernel: the covariance of {data.num_values:.0f} numbers takes one factorisation, "
+        f"{features} features would take iterations"
+    )
 
 
 @torch.no_grad()
