@@ -39,6 +39,7 @@ from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.dot_product import DotProductKernel
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
@@ -102,6 +103,7 @@ __all__ = [
     "HelmholtzKernel",
     "Jacobian",
     "KnownNoiseLikelihood",
+    "LearnedSpectrumKernel",
     "LineIntegral",
     "MonteCarlo",
     "MultitaskStudentTLikelihood",

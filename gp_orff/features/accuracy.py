@@ -11,7 +11,7 @@ from gp_orff.features.frequencies.lattice_nodes import Lattice, LatticeDraw
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum
 from gp_orff.features.truncation import grid_variance, periodised_variance
 from gp_orff.kernels.factors import Factor, Mixing
-from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
+from gp_orff.kernels.spectra.elliptical import ScaleMixture
 from gp_orff.kernels.spectra.lattice_sums import (
     aliased,
     aliased_curvature,
@@ -96,7 +96,7 @@ def _aliasing(term: Term, draw: LatticeDraw) -> float:
     """The sum of the errors of the leaves, which bounds the error of their product."""
     total = 0.0
     for leaf in leaf_spectra(term, draw.dims):
-        if isinstance(leaf.spectrum, GammaMixture) and leaf.variance is None:
+        if isinstance(leaf.spectrum, ScaleMixture) and leaf.variance is None:
             factor = term.factor if leaf.degree else None
             total += _largest_error(leaf.spectrum, factor, draw, leaf.dims)
         else:
@@ -105,7 +105,7 @@ def _aliasing(term: Term, draw: LatticeDraw) -> float:
 
 
 def _largest_error(
-    spectrum: GammaMixture, factor: Factor | None, draw: LatticeDraw, dims: tuple[int, ...]
+    spectrum: ScaleMixture, factor: Factor | None, draw: LatticeDraw, dims: tuple[int, ...]
 ) -> float:
     """The largest error of K(τ) relative to K(0), at lags τ up to the longest from a datum."""
     spacing, lag = draw.lattice.spacing[list(dims)], draw.lattice.lag[list(dims)]

@@ -17,7 +17,7 @@ from gp_orff.features.near_zero import with_cells
 from gp_orff.kernels.closed_form import at_zero, derivatives
 from gp_orff.kernels.factors import embedded
 from gp_orff.kernels.spectra.base import Spectrum
-from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
+from gp_orff.kernels.spectra.elliptical import ScaleMixture
 from gp_orff.kernels.spectra.lattice_sums import nonzero_sum, second_moments, weight_at_zero
 from gp_orff.kernels.spectra.sphere import unit_sphere
 from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
@@ -157,7 +157,7 @@ def _curvature(
     zero = torch.diag_embed(spectrum.second_moments(len(spacing)))
     if constant.all():
         return zero
-    if isinstance(spectrum, GammaMixture):
+    if isinstance(spectrum, ScaleMixture):
         return _lattice_moments(spectrum, spacing, constant)
     lags = _nearest(spacing, constant).unsqueeze(-2)
     try:
@@ -168,7 +168,7 @@ def _curvature(
 
 
 def _lattice_moments(
-    spectrum: GammaMixture, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
+    spectrum: ScaleMixture, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
     """Σ_k w_k ω_k ω_kᵀ over the whole lattice, with the weights of the grid."""
     if not constant.any():
@@ -186,7 +186,7 @@ def _sum_over_images(
     """Σ_j k(jP) / k(0), without images along `constant` inputs."""
     if constant.all():
         return spacing.new_ones(())
-    if isinstance(spectrum, GammaMixture):
+    if isinstance(spectrum, ScaleMixture):
         if constant.any():
             varying = (~constant).nonzero().squeeze(-1).tolist()
             spectrum, spacing = spectrum.marginal(varying), spacing[varying]

@@ -8,7 +8,6 @@ The base kernel k is the kernel of the potential; it is not rescaled. Matrices a
 n·p + i is output i at point n, as gpytorch's `MultitaskMultivariateNormal` expects.
 """
 
-import math
 from copy import deepcopy
 from itertools import chain
 
@@ -79,7 +78,7 @@ class PotentialKernel(WrapperKernel):
         if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
             if radial_derivatives.dispatch(type(leaf)) is radial_derivatives.dispatch(object):
                 radial_derivatives(leaf, None)  # raises, and lists the kernels it knows
-        elif math.isinf(spectral_density(leaf, name).moment(1, self.num_dims)):
+        elif torch.as_tensor(spectral_density(leaf, name).moment(1, self.num_dims)).isinf().any():
             base = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
             raise ValueError(
                 f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {base}; use "

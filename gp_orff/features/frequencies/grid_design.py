@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from gp_orff.features.frequencies.constant_axes import in_plane
 from gp_orff.features.frequencies.lattice_nodes import axis_lengthscales
 from gp_orff.features.frequencies.rule import LeafSpectrum, TermSpectrum
-from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
+from gp_orff.kernels.spectra.elliptical import ScaleMixture
 from gp_orff.kernels.spectra.lattice_sums import first_nonzero, moments_near_zero
 
 MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
@@ -114,7 +114,7 @@ def correlation_lag(
     def correlation(r: float) -> float:
         return leaf.correlation(r * scale, axis)
 
-    heavy = isinstance(spectrum, GammaMixture) and leaf.variance is None
+    heavy = isinstance(spectrum, ScaleMixture) and leaf.variance is None
     if extent is None or not heavy:
         return scale * _last_crossing(correlation, share, start=1e-2)
     longest = (extent[list(leaf.dims)] / scales).max()

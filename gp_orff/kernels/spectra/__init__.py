@@ -2,7 +2,7 @@
 
 from gp_orff.kernels.spectra.base import GridSpectrum, Spectrum, spectrum
 from gp_orff.kernels.spectra.bessel import BesselSpectrum
-from gp_orff.kernels.spectra.elliptical import Gaussian, StudentT
+from gp_orff.kernels.spectra.elliptical import Gaussian, ScaleMixture, StudentT
 from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
 from gp_orff.kernels.spectra.spectral_mixture import SpectralMixture
 
@@ -11,6 +11,7 @@ __all__ = [
     "GammaMixture",
     "Gaussian",
     "GridSpectrum",
+    "ScaleMixture",
     "SpectralMixture",
     "Spectrum",
     "StudentT",

@@ -113,6 +113,15 @@ class Elliptical(Radial, GridSpectrum):
 
 
 @dataclass(frozen=True)
+class ScaleMixture(Elliptical):
+    """A radial spectrum of z = √s g, g ~ N(0, I), with a random scale s > 0."""
+
+    @abstractmethod
+    def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
+        """Nodes s and weights (*b, n) of quadrature for E f(s), f constant below `least`."""
+
+
+@dataclass(frozen=True)
 class Gaussian(Elliptical):
     """Spectrum of the RBF kernel exp(−½‖τ/ℓ‖²): ω ~ N(0, diag ℓ⁻²), so that ‖z‖² ~ χ²_d.
 

@@ -14,7 +14,12 @@ from torch.autograd import Function
 
 from gp_orff.kernels.scalar import require_covariance_of
 from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
-from gp_orff.kernels.spectra.elliptical import Elliptical, chi2_moment, chi2_quantile, chi2_tail
+from gp_orff.kernels.spectra.elliptical import (
+    ScaleMixture,
+    chi2_moment,
+    chi2_quantile,
+    chi2_tail,
+)
 from gp_orff.kernels.spectra.scale_mixture import (
     gamma_nodes,
     gamma_range,
@@ -28,7 +33,7 @@ _ALPHA = 0.01, 1e3  # search interval of α: from nearly logarithmic correlation
 
 
 @dataclass(frozen=True)
-class GammaMixture(Elliptical):
+class GammaMixture(ScaleMixture):
     """Spectrum of the rational quadratic kernel (1 + ‖τ/ℓ‖²/2α)^{−α}.
 
     A Gaussian scale mixture: z = √s g, g ~ N(0, I), s ~ Gamma(α, rate α). Weighted by ‖z‖^{2t}:

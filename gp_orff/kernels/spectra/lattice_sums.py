@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.kernels.spectra.base import Spectrum
-from gp_orff.kernels.spectra.gamma_mixture import GammaMixture
+from gp_orff.kernels.spectra.elliptical import ScaleMixture
 
 _TERMS = 5  # of a theta function, on either side of zero
 _MIN_SCALE = 1e-12  # in units of (hℓ)²; below it, the Gaussian is inside the cell around ω = 0
@@ -36,7 +36,7 @@ def weight_at_zero(spectrum: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Ten
 
 
 @weight_at_zero.register
-def _(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+def _(spectrum: ScaleMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """k(0) less the weights of all other lattice points.
 
         1 − Σ_{k≠0} S(ω_k) ∏h = S(0) ∏h − Σ_{j≠0} k(jP) = E_s[1 − Πθ_i(0) + Πc_i] .
@@ -61,13 +61,13 @@ def lattice_weights(
     return torch.where(nonzero, weights, weight_at_zero(spectrum, spacing).unsqueeze(-1))
 
 
-def nonzero_sum(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
+def nonzero_sum(spectrum: ScaleMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
     """Σ_{k≠0} S(ω_k) ∏h over the whole lattice: E_s[Πθ_i(0) − Πc_i]."""
     scales = _Scales(spectrum, spacing)
     return scales.mean(scales.nonzero_terms(torch.zeros_like(spacing)))
 
 
-def second_moments(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
+def second_moments(spectrum: ScaleMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d d"]:
     """Σ_k S(ω_k) ω_k ω_kᵀ ∏h over the whole lattice."""
     scales = _Scales(spectrum, spacing)
     return scales.mean(scales.curvature(torch.zeros_like(spacing)))
@@ -86,15 +86,15 @@ def moments_near_zero(
 
 
 @moments_near_zero.register
-def _(spectrum: GammaMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d"]:
+def _(spectrum: ScaleMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b d"]:
     """Σ_{j≠0} ∂_i² k(jP), or zero where that is negative."""
-    whole = spectrum.lengthscale.to(spacing).squeeze(-2).square().reciprocal()  # E ω_i² = 1/ℓ_i²
+    whole = spectrum.second_moments(len(spacing)).to(spacing)
     on_lattice = second_moments(spectrum, spacing).diagonal(dim1=-1, dim2=-2)
     return (whole - on_lattice).clamp_min(0)
 
 
 def aliased(
-    spectrum: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
+    spectrum: ScaleMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b"]:
     """The error of the kernel of a lattice at lag τ: Σ_{j≠0} [k(τ + jP) − k(jP)]."""
     scales = _Scales(spectrum, spacing)
@@ -103,7 +103,7 @@ def aliased(
 
 
 def aliased_curvature(
-    spectrum: GammaMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
+    spectrum: ScaleMixture, spacing: Float[Tensor, "d"], lag: Float[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
     """The error of minus the Hessian of the kernel of a lattice, at lag τ."""
     scales = _Scales(spectrum, spacing)
@@ -121,7 +121,7 @@ def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
 class _Scales:
     """Theta functions of a lag along every axis, for each scale s of a spectrum."""
 
-    def __init__(self, spectrum: GammaMixture, spacing: Float[Tensor, "d"]):
+    def __init__(self, spectrum: ScaleMixture, spacing: Float[Tensor, "d"]):
         self.spacing = spacing
         self.lengthscale = spectrum.lengthscale.to(spacing)
         self.width = self.lengthscale * spacing

@@ -34,6 +34,7 @@ from gp_orff.features.frequencies.rule import Rule
 from gp_orff.kernels.dot_product.kernel import DotProductKernel, LegendreKernel, ProjectionKernel
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.products import FieldProductKernel
@@ -86,6 +87,11 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     RQKernel: _scalar,
     MaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
     GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
+    LearnedSpectrumKernel: lambda k: {
+        "num_knots": k.num_knots,
+        "smoothness": k.smoothness,
+        **_scalar(k),
+    },
     BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},
     SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
     LinearKernel: _scalar,

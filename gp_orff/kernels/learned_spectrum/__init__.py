@@ -1,0 +1,6 @@
+"""A scalar kernel whose spectral density is learned: the kernel and its spectrum."""
+
+from gp_orff.kernels.learned_spectrum.kernel import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum.spectrum import FiniteMixture
+
+__all__ = ["FiniteMixture", "LearnedSpectrumKernel"]

@@ -1,0 +1,163 @@
+"""A scalar kernel whose spectral density is learned from the data."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel
+from gpytorch.priors import NormalPrior, Prior
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.closed_form import radial_derivatives
+
+_FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
+_WIDTH = 0.7  # standard deviation of the logarithm of the lengths, by their weights at the start
+_SLOPE = 3.0  # standard deviation of the slope of the log weights over the log lengths
+_FEWEST = 4
+
+
+class LearnedSpectrumKernel(Kernel):
+    r"""A stationary kernel whose spectral density is a curve that is learned from the data.
+
+    A mixture of RBF kernels of many lengths, whose weights are trained:
+
+        k(x, z) = Σ_j π_j exp(−½ ‖(x − z)/(ℓ λ_j)‖²) ,    S(ω) = Σ_j π_j N(ω; 0, diag(ℓ λ_j)⁻²) ,
+
+    with `num_knots` lengths λ_j from 1/8 to 8 at equal ratios, and Σ_j π_j = 1. By Schoenberg's
+    theorem such mixtures are all the isotropic kernels that are valid in every number of
+    dimensions. RBF, Matérn and rational quadratic kernels are among them, so that nobody has to
+    choose. A spectrum with a peak that is narrower than that of a derivative of an RBF kernel, as
+    of a regular wave, is not: use gpytorch's `SpectralMixtureKernel`.
+
+    The log weights are a curve over log λ with a prior: normal slopes of standard deviation 3, and
+    normal second differences of standard deviation τ, the `smoothness`,
+
+        log π_j = c + b u_j + τ (D₂⁺ z)_j − ½ (u_j / 0.7)² ,    u = log λ ,
+
+    b ~ N(0, 3²) and z ~ N(0, I).
+
+    `shape` holds b/3 and z; gpytorch priors of it take part in `fit` and in gpytorch's own
+    marginal likelihood. The covariance has a closed form, for all inputs and with ARD; frequency
+    grids (`Grid`, `Auto`) hold it as they hold other kernels. Random rules raise: the frequencies
+    they draw would not follow the weights.
+
+    Args:
+        num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.
+        smoothness: τ, how far the log weights may bend from knot to knot.
+        ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
+        batch_shape: the batch shape of the parameters, as in gpytorch.
+        active_dims: the input columns of the kernel; all columns if None.
+        lengthscale_prior: the prior of the lengthscales, as in gpytorch.
+        lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
+
+    Raises:
+        ValueError: fewer than 4 knots, or a smoothness that is not positive.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> kernel = gp_orff.LearnedSpectrumKernel(num_knots=12)
+        >>> kernel.weights.shape, kernel.lengths[[0, -1]].tolist()
+        (torch.Size([12]), [0.125, 8.0])
+        >>> field = gp_orff.CurlFreeKernel(kernel, num_dims=2)
+        >>> field(torch.rand(5, 2)).shape
+        torch.Size([10, 10])
+    """
+
+    has_lengthscale = True
+
+    def __init__(
+        self,
+        num_knots: int = 12,
+        smoothness: float = 4.0,
+        *,
+        ard_num_dims: int | None = None,
+        batch_shape: torch.Size | None = None,
+        active_dims: Sequence[int] | None = None,
+        lengthscale_prior: Prior | None = None,
+        lengthscale_constraint: Interval | None = None,
+    ):
+        check_positive_integer(num_knots, "num_knots", "LearnedSpectrumKernel")
+        if num_knots < _FEWEST:
+            raise ValueError(
+                f"LearnedSpectrumKernel expects num_knots of at least {_FEWEST}, got {num_knots}; "
+                "a curve needs some, the default is 12"
+            )
+        if not smoothness > 0:
+            raise ValueError(
+                f"LearnedSpectrumKernel expects smoothness > 0, got {smoothness}; the default is 4"
+            )
+        super().__init__(
+            ard_num_dims=ard_num_dims,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            lengthscale_prior=lengthscale_prior,
+            lengthscale_constraint=lengthscale_constraint,
+        )
+        self.num_knots, self.smoothness = int(num_knots), float(smoothness)
+        u = np.linspace(-np.log(_FARTHEST), np.log(_FARTHEST), num_knots)
+        bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
+        basis = np.column_stack([_SLOPE * u, smoothness * bends])
+        kind = torch.get_default_dtype()
+        self.register_buffer("lengths", torch.as_tensor(np.exp(u), dtype=kind), persistent=False)
+        self.register_buffer(
+            "_start", torch.as_tensor(-0.5 * (u / _WIDTH) ** 2, dtype=kind), persistent=False
+        )
+        self.register_buffer("_basis", torch.as_tensor(basis, dtype=kind), persistent=False)
+        size = (*self.batch_shape, num_knots - 1)
+        self.register_parameter("shape", nn.Parameter(torch.zeros(size, dtype=kind)))
+        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), "shape")
+
+    @property
+    def weights(self) -> Float[Tensor, "*b J"]:
+        """π, the weights of the lengths; they add up to one."""
+        return (self._start + self.shape @ self._basis.mT).softmax(dim=-1)
+
+    @property
+    def rates(self) -> Float[Tensor, "J"]:
+        """λ⁻², the variances of the frequencies in units of ℓ⁻²."""
+        return self.lengths**-2
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        **params,
+    ) -> Float[Tensor, "*b n m"]:
+        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: return the diagonal only.
+            params: further arguments of gpytorch's `covar_dist`.
+        """
+        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
+        if diag:
+            return self.correlation((x1 - x2).square().sum(-1), vectors=1)
+        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+    def correlation(
+        self, s: Float[Tensor, "*m"], order: int = 0, vectors: int = 2
+    ) -> Float[Tensor, "*m"]:
+        """κ(s) = Σ_j π_j e^{−s/2λ_j²}, s = ‖(x − z)/ℓ‖², or a derivative by s.
+
+        Args:
+            s: squared distances in units of the lengthscale.
+            order: of the derivative.
+            vectors: the number of axes of s after those of the batch.
+        """
+        rates = -0.5 * self.rates.to(s)
+        factors = (self.weights.to(s) * rates**order).unbind(-1)
+        if self.batch_shape:
+            factors = [factor[(..., *[None] * vectors)] for factor in factors]
+        return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
+
+
+@radial_derivatives.register
+def _(kernel: LearnedSpectrumKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    vectors = s.dim() - len(kernel.batch_shape)
+    return kernel.correlation(s, 1, vectors), kernel.correlation(s, 2, vectors)
