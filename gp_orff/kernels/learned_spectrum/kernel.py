@@ -100,20 +100,23 @@ class LearnedSpectrumKernel(Kernel):
         u = np.linspace(-np.log(_FARTHEST), np.log(_FARTHEST), num_knots)
         bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
         basis = np.column_stack([_SLOPE * u, smoothness * bends])
-        kind = torch.get_default_dtype()
-        self.register_buffer("lengths", torch.as_tensor(np.exp(u), dtype=kind), persistent=False)
-        self.register_buffer(
-            "_start", torch.as_tensor(-0.5 * (u / _WIDTH) ** 2, dtype=kind), persistent=False
+        # in float64, whatever the parameters
+        for name, value in (
+            ("lengths", np.exp(u)),
+            ("_start", -0.5 * (u / _WIDTH) ** 2),
+            ("_basis", basis),
+        ):
+            self.register_buffer(name, torch.from_numpy(value), persistent=False)
+        self.register_parameter(
+            "shape", nn.Parameter(torch.zeros(*self.batch_shape, num_knots - 1))
         )
-        self.register_buffer("_basis", torch.as_tensor(basis, dtype=kind), persistent=False)
-        size = (*self.batch_shape, num_knots - 1)
-        self.register_parameter("shape", nn.Parameter(torch.zeros(size, dtype=kind)))
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), "shape")
 
     @property
     def weights(self) -> Float[Tensor, "*b J"]:
         """π, the weights of the lengths; they add up to one."""
-        return (self._start + self.shape @ self._basis.mT).softmax(dim=-1)
+        basis = self._basis.to(self.shape)
+        return (self._start.to(self.shape) + self.shape @ basis.mT).softmax(dim=-1)
 
     @property
     def rates(self) -> Float[Tensor, "J"]:

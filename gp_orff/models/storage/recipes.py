@@ -23,6 +23,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
+from gpytorch.priors import NormalPrior
 from torch import nn
 
 from gp_orff import symbols
@@ -193,7 +194,7 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
 
 def _recipe(module: Module) -> dict | None:
     """How to build a module; None if a class, constraint or prior in it is not a known one."""
-    if type(module) not in _ARGUMENTS or any(True for _ in module.named_priors()):
+    if type(module) not in _ARGUMENTS or not all(map(_is_own, module.named_priors())):
         return None
     if getattr(module, "batch_shape", torch.Size()):
         return None
@@ -221,6 +222,14 @@ def _recipe(module: Module) -> dict | None:
         "constraints": constraints,
         "active_dims": None if dims is None else dims.tolist(),
     }
+
+
+def _is_own(named_prior: tuple) -> bool:
+    """Whether a prior is the one that the constructor of its module makes."""
+    name, owner, prior, _, _ = named_prior
+    if not (isinstance(owner, LearnedSpectrumKernel) and name.endswith("shape_prior")):
+        return False
+    return isinstance(prior, NormalPrior) and (float(prior.loc), float(prior.scale)) == (0.0, 1.0)
 
 
 def _build_recipe(recipe: Mapping) -> Module:

@@ -1,0 +1,184 @@
+"""Does a learned spectrum do as well as the best of RBF, Matérn and RQ, without being told?
+
+    python benchmarks/learned_spectrum.py [DIR] [--fields 3] [--folds 5] [--smoke]
+
+Helmholtz fields of five kinds (potentials with RBF, Matérn 3/2, Matérn 5/2 and RQ kernels, and a
+k⁻³ spectrum larger than the box) on the unit square, seen at 20, 200 and 1000 places with a noise
+of .2 standard deviations; and data of the repository: winds (every fourth place of a few
+thousand square kilometres) and vectors around a vortex. With DIR, public data too: drifters, winds
+of Texas and GPS velocities of California. Each is fitted by `VectorFieldGP(HelmholtzKernel(base))`
+with five base kernels; the negative log predictive density of the readings held out (a fifth at a
+time; for simulated fields, 500 more), nats of evidence, the share of the true field in 95 %
+intervals, evaluations and CPU seconds, and how far the learned spectrum is behind the best.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
+from helpers.command import Sizes, with_folder
+from helpers.fields import scores
+from helpers.results import rounded, save
+from helpers.rows import Rows
+from jaxtyping import Float
+from torch import Tensor
+
+import gp_orff
+
+BASES = {
+    "learned": gp_orff.LearnedSpectrumKernel,
+    "RBF": RBFKernel,
+    "Matérn 3/2": partial(MaternKernel, nu=1.5),
+    "Matérn 5/2": partial(MaternKernel, nu=2.5),
+    "RQ": RQKernel,
+}
+NOISE, HELD_OUT = 0.2, 500
+Split = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""x, y; places and readings held out, and the field there if it is known."""
+
+
+def simulated(kind: str, points: int, seed: int) -> Split:
+    """A sum of 3000 plane waves of random directions, frequencies of a spectrum, and phases."""
+    rng = np.random.default_rng(seed)
+    length = np.exp(rng.uniform(np.log(0.1), np.log(0.25)))
+    waves = 3000
+    if kind == "k⁻³":  # energy from an eighth of the lowest mode of the box on
+        low, high = 2 * np.pi / 8, 2 * np.pi * 40
+        k = (low**-2 - rng.random(waves) * (low**-2 - high**-2)) ** -0.5
+        amplitude = np.ones(waves)
+    else:
+        degrees = {"Matérn 3/2": 3.0, "Matérn 5/2": 5.0, "RQ": 1.0}.get(kind)
+        normal = rng.standard_normal((waves, 2))
+        if kind == "RQ":  # z = √s g, s ~ Gamma(1/2, rate 1/2)
+            normal *= np.sqrt(rng.gamma(0.5, 2.0, (waves, 1)))
+        elif degrees is not None:  # Student t
+            normal *= np.sqrt(degrees / rng.chisquare(degrees, (waves, 1)))
+        k = np.hypot(*normal.T) / length
+        amplitude = k  # the field is a derivative
+    angle, phase = rng.uniform(0, 2 * np.pi, (2, waves))
+    along = np.stack([np.cos(angle), np.sin(angle)], -1)
+    turned = np.where(rng.random((waves, 1)) < 0.3, along, along[:, ::-1] * [1, -1])
+    x = rng.random((points + HELD_OUT, 2))
+    field = np.sin((x @ along.T) * k + phase) @ (amplitude[:, None] * turned)
+    field *= np.sqrt(2 / np.mean(amplitude**2) / waves)
+    y = field + NOISE * rng.standard_normal(field.shape)
+    x, y, field = map(torch.from_numpy, (x, y, field))
+    return x[:points], y[:points], x[points:], y[points:], field[points:]
+
+
+def measured_sets(folder: Path | None) -> Iterator[tuple[str, Float[Tensor, "n 2"], Tensor]]:
+    tutorials = Path(__file__).parents[1] / "tutorials" / "data"
+    winds = np.loadtxt(tutorials / "winds.csv", delimiter=",", skiprows=1)
+    yield "winds", *_split(winds[::4])
+    vortex = np.loadtxt(tutorials / "wing_tip_vortex.csv", delimiter=",", skiprows=1)
+    yield "vortex", *_split(vortex[np.random.default_rng(0).permutation(len(vortex))[:600]])
+    if folder is not None:
+        for name in ("full", "sparse"):
+            x, y = (
+                torch.from_numpy(
+                    np.loadtxt(folder / f"{kind}_train_laser{name}.csv", delimiter=",")
+                )
+                for kind in ("XY", "UV")
+            )
+            yield f"drifters, {name}", x, y
+        texas = np.genfromtxt(folder / "texas-wind.csv", delimiter=",", names=True)
+        yield "Texas", *_plane(texas, "wind_speed_east_knots", "wind_speed_north_knots")
+        gps = np.genfromtxt(folder / "california-gps.csv", delimiter=",", names=True)
+        yield "California", *_plane(gps, "velocity_east", "velocity_north", 1e3)
+
+
+def _split(table: Float[np.ndarray, "n k"]) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(table[:, :2].copy()), torch.from_numpy(table[:, 2:4].copy())
+
+
+def _plane(table: np.ndarray, east: str, north: str, unit: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Kilometres about the middle, and a component east and north."""
+    middle = np.radians(table["latitude"].mean())
+    lon, lat = (table[n] - table[n].mean() for n in ("longitude", "latitude"))
+    x = 111.2 * np.stack([lon * np.cos(middle), lat], -1)
+    y = unit * np.stack([table[east], table[north]], -1)
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def splits(x: Tensor, y: Tensor, folds: int) -> Iterator[Split]:
+    """Each fold held out once; those at one place together."""
+    places = np.unique(np.round(x.numpy(), 2), axis=0, return_inverse=True)[1].ravel()
+    fold = np.random.default_rng(0).integers(5, size=places.max() + 1)[places]
+    for number in range(folds):
+        out = torch.from_numpy(fold == number)
+        yield x[~out], y[~out], x[out], y[out], None
+
+
+def fitted(base, split: Split) -> dict[str, object]:
+    x, y, xs, ys, truth = split
+    model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(base(), num_dims=2))
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = model.fit(x, y, progress=False).posterior()
+        seconds = time.process_time() - start
+        mean, variance = posterior.mean(xs), posterior.variance(xs)
+    noise = model.likelihood.noise.detach()
+    total = variance + noise
+    density = 0.5 * ((ys - mean).square() / total + (2 * torch.pi * total).log())
+    found = {
+        "nlpd": density.mean().item(),
+        "nats": model.log_marginal_likelihood().item(),
+        "inside": scores(mean, total, ys)["inside"],
+        "evaluations": sum(stage.evaluations for stage in model.report.stages),
+        "CPU s": seconds,
+    }
+    if truth is not None:
+        found["inside, field"] = scores(mean, variance, truth)["inside"]
+    return found
+
+
+def compared(name: str, cases: Sequence[Split]) -> dict[str, object]:
+    """The means over the cases, by kernel."""
+    row: dict[str, object] = {"set": name, "points": len(cases[0][0])}
+    for label, base in BASES.items():
+        rows = [fitted(base, case) for case in cases]
+        row[label] = {key: float(np.mean([own[key] for own in rows])) for key in rows[0]}
+    others = [row[label] for label in BASES if label != "learned"]
+    row["behind, nlpd"] = row["learned"]["nlpd"] - min(own["nlpd"] for own in others)
+    row["behind, nats"] = max(own["nats"] for own in others) - row["learned"]["nats"]
+    told = " ".join(f"{label} {row[label]['nlpd']:.3f}" for label in BASES)
+    own = row["learned"]
+    print(
+        f"{name:18} {row['points']:5} nlpd {told}  behind {row['behind, nlpd']:+.3f} nats "
+        f"{row['behind, nats']:+.1f} inside {own.get('inside, field', own['inside']):.3f} "
+        f"{own['evaluations']:.0f} evaluations {own['CPU s']:.1f} CPU s "
+        f"(RBF {row['RBF']['CPU s']:.1f})",
+        flush=True,
+    )
+    return row
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = Sizes(__file__, __doc__, fields=(3, 1), folds=(5, 1), most=(1000, 20))
+    with_folder(parser, "the folder of public data", nargs="?")
+    arguments = parser.parse_args(words)
+    rows = Rows()
+    for points in (20, 200, 1000):
+        for kind in ("RBF", "Matérn 3/2", "Matérn 5/2", "RQ", "k⁻³"):
+            if points <= arguments.most:
+                cases = [
+                    simulated(kind, points, seed)
+                    for seed in range(arguments.fields * max(1, 100 // points))
+                ]
+                rows.append(compared(kind, cases))
+    if not arguments.smoke:
+        for name, x, y in measured_sets(arguments.folder):
+            rows.append(compared(name, list(splits(x, y, arguments.folds))))
+    behind = np.array([row["behind, nlpd"] for row in rows])
+    found = {"sets": list(rows), "most behind": float(behind.max()), "NLPD": rounded(behind.mean())}
+    save(arguments, found)
+
+
+if __name__ == "__main__":
+    main()
