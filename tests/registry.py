@@ -45,6 +45,9 @@ SPECTRA = {
 UNKNOWN_DENSITY = {  # radial spectra that can only be drawn, in one number of inputs: test_bessel
     "bessel": lambda power=2, num_dims=2, **kwargs: gp_orff.BesselKernel(power, num_dims, **kwargs),
 }
+TRAINED_DENSITY = {  # which random frequencies cannot follow: test_learned_spectrum
+    "learned": lambda **kwargs: gp_orff.LearnedSpectrumKernel(7, **kwargs),
+}
 SMOOTH = ("rbf", "matern32", "matern52", "rq")  # twice differentiable in closed form
 
 DOT_PRODUCTS = {  # of d inputs; they are not stationary, see test_dot_products

@@ -193,6 +193,7 @@ def test_every_exported_kernel_is_in_the_registry():
     tested = {type(m) for case in registry.CASES.values() for m in case().kernel.modules()}
     tested |= {type(build(2)) for build in registry.DOT_PRODUCTS.values()}
     tested |= {type(build()) for build in registry.HARMONIC.values()}
+    tested |= {type(build()) for build in registry.TRAINED_DENSITY.values()}
     assert set(kernels.values()) - {gp_orff.ORFFKernel} <= tested  # which wraps every case
 
 
@@ -207,7 +208,8 @@ def test_every_radial_derivative_is_in_the_registry():
     unknown = gp_orff.radial_derivatives.dispatch(object)
     known = {c for c, f in gp_orff.radial_derivatives.registry.items() if f is not unknown}
     smooth = [registry.SPECTRA[name] for name in registry.SMOOTH]
-    assert known == {type(build()) for build in (*smooth, *registry.UNKNOWN_DENSITY.values())}
+    others = {**registry.UNKNOWN_DENSITY, **registry.TRAINED_DENSITY}
+    assert known == {type(build()) for build in (*smooth, *others.values())}
 
 
 def test_every_exported_rule_is_in_the_registry():
@@ -234,7 +236,9 @@ def test_every_known_spectrum_is_in_the_registry():
     known = {c for c, law in gp_orff.spectrum.registry.items() if law is not unknown}
     leaves = {
         type(leaf.kernel)
-        for build in (*registry.SPECTRA.values(), *registry.UNKNOWN_DENSITY.values())
+        for build in (
+            registry.SPECTRA | registry.UNKNOWN_DENSITY | registry.TRAINED_DENSITY
+        ).values()
         for term in terms(build(ard_num_dims=2))
         for leaf in term.leaves
     }

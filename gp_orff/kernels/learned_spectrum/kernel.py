@@ -32,21 +32,21 @@ class LearnedSpectrumKernel(Kernel):
     choose. A spectrum with a peak that is narrower than that of a derivative of an RBF kernel, as
     of a regular wave, is not: use gpytorch's `SpectralMixtureKernel`.
 
-    The log weights are a curve over log λ with a prior: normal slopes of standard deviation 3, and
-    normal second differences of standard deviation τ, the `smoothness`,
+    The log weights are a curve over u = log λ, at the start −½ (u / 0.7)². To it are added a slope
+    b ~ N(0, 3²) and second differences c_j ~ N(0, τ²) from knot to knot, τ being the `smoothness`:
 
-        log π_j = c + b u_j + τ (D₂⁺ z)_j − ½ (u_j / 0.7)² ,    u = log λ ,
+        log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
 
-    b ~ N(0, 3²) and z ~ N(0, I).
+    `shape` holds b and c over their standard deviations, so that its prior is standard normal; this
+    prior is one of gpytorch, and takes part in `fit` and in gpytorch's own marginal likelihood.
 
-    `shape` holds b/3 and z; gpytorch priors of it take part in `fit` and in gpytorch's own
-    marginal likelihood. The covariance has a closed form, for all inputs and with ARD; frequency
-    grids (`Grid`, `Auto`) hold it as they hold other kernels. Random rules raise: the frequencies
-    they draw would not follow the weights.
+    The covariance has a closed form, for all inputs and with ARD; frequency grids (`Grid`, `Auto`)
+    hold it as they hold other kernels. Random frequencies cannot follow the weights while these are
+    trained, and raise; they serve fixed weights.
 
     Args:
         num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.
-        smoothness: τ, how far the log weights may bend from knot to knot.
+        smoothness: τ, how far the curve of the log weights may bend.
         ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
         batch_shape: the batch shape of the parameters, as in gpytorch.
         active_dims: the input columns of the kernel; all columns if None.
@@ -97,26 +97,27 @@ class LearnedSpectrumKernel(Kernel):
             lengthscale_constraint=lengthscale_constraint,
         )
         self.num_knots, self.smoothness = int(num_knots), float(smoothness)
-        u = np.linspace(-np.log(_FARTHEST), np.log(_FARTHEST), num_knots)
+        lengths = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
+        u = np.log(lengths)
+        self.register_buffer("lengths", torch.from_numpy(lengths), persistent=False)
+        start = torch.from_numpy(-0.5 * (u / _WIDTH) ** 2)
+        self.register_buffer("_start", start, persistent=False)
         bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
-        basis = np.column_stack([_SLOPE * u, smoothness * bends])
-        # in float64, whatever the parameters
-        for name, value in (
-            ("lengths", np.exp(u)),
-            ("_start", -0.5 * (u / _WIDTH) ** 2),
-            ("_basis", basis),
-        ):
-            self.register_buffer(name, torch.from_numpy(value), persistent=False)
-        self.register_parameter(
-            "shape", nn.Parameter(torch.zeros(*self.batch_shape, num_knots - 1))
-        )
+        basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
+        self.register_buffer("_basis", basis, persistent=False)
+        size = torch.Size([*self.batch_shape, num_knots - 1])
+        self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), "shape")
+
+    @property
+    def log_weights(self) -> Float[Tensor, "*b J"]:
+        """log π, up to a constant."""
+        return self._start.to(self.shape) + self.shape @ self._basis.to(self.shape).mT
 
     @property
     def weights(self) -> Float[Tensor, "*b J"]:
         """π, the weights of the lengths; they add up to one."""
-        basis = self._basis.to(self.shape)
-        return (self._start.to(self.shape) + self.shape @ basis.mT).softmax(dim=-1)
+        return self.log_weights.softmax(dim=-1)
 
     @property
     def rates(self) -> Float[Tensor, "J"]:

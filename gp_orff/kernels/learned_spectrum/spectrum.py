@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -98,22 +99,22 @@ class FiniteMixture(ScaleMixture):
         weights = self.weights.detach().double().cpu().numpy().reshape(-1, len(s)) * s**order
         return s, weights / weights.sum(-1, keepdims=True)
 
-    def num_coordinates(self, num_dims: int) -> int:
-        raise _no_draws()
+    def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
+        """s of the base variables.
 
-    def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        raise _no_draws()
-
-    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        raise _no_draws()
-
-
-def _no_draws() -> NotImplementedError:
-    return NotImplementedError(
-        "expected a frequency grid for LearnedSpectrumKernel, got a rule of random frequencies, "
-        "which cannot follow its weights as they are trained; use Grid or Auto with few inputs, "
-        "or RQKernel"
-    )
+        Raises:
+            NotImplementedError: weights are trained, which the choice of a scale cannot follow.
+        """
+        if torch.is_grad_enabled() and self.weights.requires_grad:
+            raise NotImplementedError(
+                "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
+                "trained, got random frequencies, which cannot follow them; use Grid or Auto, or "
+                "freeze the weights by kernel.shape.requires_grad_(False)"
+            )
+        weights = self.weights * self.variances**order
+        levels = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[..., :-1]
+        chosen = (base[:, -1, None] > levels.unsqueeze(-2)).sum(-1)  # (*b, D)
+        return self.variances[chosen].to(base)
 
 
 @spectrum.register

@@ -114,11 +114,39 @@ class Elliptical(Radial, GridSpectrum):
 
 @dataclass(frozen=True)
 class ScaleMixture(Elliptical):
-    """A radial spectrum of z = √s g, g ~ N(0, I), with a random scale s > 0."""
+    """A radial spectrum of z = √s g, g ~ N(0, I), with a random scale s > 0.
+
+    Weighted by ‖z‖^{2t}: s weighted by s^t, and ‖g‖² ~ χ²_{d+2t}. Base variables are g and the
+    quantile level of s.
+    """
 
     @abstractmethod
     def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
         """Nodes s and weights (*b, n) of quadrature for E f(s), f constant below `least`."""
+
+    @abstractmethod
+    def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
+        """s of the base variables, whose last column is its level."""
+
+    def num_coordinates(self, num_dims: int) -> int:
+        return 2
+
+    def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        return np.concatenate([super().radial_base(u, num_dims, order), u[:, 1:2]], axis=-1)
+
+    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        """The u-quantile of ‖g‖²."""
+        return chi2_quantile(u, num_dims + 2 * order)
+
+    def radii(self, radial: Float[Tensor, "D 2"], order: int) -> Float[Tensor, "*b D"]:
+        return self.scale(radial, order).sqrt() * radial[:, 0]
+
+    def frequencies(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D d"]:
+        return self.scale(base, order).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
+
+    def importance(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
+        radius2 = self.scale(base, order) * base[:, :-1].square().sum(-1)
+        return self.moment(order, base.shape[-1] - 1) / radius2**order
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import (
     ScaleMixture,
     chi2_moment,
-    chi2_quantile,
     chi2_tail,
 )
 from gp_orff.kernels.spectra.scale_mixture import (
@@ -57,30 +56,10 @@ class GammaMixture(ScaleMixture):
         """Nodes s and weights (*b, n) of quadrature for E f(s), f constant below `least`."""
         return gamma_nodes(self.alpha.squeeze(-1).double(), least)
 
-    def num_coordinates(self, num_dims: int) -> int:
-        return 2
-
-    def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        return np.concatenate([super().radial_base(u, num_dims, order), u[:, 1:2]], axis=-1)
-
-    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        """The u-quantile of ‖g‖²."""
-        return chi2_quantile(u, num_dims + 2 * order)
-
-    def radii(self, radial: Float[Tensor, "D 2"], order: int) -> Float[Tensor, "*b D"]:
-        return self._scale(radial, order).sqrt() * radial[:, 0]
-
-    def _scale(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
+    def scale(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
         """s of the base variables."""
         s = GammaQuantile.apply(self.alpha + order, base[:, -1]) / self.alpha
         return s.clamp_min(torch.finfo(s.dtype).tiny)  # so that √s has a derivative
-
-    def frequencies(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D d"]:
-        return self._scale(base, order).sqrt().unsqueeze(-1) * base[:, :-1] / self.lengthscale
-
-    def importance(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
-        radius2 = self._scale(base, order) * base[:, :-1].square().sum(-1)
-        return self.moment(order, base.shape[-1] - 1) / radius2**order
 
     def moment(self, order: float, num_dims: int) -> float | Tensor:
         if order in (0, 1):  # E s = 1

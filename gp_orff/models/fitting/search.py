@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.models.fitting.coordinates import Coordinates
 
 _NATS = 0.01  # steps that gain less, in total, end the search
-_SMALL_STEPS = 2  # of them in a row: along flat directions the first one is often too short
+_SMALL_STEPS, _OF = 2, 0.25  # of them in a row, and by coordinate: in many, first ones are short
 _FLAT = 1e-2  # tolerance of the gradient, over √(least gain in nats per number)
 _EDGE = 0.9  # of the trust region, in its logarithm: beyond, the search needs another grid
 _PER_ITERATION, _EXTRA = 2, 8  # evaluations; a line search across a bound takes many
@@ -184,7 +184,7 @@ class _Run:
             previous[0] = intermediate_result.fun
             small[0] = small[0] + 1 if gain * self.num_values < nats else 0
             clipped = (self._at_bounds(new) & ~at_bounds & free).any()
-            if small[0] == _SMALL_STEPS or clipped or self.region.at_edge(new):
+            if small[0] >= max(_SMALL_STEPS, _OF * len(t)) or clipped or self.region.at_edge(new):
                 raise StopIteration
 
         options = {
