@@ -142,7 +142,7 @@ def test_a_grid_is_the_exact_kernel(name):
         values = model.log_marginal_likelihood(), posterior.mean(x), posterior.variance(x)
         found.append([value.detach() for value in values])
     for exact, grid in zip(*found, strict=True):
-        assert torch.allclose(exact, grid, rtol=1e-3, atol=1e-3 * exact.abs().max().item())
+        assert torch.allclose(exact, grid, rtol=3e-3, atol=1e-3 * exact.abs().max().item())
 
 
 def test_gradients_agree_with_differences():

@@ -13,19 +13,18 @@ from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.labelled import LocalPlane, on_grid
+from gp_orff.models.derived.energy_spectrum import EnergySpectrum, energy_spectrum
+from gp_orff.models.derived.named_symbols import NamedSymbols
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.symbols.base import Symbol
-from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
-from gp_orff.symbols.parts import CurlFreePart, DivergenceFreePart
-from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
 from gp_orff.threads import chosen_threads
 
 if TYPE_CHECKING:
     import xarray
 
 
-class FieldPosterior:
+class FieldPosterior(NamedSymbols):
     """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
     `model.posterior()` makes one. Variances are those of the field, without noise. They count what
@@ -154,45 +153,6 @@ class FieldPosterior:
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
-    def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
-        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
-        return self(x, Divergence())
-
-    def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
-        return self(x, Curl())
-
-    def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
-        space = len(self._snapshot.space)
-        return self(x, Jacobian(None if space == self.num_outputs else space))
-
-    def potential(
-        self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
-    ) -> MultivariateNormal:
-        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` as in
-        `Potential`: the point where g is zero, or None for zero mean over space a priori."""
-        return self(x, Potential(reference))
-
-    def stream_function(
-        self, x: Float[Tensor, "n 2"], reference: Float[Tensor, "2"] | None = None
-    ) -> MultivariateNormal:
-        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
-        `StreamFunction`."""
-        return self(x, StreamFunction(reference))
-
-    def vector_potential(self, x: Float[Tensor, "n 3"]) -> MultitaskMultivariateNormal:
-        """A (n, 3) at points `x`, of the divergence-free part ∇×A; see `VectorPotential`."""
-        return self(x, VectorPotential())
-
-    def curl_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
-        """The part of f that is a gradient (n, d), at points `x`; see `CurlFreePart`."""
-        return self(x, CurlFreePart())
-
-    def divergence_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
-        """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
-        return self(x, DivergenceFreePart())
-
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the mean μ.
 
@@ -253,6 +213,35 @@ class FieldPosterior:
             NotImplementedError: a symbol of an exact model; see `SamplePaths`.
         """
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x, symbol)))
+
+    @torch.no_grad()
+    def energy_spectrum(
+        self,
+        wavenumbers: Float[Tensor, "m"] | None = None,
+        *,
+        box: Sequence[tuple[float, float]] | None = None,
+        at: Sequence[float] = (),
+        num_paths: int = 128,
+        level: float = 0.9,
+        seed: int = 0,
+    ) -> EnergySpectrum:
+        """Return the energy of a planar field per wavenumber, rotational and divergent, with
+        intervals: spectra of sample paths under a Hann window; see `EnergySpectrum`.
+
+        Args:
+            wavenumbers: (m,), radians per unit of the inputs, from two periods in the box on. On a
+                frequency grid they end at 2/3 of its cut-off. Default: 24 at equal ratios.
+            box: (low, high) of both directions of space; by default that of the data.
+            at: the values of the other inputs, such as a time.
+            num_paths, seed: as for `sample_paths`.
+            level: the probability of the intervals.
+
+        Raises:
+            ValueError: wavenumbers beyond those limits, or a level, box or `at` that do not fit.
+            NotImplementedError: a field that is not planar, or a `part` of an exact model.
+        """
+        paths = self.sample_paths(num_paths, seed=seed)
+        return energy_spectrum(paths, self._snapshot, wavenumbers, box, at, level)
 
     def to_xarray(
         self,

@@ -285,12 +285,12 @@ class SamplePaths:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation and central 95 % interval of samples of a quantity.
+    """Mean, standard deviation and central interval, of 95 %, of samples of a quantity.
 
     Attributes:
         mean: over the samples, in the shape of one sample.
         sd: standard deviation, likewise.
-        low, high: 2.5 % and 97.5 % quantiles, likewise.
+        low, high: 2.5 % and 97.5 % quantiles, or those of another level, likewise.
 
     Example:
         >>> import torch
@@ -306,7 +306,8 @@ class Summary:
     high: Tensor
 
     @classmethod
-    def of(cls, samples: Float[Tensor, "S *any"]) -> "Summary":
-        """The summary of S `samples`, along the first axis."""
-        low, high = samples.quantile(torch.tensor([0.025, 0.975]).to(samples), dim=0)
+    def of(cls, samples: Float[Tensor, "S *any"], level: float = 0.95) -> "Summary":
+        """The summary of S `samples`, along the first axis; `level` is that of the interval."""
+        ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
+        low, high = samples.quantile(torch.tensor(ends).to(samples), dim=0)
         return cls(samples.mean(0), samples.std(0), low, high)

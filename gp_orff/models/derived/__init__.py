@@ -1,0 +1,1 @@
+"""What follows from a posterior: symbols by name, energy spectra."""

@@ -1,0 +1,64 @@
+"""Symbols of a field as methods."""
+
+from abc import ABC, abstractmethod
+
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
+from gp_orff.symbols.parts import CurlFreePart, DivergenceFreePart
+from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
+
+
+class NamedSymbols(ABC):
+    """Methods for the symbols of a field, from its distribution under any of them."""
+
+    space: tuple[int, ...]
+    num_outputs: int
+
+    @abstractmethod
+    def __call__(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> MultitaskMultivariateNormal | MultivariateNormal:
+        """The joint distribution of the field, or of a symbol of it, at n points."""
+
+    def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
+        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
+        return self(x, Divergence())
+
+    def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
+        return self(x, Curl())
+
+    def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
+        space = len(self.space)
+        return self(x, Jacobian(None if space == self.num_outputs else space))
+
+    def potential(
+        self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
+    ) -> MultivariateNormal:
+        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` as in
+        `Potential`: the point where g is zero, or None for zero mean over space a priori."""
+        return self(x, Potential(reference))
+
+    def stream_function(
+        self, x: Float[Tensor, "n 2"], reference: Float[Tensor, "2"] | None = None
+    ) -> MultivariateNormal:
+        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
+        `StreamFunction`."""
+        return self(x, StreamFunction(reference))
+
+    def vector_potential(self, x: Float[Tensor, "n 3"]) -> MultitaskMultivariateNormal:
+        """A (n, 3) at points `x`, of the divergence-free part ∇×A; see `VectorPotential`."""
+        return self(x, VectorPotential())
+
+    def curl_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+        """The part of f that is a gradient (n, d), at points `x`; see `CurlFreePart`."""
+        return self(x, CurlFreePart())
+
+    def divergence_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+        """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
+        return self(x, DivergenceFreePart())
