@@ -111,17 +111,17 @@ class LearnedSpectrumKernel(Kernel):
 
     @property
     def log_weights(self) -> Float[Tensor, "*b J"]:
-        """log π, up to a constant."""
+        """The logarithms of the weights, up to a constant."""
         return self._start.to(self.shape) + self.shape @ self._basis.to(self.shape).mT
 
     @property
     def weights(self) -> Float[Tensor, "*b J"]:
-        """π, the weights of the lengths; they add up to one."""
+        """The weights π of the lengths; they add up to one."""
         return self.log_weights.softmax(dim=-1)
 
     @property
     def rates(self) -> Float[Tensor, "J"]:
-        """λ⁻², the variances of the frequencies in units of ℓ⁻²."""
+        """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
         return self.lengths**-2
 
     def forward(
