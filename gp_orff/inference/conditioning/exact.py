@@ -34,7 +34,7 @@ from gp_orff.inference.equations import (
     dense_posterior,
     mean_and_response,
 )
-from gp_orff.inference.exact import Tiles, tiled_evidence
+from gp_orff.inference.exact import Tiles, covariance_of_tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.tree import terms
@@ -118,7 +118,7 @@ class ExactInference(Inference):
 
     @cached_property
     def _tiles(self) -> Tiles:
-        return Tiles.of(self._merged[0])
+        return Tiles.of([*self._merged[0], *(part.means for part in self.data.tracks)])
 
     def of(self, data):
         return replace(self, data=data)
@@ -127,18 +127,32 @@ class ExactInference(Inference):
         _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        groups = self._merged[0]
-        dense = self.data.symbol_data or self.data.tracks
-        if dense or not _is_plain(kernel, groups):
-            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+        if self._in_tiles(kernel):
+            parts = self._design(noises), self._noise_by_group(noises)
+            evidence = tiled_evidence(kernel, self._tiles, *parts)
         else:
-            blocks = [group.noise(GroupNoise(group_noise(group.key, noises))) for group in groups]
-            evidence = tiled_evidence(kernel, self._tiles, self._design(noises), blocks)
+            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
         return self._with_scatter(evidence, noises)
+
+    def _in_tiles(self, kernel: Kernel) -> bool:
+        """Whether every number is one of a single point, and the covariance needs no graph."""
+        single = all(part.one_by_one for part in self.data.tracks) and not self.data.symbol_data
+        return single and _is_plain(kernel, self._merged[0])
+
+    def _noise_by_group(self, noises: Noises) -> list[Tensor]:
+        """The noise of every group, at each point or of all numbers of tracks."""
+        groups = [
+            group.noise(GroupNoise(group_noise(group.key, noises))) for group in self._merged[0]
+        ]
+        return groups + [part.noise_covariance(noises) for part in self.data.tracks]
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        covariance, design = self._covariance_and_design(kernel, noises)
+        if self._in_tiles(kernel):
+            covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+            design = self._design(noises)
+        else:
+            covariance, design = self._covariance_and_design(kernel, noises)
         with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
             warnings.simplefilter("ignore", NumericalWarning)
             factor, solved, evidence = dense_posterior(covariance, design, mean)
