@@ -30,6 +30,7 @@ from gp_orff.symbols.base import Identity
 
 _STRETCH = 16  # blocks of a sample
 _TURN = 0.1  # of a unit vector, from the mean direction of its block
+_FEW_NUMBERS = 8192  # along directions, which an exact kernel takes one by one
 _MOST_NODES = 1000  # numbers at readings, up to which the exact kernel averages over all of them
 
 
@@ -120,8 +121,11 @@ class TrackObservations(LinearObservations):
 
     def in_blocks(self, span: float | None) -> "TrackObservations":
         """Readings, each in a block of its own, in blocks of about `span` along the clock; if None,
-        of what `block_span` chooses, unless directions turn within these."""
+        of what `block_span` chooses. Up to 8192 readings along directions stay as they are, and
+        more where directions turn within blocks."""
         clock, sizes, chosen = self.times.clock, [len(track.x) for track in self.tracks], span
+        if span is None and self.direction is not None and len(self.x) <= _FEW_NUMBERS:
+            return self
         if span is None:
             of_track = np.repeat(np.arange(len(sizes)), sizes)
             span = block_span(self.y.cpu().numpy(), clock.cpu().numpy(), of_track)
