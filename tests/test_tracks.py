@@ -68,7 +68,10 @@ class Oracle:
             rows = block == b
             if rows.sum() > 2:
                 line = np.polyfit(clock[rows].numpy(), y[rows].numpy(), 1, full=True)
-                squares, degrees = squares + line[1].sum(), degrees + y.shape[-1] * (rows.sum().item() - 2)
+                squares, degrees = (
+                    squares + line[1].sum(),
+                    degrees + y.shape[-1] * (rows.sum().item() - 2),
+                )
         u = 2 * noise.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u)
         return -0.5 * (squares / variance + degrees * torch.log(2 * math.pi * variance)).sum()

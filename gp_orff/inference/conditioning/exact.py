@@ -162,6 +162,25 @@ class ExactInference(Inference):
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
         return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
 
+    @torch.no_grad()
+    def residuals(self, posterior):
+        """With S = K + N, r has the mean N S⁻¹(y − c) and the covariance N − N S⁻¹ N."""
+        groups = self._merged[0]
+        merges = sum(map(len, groups)) < sum(map(len, self.data.observations))
+        if merges or self.data.tracks or self.data.symbol_data:
+            return None
+        field: ExactPosterior = posterior.distribution
+        inverse, seconds, start = torch.cholesky_inverse(field.factor), [], 0
+        for group in groups:
+            noise = group.noise(posterior.noises[group.key])
+            span = slice(start, start + group.y.numel())
+            width, start = group.y.shape[-1], span.stop
+            alpha = field.alpha[span].unflatten(0, (-1, width))
+            blocks = inverse[span, span].unflatten(0, (-1, width)).unflatten(2, (-1, width))
+            blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            seconds.append(noise + noise @ (alpha @ alpha.mT - blocks) @ noise)
+        return seconds
+
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""
         sites = (

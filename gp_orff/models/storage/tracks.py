@@ -30,7 +30,9 @@ def unpack_tracks(content: Mapping) -> TrackObservations:
     """The block means of a group from what `pack_tracks` wrote."""
     key = unpack_key(content)
     tracks = tuple(Track(**track) for track in content["tracks"])
-    return TrackObservations(GroupKey(key.label, means_of(key.pattern)), tracks, content["timed"], content["span"])
+    return TrackObservations(
+        GroupKey(key.label, means_of(key.pattern)), tracks, content["timed"], content["span"]
+    )
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
