@@ -20,7 +20,6 @@ from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.forms import cotangents
 from gp_orff.kernels.pairs.rows import Rows, by_directions, row_covariance, row_products
 
-
 GroupNoises = Float[Tensor, "n v v"] | Float[Tensor, "n*v n*v"]
 """The noise covariance of a group at every point, or that of all its numbers."""
 
