@@ -119,3 +119,28 @@ def test_surveys_in_degrees_warn():
         model.condition(degrees, x)
     metres = x * torch.tensor([3000.0, 3000.0, 200.0]) + torch.tensor([0.0, 0.0, 300.0])
     gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1)).condition(metres, x)
+
+
+@pytest.mark.parametrize("case", ["numbers", "vectors", "two heights", "one side"])
+def test_two_sides_and_one_height_warn(case):
+    """Numbers at one height do not tell the sides apart; vectors do, and so do two heights."""
+    x = points(8)
+    x[:, 2] = torch.arange(8) % 2 if case == "two heights" else 0.5
+    model = gp_orff.VectorFieldGP(
+        gp_orff.HarmonicKernel(1, "below" if case == "one side" else "both")
+    )
+    options = {} if case == "vectors" else {"directions": FIELD.expand(8, 3)}
+    y = dipoles(x, FIELD) if case == "vectors" else dipoles(x, FIELD) @ FIELD
+    if case == "numbers":
+        with pytest.warns(gp_orff.DataWarning, match="cannot tell the sides apart"):
+            model.condition(x, y, **options)
+    else:
+        model.condition(x, y, **options)  # warnings are errors
+
+
+def test_the_report_tells_the_limit_of_waves():
+    """4096 features, not the 8192 of a lattice."""
+    x = points(1100)
+    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1))
+    model.condition(x, x[:, 2], directions=FIELD.expand(1100, 3))
+    assert "within 4096 features" in str(model.report)

@@ -94,6 +94,8 @@ class Representation:
         if exact and size <= auto.exact_values:
             return replace(self, rule=None)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box)
+        if not self.on_lattice and auto.max_features is None:
+            trial = replace(trial, max_features=MOST_TRAINING)
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
             rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
