@@ -141,6 +141,6 @@ def test_two_sides_and_one_height_warn(case):
 def test_the_report_tells_the_limit_of_waves():
     """4096 features, not the 8192 of a lattice."""
     x = points(1100)
-    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1))
-    model.condition(x, x[:, 2], directions=FIELD.expand(1100, 3))
-    assert "within 4096 features" in str(model.report)
+    model = gp_orff.VectorFieldGP(harmonic(num_depths=1))
+    model.condition(x, x[:, 2], directions=FIELD.expand(1100, 3), merge=0.0)
+    assert "within 4096 features" in model.state.representation.reason
