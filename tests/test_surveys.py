@@ -144,3 +144,28 @@ def test_the_report_tells_the_limit_of_waves():
     model = gp_orff.VectorFieldGP(harmonic(num_depths=1))
     model.condition(x, x[:, 2], directions=FIELD.expand(1100, 3), merge=0.0)
     assert "within 4096 features" in model.state.representation.reason
+
+
+def test_lines_with_offsets_are_levelled():
+    """Lines of a total field, each with an offset of half the anomaly's standard deviation: their
+    size is learned within three standard errors, √(1/2k) of it from k lines, and the anomaly is
+    found to a fifth, where readings are off by a half."""
+    lines, readings = 12, 15
+    generator = torch.Generator().manual_seed(0)
+    across, along = (torch.linspace(0, 1, n).double() for n in (lines, readings))
+    x = torch.cartesian_prod(across, along)
+    x = torch.cat([x, 0.05 + 0.05 * torch.sin(5 * x[:, 1:])], dim=-1)
+    line = torch.arange(lines).repeat_interleave(readings)
+    truth = dipoles(x, FIELD) @ FIELD
+    size = truth.std().item()
+    offsets, noise = (
+        size * share * torch.randn(count, generator=generator).double()
+        for share, count in ((0.5, lines), (0.02, len(x)))
+    )
+    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1))
+    u = FIELD.expand(len(x), 3)
+    model.fit(x, truth + offsets[line] + noise, directions=u, track=line, progress=False)
+    learned = model.likelihood.offset_variance.item() ** 0.5
+    assert abs(learned / offsets.std().item() - 1) < 3 / (2 * lines) ** 0.5
+    error = model.posterior().mean(x) @ FIELD - truth
+    assert (error - error.mean()).std() < 0.2 * size
