@@ -34,6 +34,7 @@ _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and fro
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
+_MANY_CONVERGED = 1e-6  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
 
@@ -102,7 +103,8 @@ class EStep:
             return elbo.item(), torch.cat(weights).log()
 
         initial = torch.cat(list(data.all_weights())).log()
-        near, gain = _NEAR * plain.num_values, _CONVERGED * plain.num_values
+        settled = _MANY_CONVERGED if plain.num_values > MOST_SEARCHED else _CONVERGED
+        near, gain = _NEAR * plain.num_values, settled * plain.num_values
         logs, converged = climb(step, initial, near, gain, rounds)
         if not converged:
             warnings.warn(
