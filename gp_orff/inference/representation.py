@@ -84,10 +84,8 @@ class Representation:
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
         data = self.data
         if isinstance(data, StatisticsOnly):
-            rule = Grid(
-                domain=data.domain, tolerance=auto.tolerance, max_features=auto.max_features
-            )
-            return replace(self, rule=rule)
+            grid = Grid(domain=data.domain, tolerance=auto.tolerance)
+            return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         few = data.num_values <= _MOST_MERGED * most and has_covariance(self.kernel, data)
         size = self.inference(None).size if few else data.num_values
