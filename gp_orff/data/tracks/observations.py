@@ -19,11 +19,12 @@ from gp_orff.data.observations import (
     Observations,
     TruncatedVariance,
 )
-from gp_orff.data.patterns import Components, GroupKey, LineOfSight
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.tracks.averages import averaged, averaged_along, block_means
 from gp_orff.data.tracks.blocks import Track, block_span, tracks_in_blocks
 from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
+from gp_orff.data.tracks.patterns import LineMeans
 from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
@@ -32,19 +33,6 @@ _STRETCH = 16  # blocks of a sample
 _TURN = 0.1  # of a unit vector, from the mean direction of its block
 _FEW_NUMBERS = 8192  # along directions, which an exact kernel takes one by one
 _MOST_NODES = 1000  # numbers at readings, up to which the exact kernel averages over all of them
-
-
-@dataclass(frozen=True)
-class BlockMeans(Components):
-    """All components of a mean over a block of readings of one track."""
-
-
-@dataclass(frozen=True)
-class LineMeans(LineOfSight):
-    """The mean over a block of readings of one track, each along a direction of its own."""
-
-
-MeansOfBlocks = BlockMeans | LineMeans
 
 
 class Places(NamedTuple):
@@ -91,6 +79,15 @@ class TrackObservations(LinearObservations):
     def one_by_one(self) -> bool:
         """Whether every reading is a block of its own."""
         return len(self.x) == len(self.y)
+
+    @property
+    def num_averaged(self) -> int:
+        """The numbers of vectors that an exact kernel averages, of readings along directions in
+        blocks of several; 0 for others."""
+        if self.direction is None or self.one_by_one:
+            return 0
+        places = self.condensed.nodes or self
+        return len(places.x) * self.key.pattern.num_outputs
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:

@@ -8,14 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.patterns import GroupKey, LineOfSight, Pattern
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.blocks import tracks_in_blocks
-from gp_orff.data.tracks.observations import (
-    BlockMeans,
-    LineMeans,
-    MeansOfBlocks,
-    TrackObservations,
-)
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.tracks.patterns import means_of
 from gp_orff.data.tracks.times import as_times, check_increasing
 from gp_orff.data.validation import is_single
 
@@ -100,13 +96,6 @@ def readings_along(
     tracks = tracks_in_blocks(names, sizes.tolist(), x, y, clock, 0.0, direction)
     key = GroupKey(part.key.label, means_of(part.pattern))
     return TrackObservations(key, tracks, time is not None, 0.0)
-
-
-def means_of(pattern: Pattern) -> MeansOfBlocks:
-    """The pattern of block means of readings with this pattern."""
-    if isinstance(pattern, LineOfSight):
-        return LineMeans(pattern.num_outputs)
-    return BlockMeans(pattern.columns, pattern.num_outputs)
 
 
 def _labels(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:

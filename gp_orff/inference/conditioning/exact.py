@@ -22,6 +22,7 @@ from gp_orff.data.observations import (
     block_diagonal,
 )
 from gp_orff.data.repeats.merged import Scatter, merged
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.conditioning.base import Inference, Posterior
 from gp_orff.inference.conditioning.merging import (
     changes_within,
@@ -88,8 +89,14 @@ class ExactInference(Inference):
 
     @property
     def size(self) -> int:
-        """M, the rows of the matrix: the numbers that decide the cost."""
-        return sum(len(part.values) for part in self.observed)
+        """M, the rows of the matrix: the numbers that decide the cost. Means of numbers along
+        directions count as the whole vectors that are averaged."""
+        vectors = sum(part.num_averaged for part in self.data.tracks)
+        return vectors + sum(
+            len(part.values)
+            for part in self.observed
+            if not (isinstance(part, TrackObservations) and part.num_averaged)
+        )
 
     @property
     def mean_change(self) -> float:

@@ -8,7 +8,7 @@ from gp_orff.data.packing.keys import pack_key, unpack_key
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.data.tracks.reading import means_of
+from gp_orff.data.tracks.patterns import means_of
 
 _TENSORS = ("x", "clock", "block", "y", "squares", "direction")
 

@@ -15,7 +15,8 @@ from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.patterns import DEFAULT
-from gp_orff.data.tracks.observations import MeansOfBlocks, TrackObservations
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.tracks.patterns import MeansOfBlocks
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.search import Search
