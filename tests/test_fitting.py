@@ -8,13 +8,15 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel,
 
 import gp_orff
 from gp_orff.data.noise.covariances import noise_of
-from gp_orff.data.survey import DataWarning, Distances, windows
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.data.survey import DataWarning, Distances, Survey, windows
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.models.fitting import strategy
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import start_noise, starts
+from gp_orff.models.fitting.starting_values import Start, start_noise, starts
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
 from tests.fields import draw
@@ -391,3 +393,41 @@ def test_noise_that_outputs_share_starts_without_the_global_random_state(rank):
     assert torch.equal(first.task_noise_covar_factor, second.task_noise_covar_factor)
     covariance = noise_of(first, 2)
     assert covariance.trace().item() == pytest.approx(2 * 0.5)  # of shared and own noise
+
+
+# -- ranges of many data ----------------------------------------------------------------------
+
+
+def test_starts_outside_the_ranges_are_moved_inside(monkeypatch):
+    """A start of 100 extents becomes one of 3, the longest of a search."""
+    seen = []
+
+    class SeenError(Exception):
+        pass
+
+    def value(trainer, inference):
+        seen.append(trainer.kernel.base_kernel.base_kernel.lengthscale.item())
+        raise SeenError
+
+    monkeypatch.setattr("gp_orff.models.fitting.trainer.starts", lambda *given: [Start(100.0)])
+    monkeypatch.setattr(Trainer, "value", value)
+    x = points(60)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2))
+    with pytest.raises(SeenError):
+        model.fit(x, swirl(x), progress=False)
+    longest = 3 * np.ptp(x.numpy(), axis=0).max()
+    assert seen[0] == pytest.approx(longest, rel=1e-6)
+
+
+def test_sources_are_as_deep_as_waves_in_all_of_the_data_can_hold():
+    """A part of many readings has the least depth of all of them, by their extent: waves up to
+    4096 features resolve a depth of 4.2/k, about 2 % of the diagonal here."""
+    x = points(3000, num_dims=3) * torch.tensor([20.0, 10.0, 1.0])
+    part = x[(x[:, :2] < 1.0).all(-1)]
+    key = GroupKey("", Components.every(3))
+    whole = Survey.of([Observations(key, x, x)])
+    kernel = gp_orff.HarmonicKernel(1, reference_height=0.0).double()
+    ((depths,),) = parameter_ranges(kernel, distances_of(part), whole).values()
+    extent = np.ptp(x.numpy(), axis=0)[:2]
+    expected = 4.2 * np.hypot(*extent) / np.sqrt(8 * 4096)
+    assert depths.low == pytest.approx(expected, rel=1e-6)

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import gpytorch
+import linear_operator
 import numpy as np
 import pytest
 import scipy.stats
@@ -11,12 +12,18 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
-from gp_orff.inference.robust import StudentTNoise, climb
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import GroupKey, LineOfSight
+from gp_orff.inference.robust import StudentTNoise, climb, latent_covariance
+from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
 from tests import oracles
 from tests.fields import conditioned, curl_free, flow
 
 RULES = {"exact": None, "grid": gp_orff.Auto(exact_values=0, tolerance=1e-8)}
+
+
+GENERATOR = torch.Generator().manual_seed(3)
 
 
 def with_outliers(points, share=0.1, noise=0.1, seed=0):
@@ -472,3 +479,47 @@ def test_leave_one_out_is_refused_where_only_some_vectors_are_several_readings()
     model.condition(x, y, variances=variances, missing="mask")
     with pytest.raises(ValueError, match=r"variances \(N,\)"):
         model.leave_one_out(x, y, variances=variances, missing="mask")
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_residuals_from_the_factor_are_those_of_the_posterior(directed):
+    """E[r rᵀ] against dense covariances; exact to rounding, with weights and two groups."""
+    x, y, *_ = with_outliers(40)
+    options = {"group": ["a"] * 15 + ["b"] * 25}
+    rows = torch.eye(80).double()
+    if directed:
+        u = torch.nn.functional.normalize(torch.randn(x.shape, generator=GENERATOR).double(), dim=1)
+        rows, y = torch.block_diag(*u.unsqueeze(1)), (u * y).sum(-1)
+        options["directions"] = u
+    model = robust_model().condition(x, y, **options)
+    state, constant = model.state, model.mean(x[:1]).detach()[0]
+    posterior = state.inference.posterior(model.kernel, state.e_step.noises, state.mean)
+    found = torch.cat(state.inference.residuals(posterior))
+    width = 1 if directed else 2
+    weights = torch.cat(list(state.data.all_weights())).repeat_interleave(width)
+    noise = torch.cat(
+        [
+            state.e_step.noises[name].diagonal()[:width].repeat(count)
+            for name, count in (("a", 15), ("b", 25))
+        ]
+    )
+    prior = rows @ linear_operator.to_dense(model.kernel(x)) @ rows.mT
+    both = prior + torch.diag(noise / weights)
+    mean = rows @ constant.repeat(40)
+    residual = y.flatten() - mean - prior @ torch.linalg.solve(both, y.flatten() - mean)
+    second = residual[:, None] * residual + prior - prior @ torch.linalg.solve(both, prior)
+    expected = second.unflatten(0, (40, width)).unflatten(2, (40, width)).diagonal(dim1=0, dim2=2)
+    torch.testing.assert_close(found, expected.permute(2, 0, 1), rtol=1e-7, atol=1e-9)
+
+
+def test_variances_along_directions_are_those_of_vectors():
+    x, y, *_ = with_outliers(30)
+    part = Observations(
+        GroupKey("", LineOfSight(2)), x, y[:, :1], direction=torch.nn.functional.normalize(y, dim=1)
+    )
+    state = conditioned(curl_free(), x, y, RULES["grid"]).state
+    posterior = state.inference.posterior(state.kernel, state.e_step.noises, state.mean)
+    field = posterior.distribution.split()[0]
+    assert isinstance(field, WeightPosterior)
+    expected = part.apply_to_covariance(field.blocks(x))
+    torch.testing.assert_close(latent_covariance(field, part), expected, rtol=1e-9, atol=1e-12)

@@ -119,3 +119,53 @@ def test_surveys_in_degrees_warn():
         model.condition(degrees, x)
     metres = x * torch.tensor([3000.0, 3000.0, 200.0]) + torch.tensor([0.0, 0.0, 300.0])
     gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1)).condition(metres, x)
+
+
+@pytest.mark.parametrize("case", ["numbers", "vectors", "two heights", "one side"])
+def test_two_sides_and_one_height_warn(case):
+    """Numbers at one height do not tell the sides apart; vectors do, and so do two heights."""
+    x = points(8)
+    x[:, 2] = torch.arange(8) % 2 if case == "two heights" else 0.5
+    model = gp_orff.VectorFieldGP(
+        gp_orff.HarmonicKernel(1, "below" if case == "one side" else "both")
+    )
+    options = {} if case == "vectors" else {"directions": FIELD.expand(8, 3)}
+    y = dipoles(x, FIELD) if case == "vectors" else dipoles(x, FIELD) @ FIELD
+    if case == "numbers":
+        with pytest.warns(gp_orff.DataWarning, match="cannot tell the sides apart"):
+            model.condition(x, y, **options)
+    else:
+        model.condition(x, y, **options)  # warnings are errors
+
+
+def test_the_report_tells_the_limit_of_waves():
+    """4096 features, not the 8192 of a lattice."""
+    x = points(1100)
+    model = gp_orff.VectorFieldGP(harmonic(num_depths=1))
+    model.condition(x, x[:, 2], directions=FIELD.expand(1100, 3), merge=0.0)
+    assert "within 4096 features" in model.state.representation.reason
+
+
+def test_lines_with_offsets_are_levelled():
+    """Lines of a total field, each with an offset of half the anomaly's standard deviation: their
+    size is learned within three standard errors, √(1/2k) of it from k lines, and the anomaly is
+    found to a fifth, where readings are off by a half."""
+    lines, readings = 12, 15
+    generator = torch.Generator().manual_seed(0)
+    across, along = (torch.linspace(0, 1, n).double() for n in (lines, readings))
+    x = torch.cartesian_prod(across, along)
+    x = torch.cat([x, 0.05 + 0.05 * torch.sin(5 * x[:, 1:])], dim=-1)
+    line = torch.arange(lines).repeat_interleave(readings)
+    truth = dipoles(x, FIELD) @ FIELD
+    size = truth.std().item()
+    offsets, noise = (
+        size * share * torch.randn(count, generator=generator).double()
+        for share, count in ((0.5, lines), (0.02, len(x)))
+    )
+    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1))
+    u = FIELD.expand(len(x), 3)
+    model.fit(x, truth + offsets[line] + noise, directions=u, track=line, progress=False)
+    learned = model.likelihood.offset_variance.item() ** 0.5
+    assert abs(learned / offsets.std().item() - 1) < 3 / (2 * lines) ** 0.5
+    error = model.posterior().mean(x) @ FIELD - truth
+    assert (error - error.mean()).std() < 0.2 * size

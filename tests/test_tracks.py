@@ -14,13 +14,23 @@ from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.tracks.reading import along_tracks
 from gp_orff.features.assemble import expand
 from tests.fields import curl_free, draw, uniform
-from tests.tracks import EYE, NAMES, RULES, P, conditioned, likelihood, path_length, survey
+from tests.tracks import (
+    EYE,
+    NAMES,
+    RULES,
+    P,
+    conditioned,
+    likelihood,
+    path_length,
+    survey,
+    turning,
+)
 
 
 class Oracle:
     """The Gaussian of all readings, mapped to block means."""
 
-    def __init__(self, model, x, y, label, clock, xs):
+    def __init__(self, model, x, y, label, clock, xs, along=None):
         (part,) = model.state.data.tracks
         block = part.times.block
         average = torch.nn.functional.one_hot(block).double().mT
@@ -39,12 +49,16 @@ class Oracle:
             prior = phi @ phi.mT
         else:
             prior = to_dense(model.kernel(points))
-        mean = torch.kron(average.contiguous(), EYE)
-        n = P * len(x)
-        self.k = mean @ (prior[:n, :n] + torch.kron(covariance, EYE)) @ mean.mT
+        mean, n = torch.kron(average.contiguous(), EYE), P * len(x)
+        noise_of_means = mean @ torch.kron(covariance, EYE) @ mean.mT
+        of_means = mean @ y.flatten() if along is None else average @ y.flatten()
+        if along is not None:  # numbers along directions
+            mean = average @ torch.block_diag(*along.unsqueeze(1))
+            noise_of_means = average @ covariance @ average.mT
+        self.k = mean @ prior[:n, :n] @ mean.mT + noise_of_means
         self.k = self.k + noise.block_variance * torch.eye(len(self.k)).double()
         self.cross, self.prior = prior[n:, :n] @ mean.mT, prior[n:, n:]
-        self.y, self.ones = mean @ y.flatten(), mean @ EYE.repeat(len(x), 1)
+        self.y, self.ones = of_means, mean @ EYE.repeat(len(x), 1)
         self.scatter = self.about_lines(model, y, clock, block)
 
     def about_lines(self, model, y, clock, block):
@@ -54,7 +68,10 @@ class Oracle:
             rows = block == b
             if rows.sum() > 2:
                 line = np.polyfit(clock[rows].numpy(), y[rows].numpy(), 1, full=True)
-                squares, degrees = squares + line[1].sum(), degrees + P * (rows.sum().item() - 2)
+                squares, degrees = (
+                    squares + line[1].sum(),
+                    degrees + y.shape[-1] * (rows.sum().item() - 2),
+                )
         u = 2 * noise.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u)
         return -0.5 * (squares / variance + degrees * torch.log(2 * math.pi * variance)).sum()
@@ -83,15 +100,16 @@ class Oracle:
 CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]
 
 
-@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize("kind", ["timed", "along paths", "directed"])
 @pytest.mark.parametrize(("rule", "span"), CASES)
-def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, timed):
+def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, kind):
     """To rounding, 1e-8; blocks of several readings with their scatter about lines."""
+    timed = kind != "along paths"
     span = span if timed else span / 60
-    model, x, y, label, time = conditioned(RULES[rule], span, timed)
+    model, x, y, label, time = conditioned(RULES[rule], span, timed, kind == "directed")
     clock = time if timed else path_length(x, label)
     xs = uniform(7, 2, seed=9)
-    oracle = Oracle(model, x, y, label, clock, xs)
+    oracle = Oracle(model, x, y, label, clock, xs, turning(x) if kind == "directed" else None)
     (part,) = model.state.data.tracks
     assert (len(part.y) < len(x)) == (span > 0)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -188,6 +206,39 @@ def test_files_keep_tracks(rule, tmp_path):
     torch.testing.assert_close(*means, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_readings_along_directions_are_kept_and_updated(rule, tmp_path):
+    """A file and an update with more of a track give what conditioning on all gives, to rounding;
+    so does a group of vectors beside them."""
+    x, y, label, time = survey()
+    u = turning(x)
+    z, first = (y * u).sum(-1), time < 20
+
+    def part(rows):
+        options = {"track": label[rows.numpy()], "time": time[rows], "directions": u[rows]}
+        return (x[rows], z[rows]), options
+
+    model, again = (
+        gp_orff.VectorFieldGP(
+            curl_free(0.6), likelihood=likelihood(), frequencies=RULES[rule] or gp_orff.Auto()
+        )
+        for _ in range(2)
+    )
+    values, options = part(time > -1)
+    model.condition(*values, **options).update(x[:4] + 0.5, y[:4], group="fixed")
+    values, options = part(first)
+    again.condition(*values, **options).update(x[:4] + 0.5, y[:4], group="fixed")
+    again.save(tmp_path / "model.pt")
+    values, options = part(~first)
+    again = gp_orff.VectorFieldGP.load(tmp_path / "model.pt").update(*values, **options)
+    for got, expected in zip(
+        (again.posterior().mean(x), again.posterior().variance(x), again.log_marginal_likelihood()),
+        (model.posterior().mean(x), model.posterior().variance(x), model.log_marginal_likelihood()),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-8)
+
+
 def test_a_new_reading_has_the_noise_of_a_new_track():
     model, x, *_ = conditioned(None, 4.0)
     field, noise = model.posterior()(x[:5]), model.likelihood
@@ -241,7 +292,7 @@ BAD = {
     "times that run backwards": ({"track": LABEL, "time": -TIME}, "0 that repeat and 9 that run"),
     "times alone": ({"time": TIME}, "expected track= beside time="),
     "tracks of one reading": ({"track": np.arange(30)}, "got 30 of one reading each"),
-    "variances": ({"track": LABEL, "variances": np.ones(30)}, "leave out the arguments"),
+    "variances": ({"track": LABEL, "variances": np.ones(30)}, "leave out the argument"),
 }
 
 

@@ -35,12 +35,19 @@ def likelihood(span=0.0):
     return noise
 
 
-def conditioned(rule, span, timed=True):
+def turning(x):
+    """A unit vector at each position, which turns slowly."""
+    return torch.stack([torch.cos(0.4 * x[:, 0]), torch.sin(0.4 * x[:, 0])], dim=-1)
+
+
+def conditioned(rule, span, timed=True, directed=False):
     x, y, label, time = survey()
+    options = {"directions": turning(x)} if directed else {}
+    y = (y * turning(x)).sum(-1, keepdim=True) if directed else y
     model = gp_orff.VectorFieldGP(
         curl_free(0.6), likelihood=likelihood(span), frequencies=rule or gp_orff.Auto()
     )
-    model.condition(x, y, track=label, time=time if timed else None)
+    model.condition(x, y, track=label, time=time if timed else None, **options)
     return model, x, y, label, time
 
 

@@ -73,9 +73,9 @@ def truncated_variance(
             cells = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
             delta = delta + _truncated_field(list(cells), None if waves else expansion)
         return delta, torch.zeros_like(delta)
-    if waves:  # symbols of waves that decay have no white variance
-        return None
-    delta, common = zip(*(_truncated_term(symbol, *pair, space) for pair in pairs), strict=True)
+    parts = [_truncated_term(symbol, *pair, space) for pair in pairs]
+    parts += [_truncated_waves(symbol, *pair, space) for pair in waves]
+    delta, common = zip(*parts, strict=True)
     return sum(delta), sum(common)
 
 
@@ -230,6 +230,14 @@ def _truncated_term(
     if fades or not (symbol.homogeneous and len(term.leaves) == 1 and varies_in_space(term, space)):
         return delta, torch.zeros_like(delta)
     return delta, _low_frequency_variance(symbol, term, draw, space, delta)
+
+
+def _truncated_waves(
+    symbol: Symbol, term: Term, draw: HarmonicDraw, space: Sequence[int]
+) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
+    """`truncated_variance` of one harmonic term, at the mean height; its waves reach down to 0."""
+    delta = draw.truncated_image(symbol, term, space)
+    return delta, torch.zeros_like(delta) if symbol.reference is None else delta
 
 
 def _low_frequency_variance(

@@ -84,16 +84,16 @@ class Representation:
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
         data = self.data
         if isinstance(data, StatisticsOnly):
-            budget = auto.max_features
-            rule = Grid(domain=data.domain, tolerance=auto.tolerance, max_features=budget)
-            return replace(self, rule=rule)
+            grid = Grid(domain=data.domain, tolerance=auto.tolerance)
+            return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         few = data.num_values <= _MOST_MERGED * most and has_covariance(self.kernel, data)
         size = self.inference(None).size if few else data.num_values
         exact = few and size <= most
         if exact and size <= auto.exact_values:
             return replace(self, rule=None)
-        trial = replace(auto, domain=auto.domain or data.box, data=data.box)
+        budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
+        trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
             rule = replace(rule, domain=auto.domain, max_features=auto.max_features)

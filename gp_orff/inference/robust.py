@@ -15,7 +15,10 @@ from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.inference.conditioning import Posterior
+from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.inference.weight_posterior import WeightPosterior
 
+_READINGS = 512  # along directions, at once
 _LONGEST = 64.0  # the longest extrapolation, in steps
 _FARTHEST = 2.0  # the largest change of a log weight in one extrapolation
 
@@ -67,19 +70,42 @@ def residuals(
     """The residuals y − H E[f], H Cov[f] Hᵀ, and the noise of the observations."""
     smooth, delta = posterior.distribution.split()  # δ is in the noise of each observation
     vectors = smooth.mean(part.x) + mean
-    latent = part.apply_to_covariance(smooth.blocks(part.x))
+    latent = latent_covariance(smooth, part)
     noise = posterior.noises.get(part.key)
     if noise is None:  # a new group
         noise = GroupNoise(group_noise(part.key, noises), delta)
     return part.y - part.apply(vectors), latent, noise
 
 
+def latent_covariance(field: FieldDistribution, part: Observations) -> Float[Tensor, "n v v"]:
+    """H Cov[f] Hᵀ of every observation; of numbers along directions without whole vectors."""
+    if part.direction is None or not isinstance(field, WeightPosterior):
+        return part.apply_to_covariance(field.blocks(part.x))
+
+    def variances(some: Observations) -> Float[Tensor, "n"]:
+        vectors = field.expansion.features(some.x.double()).unflatten(0, (len(some), -1))
+        return field.variance_of(torch.einsum("npf,np->nf", vectors, some.direction))
+
+    rows = torch.arange(len(part), device=part.x.device).split(_READINGS)
+    return torch.cat([variances(part.take(some)) for some in rows])[:, None, None]
+
+
 def distances(
-    part: Observations, posterior: Posterior, noises: Noises, mean: Float[Tensor, "p"]
+    part: Observations,
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+    second: Float[Tensor, "n v v"] | None = None,
 ) -> Float[Tensor, "n"]:
-    """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation."""
-    residual, covariance, noise = residuals(part, posterior, noises, mean)
-    second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance  # E[r rᵀ]
+    """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation.
+
+    `second` is E[r rᵀ] where it is known.
+    """
+    if second is None:
+        residual, covariance, noise = residuals(part, posterior, noises, mean)
+        second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance
+    else:
+        noise = posterior.noises[part.key]
     return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
 
 
@@ -90,21 +116,24 @@ def expected_weights(
     noises: Noises,
     mean: Float[Tensor, "p"],
     stored: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
+    seconds: Iterable[Float[Tensor, "n v v"]] | None = None,
 ) -> tuple[list[Float[Tensor, "n"]], float]:
     """E-step: the weights of all observations, and their ELBO correction.
 
-    Weights in `stored` that are not NaN stay as they are.
+    Weights in `stored` that are not NaN stay as they are; `seconds` are E[r rᵀ] of the residuals of
+    every part, where they are known.
     """
     weights, elbo_correction = [], 0.0
     stored = repeat(torch.tensor(math.nan)) if stored is None else stored
-    for part, weight in zip(parts, stored, strict=False):
+    seconds = repeat(None) if seconds is None else seconds
+    for part, weight, second in zip(parts, stored, seconds, strict=False):
         model, values = models.get(part.key.label), part.pattern.num_values
         if model is None:
             weights.append(torch.ones_like(part.y[:, 0]))
             continue
         distance = model.distance(weight, values)
         if distance.isnan().any():
-            new = distances(part, posterior, noises, mean)
+            new = distances(part, posterior, noises, mean, second)
             distance = torch.where(distance.isnan(), new, distance)
         weights.append(model.weights(distance, values))
         elbo_correction += model.elbo_correction(distance, values)

@@ -54,8 +54,8 @@ def total_field(
             ellipsoid, in m unless its attribute `units` says otherwise.
         date: of the survey: ISO 8601 as "1978-04-20", decimal years as 1978.3, or a date. In a year
             u turns by about 0.1 degrees.
-        track, time, noise, project: as for `readings`. Labels of lines serve as `group=` or for
-            validation too; `fit` takes no `track=` beside `directions=`.
+        track, time, noise, project: as for `readings`. With labels of lines as `track`, `fit`
+            levels the survey: it learns an offset and correlated noise of each line.
 
     Returns:
         x (N, 3), km to the east and north in the plane, and upward; y (N,); options, which are the

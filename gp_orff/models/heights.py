@@ -5,11 +5,17 @@ from collections.abc import Sequence
 
 import torch
 from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from torch import Tensor
 
 from gp_orff.data.dataset import Data
+from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
 from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.tree import terms
+
+_ONE_HEIGHT = 1e-3  # of the horizontal extent: heights that differ by less are one
+_TURN = 0.05  # the root mean square of directions across their axis, of those that are one
 
 
 @torch.no_grad()
@@ -25,11 +31,40 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
                 continue
             if anew or own.heights.isnan().any():
                 columns = leaf.columns(data.num_inputs)
-                warn_of_degrees([data.box[column] for column in columns])
+                box = [data.box[column] for column in columns]
+                warn_of_degrees(box)
+                if own.num_sides == 2:
+                    warn_of_one_height(box, data.survey.sample)
                 column = columns[-1]
                 lowest, highest = data.box[column]
                 readings = torch.cat([part.x[:, column] for part in data.survey.sample])
                 own.set_heights(lowest, readings.double().mean().item(), highest)
+
+
+def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Observations]) -> None:
+    """Warn of numbers along one direction at one height: sources below and above explain them
+    equally well. Vectors tell the sides apart, by the sign of the vertical component."""
+    (west, east), (south, north), (low, high) = box
+    units = torch.cat([_directions(part) for part in parts])
+    turns = torch.linalg.svdvals(units)[1:].square().sum() > _TURN**2 * len(units)
+    flat = high - low <= _ONE_HEIGHT * max(east - west, north - south)
+    if flat and not turns:
+        warnings.warn(
+            'a HarmonicKernel with sources="both" expects readings at several heights, or of '
+            "several components, got one number at each point at one height, which cannot tell "
+            "the sides apart: components and fields at other heights follow the prior; give "
+            'sources="below" or "above"',
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _directions(part: Observations) -> Float[Tensor, "m p"]:
+    """The unit vectors along which numbers are observed."""
+    if part.direction is not None:
+        return part.direction.double()
+    every = torch.eye(part.pattern.num_outputs, dtype=torch.float64)
+    return every[list(part.pattern.columns)].repeat(len(part), 1).to(part.x.device)
 
 
 def warn_of_degrees(box: Sequence[tuple[float, float]]) -> None:

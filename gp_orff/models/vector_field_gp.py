@@ -119,8 +119,8 @@ class VectorFieldGP(ValidatedModel):
                 grids truncate. Of small data, records with equal values at one place are copies,
                 which count once (by default if they are a tenth of the records).
             track: a label for each reading, or one for all: readings of one track share an offset
-                and correlated noise, see `TrackLikelihood`. A track may go on in later chunks. Its
-                readings stay in memory.
+                and correlated noise, see `TrackLikelihood`: lines of a survey are levelled, beside
+                `directions` too. A track may go on in later chunks. Its readings stay in memory.
             time: (N,) times, which increase along each track; dates and durations become seconds.
                 If None, the length of its path.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,

@@ -36,6 +36,29 @@ def averaged(
     return total / torch.bincount(block, minlength=count).unsqueeze(-1)
 
 
+def averaged_along(
+    phi: Columns,
+    x: Float[Tensor, "N d"],
+    direction: Float[Tensor, "N p"],
+    block: Int[Tensor, "N"],
+    count: int,
+) -> Float[Tensor, "M p*T"]:
+    """mean_i φ(x_i) u_i of `count` blocks of readings at x along directions u."""
+
+    def products(rows: slice) -> Float[Tensor, "n p*M"]:
+        return (direction[rows].unsqueeze(-1) * phi.values(x[rows]).unsqueeze(1)).flatten(1)
+
+    width = direction.shape[-1] * phi.num_columns
+    if any(tensor.requires_grad for tensor in phi.tensors):
+        means = block_means(products(slice(None)), block, count)
+    else:
+        means = x.new_zeros(count, width, dtype=torch.float64)
+        for rows in chunked.chunks(x, width):
+            means.index_add_(0, block[rows], products(rows))
+        means /= torch.bincount(block, minlength=count).unsqueeze(-1)
+    return means.unflatten(1, (-1, phi.num_columns)).permute(2, 1, 0).flatten(1)
+
+
 @averaged.register
 def _(
     phi: LatticeColumns, x: Float[Tensor, "N d"], block: Int[Tensor, "N"], count: int

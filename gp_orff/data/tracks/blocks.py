@@ -27,6 +27,7 @@ class Track:
     y: Float[Tensor, "t p"]  # the mean of every block
     squares: Float[Tensor, "p"]  # the sum of squares of all residuals about the lines
     degrees: int  # of freedom of the residuals of one component
+    direction: Float[Tensor, "n p"] | None = None  # of every reading, where it is a number
 
     @classmethod
     def of(
@@ -49,7 +50,9 @@ class Track:
         rows = block >= 0
         parts = self.x[rows], self.clock[rows], block[rows], self.y[blocks]
         degrees = int((torch.bincount(block[rows]) - 2).clamp_min(0).sum())
-        return Track(self.label, *parts, self.squares * degrees / max(self.degrees, 1), degrees)
+        squares = self.squares * degrees / max(self.degrees, 1)
+        direction = None if self.direction is None else self.direction[rows]
+        return Track(self.label, *parts, squares, degrees, direction)
 
     def followed_by(self, later: "Track", timed: bool) -> "Track":
         """The track and its later readings; a path length goes on from the last position.
@@ -74,12 +77,14 @@ class Track:
             torch.cat([self.y, later.y]),
             self.squares + later.squares,
             self.degrees + later.degrees,
+            None if self.direction is None else torch.cat([self.direction, later.direction]),
         )
 
     def to(self, device: torch.device) -> "Track":
         """The same track on another device."""
         parts = (self.x, self.clock, self.block, self.y, self.squares)
-        return Track(self.label, *(part.to(device) for part in parts), self.degrees)
+        direction = None if self.direction is None else self.direction.to(device)
+        return Track(self.label, *(part.to(device) for part in parts), self.degrees, direction)
 
 
 def tracks_in_blocks(
@@ -89,11 +94,13 @@ def tracks_in_blocks(
     y: Float[Tensor, "N p"],
     clock: Float[Tensor, "N"],
     span: float,
+    direction: Float[Tensor, "N p"] | None = None,
 ) -> tuple[Track, ...]:
     """Tracks in blocks of about `span` along the clock; of one reading each if it is 0.
 
     Args:
         labels, sizes: of the tracks, whose readings follow each other in `x`, `y` and `clock`.
+        direction: of each reading, where it is the component along one.
     """
     of_track = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(x.device)
     block = _divided(clock, of_track, span)
@@ -117,6 +124,7 @@ def tracks_in_blocks(
         means.split(blocks),
         squares,
         degrees,
+        [None] * len(sizes) if direction is None else direction.split(sizes),
     )
     return tuple(Track(*every) for every in zip(*parts, strict=True))
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,33 +19,40 @@ from gp_orff.data.observations import (
     Observations,
     TruncatedVariance,
 )
-from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
-from gp_orff.data.tracks.averages import averaged, block_means
+from gp_orff.data.tracks.averages import averaged, averaged_along, block_means
 from gp_orff.data.tracks.blocks import Track, block_span, tracks_in_blocks
 from gp_orff.data.tracks.covariance import BlockNoise, BlockTimes
+from gp_orff.data.tracks.patterns import LineMeans
 from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
 _STRETCH = 16  # blocks of a sample
+_TURN = 0.1  # of a unit vector, from the mean direction of its block
+_FEW_NUMBERS = 8192  # along directions, which an exact kernel takes one by one
 _MOST_NODES = 1000  # numbers at readings, up to which the exact kernel averages over all of them
 
 
-@dataclass(frozen=True)
-class BlockMeans(Components):
-    """All components of a mean over a block of readings of one track."""
+class Places(NamedTuple):
+    """Positions with their blocks, and with directions if readings have them."""
+
+    x: Float[Tensor, "n d"]
+    block: Int[Tensor, "n"]
+    direction: Float[Tensor, "n p"] | None
 
 
 @dataclass(frozen=True)
 class TrackObservations(LinearObservations):
-    """Block means of the readings of a group along tracks: ȳ_b = mean_i f(x_i) + ε̄_b."""
+    """Block means of the readings of a group along tracks: ȳ_b = mean_i f(x_i) + ε̄_b, or with
+    uᵢᵀ f(x_i) along a direction u_i for each reading."""
 
     key: GroupKey
     tracks: tuple[Track, ...]
     timed: bool  # whether the clock is time, or the length of the path
     span: float  # of a block, along the clock
-    nodes: tuple[Tensor, Tensor] | None = None  # positions in the place of the readings, and blocks
+    nodes: Places | None = None  # in the place of the readings
 
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
@@ -56,9 +64,30 @@ class TrackObservations(LinearObservations):
         """The means of all blocks."""
         return torch.cat([track.y for track in self.tracks])
 
+    @cached_property
+    def direction(self) -> Float[Tensor, "N p"] | None:
+        """The directions of all readings; None for readings of vectors."""
+        if not isinstance(self.key.pattern, LineMeans):
+            return None
+        return torch.cat([track.direction for track in self.tracks])
+
     @property
     def values(self) -> Float[Tensor, "M"]:
         return self.y.flatten()
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether every reading is a block of its own."""
+        return len(self.x) == len(self.y)
+
+    @property
+    def num_averaged(self) -> int:
+        """The numbers of vectors that an exact kernel averages, of readings along directions in
+        blocks of several; 0 for others."""
+        if self.direction is None or self.one_by_one:
+            return 0
+        places = self.condensed.nodes or self
+        return len(places.x) * self.key.pattern.num_outputs
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
@@ -78,22 +107,39 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def means(self) -> Observations:
-        """The block means, as observations at mean positions."""
-        x = block_means(self.x, self.times.block, len(self.y))
-        return Observations(self.key, x, self.y)
+        """The block means, as observations at mean positions and along mean directions."""
+        x, direction = self._mean(self.x), self.direction
+        return Observations(
+            self.key, x, self.y, direction=None if direction is None else self._mean(direction)
+        )
+
+    def _mean(self, values: Float[Tensor, "N k"]) -> Float[Tensor, "T k"]:
+        return block_means(values, self.times.block, len(self.y))
 
     def in_blocks(self, span: float | None) -> "TrackObservations":
         """Readings, each in a block of its own, in blocks of about `span` along the clock; if None,
-        of what `block_span` chooses."""
-        clock, sizes = self.times.clock, [len(track.x) for track in self.tracks]
+        of what `block_span` chooses. Up to 8192 readings along directions stay as they are, and
+        more where directions turn within blocks."""
+        clock, sizes, chosen = self.times.clock, [len(track.x) for track in self.tracks], span
+        if span is None and self.direction is not None and len(self.x) <= _FEW_NUMBERS:
+            return self
         if span is None:
             of_track = np.repeat(np.arange(len(sizes)), sizes)
             span = block_span(self.y.cpu().numpy(), clock.cpu().numpy(), of_track)
         if not span > 0:
             return self
         labels = [track.label for track in self.tracks]
-        tracks = tracks_in_blocks(labels, sizes, self.x, self.y, clock, span)
-        return replace(self, tracks=tracks, span=span)
+        tracks = tracks_in_blocks(labels, sizes, self.x, self.y, clock, span, self.direction)
+        blocks = replace(self, tracks=tracks, span=span)
+        return self if chosen is None and blocks.turns else blocks
+
+    @property
+    def turns(self) -> bool:
+        """Whether directions differ much within a block, so that its mean tells little."""
+        if self.direction is None:
+            return False
+        away = self.direction - self.means.direction[self.times.block]
+        return bool(away.norm(dim=-1).amax() > _TURN)
 
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
         """Some blocks, in increasing order, with the share of the scatter that falls to them."""
@@ -130,24 +176,27 @@ class TrackObservations(LinearObservations):
         They are at one standard deviation of its positions on both sides of their mean, along the
         direction in which the positions extend most. Few readings stay as they are.
         """
-        count, width = len(self.y), self.key.pattern.num_outputs
+        count, width = len(self.y), self.key.pattern.num_outputs  # of vectors at the readings
         if len(self.x) * width <= _MOST_NODES or len(self.x) <= 2 * count:
             return self
         block = self.times.block
         centre = self.means.x
         away = self.x - centre[block]
         squares = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(1)
-        second = block_means(squares, block, count).unflatten(1, (away.shape[-1], -1))
+        second = self._mean(squares).unflatten(1, (away.shape[-1], -1))
         values, vectors = torch.linalg.eigh(second)
         step = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
         nodes = torch.stack([centre - step, centre + step], dim=1).flatten(0, 1)
         index = torch.arange(count, device=block.device).repeat_interleave(2)
-        return replace(self, nodes=(nodes, index))
+        direction = self.means.direction
+        if direction is not None:
+            direction = direction.repeat_interleave(2, dim=0)
+        return replace(self, nodes=Places(nodes, index, direction))
 
     def apply(self, image: Image) -> Float[Tensor, "M k"]:
-        x, block = (self.x, self.times.block) if self.nodes is None else self.nodes
-        values = image(Identity(), (), x)
-        values = values.unflatten(0, (len(x), -1))
+        x, block, direction = self.nodes or Places(self.x, self.times.block, self.direction)
+        values = image(Identity(), (), x).unflatten(0, (len(x), -1))
+        values = self.key.pattern.rows(values, direction)
         means = block_means(values.flatten(1), block, len(self.y))
         return means.unflatten(1, values.shape[1:]).flatten(0, 1)
 
@@ -156,10 +205,9 @@ class TrackObservations(LinearObservations):
         return BlockNoise.of(self.times, self._parameters(noises), white)
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
-        noise = self.noise(noises, _largest(None if truncated is None else truncated[0]))
-        matrix = noise.noise.noise.new_zeros(len(self.y), len(self.y))
-        for rows in self._batches:
-            covariance, present = noise.of_tracks(rows), rows >= 0
+        matrix = self.y.new_zeros(len(self.y), len(self.y), dtype=torch.float64)
+        for rows, covariance in self.covariances(noises, truncated and truncated[0]):
+            present = rows >= 0
             both = present.unsqueeze(-1) & present.unsqueeze(-2)
             places = (
                 rows.unsqueeze(-1).expand_as(both)[both],
@@ -167,6 +215,14 @@ class TrackObservations(LinearObservations):
             )
             matrix = matrix.index_put(places, covariance[both])
         return torch.kron(matrix, torch.eye(self.y.shape[-1]).to(matrix))
+
+    def covariances(
+        self, noises: Noises, truncated: Float[Tensor, "p p"] | None
+    ) -> Iterator[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]:
+        """The blocks of tracks in batches, −1 in the place of those that a track lacks, and the
+        covariances of their noise in one component; the features lack the variance `truncated`."""
+        noise = self.noise(noises, _largest(truncated))
+        return ((rows, noise.of_tracks(rows)) for rows in self._batches)
 
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
         """What the scatter within blocks adds to yᵀK⁻¹y, by component, and to log|K|.
@@ -192,6 +248,10 @@ class TrackObservations(LinearObservations):
         batches = batches_of([len(track.y) for track in self.tracks])
         return [rows.to(self.x.device) for rows in batches]
 
+    def averages_along(self, phi: Columns) -> Float[Tensor, "k p*T"]:
+        """mean_i φ(x_i) u_i of every block, of readings along directions u."""
+        return averaged_along(phi, self.x, self.direction, self.times.block, len(self.y))
+
     def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
         """[φ̄, ȳ, 1] of batches of tracks, with zeros in the place of blocks that a track lacks."""
         columns = averaged(phi, self.x, self.times.block, len(self.y))
@@ -210,10 +270,10 @@ class TrackObservations(LinearObservations):
 
         R is the noise covariance of the blocks of a track, in one component.
         """
-        noise, width = self.noise(noises, _largest(truncated)), self.y.shape[-1]
-        gram, logdet = 0, 0
-        for rows, columns in zip(self._batches, averages, strict=True):
-            products, change = WhitenedGram.apply(noise.of_tracks(rows), columns)
+        width, gram, logdet = self.y.shape[-1], 0, 0
+        covariances = (covariance for _, covariance in self.covariances(noises, truncated))
+        for covariance, columns in zip(covariances, averages, strict=True):
+            products, change = WhitenedGram.apply(covariance, columns)
             gram, logdet = gram + products, logdet + change
         sizes = (phi.num_columns, width, 1)
         (c, z, s), (_, second, total), (_, _, mass) = (

@@ -10,7 +10,8 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.blocks import tracks_in_blocks
-from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.tracks.patterns import means_of
 from gp_orff.data.tracks.times import as_times, check_increasing
 from gp_orff.data.validation import is_single
 
@@ -33,7 +34,7 @@ def along_tracks(
     count: int,
     spans: Mapping[str, float],
 ) -> TrackObservations:
-    """The block means of observations of whole vectors along tracks.
+    """The block means of observations along tracks: whole vectors, or numbers along directions.
 
     Args:
         part, track, time, count: as for `readings_along`.
@@ -55,7 +56,8 @@ def along_tracks(
 def readings_along(
     part: Observations, track: object, time: object, count: int
 ) -> TrackObservations:
-    """Observations of whole vectors along tracks, each in a block of its own.
+    """Observations along tracks, each in a block of its own: whole vectors, or numbers along
+    directions.
 
     Args:
         part: observations of one group, with their rows `index` among those that the user gave.
@@ -66,12 +68,14 @@ def readings_along(
     Raises:
         TypeError: times that are neither real numbers nor dates.
         ValueError: labels or times of another length, missing labels, times that repeat or run
-            backwards, observations that are no whole vectors with one noise.
+            backwards, vectors with gaps, observations with weights.
     """
-    if not part.pattern.complete or part.direction is not None or part.weight is not None:
+    whole = part.pattern.complete or part.direction is not None
+    if not whole or part.weight is not None:
         raise ValueError(
-            "expected whole vectors with one noise along tracks, got missing components, "
-            "directions= or variances=; drop readings with NaN, and leave out the arguments"
+            "expected whole vectors, or numbers along directions=, with one noise along tracks, "
+            "got missing components or variances=; drop readings with NaN, and leave out the "
+            "argument"
         )
     names, which = _labels(track, count)
     rows = part.index.cpu().numpy()
@@ -82,14 +86,15 @@ def readings_along(
     names = [names[number] for number in present]
     index = torch.from_numpy(order).to(part.x.device)
     x, y = part.x[index], part.y[index]
+    direction = None if part.direction is None else part.direction[index]
     if time is None:
         clock = _path(x.cpu().numpy(), of_track)
     else:
         clock = as_times(time, count)[rows][order]
         check_increasing(clock, of_track, names)
     clock = torch.from_numpy(clock).to(x)
-    tracks = tracks_in_blocks(names, sizes.tolist(), x, y, clock, 0.0)
-    key = GroupKey(part.key.label, BlockMeans(part.pattern.columns, part.pattern.num_outputs))
+    tracks = tracks_in_blocks(names, sizes.tolist(), x, y, clock, 0.0, direction)
+    key = GroupKey(part.key.label, means_of(part.pattern))
     return TrackObservations(key, tracks, time is not None, 0.0)
 
 

@@ -60,6 +60,11 @@ class Inference(ABC):
     ) -> Posterior:
         """The posterior under a constant mean; if None, under that of largest evidence."""
 
+    def residuals(self, posterior: Posterior) -> list[Float[Tensor, "n v v"]] | None:
+        """E[r rᵀ] of the residuals r = y − H f of every part of the data under their posterior,
+        where it follows from the matrix that was factorised; None elsewhere."""
+        return None
+
     @abstractmethod
     def of(self, data: Data) -> "Inference":
         """The same inference with other data."""

@@ -22,6 +22,7 @@ from gp_orff.data.observations import (
     block_diagonal,
 )
 from gp_orff.data.repeats.merged import Scatter, merged
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.conditioning.base import Inference, Posterior
 from gp_orff.inference.conditioning.merging import (
     changes_within,
@@ -34,7 +35,7 @@ from gp_orff.inference.equations import (
     dense_posterior,
     mean_and_response,
 )
-from gp_orff.inference.exact import Tiles, tiled_evidence
+from gp_orff.inference.exact import Tiles, covariance_of_tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.tree import terms
@@ -88,8 +89,14 @@ class ExactInference(Inference):
 
     @property
     def size(self) -> int:
-        """M, the rows of the matrix: the numbers that decide the cost."""
-        return sum(len(part.values) for part in self.observed)
+        """M, the rows of the matrix: the numbers that decide the cost. Means of numbers along
+        directions count as the whole vectors that are averaged."""
+        vectors = sum(part.num_averaged for part in self.data.tracks)
+        return vectors + sum(
+            len(part.values)
+            for part in self.observed
+            if not (isinstance(part, TrackObservations) and part.num_averaged)
+        )
 
     @property
     def mean_change(self) -> float:
@@ -118,7 +125,7 @@ class ExactInference(Inference):
 
     @cached_property
     def _tiles(self) -> Tiles:
-        return Tiles.of(self._merged[0])
+        return Tiles.of([*self._merged[0], *(part.means for part in self.data.tracks)])
 
     def of(self, data):
         return replace(self, data=data)
@@ -127,18 +134,32 @@ class ExactInference(Inference):
         _ = self.observed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        groups = self._merged[0]
-        dense = self.data.symbol_data or self.data.tracks
-        if dense or not _is_plain(kernel, groups):
-            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+        if self._in_tiles(kernel):
+            parts = self._design(noises), self._noise_by_group(noises)
+            evidence = tiled_evidence(kernel, self._tiles, *parts)
         else:
-            blocks = [group.noise(GroupNoise(group_noise(group.key, noises))) for group in groups]
-            evidence = tiled_evidence(kernel, self._tiles, self._design(noises), blocks)
+            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
         return self._with_scatter(evidence, noises)
+
+    def _in_tiles(self, kernel: Kernel) -> bool:
+        """Whether every number is one of a single point, and the covariance needs no graph."""
+        single = all(part.one_by_one for part in self.data.tracks) and not self.data.symbol_data
+        return single and _is_plain(kernel, self._merged[0])
+
+    def _noise_by_group(self, noises: Noises) -> list[Tensor]:
+        """The noise of every group, at each point or of all numbers of tracks."""
+        groups = [
+            group.noise(GroupNoise(group_noise(group.key, noises))) for group in self._merged[0]
+        ]
+        return groups + [part.noise_covariance(noises) for part in self.data.tracks]
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        covariance, design = self._covariance_and_design(kernel, noises)
+        if self._in_tiles(kernel):
+            covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+            design = self._design(noises)
+        else:
+            covariance, design = self._covariance_and_design(kernel, noises)
         with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
             warnings.simplefilter("ignore", NumericalWarning)
             factor, solved, evidence = dense_posterior(covariance, design, mean)
@@ -147,6 +168,25 @@ class ExactInference(Inference):
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
         return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
+
+    @torch.no_grad()
+    def residuals(self, posterior):
+        """With S = K + N, r has the mean N S⁻¹(y − c) and the covariance N − N S⁻¹ N."""
+        groups = self._merged[0]
+        merges = sum(map(len, groups)) < sum(map(len, self.data.observations))
+        if merges or self.data.tracks or self.data.symbol_data:
+            return None
+        field: ExactPosterior = posterior.distribution
+        inverse, seconds, start = torch.cholesky_inverse(field.factor), [], 0
+        for group in groups:
+            noise = group.noise(posterior.noises[group.key])
+            span = slice(start, start + group.y.numel())
+            width, start = group.y.shape[-1], span.stop
+            alpha = field.alpha[span].unflatten(0, (-1, width))
+            blocks = inverse[span, span].unflatten(0, (-1, width)).unflatten(2, (-1, width))
+            blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            seconds.append(noise + noise @ (alpha @ alpha.mT - blocks) @ noise)
+        return seconds
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""

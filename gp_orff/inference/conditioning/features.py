@@ -15,6 +15,7 @@ from gp_orff.data.noise.covariances import Noise, Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.observations import PointObservations
 from gp_orff.data.patterns import GroupKey
+from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.features.assemble import check_domain, expand, expand_terms, require_separate
 from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import Expansion
@@ -30,6 +31,8 @@ from gp_orff.inference.equations import (
     DenseRows,
     Group,
     NormalEquations,
+    Rows,
+    TrackRows,
     dual_equations,
     normal_equations,
     prefers_dual,
@@ -79,10 +82,10 @@ class FeatureInference(Inference):
     def _with_scatter(
         self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None
     ) -> Evidence:
-        """The evidence of all readings along tracks; where statistics are used, it is that."""
-        if statistics is not None:
-            return evidence
-        return evidence.with_scatter(part.scatter_terms(noises) for part in self.data.tracks)
+        """The evidence of all readings along tracks; where statistics of tracks are used, it is
+        that."""
+        written_out = self.data.tracks if statistics is None else self._along_directions
+        return evidence.with_scatter(part.scatter_terms(noises) for part in written_out)
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
@@ -222,13 +225,15 @@ class FeatureInference(Inference):
         groups = [
             Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
         ]
+        rows: list[Rows] = [*symbol_data]
         if self.data.tracks:  # their statistics change with the noise
             expansion = expansion.general()
             groups += self._groups_of_tracks(statistics.phi, noises, delta)
-        return self.normal_equations(expansion, groups, symbol_data)
+            rows += self._directed_rows(expansion, noises, delta)
+        return self.normal_equations(expansion, groups, rows)
 
     def normal_equations(
-        self, expansion: Expansion, groups: Sequence[Group], rows: Sequence[DenseRows]
+        self, expansion: Expansion, groups: Sequence[Group], rows: Sequence[Rows]
     ) -> NormalEquations:
         """The algebra of groups of statistics and of dense rows."""
         return normal_equations(expansion, groups, rows)
@@ -252,13 +257,23 @@ class FeatureInference(Inference):
         self, phi: Columns, noises: Noises, delta: Float[Tensor, "p p"] | None
     ) -> list[Group]:
         """Statistics of tracks in which their noise is the unit matrix."""
-        shared = self._has_shared_columns
         groups = []
-        for number, part in enumerate(self.data.tracks):
-            averages = self._averages[number] if shared else part.averages(phi)
+        for number, part in enumerate(self._of_vectors):
+            averages = self._averages[number] if self._has_shared_columns else part.averages(phi)
             unit = Noise.of(torch.eye(part.y.shape[-1]).to(part.y))
             groups.append(Group(part.statistics(phi, averages, noises, delta), unit))
         return groups
+
+    def _directed_rows(
+        self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
+    ) -> list[TrackRows]:
+        """The rows of readings along directions: moments of their block means do not add up."""
+        rows = []
+        for number, part in enumerate(self._along_directions):
+            shared = self._has_shared_columns
+            averages = self._directed[number] if shared else part.averages_along(expansion.phi)
+            rows.append(TrackRows.of(part, expansion, averages, noises, delta))
+        return rows
 
     def _rows_of_tracks(
         self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
@@ -269,7 +284,21 @@ class FeatureInference(Inference):
     @cached_property
     def _averages(self) -> list[list[Float[Tensor, "b t k"]]]:
         """The shared columns averaged over the blocks of tracks, in batches, for each group."""
-        return [part.averages(self.draws[0].shared_columns()) for part in self.data.tracks]
+        return [part.averages(self.draws[0].shared_columns()) for part in self._of_vectors]
+
+    @cached_property
+    def _directed(self) -> list[Float[Tensor, "M p*T"]]:
+        """The shared columns times directions, averaged over the blocks of tracks."""
+        phi = self.draws[0].shared_columns()
+        return [part.averages_along(phi) for part in self._along_directions]
+
+    @property
+    def _of_vectors(self) -> list[TrackObservations]:
+        return [part for part in self.data.tracks if part.direction is None]
+
+    @property
+    def _along_directions(self) -> list[TrackObservations]:
+        return [part for part in self.data.tracks if part.direction is not None]
 
     @property
     def _corners(self) -> Float[Tensor, "2 d"]:

@@ -32,12 +32,15 @@ from gp_orff.inference.equations.dense import (
     mean_and_response,
     with_ones,
 )
+from gp_orff.inference.equations.track_rows import Rows, TrackRows
 
 __all__ = [
     "DenseRows",
     "Dual",
     "Group",
     "NormalEquations",
+    "Rows",
+    "TrackRows",
     "dense_evidence",
     "dense_posterior",
     "dual_equations",

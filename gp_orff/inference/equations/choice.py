@@ -19,6 +19,7 @@ from gp_orff.inference.equations.dense import DenseRows, Dual, dual_of_vectors
 from gp_orff.inference.equations.primal import Primal
 from gp_orff.inference.equations.scaled import Scaled, is_diagonal
 from gp_orff.inference.equations.separable import Kronecker, KroneckerDual
+from gp_orff.inference.equations.track_rows import Rows
 
 
 def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
@@ -39,7 +40,7 @@ def has_blocks(expansion: Expansion) -> bool:
 
 
 def normal_equations(
-    expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[DenseRows] = ()
+    expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[Rows] = ()
 ) -> NormalEquations:
     """The normal equations of groups and dense rows.
 

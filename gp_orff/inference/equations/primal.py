@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.inference.equations.base import Group, NormalEquations, evidence_of, noise_terms
-from gp_orff.inference.equations.dense import DenseRows, mean_and_response, solve_with
+from gp_orff.inference.equations.dense import mean_and_response, solve_with
+from gp_orff.inference.equations.track_rows import Rows
 from gp_orff.inference.quadratic import (
     Evidence,
     InvQuadLogdet,
@@ -28,7 +29,7 @@ class Primal(NormalEquations):
 
     expansion: FeatureExpansion
     groups: Sequence[Group]
-    rows: Sequence[DenseRows] = ()
+    rows: Sequence[Rows] = ()
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -47,8 +48,11 @@ class Primal(NormalEquations):
         return PrimalPosterior(self.expansion, *mean_and_response(solved), factor), evidence
 
     def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
-        b = right_hand_sides(self.expansion, self.groups)
-        a = information(self.expansion, self.groups)
+        if self.groups:
+            b = right_hand_sides(self.expansion, self.groups)
+            a = information(self.expansion, self.groups)
+        else:
+            a, b = torch.eye(self.expansion.num_features).to(self._whitened[0][0]), 0
         for features, design, _ in self._whitened:
             a, b = a + features.mT @ features, b + features.mT @ design
         return a, b

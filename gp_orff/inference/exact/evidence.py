@@ -20,12 +20,15 @@ from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.forms import cotangents
 from gp_orff.kernels.pairs.rows import Rows, by_directions, row_covariance, row_products
 
+GroupNoises = Float[Tensor, "n v v"] | Float[Tensor, "n*v n*v"]
+"""The noise covariance of a group at every point, or that of all its numbers."""
+
 
 def tiled_evidence(
     kernel: Kernel,
     tiles: Tiles,
     design: Float[Tensor, "M 1+p"],
-    noises: Sequence[Float[Tensor, "n v v"]],
+    noises: Sequence[GroupNoises],
 ) -> Evidence:
     """The evidence of V, once differentiable in the kernel, the design and the noise.
 
@@ -33,7 +36,7 @@ def tiled_evidence(
         kernel: without batch dimensions; its parameters are leaves of the graph.
         tiles: of the observations.
         design: V, with a row for each observed number.
-        noises: of each group, the noise covariance at every point.
+        noises: of each group, the noise covariance at every point, or that of all its numbers.
     """
     parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
     return Evidence(
@@ -50,11 +53,7 @@ class TiledInvQuadLogdet(Function):
 
     @staticmethod
     def forward(ctx, kernel: Kernel, tiles: Tiles, num_groups: int, design: Tensor, *tensors):
-        covariance = tiles.covariance(kernel)
-        for member in chain(*(piece.members for piece in tiles.pieces)):
-            blocks = _diagonal_blocks(covariance[member.span, member.span], member)
-            blocks += tensors[member.group][member.points].permute(1, 2, 0)
-        factor = cholesky(covariance)
+        factor = cholesky(covariance_of_tiles(kernel, tiles, tensors[:num_groups]))
         half, u = solve(factor, design)
         ctx.kernel, ctx.tiles, ctx.num_groups = kernel, tiles, num_groups
         ctx.save_for_backward(factor, u, design, *tensors)
@@ -82,11 +81,16 @@ class TiledInvQuadLogdet(Function):
             gradient = times * grad_logdet * inverse[left.span, right.span]
             gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-times)
             for member in left.members if left is right else ():
+                if noises[member.group].dim() == 2:
+                    continue
                 own = slice(member.span.start - left.span.start, member.span.stop - left.span.start)
                 blocks = _diagonal_blocks(gradient[own, own], member)
                 noise_gradients[member.group][member.points] = blocks.permute(2, 0, 1)
             if parameters:
                 derivatives.add(left.rows, right.rows, gradient)
+        for noise, total, span in zip(noises, noise_gradients, ctx.tiles.spans, strict=True):
+            if noise.dim() == 2:
+                total += grad_logdet * inverse[span, span] - weights[span] @ u[span].mT
         return None, None, None, 2 * weights, *noise_gradients, *derivatives.totals()
 
 
@@ -132,6 +136,22 @@ class _Derivatives:
                 total += gradient
 
 
+@torch.no_grad()
+def covariance_of_tiles(
+    kernel: Kernel, tiles: Tiles, noises: Sequence[GroupNoises]
+) -> Float[Tensor, "M M"]:
+    """The lower triangle of K = Cov[H f] + noise."""
+    covariance = tiles.covariance(kernel)
+    for noise, span in zip(noises, tiles.spans, strict=True):
+        if noise.dim() == 2:
+            covariance[span, span] += noise.tril()
+    for member in chain(*(piece.members for piece in tiles.pieces)):
+        if noises[member.group].dim() == 3:
+            blocks = _diagonal_blocks(covariance[member.span, member.span], member)
+            blocks += noises[member.group][member.points].permute(1, 2, 0)
+    return covariance
+
+
 def _diagonal_blocks(part: Float[Tensor, "n*v n*v"], member: Member) -> Float[Tensor, "v v n"]:
     """A view of the blocks of single points."""
     width = member.width
@@ -139,9 +159,10 @@ def _diagonal_blocks(part: Float[Tensor, "n*v n*v"], member: Member) -> Float[Te
 
 
 def _with_graph(
-    kernel: Kernel, tiles: Tiles, noises: Sequence[Float[Tensor, "n v v"]]
+    kernel: Kernel, tiles: Tiles, noises: Sequence[GroupNoises]
 ) -> Float[Tensor, "M M"]:
     """K, differentiable any number of times."""
     between, pieces = row_covariance(kernel), tiles.pieces
     rows = [torch.cat([between(a.rows, b.rows) for b in pieces], dim=-1) for a in pieces]
-    return torch.cat(rows) + torch.block_diag(*(block for noise in noises for block in noise))
+    blocks = (noise if noise.dim() == 3 else noise.unsqueeze(0) for noise in noises)
+    return torch.cat(rows) + torch.block_diag(*chain(*blocks))

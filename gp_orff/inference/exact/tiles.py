@@ -67,6 +67,14 @@ class Tiles:
         """M."""
         return self.pieces[-1].span.stop
 
+    @property
+    def spans(self) -> list[slice]:
+        """The rows of every group."""
+        members = [member for piece in self.pieces for member in piece.members]
+        groups = {member.group: member.span.start for member in reversed(members)}
+        starts = [groups[number] for number in sorted(groups)]
+        return [slice(*ends) for ends in zip(starts, [*starts[1:], self.num_rows], strict=True)]
+
     def lower(self) -> Iterator[tuple[Piece, Piece]]:
         """The pieces of every tile on or below the diagonal."""
         for i, piece in enumerate(self.pieces):

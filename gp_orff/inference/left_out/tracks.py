@@ -83,9 +83,10 @@ def tracks_left_out(
         field, white = posterior.under(mean).split()
         seen = block_means_under(field, part)
         latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
+        expected = mean_over_blocks(field, part)
         truncated = None if white is None else (white, white)
         yield (
-            (part.y - constant - mean_over_blocks(field, part)).flatten(),
+            (part.y - part.means.apply(constant.expand(len(part.y), -1)) - expected).flatten(),
             latent + part.noise_covariance(noises, truncated),
         )
 

@@ -21,13 +21,20 @@ from gp_orff.inference.representation import FINE_FACTOR, Representation
 from gp_orff.inference.robust import StudentTNoise, climb, expected_weights, total_elbo_correction
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import start, starts
-from gp_orff.models.fitting.trainer import SCREENED_VALUES, SUBSET_VALUES, Trainer
+from gp_orff.models.fitting.trainer import (
+    MOST_SEARCHED,
+    SCREENED_VALUES,
+    SUBSET_VALUES,
+    SUBSETS,
+    Trainer,
+)
 
 _ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
 _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
+_MANY_CONVERGED = 1e-6  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
 
@@ -71,7 +78,7 @@ class EStep:
         """The data with their expected weights under the posterior of `inference`; `known` weights
         stay as they are."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
-        return data.weighted(*self._weights(data, posterior, known))
+        return data.weighted(*self._weights(data, inference, posterior, known))
 
     @torch.no_grad()
     def converged(self, representation: Representation, rounds: int = 300) -> Representation:
@@ -91,12 +98,13 @@ class EStep:
             current = inference.of(weighted(logs))
             posterior = current.posterior(self.kernel, self.noises, self.mean)
             log_density = posterior.evidence.log_density(self._mean(posterior), current.num_values)
-            weights, _ = self._weights(plain, posterior)
+            weights, _ = self._weights(plain, current, posterior)
             elbo = log_density + current.data.elbo_correction
             return elbo.item(), torch.cat(weights).log()
 
         initial = torch.cat(list(data.all_weights())).log()
-        near, gain = _NEAR * plain.num_values, _CONVERGED * plain.num_values
+        settled = _MANY_CONVERGED if plain.num_values > MOST_SEARCHED else _CONVERGED
+        near, gain = _NEAR * plain.num_values, settled * plain.num_values
         logs, converged = climb(step, initial, near, gain, rounds)
         if not converged:
             warnings.warn(
@@ -110,12 +118,16 @@ class EStep:
         return posterior.evidence.best_mean() if self.mean is None else self.mean
 
     def _weights(
-        self, data: Dataset, posterior: Posterior, known: Iterable[Tensor] | None = None
+        self,
+        data: Dataset,
+        inference: Inference,
+        posterior: Posterior,
+        known: Iterable[Tensor] | None = None,
     ) -> tuple[list[Tensor], float]:
-        mean = self._mean(posterior)
-        return expected_weights(
-            data.visit(), self.heavy_tailed, posterior, self.noises, mean, known
-        )
+        parts = posterior, self.noises, self._mean(posterior), known
+        same = data.sources is inference.data.sources  # observations, but for their weights
+        seconds = inference.residuals(posterior) if same else None
+        return expected_weights(data.visit(), self.heavy_tailed, *parts, seconds)
 
 
 @dataclass(frozen=True)
@@ -165,9 +177,19 @@ class RobustEM:
         return search, search.coordinates.get(), data
 
     def run(self, representation: Representation) -> Representation:
-        """EM on all data, until the weights have converged."""
+        """EM on all data, until the weights have converged.
+
+        Many numbers under an exact kernel learn the hyperparameters on subsets: a round on all
+        would take minutes and gain little. So do grids of decaying waves.
+        """
         data, levels = representation.data, [lambda: representation.rule]
-        if representation.follows:
+        by_subsets = representation.rule is None or not representation.on_lattice
+        if by_subsets and data.num_values > MOST_SEARCHED:
+            levels = []
+            for numbers in SUBSETS:
+                subset = self.trainer.subset(numbers)
+                self._maximise(subset, self.trainer.exact_inference, f"Student-t EM, {numbers}")
+        elif representation.follows:
             levels = [representation.coarse, representation.fine]
         for level in levels:
 

@@ -29,7 +29,9 @@ from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import (
+    MOST_SEARCHED,
     SUBSET_VALUES,
+    SUBSETS,
     Trainer,
     best_start,
     without_far_points,
@@ -37,8 +39,7 @@ from gp_orff.models.fitting.trainer import (
 from gp_orff.models.report.names import parameter_names
 
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
-_SUBSETS, _MANY = (1200, 3600), 1.3  # numbers of first searches, if there are 1.3 times as many
-_MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
+_MANY = 1.3  # times as many numbers as of a subset, for a first search on that
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
 _FEW_ROUNDS = 2  # on waves of other wavevectors, each of which takes a pass over the data
 _FEW_ITERATIONS = 6  # the least on a grid
@@ -134,7 +135,7 @@ class ExactKernel:
         trainer = self.trainer
         inference = trainer.exact_inference(self.data)
         search_on_subsets(trainer, search, inference.size)
-        if inference.size > _MOST_SEARCHED:
+        if inference.size > MOST_SEARCHED:
             return search
         inference = trainer.exact_inference(self.data)  # the sites at the present lengthscales
         nats = 0.1 if inference.size > SUBSET_VALUES else 0.01
@@ -144,7 +145,7 @@ class ExactKernel:
 
 def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
     """Search under the exact kernel on growing subsets of data with `size` numbers."""
-    for numbers in _SUBSETS:
+    for numbers in SUBSETS:
         if size > _MANY * numbers:
             inference = trainer.exact_inference(trainer.subset(numbers))
             label = f"exact kernel, {inference.data.survey.num_points} points"
@@ -159,7 +160,7 @@ def search_on_features(
     kernel on subsets first, and for few iterations."""
     inference, data = representation.inference(representation.rule), representation.data
     features, iterations = num_features(trainer.kernel, inference.draws), _MOST
-    slow = min(features, data.num_values) > _MOST_SEARCHED
+    slow = min(features, data.num_values) > MOST_SEARCHED
     if slow and isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
         search_on_subsets(trainer, search, data.num_values)
         iterations = int(max(_CUBIC * (2000 / features) ** 3, _FEWEST))

@@ -51,6 +51,8 @@ from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
+SUBSETS = 1200, 3600  # numbers of further searches under the exact kernel
+MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
 _JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
 _NATS = 2.0  # for each output: what two parts do not show of long lengthscales

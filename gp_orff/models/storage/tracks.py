@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from gp_orff.data.packing.keys import pack_key, unpack_key
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.blocks import Track
-from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.tracks.patterns import means_of
 
-_TENSORS = ("x", "clock", "block", "y", "squares")
+_TENSORS = ("x", "clock", "block", "y", "squares", "direction")
 
 
 def pack_tracks(part: TrackObservations) -> dict:
@@ -16,7 +19,7 @@ def pack_tracks(part: TrackObservations) -> dict:
         {
             "label": track.label,
             "degrees": track.degrees,
-            **{name: getattr(track, name).detach().cpu().clone() for name in _TENSORS},
+            **{name: _plain(getattr(track, name)) for name in _TENSORS},
         }
         for track in part.tracks
     ]
@@ -26,6 +29,11 @@ def pack_tracks(part: TrackObservations) -> dict:
 def unpack_tracks(content: Mapping) -> TrackObservations:
     """The block means of a group from what `pack_tracks` wrote."""
     key = unpack_key(content)
-    means = BlockMeans(key.pattern.columns, key.pattern.num_outputs)
     tracks = tuple(Track(**track) for track in content["tracks"])
-    return TrackObservations(GroupKey(key.label, means), tracks, content["timed"], content["span"])
+    return TrackObservations(
+        GroupKey(key.label, means_of(key.pattern)), tracks, content["timed"], content["span"]
+    )
+
+
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().cpu().clone()

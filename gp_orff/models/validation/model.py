@@ -151,6 +151,12 @@ class ValidatedModel(FieldModel):
         """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
         if not data.tracks:
             return []
+        if any(part.direction is not None for part in data.tracks):
+            raise NotImplementedError(
+                "expected whole vectors along tracks for cross-validation, got readings along "
+                "directions=; call fit or condition without some whole tracks, and compare their "
+                "readings with posterior()"
+            )
         spans = {part.key.label: part.span for part in data.tracks}
         plain = self._read(x, y, replace(options, track=None, time=None))
         return [

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from gp_orff.features.scaled_expansion import ScaledExpansion
 from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.harmonic import HarmonicSpectrum, Sources
 from gp_orff.kernels.tree import Term, spectra_of
+from gp_orff.symbols.base import Symbol
+
+_RADII, _ANGLES = 24, 24  # of waves beyond the last: exact for some derivatives
 
 
 class HarmonicWaves(FixedBuffers):
@@ -140,11 +144,7 @@ class HarmonicDraw(FixedBuffers, Draw):
 
     def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
         """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
-        k = self.lattice.wavevectors.norm(dim=-1)
-        distances = sources.distances(phi.origin[2:]).double()  # (*b, J, 1)
-        decay = torch.exp(-2 * distances * k)
-        density = (sources.amplitudes.double().unsqueeze(-1) * decay).sum(-2) * k / (2 * math.pi)
-        return density * self.lattice.weights
+        return _density(sources, phi) * self.lattice.weights
 
     def truncated_variance(self, term: Term) -> Float[Tensor, "*b 3 3"]:
         """The variance at the mean height that the waves lack."""
@@ -157,6 +157,25 @@ class HarmonicDraw(FixedBuffers, Draw):
         share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
         shape = total.new_tensor([0.75, 0.75, 1.5])
         return term.outputscale[..., None, None] * torch.diag_embed(share.unsqueeze(-1) * shape)
+
+    def truncated_image(
+        self, symbol: Symbol, term: Term, space: Sequence[int]
+    ) -> Float[Tensor, "q q"]:
+        """The variance of Q f at the mean height that the waves lack: that of waves beyond the
+        last, in proportion to what they lack of the field."""
+        (spectrum,) = spectra_of(term)
+        phi, height = self.lattice.columns(), spectrum.mean_height.double()
+        nearest = spectrum.sources.distances(height.unsqueeze(-1)).detach().min().item()
+        omega, weights = _beyond(phi.omega.norm(dim=-1).amax().item(), nearest)
+        phi = replace(phi, omega=omega.to(phi.omega))
+        weights = _density(spectrum.sources, phi) * weights.to(phi.omega)
+        weights = weights * phi.decay(height).square()
+        waves = phi.directions()[: len(omega)]
+        image = phi.multiplier(symbol, 3, space)[: len(omega)] @ waves.unsqueeze(-1)
+        moment = torch.einsum("k,kp,kq->pq", weights.to(image), image[..., 0], image[..., 0].conj())
+        field = (weights.unsqueeze(-1) * waves.abs().square()).sum()
+        lacking = self.truncated_variance(term).diagonal().sum()
+        return moment.real * (lacking / field if field > 0 else 0.0)
 
     def ratio_outside_range(self, spectra: Sequence[HarmonicSpectrum]) -> float | None:
         """The ratio of the depth that decides the cut-off to that for which it was made."""
@@ -181,6 +200,26 @@ class HarmonicDraw(FixedBuffers, Draw):
     def check_domain(self, spectra, *points) -> None:
         for x in points:
             self.lattice.check(x)
+
+
+def _density(sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
+    """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π."""
+    k = phi.omega.norm(dim=-1)
+    distances = sources.distances(phi.origin[2:]).double()  # (*b, J, 1)
+    decay = torch.exp(-2 * distances * k)
+    return (sources.amplitudes.double().unsqueeze(-1) * decay).sum(-2) * k / (2 * math.pi)
+
+
+def _beyond(cutoff: float, distance: float) -> tuple[Float[Tensor, "m 2"], Float[Tensor, "m"]]:
+    """Wavevectors and weights of a quadrature over |k| > `cutoff`, by Gauss and Laguerre for waves
+    that decay as e^{−2|k| distance}."""
+    t, weights = np.polynomial.laguerre.laggauss(_RADII)
+    k = cutoff + t / (2 * distance)
+    weights = weights * np.exp(t) / (2 * distance) * k * 2 * math.pi / _ANGLES
+    angle = 2 * math.pi * np.arange(_ANGLES) / _ANGLES
+    unit = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    omega = (k[:, None, None] * unit).reshape(-1, 2)
+    return torch.from_numpy(omega), torch.from_numpy(np.repeat(weights, _ANGLES))
 
 
 @torch.no_grad()

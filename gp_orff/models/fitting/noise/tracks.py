@@ -15,7 +15,8 @@ from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.patterns import DEFAULT
-from gp_orff.data.tracks.observations import BlockMeans, TrackObservations
+from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.tracks.patterns import MeansOfBlocks
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.search import Search
@@ -55,7 +56,7 @@ def with_tracks(
     present_data = [data] if held is None else [held, data]
     along = {part.key.label: part for every in present_data for part in every.tracks}
     for key in chain.from_iterable(every.keys for every in present_data):
-        if isinstance(key.pattern, BlockMeans):
+        if isinstance(key.pattern, MeansOfBlocks):
             continue
         if key.label in along:
             raise ValueError(
