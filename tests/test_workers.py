@@ -12,7 +12,18 @@ import torch
 
 import gp_orff
 from gp_orff.data.field_statistics import FieldStatistics
-from tests.chunks import Fails, Load, chunks, nothing, num_threads, readings, reduced, times_read
+from gp_orff.data.workers.memory import kept_memory
+from tests.chunks import (
+    Fails,
+    Load,
+    chunks,
+    nothing,
+    num_threads,
+    pages_of_arrays,
+    readings,
+    reduced,
+    times_read,
+)
 from tests.fields import curl_free
 
 XS = 1.6 * torch.rand(40, 2, generator=torch.Generator().manual_seed(9)).double() - 0.8
@@ -103,6 +114,16 @@ def test_workers_share_the_cores_for_this_call_only(pool):
     before = [pool.submit(num_threads).result() for _ in range(4)]
     conditioned().statistics_of(chunks(1000), executor=pool)
     assert [pool.submit(num_threads).result() for _ in range(4)] == before
+
+
+def test_tasks_keep_the_memory_of_arrays(dask):
+    """Dask has its workers return each freed array to the system, which costs time."""
+    inside, outside = (
+        dask.submit(pages_of_arrays, context, pure=False).result()
+        for context in (kept_memory, None)
+    )
+    assert outside > 200 * 256 / 2  # half of the pages of all arrays, 4 KiB each
+    assert inside < outside / 4
 
 
 class Counting(ThreadPoolExecutor):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gp_orff.data.workers.memory import kept_memory
 from gp_orff.threads import fixed_threads
 
 
@@ -75,7 +76,8 @@ def do(work: Work, chunks: Sequence, start: int, threads: int | None) -> Outcome
 def do_packed(work: bytes, chunks: bytes, start: int, threads: int | None) -> bytes:
     """As `do`, in another process: pickles come and go."""
     try:
-        outcome = do(pickle.loads(work), pickle.loads(chunks), start, threads)
+        with kept_memory():
+            outcome = do(pickle.loads(work), pickle.loads(chunks), start, threads)
     except Exception as error:  # a module or a function that this process does not have
         outcome = Failure(start, error, traceback.format_exc())
     try:
