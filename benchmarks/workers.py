@@ -4,8 +4,8 @@
 
 A Helmholtz kernel over 9 × 9 lengthscales, in files of 10⁶ readings that are written at first. One
 call of `statistics_of` looks at every file twice: once for box, counts and a sample, and once for
-the sums. Every process has one thread, and is warm. The ways take turns, first those of one worker,
-then those of two; medians of the rounds. Idle processes of the others are counted in `cpu`. Columns:
+the sums. Every process has one thread, and is warm. The ways take turns, first with one worker,
+then with two; medians of the rounds. `cpu` counts idle processes of the other ways. Columns:
 
 seconds      of the call
 cpu          seconds of all processes together
