@@ -4,7 +4,10 @@ import copy
 import multiprocessing
 import pickle
 import random
+import signal
+import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +16,12 @@ import torch
 import gp_orff
 from gp_orff.data.field_statistics import FieldStatistics
 from gp_orff.data.workers.memory import kept_memory
+from gp_orff.models.fitting.search import Search
 from tests.chunks import (
     Fails,
     Load,
+    Warns,
+    call,
     chunks,
     nothing,
     num_threads,
@@ -154,6 +160,21 @@ def test_few_tasks_are_in_flight():
     assert 3 < executor.most <= 6
 
 
+@pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
+def test_warnings_of_workers_reach_the_caller(executor):
+    """Once each, and through the filters of the caller."""
+    held, parts = conditioned(), [Warns(part) for part in chunks(50, count=300)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        held.statistics_of(parts, executor=executor)
+    assert sorted(str(own.message) for own in caught) == [f"clouds at {i}" for i in range(3)]
+    assert {(own.category, Path(own.filename).name) for own in caught} == {
+        (UserWarning, "chunks.py")
+    }
+    with pytest.raises(UserWarning, match="clouds at 0"):  # the suite makes errors of them
+        held.statistics_of(parts, executor=executor)
+
+
 @pytest.mark.parametrize("executor", ["threads", "pool"], indirect=True)
 def test_a_chunk_that_fails_is_tried_again(executor, tmp_path):
     parts = chunks(500)
@@ -210,24 +231,60 @@ def test_a_killed_worker_of_a_cluster_costs_its_chunk_only(dask, tmp_path):
     require_equal(found, held.statistics_of(*readings()))
 
 
-def test_an_interrupted_pass_goes_on(tmp_path):
-    """Killed at ten places, in both kinds of passes, and resumed: each chunk counts once."""
+def killed(method, *arguments, **options):
+    """Whether a call in a process of its own was killed; it must not fail otherwise."""
+    packed = pickle.dumps(method)  # else torch shares the memory of hyperparameters
+    process = CONTEXT.Process(target=call, args=(packed, arguments, options))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_an_interrupted_pass_goes_on(error, tmp_path):
+    """Stopped or killed at ten places, in both kinds of passes, and resumed: each chunk counts
+    once."""
     (log := tmp_path / "log").mkdir()
     path, stops = tmp_path / "sums", random.Random(0).sample(range(30), 10)
     parts = [
-        Fails(part, tmp_path / f"marks {i}", times=int(i in stops), error=KeyboardInterrupt)
+        Fails(part, tmp_path / f"marks {i}", int(i in stops), error, after=i % 2)
         for i, part in enumerate(chunks(100, log))
     ]
     held = conditioned()
     before = held.posterior().mean(XS)
     for _ in stops:
-        with pytest.raises(KeyboardInterrupt):
-            held.condition(parts, checkpoint=path)
+        if error is None:
+            assert killed(held.condition, parts, checkpoint=path)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                held.condition(parts, checkpoint=path)
         assert torch.equal(held.posterior().mean(XS), before)
     held.condition(parts, checkpoint=path)
-    assert times_read(log) == [2] * 30  # once for the survey, once for the statistics
+    if error is not None:  # a killed process has not written the last chunks
+        assert times_read(log) == [2] * 30  # once for the survey, once for the statistics
     expected = model().condition(*readings()).posterior()
     torch.testing.assert_close(held.posterior().mean(XS), expected.mean(XS), rtol=0, atol=1e-9)
+
+
+def test_a_fit_that_is_killed_goes_on(tmp_path, monkeypatch):
+    """Its searches before the pass are not made again: their last bits, which change with the
+    number of threads, would ask for another grid."""
+    path, parts = tmp_path / "sums", chunks(150, count=900)
+    rule, options = gp_orff.Auto(max_features=100), {"warm_start": True, "progress": False}
+    whole, resumed = (gp_orff.VectorFieldGP(curl_free(0.5), frequencies=rule) for _ in range(2))
+    searches, run = [], Search.run
+    monkeypatch.setattr(Search, "run", lambda *a, **b: searches.append(0) or run(*a, **b))
+    with gp_orff.settings.num_threads(1):
+        whole.fit(parts, **options)
+        needed = len(searches)
+        parts[5] = Fails(parts[5], tmp_path / "marks", times=1, error=None, after=3)
+        assert killed(resumed.fit, parts, checkpoint=path, **options)
+        *_, results = pickle.loads(path.read_bytes())
+        resumed.fit(parts, checkpoint=path, **options)
+    assert len(searches) == 2 * needed - len(results) < 2 * needed
+    for one, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

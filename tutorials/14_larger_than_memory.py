@@ -107,7 +107,7 @@ def learn(path, executor, known):
     print(f"{lazy.u.size} points in {len(data[0])} blocks, {lazy.nbytes / 2**20:.0f} MiB")
     flow = gp_orff.DivergenceFreeKernel(num_dims=2, active_dims=[0, 1])
     kernel = gp_orff.FieldProductKernel(flow, RBFKernel(active_dims=[2]))
-    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(max_features=3000))
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(max_features=2400))
     before, began = memory(), time.perf_counter()
     workers = {"executor": executor, "checkpoint": path.with_suffix(".partial")}
     if known:
