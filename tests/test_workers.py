@@ -2,11 +2,14 @@
 
 import copy
 import multiprocessing
+import os
 import pickle
 import random
 import signal
+import threading
+import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from gp_orff.models.fitting.search import Search
 from tests.chunks import (
     Fails,
     Load,
+    Slow,
     Warns,
     call,
     chunks,
@@ -231,14 +235,77 @@ def test_a_killed_worker_of_a_cluster_costs_its_chunk_only(dask, tmp_path):
     require_equal(found, held.statistics_of(*readings()))
 
 
-def killed(method, *arguments, **options):
-    """Whether a call in a process of its own was killed; it must not fail otherwise."""
+class Stopped(Executor):
+    """Finishes two tasks; then the user presses Ctrl-C."""
+
+    def __init__(self):
+        self.futures = []
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        if len(self.futures) < 2:
+            future.set_result(function(*arguments))
+        else:
+            future.result = self.interrupt
+        self.futures.append(future)
+        return future
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_cancels_what_is_pending():
+    held, executor = conditioned(), Stopped()
+    before = held.posterior().mean(XS)
+    with pytest.raises(KeyboardInterrupt):
+        held.condition(chunks(100), executor=executor)
+    assert all(future.cancelled() for future in executor.futures[2:])
+    assert len(executor.futures) > 2
+    assert torch.equal(held.posterior().mean(XS), before)
+
+
+def interrupted(log):
+    """As Ctrl-C, once a chunk has been read."""
+    while not any(log.iterdir()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
+def test_workers_go_on_after_an_interrupt(executor, tmp_path):
+    """The process gets the signal of Ctrl-C; what waits for a worker is not read."""
+    (log := tmp_path / "log").mkdir()
+    held, parts = conditioned(), [Slow(part, 0.05) for part in chunks(50, log)]
+    before = held.posterior().mean(XS)
+    executor.submit(num_threads).result()  # a pool that is interrupted as it starts may hang
+    threading.Thread(target=interrupted, args=(log,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        held.update(parts, executor=executor)
+    executor.submit(num_threads).result(timeout=20)
+    assert len(list(log.iterdir())) < len(parts)
+    assert torch.equal(held.posterior().mean(XS), before)
+    require_equal(
+        held.statistics_of(chunks(500), executor=executor), held.statistics_of(*readings())
+    )
+
+
+def test_a_map_is_computed_on_a_cluster(dask):
+    """By blocks, in other processes, which hold the field once each."""
+    field = conditioned().posterior()
+    axes = {"x": np.linspace(-1, 1, 30), "y": np.linspace(-1, 1, 20)}
+    lazy = field.to_xarray(axes, chunks={"x": 8})
+    found, whole = lazy.compute(), field.to_xarray(axes)
+    for name in whole.data_vars:
+        np.testing.assert_allclose(found[name], whole[name], rtol=1e-9, atol=1e-12)
+
+
+def exit_code(method, *arguments, **options):
+    """Of a call in a process of its own."""
     packed = pickle.dumps(method)  # else torch shares the memory of hyperparameters
     process = CONTEXT.Process(target=call, args=(packed, arguments, options))
     process.start()
     process.join()
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
+    return process.exitcode
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, None])
@@ -255,7 +322,7 @@ def test_an_interrupted_pass_goes_on(error, tmp_path):
     before = held.posterior().mean(XS)
     for _ in stops:
         if error is None:
-            assert killed(held.condition, parts, checkpoint=path)
+            assert exit_code(held.condition, parts, checkpoint=path) == -signal.SIGKILL
         else:
             with pytest.raises(KeyboardInterrupt):
                 held.condition(parts, checkpoint=path)
@@ -267,7 +334,7 @@ def test_an_interrupted_pass_goes_on(error, tmp_path):
     torch.testing.assert_close(held.posterior().mean(XS), expected.mean(XS), rtol=0, atol=1e-9)
 
 
-def test_a_fit_that_is_killed_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_fit_goes_on_in_another_process(tmp_path, monkeypatch):
     """Its searches before the pass are not made again: their last bits, which change with the
     number of threads, would ask for another grid."""
     path, parts = tmp_path / "sums", chunks(150, count=900)
@@ -278,8 +345,8 @@ def test_a_fit_that_is_killed_goes_on(tmp_path, monkeypatch):
     with gp_orff.settings.num_threads(1):
         whole.fit(parts, **options)
         needed = len(searches)
-        parts[5] = Fails(parts[5], tmp_path / "marks", times=1, error=None, after=3)
-        assert killed(resumed.fit, parts, checkpoint=path, **options)
+        parts[5] = Fails(parts[5], tmp_path / "marks", 1, KeyboardInterrupt, after=3)
+        assert exit_code(resumed.fit, parts, checkpoint=path, **options) == 1
         *_, results = pickle.loads(path.read_bytes())
         resumed.fit(parts, checkpoint=path, **options)
     assert len(searches) == 2 * needed - len(results) < 2 * needed
