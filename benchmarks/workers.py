@@ -1,13 +1,16 @@
 """Statistics of many readings in files, by one process, by a pool and by a Dask cluster.
 
-    python benchmarks/workers.py [--points 1e7] [--size 1e6] [--smoke]
+    python benchmarks/workers.py [--points 1e7] [--size 1e6] [--rounds 3] [--smoke]
 
 A Helmholtz kernel over 9 × 9 lengthscales, in files of 10⁶ readings that are written at first. One
 call of `statistics_of` looks at every file twice: once for box, counts and a sample, and once for
-the sums. Every process has one thread. Columns:
+the sums. Every process has one thread, and is warm. The ways take turns, first with one worker,
+then with two; medians of the rounds. `cpu` counts idle processes of the other ways. Columns:
 
-seconds      of the call, workers running already
-overhead     over the loop, if it took the same time on each worker
+seconds      of the call
+cpu          seconds of all processes together
+overhead     of seconds × workers over the loop, in the same rounds
+cpu_more     the same of `cpu`, which tells more where the machine does other work too
 caller       MiB by which the calling process grows at most
 apart        largest difference of the sums from those of the loop, over their largest number
 
@@ -18,19 +21,22 @@ by hand      a tree of delayed sums with dask, one task a file
 """
 
 import multiprocessing
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from operator import add
 from pathlib import Path
 
 import dask
 import distributed
+import psutil
 from helpers.chunk_files import chunks, load, one_thread, write
 from helpers.command import Sizes
-from helpers.measure import PeakMemory, seconds
+from helpers.measure import PeakMemory
 from helpers.results import save
 from helpers.rows import Rows
 
@@ -60,7 +66,10 @@ def pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 @contextmanager
 def cluster(workers: int) -> Iterator[distributed.Client]:
     options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with distributed.LocalCluster(**options) as machines, distributed.Client(machines) as client:
+    with (
+        distributed.LocalCluster(**options) as machines,
+        distributed.Client(machines, set_as_default=False) as client,
+    ):
         client.run(one_thread)
         yield client
 
@@ -70,15 +79,18 @@ def loop(model: gp_orff.VectorFieldGP, paths: Sequence[Path]) -> FieldStatistics
 
 
 def of_file(model: gp_orff.VectorFieldGP, path: Path) -> FieldStatistics:
-    return model.statistics_of(*load(path))
+    with gp_orff.settings.num_threads(1):
+        return model.statistics_of(*load(path))
 
 
-def by_hand(model: gp_orff.VectorFieldGP, paths: Sequence[Path]) -> FieldStatistics:
-    held = dask.delayed(model)
+def by_hand(
+    client: distributed.Client, model: gp_orff.VectorFieldGP, paths: Sequence[Path]
+) -> FieldStatistics:
+    held = client.scatter(model, broadcast=True)
     sums = [dask.delayed(of_file)(held, path) for path in paths]
     while len(sums) > 1:
         sums = [dask.delayed(sum)(sums[i : i + 4]) for i in range(0, len(sums), 4)]
-    return sums[0].compute()
+    return client.compute(sums[0]).result()
 
 
 def apart(found: FieldStatistics, expected: FieldStatistics) -> float:
@@ -86,40 +98,80 @@ def apart(found: FieldStatistics, expected: FieldStatistics) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
+def cpu_seconds() -> float:
+    """Of this process and of those it has started, as long as they live."""
+    processes = psutil.Process().children(recursive=True)
+    times = [own.cpu_times() for own in processes]
+    return time.process_time() + sum(own.user + own.system for own in times)
+
+
+def measured(sums: Sums) -> tuple[dict[str, float], FieldStatistics]:
+    began = cpu_seconds()
+    with PeakMemory() as memory:
+        start = time.perf_counter()
+        found = sums()
+        seconds = time.perf_counter() - start
+    return {"seconds": seconds, "cpu": cpu_seconds() - began, "caller": memory.mib}, found
+
+
+def compare(ways: dict[str, Sums], workers: int, rounds: int, rows: Rows) -> FieldStatistics:
+    """Rows of the ways, of which the first is the loop; the sums of the loop."""
+    taken: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    differences = dict.fromkeys(ways, 0.0)
+    for _ in range(rounds):
+        expected = None
+        for way, sums in ways.items():
+            numbers, found = measured(sums)
+            expected = expected or found
+            differences[way] = max(differences[way], apart(found, expected))
+            taken[way].append(numbers)
+
+    def median(way: str, name: str) -> float:
+        return statistics.median(own[name] for own in taken[way])
+
+    def more(way: str, name: str, times: int) -> float:
+        pairs = zip(taken[way], taken["loop"], strict=True)
+        return statistics.median(times * own[name] / alone[name] - 1 for own, alone in pairs)
+
+    for way in ways:
+        count = 1 if way in ("loop", "here") else workers
+        rows.add(
+            way=way,
+            workers=count,
+            seconds=median(way, "seconds"),
+            cpu=median(way, "cpu"),
+            overhead=more(way, "seconds", count),
+            cpu_more=more(way, "cpu", 1),
+            caller=max(own["caller"] for own in taken[way]),
+            apart=differences[way],
+        )
+    return expected
+
+
 def main(words: Sequence[str] | None = None) -> None:
-    arguments = Sizes(__file__, __doc__, points=(1e7, 4e3), size=(1e6, 1e3)).parse_args(words)
+    sizes = Sizes(__file__, __doc__, points=(1e7, 4e3), size=(1e6, 1e3), rounds=(3, 1))
+    arguments = sizes.parse_args(words)
     one_thread()
     with tempfile.TemporaryDirectory() as folder, gp_orff.settings.num_threads(1):
         paths = write(Path(folder), int(arguments.points), int(arguments.size))
-        model, rows = model_of(paths[0]), Rows()
-        expected, alone = None, 0.0
-
-        def measure(way: str, workers: int, sums: Sums) -> None:
-            nonlocal expected, alone
-            found: list[FieldStatistics] = []
-            with PeakMemory() as memory:
-                needed = seconds(lambda: found.append(sums()))
-            expected, alone = (expected, alone) if expected else (found[0], needed)
-            rows.add(
-                way=way,
-                workers=workers,
-                seconds=needed,
-                overhead=needed * workers / alone - 1,
-                caller=memory.mib,
-                apart=apart(found[0], expected),
-            )
-
-        measure("loop", 1, partial(loop, model, paths))
-        parts = chunks(paths)
-        measure("here", 1, partial(model.statistics_of, parts))
+        model, rows, parts = model_of(paths[0]), Rows(), chunks(paths)
         for workers in (1, 2):
-            with pool(workers) as executor:
-                measure("pool", workers, partial(model.statistics_of, parts, executor=executor))
-        for workers in (1, 2):
-            with cluster(workers) as client:
-                executor = client.get_executor()
-                measure("dask", workers, partial(model.statistics_of, parts, executor=executor))
-                measure("by hand", workers, partial(by_hand, model, paths))
+            with ExitStack() as stack:
+                executor = stack.enter_context(pool(workers))
+                dask_executor = stack.enter_context(cluster(workers)).get_executor()
+                other = stack.enter_context(cluster(workers))
+                ways = {
+                    "loop": partial(loop, model, paths),
+                    "here": partial(model.statistics_of, parts),
+                    "pool": partial(model.statistics_of, parts, executor=executor),
+                    "dask": partial(model.statistics_of, parts, executor=dask_executor),
+                    "by hand": partial(by_hand, other, model, paths),
+                }
+                if workers > 1:
+                    del ways["here"]
+                for sums in ways.values():  # code that is loaded at first
+                    sums.func(*sums.args[:-1], sums.args[-1][:1], **sums.keywords)
+                expected = compare(ways, workers, arguments.rounds, rows)
         size = len(expected.to_bytes()) / 2**20
         print(f"sums of a task: {size:.2f} MiB; {len(paths)} files")
     save(arguments, {"rows": rows, "MiB of sums": size, "files": len(paths)})

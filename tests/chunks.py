@@ -1,7 +1,12 @@
 """Chunks that load themselves, here or in another process, and that fail in many ways."""
 
 import os
+import pickle
+import resource
 import signal
+import time
+import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,22 +49,55 @@ def times_read(log):
 
 @dataclass(frozen=True)
 class Fails:
-    """Raises or kills its process as long as there are fewer than `times` marks in a file."""
+    """Raises or kills its process `times` times, after it was read `after` times; marks in a file
+    count both."""
 
     load: Load
     marks: Path
     times: int
     error: type | None = OSError  # None: kills its process
+    after: int = 0
 
     def __call__(self):
         self.marks.touch()
-        if len(self.marks.read_text()) < self.times:
+        marks = len(self.marks.read_text())
+        if marks < self.after + self.times:
             with self.marks.open("a") as file:
                 file.write(".")
+        if self.after <= marks < self.after + self.times:
             if self.error is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise self.error("the disk is away")
         return self.load()
+
+
+@dataclass(frozen=True)
+class Warns:
+    """Warns of its place, rounded to hundreds."""
+
+    load: Load
+
+    def __call__(self):
+        warnings.warn(f"clouds at {self.load.start // 100}", UserWarning, stacklevel=1)
+        return self.load()
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Takes its time."""
+
+    load: Load
+    seconds: float
+
+    def __call__(self):
+        time.sleep(self.seconds)
+        return self.load()
+
+
+def call(method, arguments, options):
+    """Call a method that comes as a pickle, in another process."""
+    torch.set_num_threads(1)
+    pickle.loads(method)(*arguments, **options)
 
 
 def nothing():
@@ -79,3 +117,15 @@ def reduced(rank, store, content):
 
 def num_threads():
     return torch.get_num_threads()
+
+
+def pages_of_arrays(context=None):
+    """How many pages the system gives for 200 arrays of 1 MiB, one by one."""
+    with ExitStack() as stack:
+        if context is not None:
+            stack.enter_context(context())
+        np.ones(2**17)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(200):
+            np.ones(2**17)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -2,9 +2,15 @@
 
 import copy
 import multiprocessing
+import os
 import pickle
 import random
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import signal
+import threading
+import time
+import warnings
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +18,22 @@ import torch
 
 import gp_orff
 from gp_orff.data.field_statistics import FieldStatistics
-from tests.chunks import Fails, Load, chunks, nothing, num_threads, readings, reduced, times_read
+from gp_orff.data.workers.memory import kept_memory
+from gp_orff.models.fitting.search import Search
+from tests.chunks import (
+    Fails,
+    Load,
+    Slow,
+    Warns,
+    call,
+    chunks,
+    nothing,
+    num_threads,
+    pages_of_arrays,
+    readings,
+    reduced,
+    times_read,
+)
 from tests.fields import curl_free
 
 XS = 1.6 * torch.rand(40, 2, generator=torch.Generator().manual_seed(9)).double() - 0.8
@@ -105,6 +126,16 @@ def test_workers_share_the_cores_for_this_call_only(pool):
     assert [pool.submit(num_threads).result() for _ in range(4)] == before
 
 
+def test_tasks_keep_the_memory_of_arrays(dask):
+    """Dask has its workers return each freed array to the system, which costs time."""
+    inside, outside = (
+        dask.submit(pages_of_arrays, context, pure=False).result()
+        for context in (kept_memory, None)
+    )
+    assert outside > 200 * 256 / 2  # half of the pages of all arrays, 4 KiB each
+    assert inside < outside / 4
+
+
 class Counting(ThreadPoolExecutor):
     """Counts the tasks that are submitted and not yet collected."""
 
@@ -131,6 +162,21 @@ def test_few_tasks_are_in_flight():
     parts = (chunk() for chunk in chunks(100))  # data: one chunk a task
     conditioned().statistics_of([*parts], executor=executor)
     assert 3 < executor.most <= 6
+
+
+@pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
+def test_warnings_of_workers_reach_the_caller(executor):
+    """Once each, and through the filters of the caller."""
+    held, parts = conditioned(), [Warns(part) for part in chunks(50, count=300)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        held.statistics_of(parts, executor=executor)
+    assert sorted(str(own.message) for own in caught) == [f"clouds at {i}" for i in range(3)]
+    assert {(own.category, Path(own.filename).name) for own in caught} == {
+        (UserWarning, "chunks.py")
+    }
+    with pytest.raises(UserWarning, match="clouds at 0"):  # the suite makes errors of them
+        held.statistics_of(parts, executor=executor)
 
 
 @pytest.mark.parametrize("executor", ["threads", "pool"], indirect=True)
@@ -189,24 +235,123 @@ def test_a_killed_worker_of_a_cluster_costs_its_chunk_only(dask, tmp_path):
     require_equal(found, held.statistics_of(*readings()))
 
 
-def test_an_interrupted_pass_goes_on(tmp_path):
-    """Killed at ten places, in both kinds of passes, and resumed: each chunk counts once."""
+class Stopped(Executor):
+    """Finishes two tasks; then the user presses Ctrl-C."""
+
+    def __init__(self):
+        self.futures = []
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        if len(self.futures) < 2:
+            future.set_result(function(*arguments))
+        else:
+            future.result = self.interrupt
+        self.futures.append(future)
+        return future
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_cancels_what_is_pending():
+    held, executor = conditioned(), Stopped()
+    before = held.posterior().mean(XS)
+    with pytest.raises(KeyboardInterrupt):
+        held.condition(chunks(100), executor=executor)
+    assert all(future.cancelled() for future in executor.futures[2:])
+    assert len(executor.futures) > 2
+    assert torch.equal(held.posterior().mean(XS), before)
+
+
+def interrupted(log):
+    """As Ctrl-C, once a chunk has been read."""
+    while not any(log.iterdir()):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
+def test_workers_go_on_after_an_interrupt(executor, tmp_path):
+    """The process gets the signal of Ctrl-C; what waits for a worker is not read."""
+    (log := tmp_path / "log").mkdir()
+    held, parts = conditioned(), [Slow(part, 0.05) for part in chunks(50, log)]
+    before = held.posterior().mean(XS)
+    executor.submit(num_threads).result()  # a pool that is interrupted as it starts may hang
+    threading.Thread(target=interrupted, args=(log,)).start()
+    with pytest.raises(KeyboardInterrupt):
+        held.update(parts, executor=executor)
+    executor.submit(num_threads).result(timeout=20)
+    assert len(list(log.iterdir())) < len(parts)
+    assert torch.equal(held.posterior().mean(XS), before)
+    require_equal(
+        held.statistics_of(chunks(500), executor=executor), held.statistics_of(*readings())
+    )
+
+
+def test_a_map_is_computed_on_a_cluster(dask):
+    """By blocks, in other processes, which hold the field once each."""
+    field = conditioned().posterior()
+    axes = {"x": np.linspace(-1, 1, 30), "y": np.linspace(-1, 1, 20)}
+    lazy = field.to_xarray(axes, chunks={"x": 8})
+    found, whole = lazy.compute(), field.to_xarray(axes)
+    for name in whole.data_vars:
+        np.testing.assert_allclose(found[name], whole[name], rtol=1e-9, atol=1e-12)
+
+
+def exit_code(method, *arguments, **options):
+    """Of a call in a process of its own."""
+    packed = pickle.dumps(method)  # else torch shares the memory of hyperparameters
+    process = CONTEXT.Process(target=call, args=(packed, arguments, options))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_an_interrupted_pass_goes_on(error, tmp_path):
+    """Stopped or killed at ten places, in both kinds of passes, and resumed: each chunk counts
+    once."""
     (log := tmp_path / "log").mkdir()
     path, stops = tmp_path / "sums", random.Random(0).sample(range(30), 10)
     parts = [
-        Fails(part, tmp_path / f"marks {i}", times=int(i in stops), error=KeyboardInterrupt)
+        Fails(part, tmp_path / f"marks {i}", int(i in stops), error, after=i % 2)
         for i, part in enumerate(chunks(100, log))
     ]
     held = conditioned()
     before = held.posterior().mean(XS)
     for _ in stops:
-        with pytest.raises(KeyboardInterrupt):
-            held.condition(parts, checkpoint=path)
+        if error is None:
+            assert exit_code(held.condition, parts, checkpoint=path) == -signal.SIGKILL
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                held.condition(parts, checkpoint=path)
         assert torch.equal(held.posterior().mean(XS), before)
     held.condition(parts, checkpoint=path)
-    assert times_read(log) == [2] * 30  # once for the survey, once for the statistics
+    if error is not None:  # a killed process has not written the last chunks
+        assert times_read(log) == [2] * 30  # once for the survey, once for the statistics
     expected = model().condition(*readings()).posterior()
     torch.testing.assert_close(held.posterior().mean(XS), expected.mean(XS), rtol=0, atol=1e-9)
+
+
+def test_an_interrupted_fit_goes_on_in_another_process(tmp_path, monkeypatch):
+    """Its searches before the pass are not made again: their last bits, which change with the
+    number of threads, would ask for another grid."""
+    path, parts = tmp_path / "sums", chunks(150, count=900)
+    rule, options = gp_orff.Auto(max_features=100), {"warm_start": True, "progress": False}
+    whole, resumed = (gp_orff.VectorFieldGP(curl_free(0.5), frequencies=rule) for _ in range(2))
+    searches, run = [], Search.run
+    monkeypatch.setattr(Search, "run", lambda *a, **b: searches.append(0) or run(*a, **b))
+    with gp_orff.settings.num_threads(1):
+        whole.fit(parts, **options)
+        needed = len(searches)
+        parts[5] = Fails(parts[5], tmp_path / "marks", 1, KeyboardInterrupt, after=3)
+        assert exit_code(resumed.fit, parts, checkpoint=path, **options) == 1
+        *_, results = pickle.loads(path.read_bytes())
+        resumed.fit(parts, checkpoint=path, **options)
+    assert len(searches) == 2 * needed - len(results) < 2 * needed
+    for one, other in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

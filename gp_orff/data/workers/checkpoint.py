@@ -1,10 +1,10 @@
-"""Partial sums of passes in a file, so that an interrupted call goes on where it was."""
+"""Partial sums of passes, and results between them, in a file: interrupted calls go on there."""
 
 import hashlib
 import os
 import pickle
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from importlib import import_module
@@ -18,7 +18,7 @@ from torch import Tensor
 from gp_orff.data.packing.records import write_whole
 
 _SHARE = 0.05  # of the time of a pass that writing may take
-_FORMAT = "gp_orff.checkpoint 1"
+_FORMAT = "gp_orff.checkpoint 2"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Partial:
 
 @dataclass
 class Checkpoint:
-    """A file with the partial sums of the passes of one call, by what they sum up.
+    """A file with the partial sums of the passes of one call, by what they sum up, and with results
+    of computations between passes, by their order.
 
     It is a pickle: open only what you have written yourself.
     """
@@ -41,6 +42,8 @@ class Checkpoint:
     path: Path
     identity: str  # of the model and the options of the call
     partials: dict[str, Partial] = field(default_factory=dict)
+    results: dict[int, Any] = field(default_factory=dict)
+    computations: int = 0  # of this call so far
     due: float = 0.0
 
     @classmethod
@@ -54,7 +57,7 @@ class Checkpoint:
         if not path.exists():
             return cls(path, identity)
         try:
-            kind, known, partials = pickle.loads(path.read_bytes())
+            kind, known, *content = pickle.loads(path.read_bytes())
         except Exception as error:
             raise ValueError(f"{path} is damaged, or is no checkpoint of gp_orff") from error
         if kind != _FORMAT:
@@ -64,15 +67,28 @@ class Checkpoint:
                 f"expected a checkpoint of this model, with these hyperparameters and options, got "
                 f"that of another in {path}; delete the file, or give another path"
             )
-        return cls(path, identity, partials)
+        return cls(path, identity, *content)
 
-    def write(self, work: str, partial: Partial, soon: bool = False) -> None:
+    def add(self, work: str, partial: Partial, soon: bool = False) -> None:
         """Keep a partial sum; in the file if `soon`, or if the last writing is long ago."""
         self.partials[work] = partial
+        self._write(soon)
+
+    def kept(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns, or what the same computation returned before; see `passes`."""
+        number, self.computations = self.computations, self.computations + 1
+        if not self.partials:
+            return compute()
+        if number not in self.results:
+            self.results[number] = compute()
+            self._write()
+        return self.results[number]
+
+    def _write(self, soon: bool = False) -> None:
         start = time.perf_counter()
         if not soon and start < self.due:
             return
-        content = pickle.dumps((_FORMAT, self.identity, self.partials))
+        content = pickle.dumps((_FORMAT, self.identity, self.partials, self.results))
         write_whole(self.path, lambda file: file.write(content))
         end = time.perf_counter()
         self.due = end + (end - start) / _SHARE

@@ -4,18 +4,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from gp_orff.data.workers.checkpoint import Checkpoint, Partial, digest_of
 from gp_orff.data.workers.engines import Engine, Here, Task, checked, num_workers
+from gp_orff.data.workers.told import Told
 from gp_orff.data.workers.work import Failure, Outcome, Work
 
 _TASKS = 8  # of each worker in a pass, if chunks are loaded there: the last ones end together
 _MOST = 32  # chunks of a task
 _SHARES = 2  # of each worker, of what is not in chunks
 
+Kept = TypeVar("Kept")
 Show = Callable[[int, int, int | None], None]
 """Shows how many chunks and points of a pass are done, and of how many chunks, if known."""
 
@@ -27,6 +29,7 @@ class Passes:
     executor: Any = Here()  # noqa: RUF009
     retries: int = 0
     checkpoint: Checkpoint | None = None
+    told: set[Told] = field(default_factory=set)  # warnings of workers that were given here
 
 
 class _Call(threading.local):
@@ -73,6 +76,17 @@ def passes_on(
 
 def silent(chunks: int, points: int, of: int | None) -> None:
     """Show no progress."""
+
+
+def kept(compute: Callable[[], Kept]) -> Kept:
+    """What `compute` returns, or what it returned in the interrupted call that is resumed.
+
+    What passes of the checkpoint were made for is then the same to the last bit, also with another
+    number of threads. Calls are told apart by their order. Without passes nothing is kept, since
+    only their chunks tell whether the data are the same.
+    """
+    checkpoint = _call.passes.checkpoint
+    return compute() if checkpoint is None else checkpoint.kept(compute)
 
 
 def shares(values: Sequence) -> list[Sequence]:
@@ -134,6 +148,10 @@ class Fold:
             if task.failures > self.passes.retries:
                 raise self._error(outcome, task)
             engine.submit(task)
+        for told in outcome.told:
+            if told not in self.passes.told:
+                self.passes.told.add(told)
+                told.again()
         return outcome
 
     def _error(self, failure: Failure, task: Task) -> Exception:
@@ -163,7 +181,7 @@ class Fold:
 
     def _keep(self, done: Partial, soon: bool = False) -> None:
         if self.passes.checkpoint is not None:
-            self.passes.checkpoint.write(self.name, done, soon)
+            self.passes.checkpoint.add(self.name, done, soon)
 
     def _resumed(self, chunks: Iterator) -> Partial:
         """The partial sum of the checkpoint, whose chunks are passed over."""

@@ -3,9 +3,11 @@
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from gp_orff.data.workers.memory import kept_memory
+from gp_orff.data.workers.told import Told, heard_warnings
 from gp_orff.threads import fixed_threads
 
 
@@ -48,6 +50,7 @@ class Outcome:
 
     value: Any
     points: int
+    told: tuple[Told, ...] = ()  # the warnings, if they were given in another process
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,13 @@ def do(work: Work, chunks: Sequence, start: int, threads: int | None) -> Outcome
 
 
 def do_packed(work: bytes, chunks: bytes, start: int, threads: int | None) -> bytes:
-    """As `do`, in another process: pickles come and go."""
+    """As `do`, in another process: pickles come and go, with warnings."""
     try:
-        outcome = do(pickle.loads(work), pickle.loads(chunks), start, threads)
+        work, chunks = pickle.loads(work), pickle.loads(chunks)
+        with kept_memory(), heard_warnings() as told:
+            outcome = do(work, chunks, start, threads)
+        if isinstance(outcome, Outcome):
+            outcome = replace(outcome, told=tuple(told))
     except Exception as error:  # a module or a function that this process does not have
         outcome = Failure(start, error, traceback.format_exc())
     try:

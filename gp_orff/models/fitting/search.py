@@ -1,7 +1,8 @@
 """Evidence maximisation: hyperparameters from the marginal likelihood of observations."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +70,20 @@ class Search:
         self.settled, self.value = not region.at_edge(t), run.value
         self.coordinates.set(run.u)
         return self
+
+    @property
+    def reached(self) -> dict[str, object]:
+        """Where the search is, as plain values."""
+        names = ("inverse_hessian", "evaluations", "failures", "value", "settled")
+        return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
+
+    def go_to(self, reached: Mapping[str, object]) -> None:
+        """Go to where another search was, as told by its `reached`."""
+        for name, value in reached.items():
+            if name == "u":
+                self.coordinates.set(value)
+            else:
+                setattr(self, name, copy(value))
 
 
 @dataclass(frozen=True)

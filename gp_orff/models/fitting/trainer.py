@@ -25,6 +25,7 @@ from gp_orff.data.survey import (
     windows,
 )
 from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.data.workers.passes import kept
 from gp_orff.features.assemble import draw
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
@@ -117,9 +118,13 @@ class Trainer:
             update_threads()  # the machine may have become busy
             return self.evidence(inference) + search.coordinates.log_prior()
 
+        def reached() -> dict[str, object]:
+            search.run(objective, inference.num_values, report=stage.count, **options)
+            return search.reached
+
         before = len(search.failures)
         with self.journal.stage(name) as stage:
-            search.run(objective, inference.num_values, report=stage.count, **options)
+            search.go_to(kept(reached))
             stage.nats_per_number = search.value
         if failures := search.failures[before:]:
             self.journal.note(
