@@ -1,8 +1,9 @@
 """Plots of vector fields with matplotlib, which is imported when a function is called.
 
 The functions draw on the caller's axes: `plot_field` or `plot_map`, then `plot_uncertainty` or
-`plot_streamlines` over it; `plot_comparison` draws four panels, and `plot_calibration` how many
-readings error bars hold. Arrays are NumPy's or torch's.
+`plot_streamlines` over it; `plot_comparison` draws four panels, `plot_calibration` how many
+readings error bars hold, and `plot_energy_spectrum` energy per wavenumber. Arrays are NumPy's or
+torch's.
 """
 
 from __future__ import annotations
@@ -331,6 +332,63 @@ def plot_comparison(
     for ax, title in zip(axes, panels, strict=True):
         ax.set_title(title)
     return tuple(shaded)
+
+
+def plot_energy_spectrum(
+    ax: Axes,
+    wavenumbers: ArrayLike,
+    mean: ArrayLike,
+    low: ArrayLike | None = None,
+    high: ArrayLike | None = None,
+    *,
+    slopes: Sequence[float] = (),
+    label: str | None = None,
+    color: str = "C0",
+) -> Line2D:
+    """Draw energy per wavenumber with its interval, and slopes to compare, on logarithmic axes.
+
+    Args:
+        ax: matplotlib axes; scales are set, labels and titles are left to the caller.
+        wavenumbers: k (m,), positive.
+        mean: E(k) (m,), positive, such as `field.energy_spectrum().total.mean`.
+        low, high: the ends of its interval (m,), drawn as a band; no band without them.
+        slopes: exponents, such as (-3, -5 / 3): thin lines through the middle of the curve.
+        label: the name of the curve, for a legend.
+        color: a matplotlib colour of curve and band.
+
+    Returns:
+        The curve.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, or values that are not positive.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_energy_spectrum
+        >>> fig, ax = plt.subplots()
+        >>> k = np.geomspace(1, 10, 20)
+        >>> curve = plot_energy_spectrum(ax, k, k**-3, 0.8 * k**-3, 1.3 * k**-3, slopes=[-3])
+        >>> plt.close(fig)
+    """
+    k, mean, low, high = map(_array, (wavenumbers, mean, low, high))
+    for values in (k, mean, low, high):
+        if values is not None and (values.shape != (k.size,) or not (values > 0).all()):
+            raise ValueError(
+                f"plot_energy_spectrum expects positive values of shape ({k.size},) like the "
+                f"wavenumbers, got shape {values.shape} from {values.min(initial=np.inf):.3g}"
+            )
+    ax.set(xscale="log", yscale="log")
+    (curve,) = ax.plot(k, mean, color=color, linewidth=2, label=label)
+    if low is not None and high is not None:
+        ax.fill_between(k, low, high, color=color, alpha=0.25, linewidth=0)
+    middle = len(k) // 2
+    for slope in slopes:
+        line = 1.6 * mean[middle] * (k / k[middle]) ** slope
+        ax.plot(k, line, color="0.4", linewidth=0.8, linestyle="--")
+        ax.annotate(f"{slope:.3g}", (k[-1], line[-1]), color="0.4", fontsize="small")
+    return curve
 
 
 def plot_calibration(

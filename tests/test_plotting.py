@@ -12,6 +12,7 @@ from matplotlib import pyplot as plt
 from gp_orff.plotting import (
     plot_calibration,
     plot_comparison,
+    plot_energy_spectrum,
     plot_field,
     plot_map,
     plot_streamlines,
@@ -315,3 +316,18 @@ def test_calibration_expects_probabilities(ax, pit):
         plot_calibration(ax, pit)
     with pytest.raises(ValueError, match="block of shape"):
         plot_calibration(ax, np.full(3, 0.5), block=np.zeros(2))
+
+
+def test_energy_spectra_have_bands_and_slopes(ax):
+    k = np.geomspace(1.0, 8.0, 9)
+    curve = plot_energy_spectrum(ax, k, k**-3.0, 0.5 * k**-3, 2 * k**-3, slopes=[-3.0, -2])
+    assert np.allclose(curve.get_ydata(), k**-3)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    (band,) = ax.collections
+    assert np.isclose(band.get_paths()[0].vertices[:, 1].max(), 2.0)
+    steps = [np.diff(np.log(line.get_ydata())) / np.diff(np.log(k)) for line in ax.lines[1:]]
+    assert np.allclose(steps, [[-3.0] * 8, [-2.0] * 8])
+    with pytest.raises(ValueError, match="positive values of shape"):
+        plot_energy_spectrum(ax, k, -k)
+    with pytest.raises(ValueError, match="like the wavenumbers"):
+        plot_energy_spectrum(ax, k, k[:3])
