@@ -11,7 +11,7 @@ help:
 	@echo "make lint       ruff"
 	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
 	@echo "make bench      every benchmark (an hour; SMOKE=1: minutes; DATA=folder: public data too)"
-	@echo "make readme     the numbers of the last benchmarks into README.md"
+	@echo "make readme     the numbers of the last benchmarks into README.md and docs/"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gp_orff needs Python >= 3.10, this is " + sys.version)'

@@ -1,8 +1,8 @@
-"""Puts the numbers of benchmarks/results into README.md: `make readme`.
+"""Puts the numbers of benchmarks/results into README.md and docs/: `make readme`.
 
-    python benchmarks/readme.py [--readme README.md] [--results benchmarks/results]
+    python benchmarks/readme.py [--pages README.md ...] [--results benchmarks/results]
 
-README has regions, `<!-- measured: NAME -->` to `<!-- end -->`; a function of that name in regions/
+Pages have regions, `<!-- measured: NAME -->` to `<!-- end -->`; a function of that name in regions/
 writes each. One whose results are missing stays as it is and is named, and the exit status is 1.
 """
 
@@ -16,6 +16,7 @@ from regions import REGIONS
 from regions.markdown import Results
 
 HERE = Path(__file__).parent
+PAGES = [HERE.parent / "README.md", *sorted((HERE.parent / "docs").glob("*.md"))]
 REGION = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
@@ -36,11 +37,14 @@ def filled(text: str, results: Results) -> tuple[str, list[str]]:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--readme", type=Path, default=HERE.parent / "README.md")
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
     parser.add_argument("--results", type=Path, default=HERE / "results")
     arguments = parser.parse_args(words)
-    text, missing = filled(arguments.readme.read_text(), Results(arguments.results))
-    arguments.readme.write_text(text)
+    missing = []
+    for page in arguments.pages:
+        text, unknown = filled(page.read_text(), Results(arguments.results))
+        page.write_text(text)
+        missing.extend(unknown)
     for what in missing:
         print(f"unchanged, {what}", file=sys.stderr)
     return int(bool(missing))

@@ -245,14 +245,30 @@ def test_every_known_spectrum_is_in_the_registry():
     assert leaves <= known <= leaves | {type(b(2)) for b in registry.DOT_PRODUCTS.values()}
 
 
-def readme_blocks():
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+PAGES = ["fields.md", "gpytorch.md", "kernels.md"]
+"""Of docs/, with code that runs; each goes on where the last one ended."""
 
 
-def test_the_readme_runs(tmp_path, monkeypatch):
+def blocks_of(path):
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.S)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [[ROOT / "README.md"], [ROOT / "docs" / page for page in PAGES]],
+    ids=["readme", "docs"],
+)
+def test_code_of_the_pages_runs(tmp_path, monkeypatch, pages):
     monkeypatch.chdir(tmp_path)  # it writes a file
     namespace = {}
-    blocks = readme_blocks()
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
+    for page in pages:
+        assert blocks_of(page)
+        for block in blocks_of(page):
+            exec(compile(block, page.name, "exec"), namespace)
+
+
+def test_links_of_the_pages_lead_somewhere():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+        assert not [link for link in links if not (page.parent / link).exists()], page

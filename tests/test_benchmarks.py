@@ -1,4 +1,4 @@
-"""README's numbers are those of benchmarks/results; benchmarks run, and say what was measured."""
+"""The numbers of README and docs/ are those of the results; benchmarks run, and say what they did."""
 
 import importlib.util
 import json
@@ -14,6 +14,7 @@ from gp_orff.regression import ORFFRidge
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = FOLDER / "results"
 SCRIPTS = sorted(
     path.relative_to(FOLDER).with_suffix("").as_posix()
@@ -52,29 +53,31 @@ def emptied(readme: str) -> str:
     return re.sub(r"(<!-- measured: [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", readme, flags=re.S)
 
 
-def test_readme_holds_the_results(script, tmp_path):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_hold_the_results(script, tmp_path, page):
     """From nothing, and again over what is there."""
-    expected, copy = (ROOT / "README.md").read_text(), tmp_path / "README.md"
+    expected, copy = page.read_text(), tmp_path / page.name
     copy.write_text(emptied(expected))
-    assert copy.read_text() != expected
+    assert (copy.read_text() != expected) == ("<!-- measured:" in expected)
     for _ in range(2):
-        assert script("readme").main(["--readme", str(copy)]) == 0
+        assert script("readme").main(["--pages", str(copy)]) == 0
         assert copy.read_text() == expected, "run `make readme`"
 
 
 def test_every_region_has_its_place(script):
-    regions = re.findall(r"<!-- measured: ([\w-]+) -->", (ROOT / "README.md").read_text())
+    text = "".join(page.read_text() for page in PAGES)
+    regions = re.findall(r"<!-- measured: ([\w-]+) -->", text)
     assert sorted(regions) == sorted(script("readme").REGIONS)
 
 
 def test_regions_without_results_stay_and_are_named(script, tmp_path, capsys):
-    copy = tmp_path / "README.md"
-    copy.write_text((ROOT / "README.md").read_text())
+    copy, page = tmp_path / "measurements.md", ROOT / "docs" / "measurements.md"
+    copy.write_text(page.read_text())
     (tmp_path / "drifters.json").write_text((RESULTS / "drifters.json").read_text())
-    assert script("readme").main(["--readme", str(copy), "--results", str(tmp_path)]) == 1
-    assert copy.read_text() == (ROOT / "README.md").read_text()
+    assert script("readme").main(["--pages", str(copy), "--results", str(tmp_path)]) == 1
+    assert copy.read_text() == page.read_text()
     named = capsys.readouterr().err
-    assert "unchanged, rules:" in named
+    assert "unchanged, demo:" in named
     assert "drifters" not in named
 
 
