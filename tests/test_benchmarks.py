@@ -1,4 +1,4 @@
-"""The numbers of README and docs/ are those of the results; benchmarks run, and say what they did."""
+"""Numbers of README and docs/ are those of the results; benchmarks run, and say what they did."""
 
 import importlib.util
 import json
