@@ -2,8 +2,8 @@
 
     python benchmarks/killed_workers.py [--points 2e6] [--size 2e4] [--times 10] [--smoke]
 
-dask        in each of `times` passes on a cluster of two processes, one of them gets SIGKILL at a
-            random moment
+dask        in each of `times` passes on a new cluster of two processes, one of them gets SIGKILL
+            at a random moment
 checkpoint  one pass with `checkpoint=` gets SIGKILL at `times` random moments, in a process of its
             own each time, and is resumed to the end
 
@@ -49,20 +49,18 @@ def killing_one(client: distributed.Client, after: float, killed: list[int]) -> 
 
 
 def on_a_cluster(
-    model: gp_orff.VectorFieldGP, parts: Sequence, times: int
+    model: gp_orff.VectorFieldGP, parts: Sequence, times: int, needed: float
 ) -> tuple[list[FieldStatistics], int]:
-    """The sums of so many passes, and how many workers were killed before the end of one."""
+    """The sums of so many passes, and how many workers were killed before the end of one; `needed`
+    seconds is about half of what a pass takes."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     found, before_end = [], 0
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
-        executor = client.get_executor()
-        start = time.perf_counter()
-        model.statistics_of(parts, executor=executor)
-        needed = time.perf_counter() - start
-        for _ in range(times):
-            client.wait_for_workers(2)
+    for _ in range(times):  # a new one each: a nanny does not always bring its worker back
+        with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+            executor = client.get_executor()
+            model.statistics_of(parts[:4], executor=executor)  # imports
             killed: list[int] = []
-            thread = killing_one(client, random.uniform(0.1, 0.7) * needed, killed)
+            thread = killing_one(client, random.uniform(0.1, 1.0) * needed, killed)
             found.append(model.statistics_of(parts, executor=executor))
             before_end += bool(killed)
             thread.join()
@@ -107,7 +105,9 @@ def main(words: Sequence[str] | None = None) -> None:
         folder = Path(name)
         parts = chunks(paths := write(folder, int(arguments.points), int(arguments.size)))
         model, rows = model_of(paths[0]), Rows()
+        start = time.perf_counter()
         expected = model.statistics_of(parts)
+        needed = 0.5 * (time.perf_counter() - start)
 
         def add(way: str, found: Sequence[FieldStatistics], killed: int) -> None:
             rows.add(
@@ -118,7 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 values=max(abs(own.num_values - expected.num_values) for own in found),
             )
 
-        add("dask", *on_a_cluster(model, parts, arguments.times))
+        add("dask", *on_a_cluster(model, parts, arguments.times, needed))
         total, killed = with_a_checkpoint(model, parts, arguments.times, folder)
         add("checkpoint", [total], killed)
     save(arguments, {"rows": rows, "files": len(paths)})
