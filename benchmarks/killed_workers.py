@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import distributed
@@ -67,9 +67,10 @@ def on_a_cluster(
     return found, before_end
 
 
-def sums(model: bytes, parts: Sequence, path: Path, out: Path) -> None:
+def sums(model: bytes, parts: Sequence, path: Path, out: Path, begun: Event) -> None:
     """Write the sums of a pass with a checkpoint; for a process of its own."""
     one_thread()
+    begun.set()
     found = pickle.loads(model).statistics_of(parts, checkpoint=path)
     out.write_bytes(found.to_bytes())
 
@@ -80,15 +81,18 @@ def with_a_checkpoint(
     """The sums of a pass, and how often it was killed before its end."""
     context, out = multiprocessing.get_context("forkserver"), folder / "sums"
     context.set_forkserver_preload(["gp_orff"])
-    run = partial(sums, pickle.dumps(model), parts, folder / "checkpoint", out)
+    packed = pickle.dumps(model)
     start = time.perf_counter()
-    sums(pickle.dumps(model), parts, folder / "other", out)
+    sums(packed, parts, folder / "other", out, context.Event())
     needed, killed = time.perf_counter() - start, 0
     out.unlink()
     while not out.exists():
-        process = context.Process(target=run)
+        begun = context.Event()
+        arguments = packed, parts, folder / "checkpoint", out, begun
+        process = context.Process(target=sums, args=arguments)
         process.start()
-        process.join(random.uniform(0.2, 2.0) / times * needed + 1.0 if killed < times else None)
+        begun.wait()
+        process.join(random.uniform(0.1, 1.0) / times * needed if killed < times else None)
         if process.is_alive():
             process.kill()
             process.join()
