@@ -2,8 +2,8 @@
 
     python benchmarks/killed_workers.py [--points 2e6] [--size 2e4] [--times 10] [--smoke]
 
-dask        in each of `times` passes on a cluster of two processes, one of them gets SIGKILL at a
-            random moment
+dask        in each of `times` passes on a new cluster of two processes, one of them gets SIGKILL
+            at a random moment
 checkpoint  one pass with `checkpoint=` gets SIGKILL at `times` random moments, in a process of its
             own each time, and is resumed to the end
 
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import distributed
@@ -49,29 +49,28 @@ def killing_one(client: distributed.Client, after: float, killed: list[int]) -> 
 
 
 def on_a_cluster(
-    model: gp_orff.VectorFieldGP, parts: Sequence, times: int
+    model: gp_orff.VectorFieldGP, parts: Sequence, times: int, needed: float
 ) -> tuple[list[FieldStatistics], int]:
-    """The sums of so many passes, and how many workers were killed before the end of one."""
+    """The sums of so many passes, and how many workers were killed before the end of one; `needed`
+    seconds is about half of what a pass takes."""
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     found, before_end = [], 0
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
-        executor = client.get_executor()
-        start = time.perf_counter()
-        model.statistics_of(parts, executor=executor)
-        needed = time.perf_counter() - start
-        for _ in range(times):
-            client.wait_for_workers(2)
+    for _ in range(times):  # a new one each: a nanny does not always bring its worker back
+        with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+            executor = client.get_executor()
+            model.statistics_of(parts[:4], executor=executor)  # imports
             killed: list[int] = []
-            thread = killing_one(client, random.uniform(0.1, 0.7) * needed, killed)
+            thread = killing_one(client, random.uniform(0.1, 1.0) * needed, killed)
             found.append(model.statistics_of(parts, executor=executor))
             before_end += bool(killed)
             thread.join()
     return found, before_end
 
 
-def sums(model: bytes, parts: Sequence, path: Path, out: Path) -> None:
+def sums(model: bytes, parts: Sequence, path: Path, out: Path, begun: Event) -> None:
     """Write the sums of a pass with a checkpoint; for a process of its own."""
     one_thread()
+    begun.set()
     found = pickle.loads(model).statistics_of(parts, checkpoint=path)
     out.write_bytes(found.to_bytes())
 
@@ -82,15 +81,18 @@ def with_a_checkpoint(
     """The sums of a pass, and how often it was killed before its end."""
     context, out = multiprocessing.get_context("forkserver"), folder / "sums"
     context.set_forkserver_preload(["gp_orff"])
-    run = partial(sums, pickle.dumps(model), parts, folder / "checkpoint", out)
+    packed = pickle.dumps(model)
     start = time.perf_counter()
-    sums(pickle.dumps(model), parts, folder / "other", out)
+    sums(packed, parts, folder / "other", out, context.Event())
     needed, killed = time.perf_counter() - start, 0
     out.unlink()
     while not out.exists():
-        process = context.Process(target=run)
+        begun = context.Event()
+        arguments = packed, parts, folder / "checkpoint", out, begun
+        process = context.Process(target=sums, args=arguments)
         process.start()
-        process.join(random.uniform(0.2, 2.0) / times * needed + 1.0 if killed < times else None)
+        begun.wait()
+        process.join(random.uniform(0.1, 1.0) / times * needed if killed < times else None)
         if process.is_alive():
             process.kill()
             process.join()
@@ -107,7 +109,9 @@ def main(words: Sequence[str] | None = None) -> None:
         folder = Path(name)
         parts = chunks(paths := write(folder, int(arguments.points), int(arguments.size)))
         model, rows = model_of(paths[0]), Rows()
+        start = time.perf_counter()
         expected = model.statistics_of(parts)
+        needed = 0.5 * (time.perf_counter() - start)
 
         def add(way: str, found: Sequence[FieldStatistics], killed: int) -> None:
             rows.add(
@@ -118,7 +122,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 values=max(abs(own.num_values - expected.num_values) for own in found),
             )
 
-        add("dask", *on_a_cluster(model, parts, arguments.times))
+        add("dask", *on_a_cluster(model, parts, arguments.times, needed))
         total, killed = with_a_checkpoint(model, parts, arguments.times, folder)
         add("checkpoint", [total], killed)
     save(arguments, {"rows": rows, "files": len(paths)})

@@ -129,7 +129,8 @@ class VectorFieldGP(ValidatedModel):
                 derived from the data. A model that holds only statistics always starts warm.
             executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
                 client's `get_executor()` or mpi4py's `MPIPoolExecutor`, whose workers read the
-                chunks and return sums; arrays stay here. See `gp_orff.data.workers`.
+                chunks and return sums; arrays stay here, and so do passes that weigh readings by
+                Student-t noise, or train random frequencies. See `gp_orff.data.workers`.
             retries: how often a chunk that fails on a worker is tried again.
             checkpoint: the path of a file (a pickle) with partial sums, from which an interrupted
                 call with the same model and data goes on; deleted when the call has succeeded.
