@@ -387,7 +387,8 @@ def plot_energy_spectrum(
     for slope in slopes:
         line = 1.6 * mean[middle] * (k / k[middle]) ** slope
         ax.plot(k, line, color="0.4", linewidth=0.8, linestyle="--")
-        ax.annotate(f"{slope:.3g}", (k[-1], line[-1]), color="0.4", fontsize="small")
+        above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "right", "va": "bottom"}
+        ax.annotate(f"{slope:.3g}", (k[-1], line[-1]), color="0.4", fontsize="small", **above)
     return curve
 
 

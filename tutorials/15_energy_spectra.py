@@ -23,6 +23,7 @@ import warnings
 from pathlib import Path
 
 import matplotlib
+import matplotlib.ticker
 import numpy as np
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
@@ -113,6 +114,8 @@ for ax, (title, slope) in zip(axes, {"k⁻³": -3.0, "k⁻⁵ᐟ³": -5 / 3}.ite
     ax.plot(wavenumbers, known, "k.", label="truth, same window")
     ax.set(title=f"a {title} flow, {points} readings", xlabel="wavenumber (rad per unit)")
     ax.set_ylim(known.min() / 10, known.max() * 10)
+    ax.set_xticks([20, 50, 100], ["20", "50", "100"])
+    ax.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 axes[0].set_ylabel("energy per wavenumber")
 axes[0].legend(loc="lower left", frameon=False)
 arguments.output.mkdir(parents=True, exist_ok=True)
