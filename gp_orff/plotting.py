@@ -352,7 +352,7 @@ def plot_energy_spectrum(
         wavenumbers: k (m,), positive.
         mean: E(k) (m,), positive, such as `field.energy_spectrum().total.mean`.
         low, high: the ends of its interval (m,), drawn as a band; no band without them.
-        slopes: exponents, such as (-3, -5 / 3): thin lines through the middle of the curve.
+        slopes: exponents, such as (-3, -5 / 3): thin lines above the middle of the curve.
         label: the name of the curve, for a legend.
         color: a matplotlib colour of curve and band.
 
@@ -385,10 +385,10 @@ def plot_energy_spectrum(
         ax.fill_between(k, low, high, color=color, alpha=0.25, linewidth=0)
     middle = len(k) // 2
     for slope in slopes:
-        line = 1.6 * mean[middle] * (k / k[middle]) ** slope
+        line = 5 * mean[middle] * (k / k[middle]) ** slope
         ax.plot(k, line, color="0.4", linewidth=0.8, linestyle="--")
-        above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "right", "va": "bottom"}
-        ax.annotate(f"{slope:.3g}", (k[-1], line[-1]), color="0.4", fontsize="small", **above)
+        above = {"xytext": (4, 4), "textcoords": "offset points", "color": "0.4"}
+        ax.annotate(f"{slope:.3g}", (k[middle], line[middle]), fontsize="small", **above)
     return curve
 
 

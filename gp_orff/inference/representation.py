@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
+from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
@@ -78,7 +79,7 @@ class Representation:
     @property
     def again(self) -> "Representation":
         """The choice at the present hyperparameters."""
-        return Representation.of(self.kernel, self.likelihoods, self.requested, self.data)
+        return self.of(self.kernel, self.likelihoods, self.requested, self.data)
 
     def _choose(self, auto: Auto) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
@@ -105,7 +106,9 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        costly = not self.on_lattice and size <= MOST_TRAINING and self.requested.exact_values
+        robust = any(isinstance(n, MultitaskStudentTLikelihood) for n in self.likelihoods.values())
+        most = MOST_EXACT if robust else MOST_TRAINING  # weights change sums over all the data
+        costly = not self.on_lattice and size <= most and self.requested.exact_values
         if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
@@ -325,10 +328,7 @@ class Representation:
 
     @property
     def _widened_box(self) -> Box:
-        """The data's box with a margin on each side.
-
-        The margin is a lengthscale, but at least a quarter of the extent.
-        """
+        """The data's box and on each side a lengthscale, but at least a quarter of the extent."""
         low, high = np.array(self.data.box).T
         margin = np.maximum(self._lengthscales, 0.25 * (high - low))
         return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
