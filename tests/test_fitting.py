@@ -372,9 +372,9 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(monkeypat
             return model.fit(x, swirl(x) + noise, progress=False).report
 
     whole = fitted()
-    monkeypatch.setattr(strategy, "_MOST_SEARCHED", 100)
+    monkeypatch.setattr(strategy, "MOST_SEARCHED", 100)
     monkeypatch.setattr(strategy, "_CUBIC", 1e-6)
-    monkeypatch.setattr(strategy, "_SUBSETS", (200,))
+    monkeypatch.setattr(strategy, "SUBSETS", (200,))
     found = fitted()
     assert found.stages[-2].name == "exact kernel, 100 points"
     assert found.stages[-1].evaluations < whole.stages[-1].evaluations

@@ -85,6 +85,8 @@ class FeatureInference(Inference):
         """The evidence of all readings along tracks; where statistics of tracks are used, it is
         that."""
         written_out = self.data.tracks if statistics is None else self._along_directions
+        if not written_out:
+            return evidence
         return evidence.with_scatter(part.scatter_terms(noises) for part in written_out)
 
     @torch.no_grad()
