@@ -271,8 +271,16 @@ def interrupted(log):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible():
+    """Processes in the background of a shell are born deaf to SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
-def test_workers_go_on_after_an_interrupt(executor, tmp_path):
+def test_workers_go_on_after_an_interrupt(executor, interruptible, tmp_path):
     """The process gets the signal of Ctrl-C; what waits for a worker is not read."""
     (log := tmp_path / "log").mkdir()
     held, parts = conditioned(), [Slow(part, 0.05) for part in chunks(50, log)]
