@@ -1,6 +1,7 @@
 """LearnedSpectrumKernel: its covariance, its spectrum, grids of it, and fits."""
 
 import math
+import pickle
 
 import gpytorch
 import numpy as np
@@ -193,6 +194,14 @@ def test_it_is_saved_and_updated(tmp_path):
         one.update(x[50:], y[50:])
     means = [one.posterior().mean(x) for one in (model, again)]
     assert torch.equal(*means)
+
+
+def test_it_can_be_pickled_and_its_prior_sampled():
+    """As workers need it, and `pyro_sample_from_prior` does."""
+    kernel, x = learned(), uniform(4, 2)
+    assert torch.equal(pickle.loads(pickle.dumps(kernel))(x).to_dense(), kernel(x).to_dense())
+    kernel.sample_from_prior("shape_prior")
+    assert kernel.shape.shape == (6,)
 
 
 def test_priors_take_part_in_gpytorch():

@@ -107,7 +107,7 @@ class LearnedSpectrumKernel(Kernel):
         self.register_buffer("_basis", basis, persistent=False)
         size = torch.Size([*self.batch_shape, num_knots - 1])
         self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
-        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), "shape")
+        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
 
     @property
     def log_weights(self) -> Float[Tensor, "*b J"]:
@@ -159,6 +159,14 @@ class LearnedSpectrumKernel(Kernel):
         if self.batch_shape:
             factors = [factor[(..., *[None] * vectors)] for factor in factors]
         return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
+
+
+def _shape(kernel: LearnedSpectrumKernel) -> Float[Tensor, "*b J-1"]:
+    return kernel.shape
+
+
+def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) -> None:
+    kernel.initialize(shape=value)
 
 
 @radial_derivatives.register
