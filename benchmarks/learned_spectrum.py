@@ -23,7 +23,7 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
 from helpers.command import Sizes, with_folder
 from helpers.fields import scores
-from helpers.results import rounded, save
+from helpers.results import save
 from helpers.rows import Rows
 from jaxtyping import Float
 from torch import Tensor
@@ -176,7 +176,11 @@ def main(words: Sequence[str] | None = None) -> None:
         for name, x, y in measured_sets(arguments.folder):
             rows.append(compared(name, list(splits(x, y, arguments.folds))))
     behind = np.array([row["behind, nlpd"] for row in rows])
-    found = {"sets": list(rows), "most behind": float(behind.max()), "NLPD": rounded(behind.mean())}
+    found = {
+        "sets": list(rows),
+        "most behind": float(behind.max()),
+        "on average": float(behind.mean()),
+    }
     save(arguments, found)
 
 

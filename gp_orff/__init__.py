@@ -47,6 +47,7 @@ from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.kernels.spectra import lengths  # noqa: F401
 from gp_orff.kernels.spectra.base import spectrum
 from gp_orff.models.comparison import compare_kernels
+from gp_orff.models.derived.energy_spectrum import EnergySpectrum
 from gp_orff.models.exact_comparison import compare_with_exact
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.report.fit_report import FitReport
@@ -87,6 +88,7 @@ __all__ = [
     "DivergenceFreeKernel",
     "DivergenceFreePart",
     "DotProductKernel",
+    "EnergySpectrum",
     "Fastfood",
     "FeatureWarning",
     "FieldPosterior",
