@@ -115,7 +115,8 @@ def energy_spectrum(
     if count.max() > _MOST:
         raise ValueError(
             f"energy_spectrum expects wavenumbers up to "
-            f"{math.pi * _MOST / _OF_NYQUIST / extent.max():.4g} in this box, of {_MOST} points along a side, got {k.max().item():.4g}"
+            f"{math.pi * _MOST / _OF_NYQUIST / extent.max():.4g} in this box, of {_MOST} points "
+            f"along a side, got {k.max().item():.4g}"
         )
     places = np.empty((*count, snapshot.num_inputs))
     axes = [
