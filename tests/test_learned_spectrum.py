@@ -240,6 +240,37 @@ def test_bad_arguments_are_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize("name", ["space", "time"])
+def test_positions_without_extent_are_refused(name):
+    """In all the inputs that a learned spectrum reads; the model is unchanged."""
+    x, y = problem(20)
+    kernel = gp_orff.CurlFreeKernel(learned(), num_dims=2)
+    if name == "time":
+        y, constant = y[:, :1], torch.full((20, 1), 3.0).double()
+        kernel = RBFKernel(active_dims=(0, 1)) * gp_orff.LearnedSpectrumKernel(active_dims=(2,))
+        x, dims = torch.cat([x, constant], dim=-1), r"\[2\]"
+    else:
+        x, dims = torch.ones_like(x), r"\[0, 1\]"
+    model = gp_orff.VectorFieldGP(kernel)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=f"an extent in at least one .*columns {dims}"):
+        model.fit(x, y, progress=False)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[key]) for key, value in before.items())
+
+
+def test_one_input_may_lack_extent():
+    x, y = uniform(100, 2), 0.1 * draw(100, 2)
+    x[:, 1] = 2.0
+    y += torch.sin(9 * x[:, :1]) * torch.tensor([1.0, 0.5]).double()
+    base = gp_orff.LearnedSpectrumKernel(5)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(base, num_dims=2)).fit(
+        x, y, progress=False
+    )
+    assert torch.isfinite(model.log_marginal_likelihood())
+
+
 def test_random_frequencies_serve_fixed_weights():
     """Scalar and field kernels, within four standard errors of a mean over 2^14 frequencies."""
     leaf, x = learned(ard=2), uniform(5, 2)

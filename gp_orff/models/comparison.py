@@ -14,6 +14,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_points
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.fitting.progress import announce
+from gp_orff.models.report.integrated_evidence import integration_over_spectra
 from gp_orff.models.report.words import table
 from gp_orff.models.validation.blocks import blocks_of
 from gp_orff.models.validation.cross_validation import CrossValidation
@@ -28,7 +29,8 @@ class KernelComparison:
     They are ordered by evidence, or by the NLPD of left-out blocks where there are some.
 
     Attributes:
-        evidence: log marginal likelihood of each model, total nats.
+        evidence: log marginal likelihood of each model, total nats; with a `LearnedSpectrumKernel`,
+            that with the curve of its weights integrated out, by Laplace's method.
         models: the fitted `VectorFieldGP` of each kernel.
         num_values: how many numbers were observed.
         standard_errors: of the evidence of each model, in nats; 0 where it is exact. The evidence
@@ -132,6 +134,10 @@ def compare_kernels(
     hyperparameters of all data. The table then shows how far each kernel is behind, with the
     standard error of the mean difference, from its scatter between blocks.
 
+    The evidence of a `LearnedSpectrumKernel` is an integral over its curves under their prior, not
+    the value at the best of them, so that many weights are no advantage over kernels with two
+    hyperparameters. Lengthscales, variances and noise are taken at their best values for all.
+
     The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
     `.standard_errors` of the evidence, where it is estimated. `.best` warns, and the table says, if
     evidences are within two standard errors of each other. With `blocks`, `.cross_validations` has
@@ -175,13 +181,15 @@ def compare_kernels(
         model = VectorFieldGP(kernel, frequencies=frequencies, likelihood=deepcopy(likelihood))
         with check_calibration(False):  # of kernels that may well be wrong
             models[name] = model.fit(x, y, progress=progress, **options)
-    evidence = {name: model.log_marginal_likelihood().item() for name, model in models.items()}
-    order = sorted(evidence, key=evidence.get, reverse=True)
-    num_values = next(iter(models.values())).state.data.num_values
-    errors = {
-        name: model.state.snapshot(model.mean).log_marginal_likelihood_error
+    snapshots = {name: model.state.snapshot(model.mean) for name, model in models.items()}
+    evidence = {
+        name: model.log_marginal_likelihood().item()
+        + integration_over_spectra(snapshots[name], model.kernel)
         for name, model in models.items()
     }
+    order = sorted(evidence, key=evidence.get, reverse=True)
+    num_values = next(iter(models.values())).state.data.num_values
+    errors = {name: own.log_marginal_likelihood_error for name, own in snapshots.items()}
     results = {}
     if blocks is not None:
         same = blocks_of(blocks, models[order[0]].kernel, x, y, choice)

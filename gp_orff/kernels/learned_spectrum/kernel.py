@@ -42,7 +42,8 @@ class LearnedSpectrumKernel(Kernel):
 
     The covariance has a closed form, for all inputs and with ARD; frequency grids (`Grid`, `Auto`)
     hold it as they hold other kernels. Random frequencies cannot follow the weights while these are
-    trained, and raise; they serve fixed weights.
+    trained, and raise; they serve fixed weights. `fit` refuses readings that have the same values
+    in all inputs of the kernel: they tell nothing of a spectrum.
 
     Args:
         num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.

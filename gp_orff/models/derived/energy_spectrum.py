@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LOWEST = 2.0  # periods in the box: a Hann window blurs two
 _OF_CUT_OFF = 1.5  # spectra end at the cut-off of a grid over this
-_OF_NYQUIST = 1.25  # and at the highest wavenumber of the points over this
+_OF_NYQUIST = 2.5  # Nyquist's over the highest: aliases at it come from four times as far
 _DEFAULT, _USUAL, _MOST = 24, 32.0, 512  # wavenumbers; the highest, in periods; points of a side
 _ROWS = 2048  # points at a time
 
@@ -114,8 +114,9 @@ def energy_spectrum(
     count = np.maximum(count + count % 2, 8)
     if count.max() > _MOST:
         raise ValueError(
-            f"energy_spectrum expects wavenumbers up to {math.pi * _MOST / extent.max():.4g} in "
-            f"this box, of {_MOST} points along a side, got {k.max().item():.4g}"
+            f"energy_spectrum expects wavenumbers up to "
+            f"{math.pi * _MOST / _OF_NYQUIST / extent.max():.4g} in this box, of {_MOST} points "
+            f"along a side, got {k.max().item():.4g}"
         )
     places = np.empty((*count, snapshot.num_inputs))
     axes = [

@@ -25,6 +25,7 @@ from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Represe
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
 from gp_orff.models.fitting.progress import Progress
+from gp_orff.models.fitting.ranges import check_extents
 from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise
@@ -71,6 +72,7 @@ def fit(
     progress: Progress,
 ) -> Fitted:
     """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
+    check_extents(kernel, data.survey.distances)
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, notes)
     trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, data.tracks)
