@@ -2,11 +2,12 @@
 
 import inspect
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ import gp_orff
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-GUIDE = ["fields", "noise", "gpytorch", "kernels", "frequencies", "scale"]
+GUIDE = ["fields", "noise", "scale", "gpytorch", "kernels", "frequencies"]
 """Pages that go on where the one before ended."""
 
 
@@ -23,7 +24,9 @@ def blocks_of(path):
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.S | re.M)
 
 
-ALONE = [path for path in PAGES if path.stem not in [*GUIDE, "tasks"] and blocks_of(path)]
+ALONE = [
+    path for path in PAGES if path.stem not in [*GUIDE, "botorch", "tasks"] and blocks_of(path)
+]
 
 
 def run(page, namespace):
@@ -41,9 +44,18 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *ALONE], ids=lambda page: page.stem)
 def test_code_of_a_page_runs(page):
-    if page.stem == "botorch":
-        pytest.importorskip("botorch")
     run(page, {})
+
+
+@pytest.mark.filterwarnings("ignore:A not p.d.")  # of two candidates that are close to each other
+def test_code_of_the_page_on_botorch_runs():
+    pytest.importorskip("botorch")
+    found = run(ROOT / "docs/botorch.md", {})
+    assert found["posterior"].mean.shape == (4, 2)
+    assert found["places"].shape == (2, 2)
+    with torch.no_grad():
+        start = found["improvement"](torch.rand(64, 2, 2, dtype=torch.float64))
+    assert found["value"] > start.median()
 
 
 def currents(rng, times):
@@ -67,21 +79,23 @@ def currents(rng, times):
     return dataset
 
 
-def test_the_guide_runs(tmp_path):
+def write_part(folder):
+    """A file of readings, for the page on many of them."""
     xarray = pytest.importorskip("xarray")
-    namespace = {}
-    for name in GUIDE[:-1]:
-        run(ROOT / "docs" / f"{name}.md", namespace)
+    sites = np.linspace(0.0, 1.0, 20)
+    u, v = np.sin(6 * np.stack(np.meshgrid(sites, sites)))
+    u, v = v, u + 0.1 * np.random.default_rng(0).standard_normal((20, 20))
+    dataset = xarray.Dataset({"u": (("y", "x"), u), "v": (("y", "x"), v)}, {"x": sites, "y": sites})
+    dataset.to_netcdf(folder / "part.nc", engine="scipy")
 
-    sites = np.linspace(0.0, 1.0, 8)
-    u, v = np.random.default_rng(0).standard_normal((2, 8, 8))
-    dataset = xarray.Dataset(
-        {"u": (("y", "x"), u), "v": (("y", "x"), v)}, {"x": sites, "y": sites}
-    )
-    dataset.to_netcdf(tmp_path / "part.nc", engine="scipy")
+
+def test_the_guide_runs(tmp_path):
+    write_part(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         client = SimpleNamespace(get_executor=lambda: pool)  # as that of Dask
-        run(ROOT / "docs/scale.md", {**namespace, "folder": tmp_path, "client": client})
+        namespace = {"folder": tmp_path, "client": client}
+        for name in GUIDE:
+            run(ROOT / "docs" / f"{name}.md", namespace)
 
 
 TASKS = blocks_of(ROOT / "docs/tasks.md")
@@ -99,7 +113,7 @@ def test_a_month_of_currents_becomes_a_map_of_vorticity(tmp_path):
     exec(compile(TASKS[0], "tasks.md", "exec"), namespace)
     vorticity, sd = namespace["vorticity"], namespace["sd"]
     assert vorticity.attrs["units"] == "s-1"
-    assert vorticity.shape[-2:] == (5, 6)
+    assert dict(vorticity.sizes) == {"lon": 6, "lat": 5, "time": 1}
     inside = np.abs(vorticity.values - 2e-5) < 4 * sd.values
     assert inside.mean() > 0.9
 
@@ -123,8 +137,6 @@ def flow(x):
 
 
 def test_one_line_of_a_gpytorch_model_changes():
-    import gpytorch
-
     x = torch.rand(40, 2)
     y = torch.sin(6 * x.flip(-1)) + 0.1 * torch.randn(40, 2)
     namespace = {**vars(gpytorch.kernels), **vars(gpytorch.means), **vars(gpytorch.likelihoods)}
@@ -132,6 +144,87 @@ def test_one_line_of_a_gpytorch_model_changes():
     namespace |= {"torch": torch, "x": x, "y": y}
     exec(compile(TASKS[2], "tasks.md", "exec"), namespace)
     model = namespace["model"].eval()
-    with torch.no_grad(), gpytorch.settings.fast_pred_var():
-        error = model(x).mean - torch.sin(6 * x.flip(-1))
-    assert error.square().mean().sqrt() < 0.15  # of a field of 0.7
+    new = torch.rand(100, 2)
+    with torch.no_grad():
+        error = model(new).mean - torch.sin(6 * new.flip(-1))
+    assert error.square().mean().sqrt() < 0.2  # of a field of 0.7
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for page in [ROOT / "README.md", *PAGES]:
+        links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+        assert not [link for link in links if not (page.parent / link).exists()], page
+
+
+def documented():
+    """What the entries of docs/api name."""
+    for page in (ROOT / "docs/api").glob("*.rst"):
+        module = None
+        for kind, name in re.findall(r"^\.\. (\w+):: (\S+)", page.read_text(), flags=re.M):
+            if kind in ("automodule", "currentmodule"):
+                module = import_module(name)
+                yield module
+            elif kind.startswith("auto"):
+                yield getattr(module, name)
+
+
+def public():
+    """The full names of what the package and its public modules offer."""
+    for name in gp_orff.__all__:
+        value = getattr(gp_orff, name)
+        yield f"gp_orff.{name}", value
+        if inspect.ismodule(value):
+            for inner in getattr(value, "__all__", [n for n in vars(value) if n[0] != "_"]):
+                yield f"gp_orff.{name}.{inner}", getattr(value, inner)
+    for name in gp_orff.labelled.__all__:
+        yield f"gp_orff.labelled.{name}", getattr(gp_orff.labelled, name)
+
+
+def test_the_reference_has_every_public_name():
+    there = {id(value) for value in documented()}
+    assert not [name for name, value in public() if written_here(value) and id(value) not in there]
+
+
+def written_here(value):
+    """Whether a public module defines a name, rather than importing it from elsewhere."""
+    return inspect.ismodule(value) or getattr(value, "__module__", "").startswith("gp_orff")
+
+
+def test_every_public_name_has_an_example():
+    lacking = [
+        name
+        for name, value in public()
+        if written_here(value)
+        and not inspect.ismodule(value)
+        and not (inspect.isclass(value) and issubclass(value, Warning))
+        and ">>>" not in (inspect.getdoc(value) or "")
+    ]
+    assert not lacking
+
+
+def test_every_file_tells_the_same_version():
+    told = [
+        re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)[1],
+        re.search(r'set version = "(.*)"', (ROOT / "conda/meta.yaml").read_text())[1],
+        re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1],
+    ]
+    assert told == [gp_orff.__version__] * 3
+
+
+def test_the_conda_recipe_asks_for_what_the_package_asks():
+    text = (ROOT / "pyproject.toml").read_text()
+    asked = re.search(r"^dependencies = \[(.*?)^\]", text, flags=re.S | re.M)[1]
+    asked = {entry.replace(" ", "") for entry in re.findall(r'"(.*?)"', asked)}
+    names = {"pytorch": "torch", "python-finufft": "finufft"}  # those of conda-forge
+    run = (ROOT / "conda/meta.yaml").read_text().split("  run:\n")[1].split("\n\n")[0]
+    recipe = [line.removeprefix("    - ").split() for line in run.splitlines()]
+    assert {"".join([names.get(name, name), *rest]) for name, *rest in recipe[1:]} == asked
+
+
+def test_the_page_of_versions_tells_those_of_the_constraints():
+    page = (ROOT / "docs/compatibility.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+)[^|]*\|[^|]*\| ([\d.]+) \|$", page, flags=re.M)
+    text = (ROOT / "constraints.txt").read_text()
+    pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", text, flags=re.M))
+    assert len(rows) == 15
+    assert all(pins[name.lower()] == version for name, version in rows if name != "Python")
