@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint format tutorials bench readme clean help
+.PHONY: demo test lint format tutorials docs bench readme clean help
 
 help:
 	@echo "make demo       learn a real velocity field; figure, map and table in demo/"
 	@echo "make test       the whole test suite"
 	@echo "make lint       ruff"
 	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
+	@echo "make docs       the site, in docs/build"
 	@echo "make bench      every benchmark (an hour; SMOKE=1: minutes; DATA=folder: public data too)"
 	@echo "make readme     the numbers of the last benchmarks into README.md and docs/"
 
@@ -37,6 +38,10 @@ tutorials: $(VENV)/.installed
 	ls tutorials/[0-9]*.py | xargs -P $(if $(SMOKE),2,1) -I{} sh -c \
 		'echo {}; $(BIN)/python {} --output tutorials/output $(if $(SMOKE),--smoke)'
 
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/build
+	@echo "open docs/build/index.html"
+
 bench: $(VENV)/.installed
 	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \
 		case $$file in \
@@ -49,4 +54,4 @@ readme: $(VENV)/.installed
 	$(BIN)/python benchmarks/readme.py
 
 clean:
-	rm -rf $(VENV) demo tutorials/output
+	rm -rf $(VENV) demo tutorials/output docs/build docs/tutorials

@@ -71,6 +71,7 @@ from gp_orff.symbols import (
     Symbol,
     VectorPotential,
 )
+from gp_orff.versions import show_versions
 
 __all__ = [
     "Auto",
@@ -130,12 +131,13 @@ __all__ = [
     "radial_derivatives",
     "regression",
     "settings",
+    "show_versions",
     "spectra",
     "spectrum",
     "thin",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -71,7 +71,7 @@ def arguments(function):
     """The parameters that a docstring has to explain, with their annotations."""
     kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
     parameters = list(inspect.signature(function).parameters.values())
-    bound = parameters and parameters[0].name in ("self", "cls")
+    bound = bool(parameters) and parameters[0].name in ("self", "cls")
     named = parameters[bound:]
     public = [p for p in named if not p.name.startswith("_")]  # of a dataclass
     return {p.name: p.annotation for p in public if p.kind not in kinds}

@@ -79,7 +79,12 @@ class Reader:
         num_dims = infer_num_dims(summands, None)
         expected, exactly = input_columns(summands, got if num_dims is None else num_dims)
         if got < expected or (exactly and got != expected):
-            raise ValueError(f"the kernel expects points with {expected} columns, got {got}")
+            remedy = (
+                "; multiply with a kernel of a further input, such as time, each with its columns: "
+                "HelmholtzKernel(num_dims=2, active_dims=[0, 1]) * RBFKernel(active_dims=[2])"
+            )
+            text = f"the kernel expects points with {expected} columns, got {got}"
+            raise ValueError(text + remedy * (got > expected))
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ class FieldPosterior(NamedSymbols):
         return self._field.distribution.num_outputs
 
     @property
+    def box(self) -> tuple[tuple[float, float], ...]:
+        """The smallest box around the data: (low, high) of each column of the points."""
+        return self._snapshot.inference.data.box
+
+    @property
     def space(self) -> tuple[int, ...]:
         """The columns of the points that are directions of space."""
         return self._snapshot.space

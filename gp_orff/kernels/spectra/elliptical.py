@@ -118,6 +118,15 @@ class ScaleMixture(Elliptical):
 
     Weighted by ‖z‖^{2t}: s weighted by s^t, and ‖g‖² ~ χ²_{d+2t}. Base variables are g and the
     quantile level of s.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> mixture = gp_orff.spectrum(gpytorch.kernels.RQKernel(ard_num_dims=2))
+        >>> isinstance(mixture, gp_orff.spectra.ScaleMixture)
+        True
+        >>> nodes, weights = mixture.scales(least=1e-3)
+        >>> abs(weights.sum().item() - 1) < 1e-6
+        True
     """
 
     @abstractmethod

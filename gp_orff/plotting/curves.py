@@ -1,0 +1,151 @@
+"""Curves: energy per wavenumber, and how many readings error bars hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gp_orff.plotting.arrays import array
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PolyCollection
+    from matplotlib.lines import Line2D
+
+
+def plot_energy_spectrum(
+    ax: Axes,
+    wavenumbers: ArrayLike,
+    mean: ArrayLike,
+    low: ArrayLike | None = None,
+    high: ArrayLike | None = None,
+    *,
+    slopes: Sequence[float] = (),
+    label: str | None = None,
+    color: str = "C0",
+) -> Line2D:
+    """Draw energy per wavenumber with its interval, and slopes to compare, on logarithmic axes.
+
+    Args:
+        ax: matplotlib axes; scales are set, labels and titles are left to the caller.
+        wavenumbers: k (m,), positive.
+        mean: E(k) (m,), positive, such as `field.energy_spectrum().total.mean`.
+        low, high: the ends of its interval (m,), drawn as a band; no band without them.
+        slopes: exponents, such as (-3, -5 / 3): thin lines above the middle of the curve.
+        label: the name of the curve, for a legend.
+        color: a matplotlib colour of curve and band.
+
+    Returns:
+        The curve.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, or values that are not positive.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_energy_spectrum
+        >>> fig, ax = plt.subplots()
+        >>> k = np.geomspace(1, 10, 20)
+        >>> curve = plot_energy_spectrum(ax, k, k**-3, 0.8 * k**-3, 1.3 * k**-3, slopes=[-3])
+        >>> plt.close(fig)
+    """
+    k, mean, low, high = map(array, (wavenumbers, mean, low, high))
+    for values in (k, mean, low, high):
+        if values is not None and (values.shape != (k.size,) or not (values > 0).all()):
+            raise ValueError(
+                f"plot_energy_spectrum expects positive values of shape ({k.size},) like the "
+                f"wavenumbers, got shape {values.shape} from {values.min(initial=np.inf):.3g}"
+            )
+    ax.set(xscale="log", yscale="log")
+    (curve,) = ax.plot(k, mean, color=color, linewidth=2, label=label)
+    if low is not None and high is not None:
+        ax.fill_between(k, low, high, color=color, alpha=0.25, linewidth=0)
+    middle = len(k) // 2
+    for slope in slopes:
+        line = 5 * mean[middle] * (k / k[middle]) ** slope
+        ax.plot(k, line, color="0.4", linewidth=0.8, linestyle="--")
+        above = {"xytext": (4, 4), "textcoords": "offset points", "color": "0.4"}
+        ax.annotate(f"{slope:.3g}", (k[middle], line[middle]), fontsize="small", **above)
+    return curve
+
+
+def plot_calibration(
+    ax: Axes,
+    pit: ArrayLike,
+    *,
+    block: ArrayLike | None = None,
+    independent: float | None = None,
+    label: str | None = "all",
+    color: str = "C0",
+) -> tuple[Line2D, PolyCollection]:
+    """Draw the share of readings that central intervals hold, over the share they should hold.
+
+    A curve below the diagonal tells of error bars that are too small. The band holds the curve of a
+    calibrated model at each level with a probability of 95 %, if `independent` readings count:
+    binomial quantiles. Errors of readings in one block are alike, so that single blocks leave the
+    band, and the curve of all may if blocks are few.
+
+    Args:
+        ax: matplotlib axes; labels and limits are set, the title is left to the caller.
+        pit: (M,), the probability of a smaller number under each prediction, between 0 and 1, such
+            as `model.cross_validate(x, y).pit`.
+        block: (M,), the number of the block of each, such as `.block`; each gets a thin line.
+        independent: how many of the numbers count as independent; all of them if None.
+        label: the name of the curve, for a legend.
+        color: a matplotlib colour of the curve.
+
+    Returns:
+        The curve and the band.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, or values that are no probabilities.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_calibration
+        >>> fig, ax = plt.subplots()
+        >>> curve, band = plot_calibration(ax, np.random.default_rng(0).uniform(size=300))
+        >>> plt.close(fig)
+    """
+    pit, block = array(pit), array(block)
+    if pit.ndim != 1 or not len(pit) or not ((pit >= 0) & (pit <= 1)).all():
+        raise ValueError(
+            "plot_calibration expects pit as probabilities (M,) between 0 and 1, got shape "
+            f"{pit.shape}; give CrossValidation.pit"
+        )
+    if block is not None and block.shape != pit.shape:
+        raise ValueError(
+            f"plot_calibration expects block of shape {pit.shape}, got {block.shape}; give "
+            "CrossValidation.block"
+        )
+    levels = np.linspace(0, 1, 101)
+
+    def held(values: np.ndarray) -> np.ndarray:
+        """The share of numbers in the central interval of each level."""
+        return np.searchsorted(np.sort(2 * np.abs(values - 0.5)), levels, "right") / len(values)
+
+    count = len(pit) if independent is None else independent
+    band = ax.fill_between(levels, *_binomial_interval(levels, count), color="0.85", linewidth=0)
+    ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, linestyle="--")
+    for name in () if block is None else np.unique(block):
+        ax.plot(levels, held(pit[block == name]), color=color, linewidth=0.5, alpha=0.4)
+    (curve,) = ax.plot(levels, held(pit), color=color, linewidth=2, label=label)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.set(xlabel="probability of the interval", ylabel="share of readings inside")
+    return curve, band
+
+
+def _binomial_interval(p: np.ndarray, count: float) -> tuple[np.ndarray, np.ndarray]:
+    """The 2.5 % and 97.5 % quantiles of the share of successes in `count` trials."""
+    from scipy.stats import binom
+
+    trials = max(round(count), 1)
+    return tuple(binom.ppf(q, trials, p).clip(0) / trials for q in (0.025, 0.975))

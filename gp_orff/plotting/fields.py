@@ -1,0 +1,225 @@
+"""Vectors of planar fields: arrows, ellipses of their uncertainty, streamlines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gp_orff.plotting.arrays import ROUNDING, array, check
+from gp_orff.plotting.arrows import arrows_of, draw_arrows, draw_reference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import Collection, PolyCollection
+    from matplotlib.colors import Normalize
+    from matplotlib.streamplot import StreamplotSet
+
+
+def plot_field(
+    ax: Axes,
+    x: ArrayLike,
+    vectors: ArrayLike | None = None,
+    *,
+    shade: ArrayLike | None = None,
+    label: str | None = None,
+    norm: Normalize | None = None,
+    arrows: int = 24,
+    reference: str | None = None,
+    cmap: str = "viridis",
+    colorbar: bool = True,
+) -> Collection | None:
+    """Draw arrows of a planar field over a shaded quantity, on the caller's axes.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        x: positions (n, 2), scattered or on a grid, in the units of the axes.
+        vectors: the field (n, 2); the longest arrows are about as long as the distance between
+            arrows. None draws no arrows.
+        shade: a quantity (n,) to shade, such as a speed or a standard deviation.
+        label: the name of `shade`, with its unit, for the colour bar.
+        norm: a matplotlib normalisation of `shade`; panels of one unit can share one.
+        arrows: about how many arrows along the longer side; points between them get none.
+        reference: the unit of the vectors, for an arrow of a round length above the upper right
+            corner; None draws none.
+        cmap: a matplotlib colour map; the default is safe for colour-blind readers.
+        colorbar: whether to add a colour bar for `shade`.
+
+    Returns:
+        The shaded collection, from which to make other colour bars; None without `shade`.
+
+    Raises:
+        ValueError: arrays whose lengths differ, or points that are not planar.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_field
+        >>> x = np.random.default_rng(0).uniform(size=(50, 2))
+        >>> fig, ax = plt.subplots()
+        >>> shaded = plot_field(ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)")
+        >>> plt.close(fig)
+    """
+    x, vectors, shade = (array(values) for values in (x, vectors, shade))
+    check("plot_field", x, vectors=(vectors, (2,)), shade=(shade, ()))
+    shaded = None
+    if shade is not None:
+        shaded = ax.tripcolor(*x.T, shade, shading="gouraud", cmap=cmap, norm=norm, rasterized=True)
+        if colorbar:
+            ax.figure.colorbar(shaded, ax=ax, label=label, shrink=0.85)
+    if vectors is not None:
+        drawn = draw_arrows(ax, x, vectors, *arrows_of(x, vectors, arrows))
+        if reference is not None:
+            draw_reference(drawn, vectors, reference)
+    ax.set_aspect("equal")
+    return shaded
+
+
+def plot_uncertainty(
+    ax: Axes,
+    x: ArrayLike,
+    vectors: ArrayLike,
+    covariances: ArrayLike,
+    *,
+    arrows: int = 24,
+    color: str = "black",
+) -> PolyCollection:
+    """Draw ellipses of one standard deviation at the tips of the arrows of `plot_field`.
+
+    Ellipses have the scale of the arrows: a semi-axis as long as the arrow is a standard deviation
+    as large as the vector. An ellipse holds 39 % of a Gaussian; multiply covariances by 5.99 for
+    95 %.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        x: positions (n, 2), in the units of the axes.
+        vectors: the field (n, 2), as given to `plot_field`.
+        covariances: of the two components at each position (n, 2, 2), in the square of their unit;
+            such as `field.pointwise_covariance(x)`.
+        arrows: as given to `plot_field`, so that the same points get them.
+        color: a matplotlib colour of the outlines.
+
+    Returns:
+        The ellipses.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, or matrices that are no covariances.
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> x = np.random.default_rng(0).uniform(size=(50, 2))
+        >>> fig, ax = plt.subplots()
+        >>> _ = plot_field(ax, x, x, arrows=5)
+        >>> ellipses = plot_uncertainty(ax, x, x, 0.01 * np.ones((50, 1, 1)) * np.eye(2), arrows=5)
+        >>> plt.close(fig)
+    """
+    from matplotlib.collections import PolyCollection
+
+    x, vectors, covariances = (array(values) for values in (x, vectors, covariances))
+    if covariances.shape == x.shape:
+        raise ValueError(
+            f"plot_uncertainty expects covariances of shape {(*x.shape, 2)}, got {x.shape}; for "
+            "uncorrelated components, give torch.diag_embed(variance)"
+        )
+    check("plot_uncertainty", x, vectors=(vectors, (2,)), covariances=(covariances, (2, 2)))
+    rows, scale = arrows_of(x, vectors, arrows)
+    radii, directions = _principal_axes(covariances[rows])
+    angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    tips = x[rows] + 0.5 * vectors[rows] / scale  # the middle of an arrow is at its position
+    outlines = tips[:, None] + np.swapaxes(directions * radii[:, None] @ circle, 1, 2) / scale
+    ellipses = PolyCollection(
+        outlines, facecolors="none", edgecolors=color, linewidths=0.7, zorder=3
+    )
+    ax.add_collection(ellipses)
+    ax.autoscale_view()
+    ax.set_aspect("equal")
+    return ellipses
+
+
+def plot_streamlines(
+    ax: Axes,
+    x: ArrayLike,
+    vectors: ArrayLike,
+    *,
+    density: float = 1.0,
+    color: str = "white",
+    linewidth: float = 0.8,
+) -> StreamplotSet:
+    """Draw streamlines of a planar field on a regular grid, with dark edges, visible on any shade.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        x: positions (n, 2) of a regular grid in any order, in the units of the axes.
+        vectors: the field (n, 2).
+        density: of the lines, as in matplotlib's `streamplot`.
+        color: a matplotlib colour of the lines.
+        linewidth: of the lines, in points.
+
+    Returns:
+        The lines and arrow heads.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, or positions that are not a regular grid.
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> x = np.stack(np.meshgrid(np.arange(9.0), np.arange(5.0)), axis=-1).reshape(-1, 2)
+        >>> fig, ax = plt.subplots()
+        >>> streamlines = plot_streamlines(ax, x, x[:, ::-1] * [-1, 1])
+        >>> plt.close(fig)
+    """
+    from matplotlib.patheffects import withStroke
+
+    x, vectors = array(x), array(vectors)
+    check("plot_streamlines", x, vectors=(vectors, (2,)))
+    *coordinates, components = _to_grid(x, vectors)
+    streamlines = ax.streamplot(
+        *coordinates, *components, density=density, color=color, linewidth=linewidth, arrowsize=0.8
+    )
+    streamlines.lines.set_path_effects([withStroke(linewidth=linewidth + 0.8, foreground="black")])
+    ax.set_aspect("equal")
+    return streamlines
+
+
+def _principal_axes(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Standard deviations (n, 2) along the columns of orthogonal matrices (n, 2, 2)."""
+    size = np.abs(covariances).max((1, 2), keepdims=True)
+    variances, directions = np.linalg.eigh(covariances)
+    asymmetric = np.abs(covariances - np.swapaxes(covariances, 1, 2)) > ROUNDING * size
+    if asymmetric.any() or (variances < -ROUNDING * size[..., 0]).any():
+        raise ValueError(
+            "plot_uncertainty expects symmetric matrices without negative eigenvalues, got one "
+            f"with eigenvalue {variances.min():.3g}; give covariances, not their factors"
+        )
+    return np.sqrt(variances.clip(0)), directions
+
+
+def _to_grid(x: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The coordinates (a,) and (b,) of a regular grid, and the components (2, b, a) on it."""
+    x = x.astype(np.float64)
+    start, extent = x.min(0), np.ptp(x, axis=0)
+    counts = 1 + (np.diff(np.sort(x, axis=0), axis=0) > 1e-6 * extent).sum(0)
+    spacing = extent / np.maximum(counts - 1, 1)
+    position = (x - start) / np.where(spacing > 0, spacing, 1)
+    index = np.rint(position).astype(np.int64)
+    complete = (counts > 1).all() and counts.prod() == len(x) == len(np.unique(index, axis=0))
+    if not complete or np.abs(position - index).max() > ROUNDING:
+        raise ValueError(
+            f"plot_streamlines expects a regular grid, got {len(x)} points with {counts[0]} first "
+            f"and {counts[1]} second coordinates; evaluate the field at torch.cartesian_prod of "
+            "two linspaces, or draw arrows with plot_field"
+        )
+    components = np.empty((2, counts[1], counts[0]))
+    components[:, index[:, 1], index[:, 0]] = vectors.T
+    first, second = (
+        np.linspace(low, low + size, count)
+        for low, size, count in zip(start, extent, counts, strict=True)
+    )
+    return first, second, components

@@ -1,0 +1,165 @@
+"""Maps: a scalar with its significance, and truth beside posterior."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gp_orff.plotting.arrays import array, check, check_deviations, column
+from gp_orff.plotting.arrows import arrows_of, draw_arrows
+from gp_orff.plotting.colours import norm_about_zero, norm_from_zero
+from gp_orff.plotting.fields import plot_field
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.collections import Collection
+    from matplotlib.colors import Normalize
+    from matplotlib.tri import TriContourSet
+
+
+def plot_map(
+    ax: Axes,
+    x: ArrayLike,
+    mean: ArrayLike,
+    sd: ArrayLike | None = None,
+    *,
+    label: str | None,
+    norm: Normalize | None = None,
+    level: float = 0.95,
+    cmap: str = "PuOr_r",
+    colorbar: bool = True,
+) -> tuple[Collection, TriContourSet | None]:
+    """Draw a scalar with a sign in diverging colours, hatched where its sign is uncertain.
+
+    The sign is uncertain where |mean| < z sd; z is the two-sided Gaussian quantile, 1.96 at level
+    0.95. Each point is tested on its own: if the scalar is zero everywhere, about one twentieth of
+    the map is still unhatched at level 0.95.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        x: positions (n, 2), scattered or on a grid, in the units of the axes.
+        mean: the scalar (n,) or (n, 1), such as `field.mean(x, gp_orff.Divergence())`.
+        sd: its standard deviation (n,) or (n, 1), in the same unit; None draws no hatches.
+        label: the name of the scalar, with its unit, for the colour bar.
+        norm: a matplotlib normalisation; by default symmetric, up to the largest |mean|.
+        level: the probability in the interval mean ± z sd, in (0, 1).
+        cmap: a matplotlib colour map; the default is safe for colour-blind readers.
+        colorbar: whether to add a colour bar.
+
+    Returns:
+        The shaded collection and the hatched contour set, or None for the latter without `sd`.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, a level outside (0, 1), or a negative sd.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_map
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 2))
+        >>> fig, ax = plt.subplots()
+        >>> shaded, hatched = plot_map(ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)")
+        >>> plt.close(fig)
+    """
+    x, mean, sd = array(x), column(mean), column(sd)
+    check("plot_map", x, mean=(mean, ()), sd=(sd, ()))
+    if not 0 < level < 1:
+        raise ValueError(f"plot_map expects a level between 0 and 1, got {level}; say 0.95")
+    check_deviations("plot_map", sd)
+    norm = norm_about_zero(mean) if norm is None else norm
+    shaded = plot_field(ax, x, shade=mean, label=label, norm=norm, cmap=cmap, colorbar=colorbar)
+    if sd is None:
+        return shaded, None
+    z = NormalDist().inv_cdf(0.5 + 0.5 * level)
+    margin = z * sd - np.abs(mean)  # positive where the sign is uncertain
+    top = 1 + z * sd.max()  # above every margin
+    hatched = ax.tricontourf(*x.T, margin, [0, top], colors="none", hatches=["////"])
+    hatched.set(edgecolor="0.35", linewidth=0)  # this colours the hatches
+    return shaded, hatched
+
+
+def plot_comparison(
+    axes: Sequence[Axes] | np.ndarray,
+    x: ArrayLike,
+    truth: ArrayLike,
+    mean: ArrayLike,
+    sd: ArrayLike,
+    *,
+    label: str,
+    arrows: int = 24,
+) -> tuple[Collection, Collection, Collection, Collection]:
+    """Draw truth, posterior mean, residual and standard deviation in four panels.
+
+    Truth and mean share one colour scale, residual and sd another; each scale has a colour bar. For
+    a vector field, the panels show lengths under arrows, and as sd the square root of the summed
+    variances, the root mean square length of the residual. Scalars are shown with their signs.
+
+    Args:
+        axes: four matplotlib axes in any arrangement where the first two are neighbours, and the
+            last two; titles are set, limits and labels are left to the caller.
+        x: positions (n, 2), scattered or on a grid, in the units of the axes.
+        truth: the field (n, 2), or a scalar (n,) or (n, 1).
+        mean: the posterior mean, in the shape and unit of `truth`.
+        sd: the posterior standard deviation of each component, in the same shape and unit.
+        label: the name of the quantity, with its unit, for the colour bars.
+        arrows: about how many arrows along the longer side; points between them get none.
+
+    Returns:
+        The four shaded collections. Two that share a scale share their `norm`: setting its `vmax`
+        changes both.
+
+    Raises:
+        ValueError: not four axes, arrays whose shapes do not fit, or a negative sd.
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> x = np.random.default_rng(0).uniform(size=(50, 2))
+        >>> fig, axes = plt.subplots(2, 2, layout="constrained")
+        >>> four = plot_comparison(axes, x, x, 0.9 * x, 0 * x + 0.1, label="current (m/s)")
+        >>> four[0].norm is four[1].norm
+        True
+        >>> plt.close(fig)
+    """
+    axes, x = np.ravel(axes), array(x)
+    if len(axes) != 4:
+        raise ValueError(
+            f"plot_comparison expects four axes, got {len(axes)}; make them with plt.subplots(2, 2)"
+        )
+    truth, mean, sd = (column(values) for values in (truth, mean, sd))
+    outputs = (2,) if truth.ndim == 2 else ()
+    check("plot_comparison", x, truth=(truth, outputs), mean=(mean, outputs), sd=(sd, outputs))
+    check_deviations("plot_comparison", sd)
+
+    panels = {
+        "truth": truth,
+        "posterior mean": mean,
+        "residual (mean − truth)": mean - truth,
+        "posterior standard deviation": sd,
+    }
+    shades, make_norm, cmaps = list(panels.values()), norm_about_zero, ("PuOr_r", "BrBG_r")
+    if outputs:
+        shades = [np.linalg.norm(values, axis=-1) for values in shades]
+        make_norm, cmaps = norm_from_zero, ("viridis", "cividis")
+
+    shaded, labels = [], (label, f"residual and sd of {label}")
+    for pair, cmap, text in zip((slice(0, 2), slice(2, 4)), cmaps, labels, strict=True):
+        colours = {"norm": make_norm(*shades[pair]), "cmap": cmap, "colorbar": False}
+        for ax, shade in zip(axes[pair], shades[pair], strict=True):
+            shaded.append(plot_field(ax, x, shade=shade, **colours))
+        axes[0].figure.colorbar(shaded[-1], ax=list(axes[pair]), label=text, shrink=0.85)
+    if outputs:
+        shared = arrows_of(x, truth, arrows)
+        draw_arrows(axes[0], x, truth, *shared)
+        draw_arrows(axes[1], x, mean, *shared)
+        draw_arrows(axes[2], x, mean - truth, *arrows_of(x, mean - truth, arrows))
+    for ax, title in zip(axes, panels, strict=True):
+        ax.set_title(title)
+    return tuple(shaded)

@@ -1,0 +1,33 @@
+"""What a report of an error should tell about where it happened."""
+
+import platform
+from importlib import metadata
+
+PACKAGES = [
+    *("gp_orff", "torch", "gpytorch", "linear_operator", "jaxtyping", "numpy", "scipy", "finufft"),
+    *("matplotlib", "xarray", "pyproj", "ppigrf", "dask", "distributed", "zarr"),
+    *("scikit-learn", "botorch"),
+]
+
+
+def show_versions() -> None:
+    """Print the versions of Python and of the packages used, for the report of an error.
+
+    Example:
+        >>> import gp_orff
+        >>> gp_orff.show_versions()  # doctest: +ELLIPSIS
+        system           ...
+        Python           3...
+        gp_orff          ...
+    """
+    print(f"{'system':<16} {platform.platform()}")
+    print(f"{'Python':<16} {platform.python_version()}")
+    for name in PACKAGES:
+        print(f"{name:<16} {_version(name)}")
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
