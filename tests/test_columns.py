@@ -73,9 +73,9 @@ def test_weighted_sums_equal_dense_algebra():
 
 @pytest.mark.usefixtures("sizes")
 def test_gradients():
-    x, omega, y = draw(9, 2).requires_grad_(), draw(2, 2, seed=3).requires_grad_(), draw(9, 2)
-    assert gradcheck(lambda x, omega: families(omega).moments(x, y), (x, omega))
-    assert gradcheck(lambda omega: families(omega).sums(x.detach(), y, y)[0], omega)
+    x, omega, y = draw(4, 2).requires_grad_(), draw(2, 2, seed=3).requires_grad_(), draw(4, 2)
+    assert gradcheck(lambda x, omega: families(omega).moments(x, y), (x, omega), fast_mode=True)
+    assert gradcheck(lambda omega: families(omega).sums(x.detach(), y, y)[0], omega, fast_mode=True)
 
 
 def test_float32_data_is_accumulated_in_float64():
