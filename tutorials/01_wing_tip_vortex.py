@@ -268,6 +268,4 @@ axes[1, 1].legend()
 figure.savefig(arguments.output / "wing_tip_vortex.png", dpi=110)
 print(f"\n{time.perf_counter() - began:.0f} s. {arguments.output}: wing_tip_vortex.png,", end=" ")
 print("wing_tip_vortex_{scores,few,map}.csv")
-print(
-    "Next: your own positions x (N, 2) and vectors y (N, 2), as in the README, A field from data."
-)
+print("Next: your own positions x (N, 2) and vectors y (N, 2): README.md, From arrays to a map.")
