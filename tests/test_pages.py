@@ -161,7 +161,8 @@ def test_one_line_of_a_gpytorch_model_changes():
 def test_links_of_the_pages_lead_somewhere():
     for page in [ROOT / "README.md", *PAGES]:
         links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
-        assert not [link for link in links if not (page.parent / link).exists()], page
+        lost = [link for link in links if not (page.parent / link).exists()]
+        assert set(lost) <= {"tutorials/index.md"}, page  # which `make docs` writes
 
 
 def documented():
