@@ -39,7 +39,7 @@ tutorials: $(VENV)/.installed
 		'echo {}; $(BIN)/python {} --output tutorials/output $(if $(SMOKE),--smoke)'
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/build
+	$(BIN)/python -m sphinx -j auto -q -W --keep-going -b html docs docs/build
 	@echo "open docs/build/index.html"
 
 bench: $(VENV)/.installed
