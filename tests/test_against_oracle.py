@@ -88,12 +88,12 @@ def batches(number: int, size: int) -> list:
     return [pytest.param(range(i, i + size), id=f"{i}-{i + size - 1}") for i in starts]
 
 
-@pytest.mark.parametrize("seeds", batches(240, 10))
+@pytest.mark.parametrize("seeds", batches(160, 10))
 def test_the_exact_kernel(seeds, tmp_path):
     assert not wrong(exact, seeds, tmp_path, exact_tolerance)
 
 
-@pytest.mark.parametrize("seeds", batches(50, 10))
+@pytest.mark.parametrize("seeds", batches(40, 10))
 def test_fine_grids(seeds, tmp_path):
     assert not wrong(on_grid, seeds, tmp_path, fine_tolerance)
 

@@ -35,7 +35,6 @@ from helpers.rows import Rows
 import gp_orff
 from gp_orff.regression import ORFFRidgeClassifier
 
-FREQUENCIES = 1000
 NUMBERS = (500, 1000, 2000, 4000, 8000, 12000, 16000, 32000)
 LARGE = 4000  # points from which exponents are fitted
 STYLES = {
@@ -45,17 +44,17 @@ STYLES = {
 }
 
 
-def classifiers(exact: bool) -> dict[str, ClassifierMixin]:
+def classifiers(D: int, exact: bool) -> dict[str, ClassifierMixin]:
     methods = {
-        "ORFF": ORFFRidgeClassifier(gaussian(), gp_orff.MonteCarlo(FREQUENCIES, seed=0)),
-        "RBFSampler": sampled(2 * FREQUENCIES),
+        "ORFF": ORFFRidgeClassifier(gaussian(), gp_orff.MonteCarlo(D, seed=0)),
+        "RBFSampler": sampled(2 * D),
     }
     return {**methods, "OVK": ExactClassifier()} if exact else methods
 
 
-def times(number: int, exact: bool) -> dict[str, float | None]:
+def times(number: int, D: int, exact: bool) -> dict[str, float | None]:
     """Median seconds of each method for `number` digits."""
-    methods, data = classifiers(exact), digits(number)
+    methods, data = classifiers(D, exact), digits(number)
     fits = [partial(own.fit, *data) for own in methods.values()]
     found = map(statistics.median, interleaved(fits, 3 if number < LARGE else 1))
     return dict.fromkeys(STYLES) | dict(zip(methods, found, strict=True))
@@ -84,16 +83,16 @@ def picture(rows, exponents):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = Sizes(__file__, __doc__, most=(32000, 1000), exact=(12000, 1000))
-    arguments = sizes.parse_args(words)
-    rows = Rows()
+    sizes = {"most": (32000, 1000), "exact": (12000, 1000), "frequencies": (1000, 50)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
+    rows, D = Rows(), arguments.frequencies
     for number in NUMBERS:
         if number <= arguments.most:
-            rows.add(N=number, **times(number, number <= arguments.exact))
+            rows.add(N=number, **times(number, D, number <= arguments.exact))
     fitted = exponents(rows, 0 if arguments.smoke else LARGE)
     print(", ".join(f"{name} {value:.2f}" for name, value in fitted.items()))
     pictures.save_picture(arguments, picture(rows, fitted))
-    save(arguments, {"D": FREQUENCIES, "exponents": fitted, "rows": rows})
+    save(arguments, {"D": D, "exponents": fitted, "rows": rows})
 
 
 if __name__ == "__main__":

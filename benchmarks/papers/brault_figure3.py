@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 3: the test error on handwritten digits against the frequencies.
 
-    python benchmarks/papers/brault_figure3.py [--seeds 5] [--smoke] [--output FOLDER]
+    python benchmarks/papers/brault_figure3.py [--seeds 5] [--training 1000] [--smoke]
 
 Errors in percent on 4000 digits after N = 1000 for training (100 of each class), with simplex codes
 of 10 classes, images in [−1, 1]^784 and k(δ) = exp(−‖δ‖²/(2σ²)), σ = 20, as in the paper. λ, here
@@ -34,7 +34,7 @@ from helpers.rows import Rows
 import gp_orff
 from gp_orff.regression import ORFFRidgeClassifier
 
-TRAINING, LEAST = 1000, 16
+LEAST = 16
 ALPHAS = 10.0 ** np.arange(-4, 2)
 PIXELS = 10.0 ** np.arange(0, 6)  # penalties of the linear classifier
 RULES = (gp_orff.MonteCarlo, gp_orff.Orthogonal, gp_orff.QuasiMonteCarlo)
@@ -92,12 +92,13 @@ def picture(rows):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    arguments = Sizes(__file__, __doc__, seeds=(5, 2), most=(4096, 16)).parse_args(words)
+    sizes = {"seeds": (5, 2), "training": (1000, 100), "most": (4096, 16)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     numbers = [LEAST * 2**k for k in range(20) if LEAST * 2**k <= arguments.most]
     X, y = digits()
     errors = {}
     for seed in range(arguments.seeds):
-        split = train_test_split(X, y, train_size=TRAINING, stratify=y, random_state=seed)
+        split = train_test_split(X, y, train_size=arguments.training, stratify=y, random_state=seed)
         for method, D, classifier in classifiers(numbers, seed):
             errors.setdefault((method, D), []).append(error(method, classifier, split))
     rows = Rows()
@@ -105,7 +106,7 @@ def main(words: Sequence[str] | None = None) -> None:
         deviation = float(np.std(found, ddof=1))
         rows.add(method=method, D=D, error=float(np.mean(found)), deviation=deviation)
     pictures.save_picture(arguments, picture(rows))
-    save(arguments, {"seeds": arguments.seeds, "N": TRAINING, "rows": rows})
+    save(arguments, {"seeds": arguments.seeds, "N": arguments.training, "rows": rows})
 
 
 if __name__ == "__main__":
