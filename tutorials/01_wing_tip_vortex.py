@@ -204,8 +204,8 @@ with open(arguments.output / "wing_tip_vortex_few.csv", "w", newline="") as file
 # ## The map
 #
 # Mean and standard deviation of the flow, without noise, and its vorticity, at the positions of the
-# vectors: as a CSV file and as a figure. Crosses are vectors to which the noise gives a weight below
-# 0.3; circles are the core; the vectors of panels a and b have one scale of colours.
+# vectors: as a CSV file and as a figure. Crosses are vectors of a weight below 0.3 under the noise;
+# circles are the core; panels a and b have one scale of colours.
 
 # %%
 field, doubted = model.posterior(), model.leave_one_out(x, y, group=where)
@@ -223,6 +223,7 @@ with open(arguments.output / "wing_tip_vortex_map.csv", "w", newline="") as file
 # %%
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
+from matplotlib.patheffects import withStroke
 
 plt.rcParams.update({"axes.titlesize": 10.5, "axes.titlelocation": "left"})
 figure, axes = plt.subplots(2, 2, figsize=(10, 7.4), layout="compressed")
@@ -236,8 +237,9 @@ axes[0, 0].set_title(f"a   {len(position)} vectors; crosses: doubted")
 plot_field(axes[0, 1], position, mean, shade=mean.norm(dim=-1), **shared)
 levels = total.quantile(torch.tensor([0.88, 0.96]).double()).tolist()
 lines = axes[0, 1].tricontour(*position.T, total, levels, colors="white", linewidths=1.2)
-beside = [(middle[0] + own * radius, middle[1]) for own in (0.6, 1)]
-axes[0, 1].clabel(lines, fmt="%.2g", fontsize=8, manual=beside)
+places = [(middle[0], middle[1] + own * radius) for own in (0.65, -1)]
+labels = axes[0, 1].clabel(lines, fmt="%.2g", fontsize=9, manual=places)
+plt.setp(labels, path_effects=[withStroke(linewidth=2, foreground="0.2")])
 axes[0, 1].set_title("b   mean, and contours of its sd")
 plot_map(axes[1, 0], position, curl, curl_sd, label="vorticity (pixel per pixel)")
 axes[1, 0].set_title("c   vorticity (hatched: sign unknown)")
