@@ -195,9 +195,13 @@ def plot_streamlines(
     x, vectors = array(x), array(vectors)
     check("plot_streamlines", x, vectors=(vectors, (2,)))
     *coordinates, components = _to_grid(x, vectors)
+    drawn_before = ax.dataLim.get_points().copy()
     streamlines = ax.streamplot(
         *coordinates, *components, density=density, color=color, linewidth=linewidth, arrowsize=0.8
     )
+    ax.dataLim.set_points(drawn_before)  # without arrow heads, whose size is not one of the data
+    ax.update_datalim([x.min(0), x.max(0)])
+    ax.autoscale_view()
     streamlines.lines.set_path_effects([withStroke(linewidth=linewidth + 0.8, foreground="black")])
     ax.set_aspect("equal")
     return streamlines
