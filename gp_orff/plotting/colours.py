@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.tri import Triangulation
 
+BESIDE = (1.03, 0, 0.04, 1)  # left, bottom, width, height, in units of the axes
+
 
 def plot_colorbar(
     ax: Axes, shaded: ScalarMappable, label: str | None = None, *, extend: str | None = None
 ) -> Colorbar:
     """Draw a colour bar right of some axes, as high as these are at any aspect.
+
+    The layout of the figure, such as "compressed" or "constrained", makes room for it; in a figure
+    without one the axes shrink.
 
     Args:
         ax: matplotlib axes, the last of those that share the bar.
@@ -28,7 +33,7 @@ def plot_colorbar(
             a tip; by default those beyond which `shaded` has values.
 
     Returns:
-        The colour bar; its axes are among `ax.child_axes`.
+        The colour bar.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -44,7 +49,7 @@ def plot_colorbar(
         >>> plt.close(fig)
     """
     extend = _cut_off(shaded) if extend is None else extend
-    beside = ax.inset_axes([1.03, 0, 0.04, 1])
+    beside = _shrink(ax) if ax.figure.get_layout_engine() is None else ax.inset_axes(BESIDE)
     return ax.figure.colorbar(shaded, cax=beside, label=label, extend=extend)
 
 
@@ -88,6 +93,13 @@ def norm_about_zero(*shades: np.ndarray) -> Normalize:
 
     limit = norm_from_zero(*shades).vmax
     return Normalize(-limit, limit)
+
+
+def _shrink(ax: Axes) -> Axes:
+    """New axes in a part of some, as high as what is left of these."""
+    from mpl_toolkits.axes_grid1 import make_axes_locatable
+
+    return make_axes_locatable(ax).append_axes("right", size="4%", pad="3%")
 
 
 def _cut_off(shaded: ScalarMappable) -> str:

@@ -91,8 +91,9 @@ def test_streamlines_ask_for_a_regular_grid(ax, x):
         plot_streamlines(ax, x, x)
 
 
-@pytest.mark.parametrize("shade", [None, grid(21)[:, 0]])
-def test_streamlines_leave_no_margin(ax, shade):
-    plot_field(ax, grid(21), shade=shade)
-    plot_streamlines(ax, grid(21), grid(21) - 1, density=0.3)
+def test_arrows_inside_a_map_have_ellipses_and_these_leave_no_margin(ax):
+    x = grid(9)
+    plot_field(ax, x, 1 + x, shade=x[:, 0])
+    ellipses = plot_uncertainty(ax, x, 1 + x, np.tile(np.eye(2), (len(x), 1, 1)))
+    assert len(ellipses.get_paths()) == len(ax.collections[1].U) < len(x)
     assert (ax.get_xlim(), ax.get_ylim()) == ((0, 2), (0, 2))

@@ -42,6 +42,7 @@ def test_an_overview_has_what_exists(name):
     figure = overview(field, x, y, points=6)
     titled = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
     assert list(titled) == TITLES[name]
+    assert all(len(ax.lines[-1].get_xdata()) == len(x) for ax in titled.values())
     limits = {(ax.get_xlim(), ax.get_ylim()) for ax in titled.values()}
     assert len(limits) == 1
     sides = [np.linspace(*field.box[column], 6) for column in (0, 1)]
