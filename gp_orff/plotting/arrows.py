@@ -38,7 +38,12 @@ def draw_arrows(
 
 
 def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
-    """An arrow of a round length up to `longest`, with its length, above the upper right corner."""
+    """An arrow of a round length up to `longest`, with its length, above the upper right corner.
+
+    None where no arrow is inside the frame.
+    """
+    if not len(drawn.U):
+        return
     length = round_length(longest)
     drawn.axes.quiverkey(
         drawn,
@@ -81,21 +86,27 @@ def thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
     Every so many rows and columns of a regular grid, not at its edges; of other points, the most
     central in each cell of a lattice.
     """
-    extent = np.maximum(np.ptp(x, axis=0), TINY)
+    if arrows < 1:
+        raise ValueError(
+            f"expected one arrow or more along the longer side, got arrows={arrows}; to draw none, "
+            "give no vectors"
+        )
+    extent = np.ptp(x, axis=0).astype(np.float64)
+    longer = extent.max() or 1.0
     counts, index, regular = places_on_grid(x)
     if regular and 2 * len(x) >= counts.prod():
         spacing = extent / (counts - 1)
-        stride = np.maximum(np.rint(extent.max() / arrows / spacing), 1).astype(np.int64)
+        stride = np.maximum(np.rint(longer / arrows / spacing), 1).astype(np.int64)
         start = np.where(stride > 1, ((counts - 1) % stride + stride) // 2, 0)
         steps = index - start
         within = (steps >= 0) & (index < counts - start) & (steps % stride == 0)
         return np.flatnonzero(within.all(-1)), min(stride * spacing)
-    counts = np.maximum(np.rint(arrows * extent / extent.max()), 1)
-    scaled = (x - x.min(0)) * (counts / extent)
+    counts = np.maximum(np.rint(arrows * extent / longer), 1)
+    scaled = (x - x.min(0)) * (counts / np.where(extent > 0, extent, 1))
     lattice = np.minimum(np.floor(scaled), counts - 1).astype(np.int64)
     central = np.argsort(np.abs(scaled - lattice - 0.5).max(-1), kind="stable")
     cells = np.unique(lattice[central], axis=0, return_index=True)[1]
-    return central[cells], extent.max() / arrows
+    return central[cells], longer / arrows
 
 
 def ends(x: np.ndarray, vectors: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:

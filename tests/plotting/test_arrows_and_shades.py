@@ -114,6 +114,11 @@ def outward(x):
     return np.random.default_rng(1).uniform(0.5, 1, (len(x), 1)) * (x - x.mean(0))
 
 
+def test_a_single_vector_is_drawn(ax):
+    plot_field(ax, [[3.0, 4.0]], [[0.0, 2.0]], reference="m/s", arrows=1)
+    np.testing.assert_allclose(ends_of(ax.collections[0]), [[3, 3.4], [3, 4.6]])
+
+
 SCATTERED = np.random.default_rng(0).uniform(0, 2, size=(300, 2))
 
 
@@ -190,6 +195,7 @@ def test_colour_bars_show_what_they_cut_off(ax, limits, extend):
     [
         ({"x": np.zeros((0, 2))}, "one or more, got 0"),
         ({"x": np.array([[0.0, np.nan], [1, 1]])}, "finite positions, .* 1 values that are not"),
+        ({"vectors": grid(3), "arrows": 0}, "one arrow or more .* got arrows=0; to draw none"),
         ({"vectors": np.full((9, 2), np.nan)}, "numbers in vectors, got none"),
         ({"x": grid(3)[:, [0, 0]], "shade": np.ones(9)}, "not on one line, got 9 .* without shade"),
         ({"x": np.eye(2), "shade": np.ones(2)}, "three positions or more to shade"),
@@ -199,3 +205,10 @@ def test_what_cannot_be_drawn_is_refused(ax, arguments, message):
     with pytest.raises(ValueError, match=message):
         plot_field(ax, **{"x": grid(3), **arguments})
     assert not ax.collections
+
+
+def test_nothing_is_drawn_where_no_point_is_inside_the_limits(ax):
+    ax.set(xlim=(5, 6), ylim=(5, 6))
+    plot_field(ax, grid(5), grid(5), reference="m/s")
+    ax.figure.canvas.draw()
+    assert not ax.findobj(matplotlib.quiver.QuiverKey)
