@@ -103,7 +103,7 @@ def test_pictures_are_those_that_were_looked_at(draw):
 
 
 def test_a_saved_pdf_has_text_and_an_image_of_the_map():
-    (figure, ax), x, file = plt.subplots(), grid(61), io.BytesIO()
+    (figure, ax), x, file = plt.subplots(), grid(41), io.BytesIO()
     plot_field(ax, x, flow(x), shade=x[:, 0], label="speed (m/s)", reference="m/s")
     figure.savefig(file, format="pdf")
     plt.close(figure)
