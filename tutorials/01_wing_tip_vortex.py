@@ -204,7 +204,8 @@ with open(arguments.output / "wing_tip_vortex_few.csv", "w", newline="") as file
 # ## The map
 #
 # Mean and standard deviation of the flow, without noise, and its vorticity, at the positions of the
-# vectors: as a CSV file and as a figure.
+# vectors: as a CSV file and as a figure. Crosses are vectors of a weight below 0.3 under the noise;
+# circles are the core; panels a and b have one scale of colours.
 
 # %%
 field, doubted = model.posterior(), model.leave_one_out(x, y, group=where)
@@ -222,34 +223,33 @@ with open(arguments.output / "wing_tip_vortex_map.csv", "w", newline="") as file
 # %%
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
+from matplotlib.patheffects import withStroke
 
-plt.rcParams["axes.titlesize"] = "medium"
-figure, axes = plt.subplots(2, 2, figsize=(11, 8.2), layout="constrained")
-speed = matplotlib.colors.Normalize(0, displacement[valid].norm(dim=-1).quantile(0.999).item())
-plot_field(
-    axes[0, 0], position, displacement, shade=displacement.norm(dim=-1).clamp_max(speed.vmax),
-    norm=speed, label="displacement (pixel)",
-)  # fmt: skip
+plt.rcParams.update({"axes.titlesize": 10.5, "axes.titlelocation": "left"})
+figure, axes = plt.subplots(2, 2, figsize=(10, 7.4), layout="compressed")
+length, total = displacement.norm(dim=-1), sd.norm(dim=-1)
+speed = matplotlib.colors.Normalize(0, length[valid].quantile(0.999).item())
+shared = {"norm": speed, "label": "displacement (pixel)", "reference": "pixel"}
+plot_field(axes[0, 0], position, displacement, shade=length, **shared)
 low = doubted.weight < 0.3
-axes[0, 0].plot(*x[low].T, "x", color="#D55E00", ms=3.5, label="weight below 0.3")
-axes[0, 0].set_title("the vectors, and those that the model doubts")
-plot_field(
-    axes[0, 1], position, mean, shade=mean.norm(dim=-1), norm=speed, label="displacement (pixel)"
-)
-total = sd.norm(dim=-1)
+axes[0, 0].plot(*x[low].T, "x", color="#FF6A00", ms=4, mew=1.2)
+axes[0, 0].set_title(f"a   {len(position)} vectors; crosses: doubted")
+plot_field(axes[0, 1], position, mean, shade=mean.norm(dim=-1), **shared)
 levels = total.quantile(torch.tensor([0.88, 0.96]).double()).tolist()
-axes[0, 1].tricontour(*position.T, total, levels, colors="white", linestyles=["dashed", "solid"])
-axes[0, 1].set_title(
-    f"posterior mean ({best}); sd {levels[0]:.2g} (dashed) and {levels[1]:.2g} pixel"
-)
+lines = axes[0, 1].tricontour(*position.T, total, levels, colors="white", linewidths=1.2)
+places = [(middle[0], middle[1] + own * radius) for own in (0.65, -1)]
+labels = axes[0, 1].clabel(lines, fmt="%.2g", fontsize=9, manual=places)
+plt.setp(labels, path_effects=[withStroke(linewidth=2, foreground="0.2")])
+axes[0, 1].set_title("b   mean, and contours of its sd")
 plot_map(axes[1, 0], position, curl, curl_sd, label="vorticity (pixel per pixel)")
-axes[1, 0].set_title("vorticity (hatched: sign unknown)")
+axes[1, 0].set_title("c   vorticity (hatched: sign unknown)")
+axes[1, 0].text(middle[0], middle[1] + radius + 15, "core", color="#D55E00", ha="center")
+corners = position.min(0).values, position.max(0).values
 for ax in axes.flat[:3]:
-    ax.add_patch(plt.Circle(middle, radius, fill=False, color="#D55E00", lw=1.2, label="core"))
-    ax.set(
-        xlabel="x (pixel)", ylabel="y (pixel)", xlim=(-40, 1320), ylim=(-40, 1064), aspect="equal"
-    )
-axes[0, 0].legend(loc="upper right", fontsize=8)
+    if ax is not axes[0, 1]:
+        ax.add_patch(plt.Circle(middle, radius, fill=False, color="#D55E00", lw=1.2))
+    ax.set(xlim=[corner[0] for corner in corners], ylim=[corner[1] for corner in corners])
+    ax.set(xlabel="x (pixel)", ylabel="y (pixel)")
 for index, (name, color, marker) in enumerate(
     [("divergence-free", "#0072B2", "o"), ("independent", "#D55E00", "s")]
 ):
@@ -260,12 +260,13 @@ for index, (name, color, marker) in enumerate(
         numbers * (0.98 + 0.04 * index), mean_error, scatter, color=color, marker=marker,
         capsize=3, label=name,
     )  # fmt: skip
-axes[1, 1].set(xlabel="vectors", ylabel="error at the other vectors (pixel)", xscale="log")
+axes[1, 1].set(xlabel="vectors learned from", ylabel="error at the others (pixel)", xscale="log")
 axes[1, 1].set_xticks(list(curve), list(map(str, curve)))
 axes[1, 1].minorticks_off()
-axes[1, 1].set_title("few vectors: mean error and scatter of the draws")
-axes[1, 1].legend()
-figure.savefig(arguments.output / "wing_tip_vortex.png", dpi=110)
+axes[1, 1].set_title("d   few vectors: mean and scatter over draws")
+axes[1, 1].set_box_aspect(((corners[1] - corners[0])[1] / (corners[1] - corners[0])[0]).item())
+axes[1, 1].legend(frameon=False)
+figure.savefig(arguments.output / "wing_tip_vortex.png", dpi=110, bbox_inches="tight")
 print(f"\n{time.perf_counter() - began:.0f} s. {arguments.output}: wing_tip_vortex.png,", end=" ")
 print("wing_tip_vortex_{scores,few,map}.csv")
 print("Next: your own positions x (N, 2) and vectors y (N, 2): README.md, From arrays to a map.")

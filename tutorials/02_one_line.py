@@ -24,6 +24,7 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from tqdm import tqdm
 
 import gp_orff
+from gp_orff.plotting import plot_colorbar
 
 parser = argparse.ArgumentParser(description="A gpytorch multitask model with one line changed.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -202,7 +203,8 @@ panels = {
     "mean − truth": mean_all[:, 2] - truth[:, 2],
     "posterior standard deviation": sd_all[:, 2],
 }
-figure, axes = plt.subplots(1, 4, figsize=(16, 3.8), sharey=True, layout="constrained")
+plt.rcParams["axes.titlesize"] = "medium"
+figure, axes = plt.subplots(1, 4, figsize=(14, 3), sharey=True, layout="compressed")
 field_norm = matplotlib.colors.Normalize(truth[:, 2].min(), truth[:, 2].max())
 largest = torch.stack([panels["mean − truth"].abs().max(), sd_all[:, 2].max()]).max()
 styles = [
@@ -213,11 +215,11 @@ styles = [
 ]
 for ax, (title, values), style in zip(axes, panels.items(), styles, strict=True):
     image = ax.pcolormesh(axis, axis, values.reshape(41, 41).mT, rasterized=True, **style)
-    figure.colorbar(image, ax=ax, shrink=0.85, label="vertical field (a.u.)")
+    plot_colorbar(ax, image, "vertical field (a.u.)")
     ax.set(title=title, xlabel="x (m)", aspect="equal")
 axes[0].set_ylabel("y (m)")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "one_line.png", dpi=150)
+figure.savefig(arguments.output / "one_line.png", dpi=100, bbox_inches="tight")
 print(f"figure: {arguments.output}/one_line.png")
 
 # %% [markdown]

@@ -185,23 +185,23 @@ rows = {
         field.variance(grid, spread),
     ),
 }
-figure, axes = plt.subplots(2, 3, figsize=(13.5, 8), sharex=True, sharey=True, layout="constrained")
+plt.rcParams["axes.titlesize"] = "medium"
+figure, axes = plt.subplots(2, 3, figsize=(10.5, 6.2), layout="compressed")
 for (name, (truth, estimate, variance)), row in zip(rows.items(), axes, strict=True):
     shared = matplotlib.colors.Normalize(0, 100 * truth.norm(dim=-1).max().item())
-    panels = {"truth": truth, "posterior mean": estimate}
+    panels = {"truth": truth, "mean": estimate}
     for ax, (title, vectors) in zip(row[:2], panels.items(), strict=True):
         speed = {"shade": 100 * vectors.norm(dim=-1), "norm": shared, "label": "speed (cm/s)"}
-        plot_field(ax, grid, vectors, arrows=20, **speed)
-        ax.set_title(f"{name}, {title}")
+        plot_field(ax, grid, 100 * vectors, arrows=15, reference="cm/s", **speed)
+        ax.set_title(f"{name}, {title}", loc="left")
     total_sd = 100 * variance.sum(-1).sqrt()
     bulk = matplotlib.colors.Normalize(0, total_sd.quantile(0.99).item())
     label = "standard deviation (cm/s)"
     plot_field(row[2], grid, shade=total_sd, norm=bulk, cmap="cividis", label=label)
-    row[2].set_title(f"{name}, posterior sd")
-    row[0].set_ylabel("north (km)")
-for ax in axes[1]:
-    ax.set_xlabel("east (km)")
-figure.savefig(arguments.output / "a_million_drifters.png", dpi=150)
+    row[2].set_title(f"{name}, sd", loc="left")
+plt.setp(axes[1], xlabel="east (km)")
+plt.setp(axes[:, 0], ylabel="north (km)")
+figure.savefig(arguments.output / "a_million_drifters.png", dpi=88, bbox_inches="tight")
 print(f"\nfigure: {arguments.output}/a_million_drifters.png")
 
 # %% [markdown]

@@ -26,7 +26,7 @@ import torch
 from torch.distributions import Normal, StudentT
 
 import gp_orff
-from gp_orff.plotting import plot_field
+from gp_orff.plotting import plot_colorbar, plot_field
 
 parser = argparse.ArgumentParser(description="A map from vectors with gaps and outliers.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -187,11 +187,12 @@ assert precision[1] > 0.95
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
-figure, ((given, curves), maps) = plt.subplots(2, 2, figsize=(10.5, 8.2), layout="constrained")
+plt.rcParams["axes.titlesize"] = "medium"
+figure, ((given, curves), maps) = plt.subplots(2, 2, figsize=(10, 8), layout="compressed")
 shared = {"norm": matplotlib.colors.Normalize(0, 10), "cmap": "viridis"}
 label, speed = "displacement (pixel)", dirty.norm(dim=-1).reshape(63, 79)
 raster = given.pcolormesh(position[:79, 0], position[::79, 1], speed, rasterized=True, **shared)
-figure.colorbar(raster, ax=given, label=label, shrink=0.85, extend="max")
+plot_colorbar(given, raster, label)
 bad, seen = found["Student-t"], observed.any(-1)
 marks = {
     "spoiled, found": (spoiled & bad, "o", "none", "#D00000"),
@@ -199,18 +200,21 @@ marks = {
     "found, not spoiled": (bad & ~spoiled, "s", "none", "black"),
 }
 for name, (rows, marker, face, edge) in marks.items():
-    given.scatter(*position[rows].T, s=26, marker=marker, fc=face, ec=edge, label=name)
+    given.scatter(
+        *position[rows].T, s=26, marker=marker, fc=face, ec=edge, label=name, clip_on=False
+    )
 below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 3, "frameon": False}
 given.legend(**below, fontsize="small", columnspacing=0.8, handletextpad=0.1)
 given.set(title="the vectors as given (grey: incomplete)", facecolor="0.8")
 
 for ax, noise in zip(maps, laws, strict=True):
     mean = fits[noise, "outliers"][0].posterior().mean(position)
-    plot_field(ax, position, mean, shade=mean.norm(dim=-1), label=label, **shared)
+    arrows = {"arrows": 20, "reference": "pixel"}
+    plot_field(ax, position, mean, shade=mean.norm(dim=-1), label=label, **arrows, **shared)
     ax.add_patch(plt.Circle((760, 330), 80, fill=False, color="white", lw=2))
-    ax.set_title(f"mean, {noise} noise (circle: the gap)")
+    ax.set_title(f"mean, {noise} noise (circle: the gap)", loc="left")
 for ax in (given, *maps):
-    ax.set(xlabel="x (pixel)", ylabel="y (pixel)", xlim=(0, 1280), ylim=(0, 1024), aspect="equal")
+    ax.set(xlabel="x (pixel)", ylabel="y (pixel)", aspect="equal")
 
 for (noise, name), (model, _) in fits.items():
     miss = (model.posterior().mean(position) - displacement)[judged].norm(dim=-1)
@@ -220,5 +224,5 @@ curves.set(xscale="log", xlim=(0.02, 2), title="errors at held-out vectors outsi
 curves.set(xlabel="|vector − mean| (pixel)", ylabel="share of vectors below", box_aspect=0.8)
 curves.legend(loc="upper left", fontsize="small")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "gaps_and_outliers.png", dpi=100)
+figure.savefig(arguments.output / "gaps_and_outliers.png", dpi=100, bbox_inches="tight")
 print(f"\nfigure: {arguments.output}/gaps_and_outliers.png")

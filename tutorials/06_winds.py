@@ -204,13 +204,14 @@ psi = field.stream_function(xs).mean + constant[0] * xs[:, 1] - constant[1] * xs
 blown, parted = (turn(field.mean(xs, part), m, -tilt) for part in (None, spread))
 
 plt.rcParams["axes.titlesize"] = "medium"
-figure, axes = plt.subplots(2, 3, figsize=(13, 4.6), sharex=True, sharey=True, layout="constrained")
-plot_field(axes[0, 0], raster, blown, shade=blown.norm(dim=-1), label="speed (m/s)", arrows=18)
+figure, axes = plt.subplots(2, 3, figsize=(13, 4.6), sharex=True, sharey=True, layout="compressed")
+arrows = {"arrows": 20, "reference": "m/s"}
+plot_field(axes[0, 0], raster, blown, shade=blown.norm(dim=-1), label="speed (m/s)", **arrows)
 axes[0, 0].plot(*degrees[station].T, "o", ms=2.5, color="#D55E00")
-axes[0, 0].set_title("wind (dots: stations)")
-label, fastest = "stream function (10⁶ m²/s)", parted.norm(dim=-1).max()
-plot_field(axes[1, 0], raster, parted, shade=psi, label=label, cmap="cividis", arrows=18)
-axes[1, 0].set_title(f"divergent part (arrows, up to {fastest:.1f} m/s)")
+axes[0, 0].set_title("wind (dots: stations)", loc="left")
+label = "stream function (10⁶ m²/s)"
+plot_field(axes[1, 0], raster, parted, shade=psi, label=label, cmap="cividis", **arrows)
+axes[1, 0].set_title("divergent part (arrows)", loc="left")
 for (name, symbol), (left, right) in zip(symbols.items(), axes[:, 1:], strict=True):
     mean, sd = (part[:, 0] for part in posterior(field, xs, m**2, symbol))
     limit = reference[name].abs().quantile(0.99).item()
@@ -219,10 +220,10 @@ for (name, symbol), (left, right) in zip(symbols.items(), axes[:, 1:], strict=Tr
     plot_field(right, raster, shade=mean, label="10⁻⁶/s", **signed)
     unknown = (mean.abs() < 1.96 * sd).reshape(len(east), -1).T.double()
     right.contourf(east, north, unknown, [0.5, 1.5], colors="none", hatches=["/////"])
-    left.set_title(f"{name} from the winds of the globe")
-    right.set_title(f"{name}, stations (hatched: sign unknown)")
-axes[1, 1].set_xlabel("longitude (degrees east)")
-figure.supylabel("latitude (degrees north)", fontsize="medium")
+    left.set_title(f"{name} from the winds of the globe", loc="left")
+    right.set_title(f"{name}, stations (hatched: sign unknown)", loc="left")
+plt.setp(axes[1], xlabel="longitude (°E)")
+plt.setp(axes[:, 0], ylabel="latitude (°N)")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "winds.png", dpi=110)
+figure.savefig(arguments.output / "winds.png", dpi=100, bbox_inches="tight")
 print(f"\nfigure: {arguments.output}/winds.png")

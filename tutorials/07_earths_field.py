@@ -213,20 +213,23 @@ from matplotlib import pyplot as plt
 
 mean, sd, plane = field.mean(at), field.variance(at).sum(-1).sqrt(), at[:, :2]
 miss, g_miss = (mean - true_b).norm(dim=-1), (g_map - g_level) / 1e3
-scale, arrows = matplotlib.colors.Normalize, {"vectors": mean[:, :2], "arrows": 14}
+horizontal = {"vectors": mean[:, :2] / 1e3, "arrows": 12, "reference": "µT"}
+scale = matplotlib.colors.Normalize
 bars, signed = {"norm": scale(0, 8), "cmap": "cividis"}, {"cmap": "PuOr"}
 maps = [
-    ("mean at 100 km, horizontal arrows", mean.norm(dim=-1) / 1e3, "|B| (µT)", arrows),
+    ("mean at 100 km", mean.norm(dim=-1) / 1e3, "|B| (µT); arrows: horizontal", horizontal),
     ("its standard deviation", sd, "standard deviation (nT)", bars),
     ("its error, on the same scale", miss, "|error| (nT)", bars),
     ("potential at 100 km", g_map / 1e6, "potential (T m)", {"norm": scale(-40, 40), **signed}),
     ("its error", g_miss, "error (mT m)", {"norm": scale(-4, 4), **signed}),
 ]
-figure, axes = plt.subplots(2, 3, figsize=(13.5, 8), layout="constrained")
+plt.rcParams["axes.titlesize"] = "medium"
+figure, axes = plt.subplots(2, 3, figsize=(13, 7.6), layout="compressed")
 for ax, (title, shade, label, how) in zip(axes.flat, maps, strict=False):
-    plot_field(ax, plane, shade=shade, label=label, **how)
     ax.axis([-1220, 1220, -1220, 1220])
-    ax.set(title=title, xlabel="east (km)", ylabel="north (km)")
+    plot_field(ax, plane, shade=shade, label=label, **how)
+    ax.set(xlabel="east (km)", ylabel="north (km)")
+    ax.set_title(title, loc="left")
 for (name, own), style in zip(surveys.items(), ("w^", "yo", "ms"), strict=True):
     axes[0, 1].plot(*position(own)[:, :2].T, style, ms=4, mec="k", mew=0.5, label=name)
 axes[0, 1].legend(loc="lower right", fontsize="small")
@@ -242,5 +245,5 @@ ax.set(title="curl-free kernel: divergence at 25° S", xlabel="divergence, 95 % 
 ax.set(ylabel="height (km)", ylim=(0, 500), box_aspect=1)
 ax.legend(loc="right", fontsize="small")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "earths_field.png", dpi=100)
+figure.savefig(arguments.output / "earths_field.png", dpi=100, bbox_inches="tight")
 print(f"\nfigure: {arguments.output}/earths_field.png")

@@ -28,7 +28,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch.nn.functional import grid_sample
 
 import gp_orff
-from gp_orff.plotting import plot_field
+from gp_orff.plotting import plot_field, plot_streamlines
 
 parser = argparse.ArgumentParser(description="Clouds of arrival points in a lake.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -198,38 +198,45 @@ assert both[4] > 0.7
 #
 # ## The figure
 #
-# One of the clouds is divided between two eddies. The mean current ends in the wrong one.
+# One of the clouds is divided between two eddies. The mean current ends in the wrong one. Another
+# starts beside the shore, and spreads over land unless the model knows of it.
 
 # %%
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
-figure, (maps, drifts) = plt.subplots(2, 2, figsize=(10.5, 9.2), layout="constrained")
+plt.rcParams["axes.titlesize"] = "medium"
+figure, (maps, drifts) = plt.subplots(2, 2, figsize=(10, 9.2), layout="compressed")
 (lake, x, y, fields), line = cases[0], torch.linspace(0, side, 61, dtype=torch.float64)
 grid, field = torch.cartesian_prod(line, line), fields["with the shore"]
 truth, sd = current(lake, grid), field.variance(grid).sum(-1).sqrt()
 plot_field(maps[0], grid, shade=truth.norm(dim=-1), label="speed (cm/s)")
-components = truth.unflatten(0, (61, 61)).permute(2, 1, 0).numpy()
-maps[0].streamplot(line.numpy(), line.numpy(), *components, color="white", linewidth=0.7)
-maps[0].quiver(*x.T, *y.T, angles="xy", scale=200, width=0.006, color="#FF7F0E")
-maps[0].set_title("true current, and the readings")
-plot_field(maps[1], grid, field.mean(grid), shade=sd, cmap="cividis", label="sd (cm/s)")
-maps[1].set_title("posterior mean and sd, with the shore")
+plot_streamlines(maps[0], grid, truth)
+readings = maps[0].quiver(*x.T, *y.T, angles="xy", scale=200, width=0.006, color="#FF7F0E")
+maps[0].quiverkey(
+    readings, 0.95, 1.03, 20, "20 cm/s", labelpos="W", fontproperties={"size": "small"}
+)
+maps[0].set_title("true current; arrows: readings", loc="left")
+arrows = {"vectors": field.mean(grid), "arrows": 20, "reference": "cm/s"}
+plot_field(maps[1], grid, **arrows, shade=sd, cmap="cividis", label="sd (cm/s)")
+maps[1].set_title("posterior mean and sd, with the shore", loc="left")
 for ax, name in zip(drifts, trails, strict=True):
     truth, cloud, single = trails[name][0]
     for k, c in enumerate(("#D55E00", "#0072B2", "#009E73")):
-        ax.scatter(*cloud[-1, :, k].T, s=9, fc=c, alpha=0.5, lw=0, label="arrival by path")
+        ax.scatter(*cloud[-1, :, k].T, s=6, fc=c, alpha=0.5, lw=0, label="arrival by path")
         ax.plot(*truth[:, k].T, color=c, label="true track")
-        ax.scatter(*truth[0, k], s=50, fc="white", ec=c, lw=2, zorder=3, label="start")
-        ax.scatter(*single[-1, k], s=80, marker="X", fc=c, ec="w", zorder=3, label="by the mean")
-        ax.scatter(*truth[-1, k], s=160, marker="*", fc=c, ec="k", zorder=3, label="true arrival")
+        ax.scatter(*truth[0, k], s=30, fc="white", ec=c, lw=2, zorder=3, label="start")
+        ax.scatter(*single[-1, k], s=50, marker="X", fc=c, ec="w", zorder=3, label="by the mean")
+        ax.scatter(*truth[-1, k], s=110, marker="*", fc=c, ec="k", zorder=3, label="true arrival")
     ax.add_patch(plt.Rectangle((0, 0), side, side, fill=False, lw=2))
-    ax.set_title(f"arrivals after {hours} h, {name}")
+    ax.set_title(f"arrivals after {hours} h, {name}", loc="left")
 legend = (own[:5] for own in ax.get_legend_handles_labels())
 figure.legend(*legend, loc="outside lower center", ncols=5)
 plt.setp(maps, xlim=(0, side), ylim=(0, side), xlabel="east (km)", ylabel="north (km)")
-plt.setp(drifts, xlim=(-1, 11), ylim=(-1, 11), xlabel="east (km)", ylabel="north (km)")
+reached = torch.cat([trails[name][0][1][-1, :, :3].reshape(-1, 2) for name in trails])
+(left, below), most = reached.min(0).values.clamp_max(0) - 1, max(side, reached.max()) + 1
+plt.setp(drifts, xlim=(left, most), ylim=(below, most), xlabel="east (km)", ylabel="north (km)")
 plt.setp(drifts, aspect="equal")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "where_will_it_drift.png", dpi=100)
+figure.savefig(arguments.output / "where_will_it_drift.png", dpi=100, bbox_inches="tight")
 print(f"\nfigure: {arguments.output}/where_will_it_drift.png")

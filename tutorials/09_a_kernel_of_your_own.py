@@ -31,7 +31,7 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gp_orff
-from gp_orff.plotting import plot_field
+from gp_orff.plotting import plot_colorbar, plot_field
 
 parser = argparse.ArgumentParser(description="A kernel of your own, and its features.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -409,9 +409,10 @@ ticks = np.linspace(0, side, 31)
 for ax, (title, (vectors, shade, label)) in zip(axes[1], panels.items(), strict=True):
     levels = np.arange(0, 9) if vectors is None else np.arange(0, 25, 3)
     shaded = ax.contourf(ticks, ticks, shade.reshape(31, 31).T, levels, extend="max")
-    figure.colorbar(shaded, ax=ax, label=label, shrink=0.85)
-    plot_field(ax, raster, vectors, arrows=16)
-    ax.set(title=title, xlabel="east (km)", ylabel="north (km)", xlim=(0, side), ylim=(0, side))
+    plot_colorbar(ax, shaded, label)
+    plot_field(ax, raster, vectors, arrows=16, reference="cm/s")
+    ax.set(xlabel="east (km)", ylabel="north (km)", xlim=(0, side), ylim=(0, side))
+    ax.set_title(title, loc="left")
 axes[1, 2].plot(*cases[-1][0].T, "o", ms=2, color=orange)
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "a_kernel_of_your_own.png", dpi=100)

@@ -31,7 +31,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, KFold
 
 import gp_orff
-from gp_orff.plotting import plot_field
+from gp_orff.plotting import plot_colorbar, plot_field
 from gp_orff.regression import (
     ORFFRidge,
     ORFFRidgeClassifier,
@@ -401,11 +401,13 @@ for ax, title, mean in zip(axes[0], titles, means, strict=False):
     miss = np.linalg.norm(mean - truth, axis=1)
     dots = ax.scatter(*xs.T, c=miss, s=9, vmin=0, vmax=1, cmap="viridis_r")
     ax.quiver(*x[:20].T, *y[:20].T, color=orange, width=0.008, scale=14, zorder=3)
-    ax.plot(*x[:20].T, "o", ms=4, color=orange, zorder=3)
+    (outcrops,) = ax.plot(*x[:20].T, "o", ms=4, color=orange, zorder=3)
     label = f"{title}\nRMSE {rmse(mean, truth):.2f}"
     ax.set(title=label, xlabel="distance (m)", aspect="equal", xlim=(-15, 175), ylim=(-115, 115))
 axes[0, 0].set_ylabel("height (m)")
-figure.colorbar(dots, ax=axes[0, 1], label="error of the gradient", extend="max", shrink=0.85)
+known = {"loc": "upper right", "frameon": False, "handletextpad": 0, "fontsize": "small"}
+axes[0, 0].legend([outcrops], ["outcrop, observed gradient"], bbox_to_anchor=(1, -0.12), **known)
+plot_colorbar(axes[0, 1], dots, "error of the gradient", extend="max")
 
 curves = {"fold": (weights, blue), "road": (weights, orange), "instruments": (agreement, green)}
 for name, (abscissa, colour) in curves.items():
@@ -427,7 +429,7 @@ axes[1, 0].legend(frameon=False, loc=(0.02, 0.12))
 results = chosen["grid search"][0].cv_results_["mean_test_score"]  # alphas, and kernels in them
 compared = -results.reshape(len(alphas), len(lengthscales))
 shaded = axes[1, 1].pcolormesh(lengthscales, alphas, compared, cmap="viridis", shading="gouraud")
-figure.colorbar(shaded, ax=axes[1, 1], label="RMSE of 5 folds")
+plot_colorbar(axes[1, 1], shaded, "RMSE of 5 folds")
 for (name, (_, lengthscale, alpha, _)), marker in zip(chosen.items(), "soD", strict=True):
     axes[1, 1].plot(lengthscale, alpha, marker, ms=9, color="w", mec="k", label=name)
 axes[1, 1].plot(0.3, 0.03, "*", ms=15, color=orange, mec="k", label="truth")
@@ -441,10 +443,10 @@ raster = torch.cartesian_prod(*2 * [torch.linspace(-1, 1, 41, dtype=torch.float6
 ticks = np.linspace(-1, 1, 41)
 sd = field.variance(raster).sum(-1).sqrt().reshape(41, 41).T
 shaded = axes[1, 2].contourf(ticks, ticks, sd, 10)
-figure.colorbar(shaded, ax=axes[1, 2], label="sd of the vector")
-plot_field(axes[1, 2], raster, field.mean(raster), arrows=16)
+plot_colorbar(axes[1, 2], shaded, "sd of the vector")
+plot_field(axes[1, 2], raster, field.mean(raster), arrows=16, reference="")
 axes[1, 2].plot(*noisy_field(sizes[-1], seed)[0].T, "o", ms=4, color=orange)
-axes[1, 2].set(title="Posterior mean, evidence (dots: data)", aspect="equal")
+axes[1, 2].set_title("Posterior mean, evidence (dots: data)", loc="left")
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "few_labels.png", dpi=100)
 print(f"\nfigure: {arguments.output}/few_labels.png")

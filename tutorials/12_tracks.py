@@ -28,7 +28,7 @@ import matplotlib
 import torch
 
 import gp_orff
-from gp_orff.plotting import plot_calibration, plot_field
+from gp_orff.plotting import plot_calibration, plot_colorbar, plot_field
 
 parser = argparse.ArgumentParser(description="A map of currents from readings along tracks.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -164,20 +164,24 @@ for count in (0, readings // 4, readings):
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
-figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.4), layout="constrained")
+plt.rcParams["axes.titlesize"] = "medium"
+figure, axes = plt.subplots(1, 3, figsize=(12.5, 4.2), layout="compressed")
 shared = {"norm": matplotlib.colors.Normalize(0, 0.3), "cmap": "cividis", "colorbar": False}
-titles, colors = ("independent errors", "tracks (white)"), ("#D55E00", "#0072B2")
+titles, colors = ("independent errors", "tracks"), ("#D55E00", "#0072B2")
 for ax, title, color, (name, (mean, sd)) in zip(axes, titles, colors, maps.items(), strict=False):
-    shaded = plot_field(ax, grid, mean, shade=(mean - truth).norm(dim=-1), **shared)
-    ax.set(title=f"{title}: mean, and its error", xlabel="x (km)", ylabel="y (km)")
+    miss = (mean - truth).norm(dim=-1)
+    shaded = plot_field(ax, grid, mean, shade=miss, arrows=18, reference="m/s", **shared)
+    for course, *_ in cruises[:ships]:
+        (track,) = ax.plot(*course.T, color="#F5A3C7", lw=0.9)
+    ax.set_title(f"mean, {title}", loc="left")
+    ax.set(xlabel="x (km)", ylabel="y (km)", xlim=grid[[0, -1], 0], ylim=grid[[0, -1], 1])
     pit = torch.special.ndtr((truth - mean) / sd).flatten()
     plot_calibration(axes[2], pit, independent=60, label=name, color=color)
-for course, *_ in cruises[:ships]:
-    axes[1].plot(*course.T, color="white", lw=0.6, alpha=0.7)
-label = "error of the map (m/s)"
-figure.colorbar(shaded, ax=list(axes[:2]), label=label, extend="max", shrink=0.85)
+plot_colorbar(axes[1], shaded, "error of the mean (m/s)", extend="max")
+below = {"loc": "upper right", "bbox_to_anchor": (1.02, -0.1), "frameon": False}
+axes[0].legend([track], [f"the {ships} ships"], **below)
 axes[2].legend(loc="lower right", frameon=False)
 axes[2].set(title="does the map hold the truth?", ylabel="share of the truth inside")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "tracks.png", dpi=110)
+figure.savefig(arguments.output / "tracks.png", dpi=110, bbox_inches="tight")
 print(f"\nfigure: {arguments.output}/tracks.png")

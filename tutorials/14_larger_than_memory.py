@@ -172,9 +172,7 @@ def draw(there, path):
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(
-        1, 3, figsize=(14, 4), sharex=True, sharey=True, layout="constrained"
-    )
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), sharey=True, layout="compressed")
     x, y = np.meshgrid(there.x, there.y, indexing="ij")
     points = np.stack([x.ravel(), y.ravel()], axis=-1)
     vectors = np.stack([there.u.values.ravel(), there.v.values.ravel()], axis=-1)
@@ -192,13 +190,13 @@ def draw(there, path):
         },
     }
     for ax, (title, shaded) in zip(axes, panels.items(), strict=True):
-        arrows = {"arrows": 15} if title == "posterior mean" else {}
-        plot_field(ax, points, vectors if arrows else None, **arrows, **shaded)
+        shown = vectors if title == "posterior mean" else None
+        plot_field(ax, points, shown, arrows=15, reference="m/s", **shaded)
         ax.add_patch(plt.Circle((60.0, 70.0), 30.0, fill=False, linestyle="--"))
-        ax.set_title(title)
+        ax.set_title(f"{title} (circle: the island)" if shown is None else title, loc="left")
         ax.set_xlabel("east (km)")
     axes[0].set_ylabel("north (km)")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=90, bbox_inches="tight")
     print(f"figure: {path}")
 
 

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gp_orff.plotting.arrays import ROUNDING, array, check
-from gp_orff.plotting.arrows import arrows_of, draw_arrows, draw_reference
+from gp_orff.plotting.arrays import ROUNDING, array, check, places_on_grid
+from gp_orff.plotting.arrows import (
+    arrows_of,
+    draw_arrows,
+    draw_reference,
+    ends,
+    frame,
+    inside,
+    long_vector,
+)
+from gp_orff.plotting.colours import plot_colorbar, shade_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,25 +41,30 @@ def plot_field(
 ) -> Collection | None:
     """Draw arrows of a planar field over a shaded quantity, on the caller's axes.
 
+    A shaded map fills its axes. Arrows that would cross the edge of a map, or limits that the
+    caller has set, are left out; where there is neither, the axes grow to hold all arrows.
+
     Args:
         ax: matplotlib axes; their limits, labels and titles are left to the caller.
         x: positions (n, 2), scattered or on a grid, in the units of the axes.
         vectors: the field (n, 2); the longest arrows are about as long as the distance between
-            arrows. None draws no arrows.
-        shade: a quantity (n,) to shade, such as a speed or a standard deviation.
+            arrows, and points with NaN get none. None draws no arrows.
+        shade: a quantity (n,) to shade, such as a speed or a standard deviation; points with NaN
+            are left blank.
         label: the name of `shade`, with its unit, for the colour bar.
         norm: a matplotlib normalisation of `shade`; panels of one unit can share one.
         arrows: about how many arrows along the longer side; points between them get none.
         reference: the unit of the vectors, for an arrow of a round length above the upper right
             corner; None draws none.
         cmap: a matplotlib colour map; the default is safe for colour-blind readers.
-        colorbar: whether to add a colour bar for `shade`.
+        colorbar: whether to add a colour bar for `shade`, as high as the axes.
 
     Returns:
-        The shaded collection, from which to make other colour bars; None without `shade`.
+        The shaded collection, to make a colour bar with `plot_colorbar`; None without `shade`.
 
     Raises:
-        ValueError: arrays whose lengths differ, or points that are not planar.
+        ValueError: arrays whose lengths differ, points that are not planar, or that are all on one
+            line if they are to be shaded.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -66,13 +80,13 @@ def plot_field(
     check("plot_field", x, vectors=(vectors, (2,)), shade=(shade, ()))
     shaded = None
     if shade is not None:
-        shaded = ax.tripcolor(*x.T, shade, shading="gouraud", cmap=cmap, norm=norm, rasterized=True)
+        shaded = shade_map("plot_field", ax, x, shade, norm, cmap)
         if colorbar:
-            ax.figure.colorbar(shaded, ax=ax, label=label, shrink=0.85)
+            plot_colorbar(ax, shaded, label)
     if vectors is not None:
         drawn = draw_arrows(ax, x, vectors, *arrows_of(x, vectors, arrows))
         if reference is not None:
-            draw_reference(drawn, vectors, reference)
+            draw_reference(drawn, long_vector(vectors), reference)
     ax.set_aspect("equal")
     return shaded
 
@@ -127,15 +141,16 @@ def plot_uncertainty(
         )
     check("plot_uncertainty", x, vectors=(vectors, (2,)), covariances=(covariances, (2, 2)))
     rows, scale = arrows_of(x, vectors, arrows)
+    rows = inside(ax, x, vectors, rows, scale)
     radii, directions = _principal_axes(covariances[rows])
     angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     circle = np.stack([np.cos(angle), np.sin(angle)])
-    tips = x[rows] + 0.5 * vectors[rows] / scale  # the middle of an arrow is at its position
+    _, tips = ends(x[rows], vectors[rows], scale)
     outlines = tips[:, None] + np.swapaxes(directions * radii[:, None] @ circle, 1, 2) / scale
     ellipses = PolyCollection(
         outlines, facecolors="none", edgecolors=color, linewidths=0.7, zorder=3
     )
-    ax.add_collection(ellipses)
+    ax.add_collection(ellipses, autolim=not np.isfinite(frame(ax)).all())
     ax.autoscale_view()
     ax.set_aspect("equal")
     return ellipses
@@ -180,9 +195,13 @@ def plot_streamlines(
     x, vectors = array(x), array(vectors)
     check("plot_streamlines", x, vectors=(vectors, (2,)))
     *coordinates, components = _to_grid(x, vectors)
+    drawn_before = ax.dataLim.get_points().copy()
     streamlines = ax.streamplot(
         *coordinates, *components, density=density, color=color, linewidth=linewidth, arrowsize=0.8
     )
+    ax.dataLim.set_points(drawn_before)  # without arrow heads, whose size is not one of the data
+    ax.update_datalim([x.min(0), x.max(0)])
+    ax.autoscale_view()
     streamlines.lines.set_path_effects([withStroke(linewidth=linewidth + 0.8, foreground="black")])
     ax.set_aspect("equal")
     return streamlines
@@ -203,14 +222,8 @@ def _principal_axes(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _to_grid(x: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The coordinates (a,) and (b,) of a regular grid, and the components (2, b, a) on it."""
-    x = x.astype(np.float64)
-    start, extent = x.min(0), np.ptp(x, axis=0)
-    counts = 1 + (np.diff(np.sort(x, axis=0), axis=0) > 1e-6 * extent).sum(0)
-    spacing = extent / np.maximum(counts - 1, 1)
-    position = (x - start) / np.where(spacing > 0, spacing, 1)
-    index = np.rint(position).astype(np.int64)
-    complete = (counts > 1).all() and counts.prod() == len(x) == len(np.unique(index, axis=0))
-    if not complete or np.abs(position - index).max() > ROUNDING:
+    counts, index, regular = places_on_grid(x)
+    if not regular or counts.prod() != len(x):
         raise ValueError(
             f"plot_streamlines expects a regular grid, got {len(x)} points with {counts[0]} first "
             f"and {counts[1]} second coordinates; evaluate the field at torch.cartesian_prod of "
@@ -218,8 +231,6 @@ def _to_grid(x: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray
         )
     components = np.empty((2, counts[1], counts[0]))
     components[:, index[:, 1], index[:, 0]] = vectors.T
-    first, second = (
-        np.linspace(low, low + size, count)
-        for low, size, count in zip(start, extent, counts, strict=True)
-    )
+    ends = x.min(0).astype(np.float64), x.max(0).astype(np.float64)
+    first, second = (np.linspace(*side) for side in zip(*ends, counts, strict=True))
     return first, second, components

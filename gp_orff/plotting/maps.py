@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gp_orff.plotting.arrays import array, check, check_deviations, column
-from gp_orff.plotting.arrows import arrows_of, draw_arrows
-from gp_orff.plotting.colours import norm_about_zero, norm_from_zero
-from gp_orff.plotting.fields import plot_field
+from gp_orff.plotting.arrows import arrows_of, draw_arrows, draw_reference, long_vector
+from gp_orff.plotting.colours import (
+    norm_about_zero,
+    norm_from_zero,
+    plot_colorbar,
+    shade_map,
+    triangulated,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,13 +78,17 @@ def plot_map(
         raise ValueError(f"plot_map expects a level between 0 and 1, got {level}; say 0.95")
     check_deviations("plot_map", sd)
     norm = norm_about_zero(mean) if norm is None else norm
-    shaded = plot_field(ax, x, shade=mean, label=label, norm=norm, cmap=cmap, colorbar=colorbar)
+    shaded = shade_map("plot_map", ax, x, mean, norm, cmap)
+    ax.set_aspect("equal")
+    if colorbar:
+        plot_colorbar(ax, shaded, label)
     if sd is None:
         return shaded, None
     z = NormalDist().inv_cdf(0.5 + 0.5 * level)
     margin = z * sd - np.abs(mean)  # positive where the sign is uncertain
-    top = 1 + z * sd.max()  # above every margin
-    hatched = ax.tricontourf(*x.T, margin, [0, top], colors="none", hatches=["////"])
+    top = 1 + z * np.nanmax(sd)  # above every margin
+    triangles = triangulated("plot_map", x, margin)
+    hatched = ax.tricontourf(triangles, margin, [0, top], colors="none", hatches=["////"])
     hatched.set(edgecolor="0.35", linewidth=0)  # this colours the hatches
     return shaded, hatched
 
@@ -93,22 +102,26 @@ def plot_comparison(
     *,
     label: str,
     arrows: int = 24,
+    reference: str | None = None,
 ) -> tuple[Collection, Collection, Collection, Collection]:
     """Draw truth, posterior mean, residual and standard deviation in four panels.
 
-    Truth and mean share one colour scale, residual and sd another; each scale has a colour bar. For
-    a vector field, the panels show lengths under arrows, and as sd the square root of the summed
-    variances, the root mean square length of the residual. Scalars are shown with their signs.
+    Truth and mean share one colour scale, residual and sd another; each has a colour bar, beside
+    the second of the two. For a vector field, the panels show lengths under arrows, and as sd the
+    square root of the summed variances, the root mean square length of the residual. Scalars are
+    shown with their signs.
 
     Args:
-        axes: four matplotlib axes in any arrangement where the first two are neighbours, and the
-            last two; titles are set, limits and labels are left to the caller.
+        axes: four matplotlib axes, two by two or in a row; titles are set, limits and labels are
+            left to the caller.
         x: positions (n, 2), scattered or on a grid, in the units of the axes.
         truth: the field (n, 2), or a scalar (n,) or (n, 1).
         mean: the posterior mean, in the shape and unit of `truth`.
         sd: the posterior standard deviation of each component, in the same shape and unit.
         label: the name of the quantity, with its unit, for the colour bars.
         arrows: about how many arrows along the longer side; points between them get none.
+        reference: the unit of the vectors, for arrows of round lengths above truth and residual;
+            None draws none.
 
     Returns:
         The four shaded collections. Two that share a scale share their `norm`: setting its `vmax`
@@ -151,15 +164,18 @@ def plot_comparison(
 
     shaded, labels = [], (label, f"residual and sd of {label}")
     for pair, cmap, text in zip((slice(0, 2), slice(2, 4)), cmaps, labels, strict=True):
-        colours = {"norm": make_norm(*shades[pair]), "cmap": cmap, "colorbar": False}
+        norm = make_norm(*shades[pair])
         for ax, shade in zip(axes[pair], shades[pair], strict=True):
-            shaded.append(plot_field(ax, x, shade=shade, **colours))
-        axes[0].figure.colorbar(shaded[-1], ax=list(axes[pair]), label=text, shrink=0.85)
+            shaded.append(shade_map("plot_comparison", ax, x, shade, norm, cmap))
+        plot_colorbar(axes[pair][1], shaded[-1], text)
     if outputs:
-        shared = arrows_of(x, truth, arrows)
-        draw_arrows(axes[0], x, truth, *shared)
+        shared, own = arrows_of(x, truth, arrows), arrows_of(x, mean - truth, arrows)
         draw_arrows(axes[1], x, mean, *shared)
-        draw_arrows(axes[2], x, mean - truth, *arrows_of(x, mean - truth, arrows))
+        for ax, vectors, chosen in ((axes[0], truth, shared), (axes[2], mean - truth, own)):
+            drawn = draw_arrows(ax, x, vectors, *chosen)
+            if reference is not None:
+                draw_reference(drawn, long_vector(vectors), reference)
     for ax, title in zip(axes, panels, strict=True):
-        ax.set_title(title)
+        ax.set_aspect("equal")
+        ax.set_title(title, loc="center" if reference is None else "left")
     return tuple(shaded)

@@ -1,0 +1,115 @@
+"""A first look at a posterior shows what there is."""
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel
+from matplotlib import pyplot as plt
+
+import gp_orff
+from gp_orff.plotting import overview
+from tests.plotting.flows import Flow, grid
+
+
+def posterior(kernel, num_inputs, num_outputs):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(30, num_inputs, generator=generator).double() * torch.tensor(2.0)
+    y = torch.sin(3 * x[:, :1] + torch.arange(num_outputs))
+    return gp_orff.VectorFieldGP(kernel).condition(x, y).posterior(), x, y
+
+
+KERNELS = {
+    "flow": (lambda: gp_orff.HelmholtzKernel(num_dims=2), 2, 2),
+    "without divergence": (lambda: gp_orff.DivergenceFreeKernel(num_dims=2), 2, 2),
+    "no derivatives": (lambda: gp_orff.HelmholtzKernel(MaternKernel(1.5), num_dims=2), 2, 2),
+    "in space": (lambda: gp_orff.CurlFreeKernel(num_dims=3), 3, 3),
+    "one output": (lambda: RBFKernel(ard_num_dims=2), 2, 1),
+}
+TITLES = {
+    "flow": ["data", "mean", "standard deviation", "vorticity", "divergence"],
+    "without divergence": ["data", "mean", "standard deviation", "vorticity"],
+    "no derivatives": ["data", "mean", "standard deviation"],
+    "in space": ["data", "mean", "standard deviation"],
+    "one output": ["mean", "standard deviation"],
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_overview_has_what_exists(name):
+    build, num_inputs, num_outputs = KERNELS[name]
+    field, x, y = posterior(build(), num_inputs, num_outputs)
+    y[3] = torch.nan
+    figure = overview(field, x, y, points=6)
+    titled = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
+    assert list(titled) == TITLES[name]
+    assert all(len(ax.lines[-1].get_xdata()) == len(x) for ax in titled.values())
+    limits = {(ax.get_xlim(), ax.get_ylim()) for ax in titled.values()}
+    assert len(limits) == 1
+    sides = [np.linspace(*field.box[column], 6) for column in (0, 1)]
+    points = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, 2)
+    middle = np.tile([sum(side) / 2 for side in field.box], (36, 1))
+    middle[:, :2] = points
+    sd = field.variance(torch.from_numpy(middle))[:, :2].sum(-1).sqrt()
+    shaded = titled["standard deviation"].collections[0].get_array()
+    np.testing.assert_allclose(shaded, sd, rtol=1e-6)
+    plt.close(figure)
+
+
+def test_derivatives_of_an_overview_share_a_scale():
+    figure = overview(Flow(), points=5)
+    vorticity, divergence = (ax.collections[0].norm for ax in figure.axes[2:4])
+    assert vorticity is divergence
+    plt.close(figure)
+
+
+def test_an_overview_shows_other_inputs_at_a_value():
+    flow = gp_orff.DivergenceFreeKernel(num_dims=2, active_dims=[0, 1])
+    field, x, _ = posterior(flow * RBFKernel(active_dims=[2]), 3, 2)
+    figure = overview(field, x, at={2: 0.5}, columns=(1, 0), points=5)
+    side = [np.linspace(*field.box[column], 5) for column in (1, 0)]
+    second, first = (values.ravel() for values in np.meshgrid(*side))
+    points = torch.from_numpy(np.stack([first, second, 0 * first + 0.5], axis=-1))
+    expected = field.mean(points).norm(dim=-1)
+    np.testing.assert_allclose(figure.axes[0].collections[0].get_array(), expected, rtol=1e-6)
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"columns": (0, 0)}, "two different inputs"),
+        ({"columns": (0, 2)}, "two different inputs"),
+        ({"x": np.ones((4, 3))}, "x of shape"),
+        ({"y": np.ones((4, 2))}, "with positions"),
+    ],
+)
+def test_bad_overviews_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        overview(Flow(), **arguments)
+
+
+def test_an_overview_of_one_input_has_curves_with_bands():
+    field, x, y = posterior(MultitaskKernel(RBFKernel(), num_tasks=2), 1, 2)
+    figure = overview(field, x.flatten(), y, points=5, unit="m/s", names=["time (h)"])
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["output 1", "output 2"]
+    assert [ax.get_xlabel() for ax in figure.axes] == ["", "time (h)"]
+    at = torch.linspace(*field.box[0], 50, dtype=torch.float64)[:, None]
+    mean, sd = field.mean(at), field.variance(at).sqrt()
+    for output, ax in enumerate(figure.axes):
+        drawn, data = ax.lines
+        np.testing.assert_allclose(drawn.get_ydata(), mean[:, output])
+        np.testing.assert_array_equal(data.get_xydata(), torch.stack([x[:, 0], y[:, output]], -1))
+        band = ax.collections[0].get_paths()[0].vertices[:, 1]
+        np.testing.assert_allclose(band.max(), (mean + 2 * sd)[:, output].max())
+    plt.close(figure)
+
+
+def test_an_overview_has_names_of_inputs_and_no_panel_of_data_without_whole_vectors():
+    x = grid(3)
+    figure = overview(Flow(), x, x * [1, np.nan], points=4, names=("east (km)", "north (km)"))
+    first = figure.axes[0]
+    assert (first.get_xlabel(), first.get_ylabel()) == ("east (km)", "north (km)")
+    assert first.get_title(loc="left") == "mean"
+    with pytest.raises(ValueError, match=r"a name for each of 2 inputs, got \['east'\]"):
+        overview(Flow(), names=["east"])
+    plt.close(figure)
