@@ -11,6 +11,7 @@ from gp_orff.models.fitting.search import Report, Run, Search, TrustRegion
 _NATS = 0.1  # steps that gain less, in total, end the search: the prior of curves is wider
 _SMALL_STEPS = 2  # in a row end the search
 _DAMPING, _LESS, _MORE, _LEAST = 1e-2, 1 / 6, 5.0, 1e-3
+_FLAT = 1e-3  # curvature of coordinates of which the data tell nothing
 _TRIALS = 8  # of a step, each more damped
 _LONGEST = 2.0  # step of a coordinate
 
@@ -63,7 +64,8 @@ def score(
     coordinates.set(run.u)
     search.settled, search.value = True, run.value
     if curvature is not None:
-        search.inverse_hessian = np.linalg.inv(curvature / num_values)
+        flattest = _FLAT * np.eye(len(curvature))
+        search.inverse_hessian = np.linalg.inv((curvature + flattest) / num_values)
     return search
 
 
@@ -74,7 +76,7 @@ def _step(
     free: Bool[np.ndarray, "k"],
 ) -> Float[np.ndarray, "k"]:
     """The damped step of the free coordinates."""
-    matrix = curvature + damping * np.diag(np.diag(curvature))
+    matrix = curvature + damping * np.diag(np.diag(curvature)) + _FLAT * np.eye(len(curvature))
     step = np.zeros_like(gradient)
     step[free] = np.linalg.solve(matrix[np.ix_(free, free)], gradient[free])
     return step

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import noises_of
@@ -17,7 +17,7 @@ from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.learned_spectrum.components import components
 from gp_orff.models.fitting.coordinates import Coordinates
 
-_STEP = 1e-6  # of differences, in coordinates
+_STEP = 1e-7  # of differences, in coordinates
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Information:
         for own, j, part in components(self.kernel):
             weights.append((own, j))
             rows.append(whitened(self.inference.prior_covariance(part)))
-        others = np.flatnonzero(self._scales == 0)
+        others = np.flatnonzero(~self.of_curves)
         for i in others:
             coordinates.set(u + _STEP * np.eye(len(u))[i])
             rows.append(whitened((self._covariance() - covariance) / _STEP))
@@ -69,6 +69,11 @@ class Information:
         to_rows[: len(weights)] = self._slopes_of_weights(weights)
         to_rows[range(len(weights), len(rows)), others] = 1.0
         return to_rows.T @ gram @ to_rows + np.diag(self._scales**2)
+
+    @property
+    def of_curves(self) -> Bool[np.ndarray, "k"]:
+        """Which of the coordinates are those of a learned spectrum."""
+        return self._scales > 0
 
     @property
     def _scales(self) -> Float[np.ndarray, "k"]:
