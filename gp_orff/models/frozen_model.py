@@ -307,9 +307,7 @@ class ModelSnapshot(Snapshot):
 
     def field(self, points=None, symbol=None):
         if points is None and self.members:
-            return FieldOnDomain(
-                self.inference, Mixture(self.members, self.constant, self.kernel)
-            )
+            return FieldOnDomain(self.inference, Mixture(self.members, self.constant, self.kernel))
         return super().field(points, symbol)
 
     @property

@@ -89,9 +89,7 @@ class Mixture(FieldDistribution):
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "Mixture":
         image = of_constant(symbol, len(space), len(self.mean_of_all)).to(self.mean_of_all)
         members = [
-            replace(
-                own, distribution=own.distribution.apply(symbol, space), mean=image @ own.mean
-            )
+            replace(own, distribution=own.distribution.apply(symbol, space), mean=image @ own.mean)
             for own in self.members
         ]
         return replace(self, members=members, mean_of_all=image @ self.mean_of_all)

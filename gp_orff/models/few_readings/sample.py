@@ -64,10 +64,16 @@ def sample_of_spectra(
         logs.append(float(evidence + coordinates.log_prior()) + 0.5 * draw @ draw)
     if not members:
         return []
-    weights = np.exp(np.array(logs) - max(logs))
-    weights = np.minimum(weights, weights.mean() * np.sqrt(len(weights)))
-    weights /= weights.sum()
+    weights = truncated_weights(np.array(logs))
     return [Member(float(w), *parts) for w, parts in zip(weights, members, strict=True)]
+
+
+def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:
+    """Importance weights from their logarithms, none more than the mean weight times √S, over their
+    sum."""
+    weights = np.exp(logs - logs.max())
+    weights = np.minimum(weights, weights.mean() * np.sqrt(len(weights)))
+    return weights / weights.sum()
 
 
 def _is_learned(kernel: Kernel) -> bool:
