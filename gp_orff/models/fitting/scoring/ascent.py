@@ -24,6 +24,7 @@ def score(
     num_values: int,
     nats: float = 0.0,
     iterations: int = 60,
+    trust_factor: float | None = None,
     report: Report = lambda value: None,
 ) -> Search:
     """Maximise an objective, in total nats, by Fisher scoring in the coordinates of a search.
@@ -38,10 +39,15 @@ def score(
         objective, num_values, report: as for `Search.run`.
         information: H in total nats, at the present hyperparameters.
         nats, iterations: when to end.
+        trust_factor: the largest factor by which frequencies may move, as for `Search.run`; the
+            search does not end at that edge.
     """
     coordinates = search.coordinates
-    run = Run(search, TrustRegion.of(coordinates, None), objective, num_values, report)
-    start = coordinates.get()
+    region = TrustRegion.of(coordinates, None)
+    run, start = Run(search, region, objective, num_values, report), region.center
+    reach = np.full(len(start), np.inf)
+    if trust_factor is not None:
+        reach = np.where(coordinates.stretch > 0, coordinates.stretch * np.log(trust_factor), reach)
     run.evaluations_left = _TRIALS * iterations + 1
     run.value_and_gradient(np.zeros_like(start))
     damping, small, curvature, least = _DAMPING, 0, None, max(nats, _NATS)
@@ -52,7 +58,7 @@ def score(
         free = coordinates.at_bounds(u) * gradient <= 0
         for _ in range(_TRIALS):
             step = np.clip(_step(curvature, gradient, damping, free), -_LONGEST, _LONGEST)
-            run.value_and_gradient(u + step - start)
+            run.value_and_gradient(np.clip(u + step - start, -reach, reach))
             if run.value > value:
                 damping *= _LESS
                 break
