@@ -195,8 +195,12 @@ def many(points: int) -> dict[str, object]:
     return row
 
 
-def sets(arguments: Namespace) -> Iterator[tuple[str, Sequence[Split]]]:
-    """The sets of readings by name: those that were measured, then those simulated."""
+def sets(arguments: Namespace) -> list[tuple[str, Sequence[Split]]]:
+    """The sets of readings by name, small ones first."""
+    return sorted(_sets(arguments), key=lambda named: len(named[1][0][0]))
+
+
+def _sets(arguments: Namespace) -> Iterator[tuple[str, Sequence[Split]]]:
     if not arguments.smoke:
         for name, x, y in measured_sets(arguments.folder):
             yield name, list(splits(x, y, arguments.folds))

@@ -9,7 +9,7 @@ import gp_orff
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.kernels.learned_spectrum.components import components
 from gp_orff.models.fitting.coordinates import Coordinates
-from gp_orff.models.fitting.scoring import Information, score
+from gp_orff.models.fitting.scoring import Information, log_prior_of_noise, score
 from gp_orff.models.fitting.search import Search
 from tests.fields import draw, uniform
 
@@ -163,3 +163,24 @@ def test_fits_take_few_evaluations():
     for name, parameter in kernel.named_parameters():
         if name.endswith("shape"):
             assert parameter.grad.abs().max() < 0.5  # nats a standard deviation of the prior
+
+
+def test_noise_has_a_prior_beside_learned_spectra():
+    """log σ² ~ N(log 0.1 v, 3²), up to a constant; without a learned spectrum none."""
+    model = conditioned("helmholtz")
+    survey = model.state.data.survey
+    found = {}
+    for value in (0.2, 2.0):
+        model.likelihood.noise = value
+        found[value] = log_prior_of_noise(model.kernel, model.state.likelihoods, survey).item()
+
+    def density(value):
+        return -0.5 * (np.log(value / (0.1 * spread)) / 3) ** 2
+
+    spread = np.average(
+        [group.y.numpy().var(axis=0).mean() for group in survey.sample],
+        weights=[group.y.numel() for group in survey.sample],
+    )
+    assert found == pytest.approx({value: density(value) for value in found})
+    plain = gp_orff.HelmholtzKernel(num_dims=2)
+    assert log_prior_of_noise(plain, model.state.likelihoods, survey) == 0.0

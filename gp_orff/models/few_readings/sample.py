@@ -16,7 +16,7 @@ from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.models.few_readings.mixture import Member
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.scoring import Information
+from gp_orff.models.fitting.scoring import Information, log_prior_of_noise
 
 _MOST = 200  # numbers; with more, hyperparameters are known well enough
 _SIZE = 32
@@ -61,7 +61,8 @@ def sample_of_spectra(
             continue
         constant = posterior.evidence.best_mean() if mean is None else mean
         members.append((own, posterior.under(mean), constant))
-        logs.append(float(evidence + coordinates.log_prior()) + 0.5 * draw @ draw)
+        noise = log_prior_of_noise(own, likelihoods, inference.data.survey)
+        logs.append(float(evidence + coordinates.log_prior() + noise) + 0.5 * draw @ draw)
     if not members:
         return []
     weights = truncated_weights(np.array(logs))

@@ -89,7 +89,7 @@ def start(
     where: Start,
 ) -> None:
     """Set lengthscales to a share of the data's extent, and variances to that of the data."""
-    variance, mean_square = _moments(observations)
+    variance, mean_square = moments(observations)
     bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
     for term in terms(kernel):
         for leaf in term.leaves:
@@ -132,7 +132,7 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
             part.var = admissible(part.raw_var_constraint, rest)
 
 
-def _moments(observations: Sequence[Observations]) -> tuple[float, float]:
+def moments(observations: Sequence[Observations]) -> tuple[float, float]:
     """Variance and mean square of the observed numbers."""
     counts = torch.tensor([group.y.numel() for group in observations], dtype=torch.float64)
     variances = torch.stack([group.y.var(dim=0, correction=0).mean() for group in observations])

@@ -49,7 +49,7 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.scoring import Information, score
+from gp_orff.models.fitting.scoring import Information, log_prior_of_noise, score
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
@@ -120,7 +120,8 @@ class Trainer:
 
         def objective() -> Float[Tensor, ""]:
             update_threads()  # the machine may have become busy
-            return self.evidence(inference) + search.coordinates.log_prior()
+            prior = log_prior_of_noise(self.kernel, self.likelihoods, self.whole or self.survey)
+            return self.evidence(inference) + search.coordinates.log_prior() + prior
 
         def reached() -> dict[str, object]:
             method = self._scoring(search, inference) or search.run
