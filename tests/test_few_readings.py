@@ -10,8 +10,6 @@ from gp_orff.models.few_readings import Member, Mixture, sample_of_spectra
 from gp_orff.models.few_readings.sample import truncated_weights
 from tests.fields import draw, uniform
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*determine.*poorly:gp_orff.DataWarning")
-
 
 def conditioned(length, x, y):
     kernel = gp_orff.HelmholtzKernel(num_dims=2)

@@ -16,9 +16,8 @@ from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.models.few_readings.mixture import Member
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.scoring import Information, log_prior_of_noise
+from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise
 
-_MOST = 200  # numbers; with more, hyperparameters are known well enough
 _SIZE = 32
 _WIDEST = 3.0  # standard deviation of a coordinate without a prior, at most
 
@@ -41,7 +40,7 @@ def sample_of_spectra(
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
             None if it is the best constant.
     """
-    few = isinstance(inference, ExactInference) and inference.num_values <= _MOST
+    few = isinstance(inference, ExactInference) and inference.num_values <= MOST_SAMPLED
     if not (few and _is_learned(kernel)):
         return []
     kernel, likelihoods = deepcopy((kernel, dict(likelihoods)))

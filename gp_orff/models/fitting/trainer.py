@@ -49,7 +49,7 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.scoring import Information, log_prior_of_noise, score
+from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise, score
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
@@ -210,7 +210,10 @@ class Trainer:
         return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
     def warn_of_few_numbers(self, data: Data, searched: int) -> None:
-        """Warn if the numbers are few for so many hyperparameters and the means of the outputs."""
+        """Warn if the numbers are few for so many hyperparameters and the means of the outputs, and
+        posteriors do not count that."""
+        if has_learned_spectrum(self.kernel) and data.num_values <= MOST_SAMPLED:
+            return
         learned = searched + (self.num_outputs if self.mean is None else 0)
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             repeated = " at distinct places" if numbers < data.num_values else ""

@@ -17,6 +17,7 @@ from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.learned_spectrum.components import components
 from gp_orff.models.fitting.coordinates import Coordinates
 
+MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
 _STEP = 1e-7  # of differences, in coordinates
 
 
