@@ -94,13 +94,15 @@ def fitted():
     return gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
 
 
-def test_fits_of_few_readings_count_the_spectrum(fitted):
-    """Variances are larger on average than given the hyperparameters; a copy is equal."""
-    xs = uniform(200, 2, seed=7)
-    field, twin = fitted.posterior(), gp_orff.VectorFieldGP(fitted.kernel)
-    twin.likelihood.noise = fitted.likelihood.noise
-    known = twin.condition(*problem()).posterior()
-    assert field.variance(xs).mean() > 1.02 * known.variance(xs).mean()
+def test_posteriors_of_fits_are_mixtures(fitted):
+    """Of the sample, its means included; those of conditioned models are not."""
+    x, state, field = uniform(50, 2, seed=7), fitted.state, fitted.posterior()
+    members = sample_of_spectra(state.inference, state.kernel, state.likelihoods, state.mean)
+    means = torch.stack([own.distribution.mean(x) + own.mean for own in members])
+    weights = torch.tensor([own.weight for own in members]).double()[:, None, None]
+    assert torch.allclose(field.mean(x), (weights * means).sum(0))
+    assert means.std(0).mean() > 0.01
+    twin = gp_orff.VectorFieldGP(fitted.kernel).condition(*problem())
     assert not twin.state.snapshot(twin.mean).members
 
 
