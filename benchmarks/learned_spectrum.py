@@ -207,7 +207,7 @@ def _sets(arguments: Namespace) -> Iterator[tuple[str, Sequence[Split]]]:
     for points in (20, 200, 1000):
         for kind in ("RBF", "Matérn 3/2", "Matérn 5/2", "RQ", "k⁻³"):
             if arguments.least <= points <= arguments.most:
-                count = arguments.fields * max(1, 100 // points)
+                count = 1 if arguments.smoke else arguments.fields * max(1, 100 // points)
                 yield kind, [simulated(kind, points, seed) for seed in range(count)]
 
 
