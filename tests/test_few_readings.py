@@ -116,7 +116,8 @@ def test_weights_are_truncated():
 def test_a_sample_leaves_the_model_alone(fitted):
     state, before = fitted.state, [p.clone() for p in fitted.kernel.parameters()]
     members = sample_of_spectra(state.inference, state.kernel, state.likelihoods, state.mean)
-    assert len(members) == 32
+    assert 5 < len(members) <= 32
+    assert min(own.weight for own in members) >= 1e-3
     assert sum(own.weight for own in members) == pytest.approx(1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, fitted.kernel.parameters(), strict=True))
 

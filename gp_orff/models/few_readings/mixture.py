@@ -61,12 +61,15 @@ class Mixture(FieldDistribution):
         )
 
     def mean(self, x: Tensor) -> Tensor:
-        return torch.tensordot(self._weights, self._means(x), 1)
+        return self._average(self._means(x))
+
+    def _average(self, values: Float[Tensor, "S n q"]) -> Float[Tensor, "n q"]:
+        return torch.tensordot(self._weights, values, 1)
 
     def _spread(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
         """√w_s (m_s − E f)."""
-        root = self._weights.sqrt()[:, None, None]
-        return root * (self._means(x) - self.mean(x))
+        means = self._means(x)
+        return self._weights.sqrt()[:, None, None] * (means - self._average(means))
 
     def variance(self, x: Tensor) -> Tensor:
         within = sum(own.weight * own.distribution.variance(x) for own in self.members)

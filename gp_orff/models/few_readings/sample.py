@@ -18,7 +18,7 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise
 
-_SIZE = 32
+_SIZE, _LEAST = 32, 1e-3  # draws, and the weight of those that are kept
 _WIDEST = 3.0  # standard deviation of a coordinate without a prior, at most
 
 
@@ -65,7 +65,9 @@ def sample_of_spectra(
     if not members:
         return []
     weights = truncated_weights(np.array(logs))
-    return [Member(float(w), *parts) for w, parts in zip(weights, members, strict=True)]
+    kept = np.flatnonzero(weights >= _LEAST)
+    total = weights[kept].sum()
+    return [Member(float(weights[i] / total), *members[i]) for i in kept]
 
 
 def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:
