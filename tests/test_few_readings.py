@@ -8,6 +8,7 @@ from gpytorch.kernels import RBFKernel
 import gp_orff
 from gp_orff.models.few_readings import Member, Mixture, sample_of_spectra
 from gp_orff.models.few_readings.sample import truncated_weights
+from gp_orff.models.sample_paths import JoinedPaths, Paths
 from tests.fields import draw, uniform
 
 
@@ -84,7 +85,8 @@ def test_parts_are_those_of_the_members(mixture):
 
 def problem(points=20):
     x = uniform(points, 2)
-    return x, torch.cos(4 * x[:, :1]) * torch.tensor([1.0, 0.3]).double() + 0.2 * draw(points, 2)
+    wave = torch.cos(4 * x[:, :1]) * torch.tensor([1.0, 0.3]).double()
+    return x, 9.0 + wave + 0.2 * draw(points, 2)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,27 @@ def test_paths_are_those_of_the_mixture(fitted):
     paths = field.sample_paths(40)
     apart = x.expand(40, 5, 2)
     assert torch.allclose(paths(apart), paths(x))
+
+
+class Still(Paths):
+    """Paths that are zero."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __call__(self, x):
+        return torch.zeros(self.count, x.shape[-2], 2).double()
+
+    def __len__(self):
+        return self.count
+
+
+def test_joined_paths_have_the_means_of_their_members():
+    shifts = torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, -4.0]]).double()
+    paths = JoinedPaths([Still(2), Still(1)], shifts)
+    assert len(paths) == 3
+    for x in (uniform(5, 2), uniform(3, 5, 2)):
+        assert torch.equal(paths(x), shifts.unsqueeze(1).expand(3, 5, 2))
 
 
 def test_saved_and_updated_models_count_it_too(fitted, tmp_path):
