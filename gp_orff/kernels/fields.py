@@ -13,6 +13,7 @@ from itertools import chain
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
+from gpytorch.priors import NormalPrior
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,10 +25,13 @@ from gp_orff.kernels.base import (
 )
 from gp_orff.kernels.closed_form import radial_derivatives
 from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum, related_copy
 from gp_orff.kernels.pairs.forms import collected, total
 from gp_orff.kernels.pairs.hessian import FieldTerm, Pairs
 from gp_orff.kernels.spectra.base import spectral_density, spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
+
+_LEVEL = 3.0  # prior sd of the logarithm of the ratio of the levels of two learned spectra
 
 
 class PotentialKernel(WrapperKernel):
@@ -225,7 +229,9 @@ class HelmholtzKernel(AdditiveKernel):
     K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z). By Helmholtz's theorem, every smooth
     field that vanishes at infinity is the sum of a curl-free and a divergence-free field. The two
     terms, `.curl_free` and `.divergence_free`, are gpytorch `ScaleKernel`s. Each has a copy of
-    `base_kernel`, so that their hyperparameters are independent.
+    `base_kernel`, so that their hyperparameters are independent; but where that is a
+    `LearnedSpectrumKernel`, the spectrum of the second term is that of the first plus a difference,
+    of half its standard deviations, and log(σ₂²/σ₁²) has the prior N(0, 3²).
 
     Berlinghieri et al. 2023, Section 4.
 
@@ -256,15 +262,18 @@ class HelmholtzKernel(AdditiveKernel):
         num_dims: int,
         active_dims: tuple[int, ...] | None = None,
     ):
-        base_kernel = RBFKernel() if base_kernel is None else base_kernel
+        first = RBFKernel() if base_kernel is None else deepcopy(base_kernel)
+        kinds = {CurlFreeKernel: first, DivergenceFreeKernel: related_copy(first)}
         parts = [
             ScaleKernel(
-                kind(deepcopy(base_kernel), num_dims=num_dims, active_dims=active_dims),
-                batch_shape=base_kernel.batch_shape,
+                kind(base, num_dims=num_dims, active_dims=active_dims),
+                batch_shape=first.batch_shape,
             )
-            for kind in (CurlFreeKernel, DivergenceFreeKernel)
+            for kind, base in kinds.items()
         ]
         super().__init__(*parts)
+        if has_learned_spectrum(first):
+            self.register_prior("level_prior", NormalPrior(0.0, _LEVEL), _level, _set_level)
 
     @property
     def curl_free(self) -> ScaleKernel:
@@ -275,6 +284,15 @@ class HelmholtzKernel(AdditiveKernel):
     def divergence_free(self) -> ScaleKernel:
         """The scaled divergence-free kernel."""
         return self.kernels[1]
+
+
+def _level(kernel: HelmholtzKernel) -> Float[Tensor, "*b"]:
+    """log(σ₂²/σ₁²)."""
+    return (kernel.divergence_free.outputscale / kernel.curl_free.outputscale).log()
+
+
+def _set_level(kernel: HelmholtzKernel, value: Float[Tensor, "*b"]) -> None:
+    kernel.divergence_free.outputscale = value.exp() * kernel.curl_free.outputscale.detach()
 
 
 @inner_terms.register

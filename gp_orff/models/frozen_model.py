@@ -2,6 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,6 +33,7 @@ from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
+from gp_orff.models.few_readings.mixture import Member, Mixture
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import TooFine
 
@@ -283,6 +285,7 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
+    members: Sequence[Member] = ()  # under other hyperparameters, which few readings leave open
 
     @classmethod
     def of(
@@ -291,6 +294,7 @@ class ModelSnapshot(Snapshot):
         inference: Inference,
         prior_mean: Mean,
         fixed_mean: Float[Tensor, "p"] | None,
+        members: Sequence[Member] = (),
     ) -> "ModelSnapshot":
         """Copy the modules; data and inference are immutable and shared."""
         modules = (representation.kernel, representation.likelihoods, prior_mean)
@@ -298,7 +302,13 @@ class ModelSnapshot(Snapshot):
         for module in (kernel, mean, *likelihoods.values()):
             module.requires_grad_(False)
         copied = replace(representation, kernel=kernel, likelihoods=likelihoods)
-        return cls(copied, inference, noises_of(kernel, likelihoods), mean, fixed_mean)
+        noises = noises_of(kernel, likelihoods)
+        return cls(copied, inference, noises, mean, fixed_mean, members)
+
+    def field(self, points=None, symbol=None):
+        if points is None and self.members:
+            return FieldOnDomain(self.inference, Mixture(self.members, self.constant, self.kernel))
+        return super().field(points, symbol)
 
     @property
     def kernel(self) -> Kernel:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
@@ -23,6 +24,7 @@ from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.tree import terms
+from gp_orff.models.few_readings import Mixture
 from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
@@ -146,9 +148,28 @@ class PlusConstants(Paths):
         return len(self.paths)
 
 
+@dataclass(frozen=True)
+class JoinedPaths(Paths):
+    """Paths of several distributions, each with a mean of its own."""
+
+    groups: Sequence[Paths]
+    shifts: Float[Tensor, "S q"]  # these means, less that of all
+
+    def __call__(self, x: Tensor) -> Tensor:
+        sizes = [len(group) for group in self.groups]
+        parts = x.split(sizes) if x.dim() == 3 else [x] * len(sizes)
+        values = [group(part) for group, part in zip(self.groups, parts, strict=True)]
+        return torch.cat(values) + self.shifts.unsqueeze(1)
+
+    def __len__(self) -> int:
+        return len(self.shifts)
+
+
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
     """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
     distribution, _ = field.distribution.split()
+    if isinstance(distribution, Mixture):
+        return _mixed(distribution, field, snapshot, count, seed)
     if isinstance(snapshot, PartSnapshot) and isinstance(distribution.given_mean, ExactPosterior):
         raise NotImplementedError(
             "sample paths of a part of an exact model are not known: expected features, such as "
@@ -165,6 +186,21 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     means = distribution.mean_root @ normal(len(distribution.mean_root), count)
     paths = known.less(distribution.given_mean.response_to(means))
     return PlusConstants(paths, (distribution.constants @ means).mT, known)
+
+
+def _mixed(
+    mixture: Mixture, field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
+) -> Paths:
+    """Paths of every member of a mixture, as many as its weight is worth."""
+    ends = np.round(np.cumsum([0.0, *(member.weight for member in mixture.members)]) * count)
+    groups, shifts = [], []
+    for number, member in enumerate(mixture.members):
+        own = int(ends[number + 1] - ends[number])
+        if own:
+            alone = field._replace(distribution=member.distribution)
+            groups.append(sample_paths(alone, snapshot, own, seed + number))
+            shifts.append((member.mean - mixture.mean_of_all).expand(own, -1))
+    return JoinedPaths(groups, torch.cat(shifts))
 
 
 def paths_of(

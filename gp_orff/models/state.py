@@ -30,6 +30,7 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation
+from gp_orff.models.few_readings import sample_of_spectra
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
@@ -227,7 +228,10 @@ class ModelState:
         """A snapshot for predictions, independent of later changes of the model."""
 
         def make() -> ModelSnapshot:
-            snapshot = ModelSnapshot.of(self.representation, self.inference, prior_mean, self.mean)
+            parts = self.inference, self.kernel, self.likelihoods, self.mean
+            members = sample_of_spectra(*parts) if self.history.stages else ()
+            model = self.representation, self.inference, prior_mean, self.mean
+            snapshot = ModelSnapshot.of(*model, members)
             _ = snapshot.constant  # raises here if the posterior fails
             return snapshot
 

@@ -155,11 +155,7 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        if self._in_tiles(kernel):
-            covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
-            design = self._design(noises)
-        else:
-            covariance, design = self._covariance_and_design(kernel, noises)
+        covariance, design = self._lower(kernel, noises), self._design(noises)
         with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
             warnings.simplefilter("ignore", NumericalWarning)
             factor, solved, evidence = dense_posterior(covariance, design, mean)
@@ -168,6 +164,24 @@ class ExactInference(Inference):
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
         return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
+
+    def _lower(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        """Cov[H f] plus the covariance of the noise, on and below the diagonal."""
+        if self._in_tiles(kernel):
+            return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+        return self._covariance_and_design(kernel, noises)[0]
+
+    @torch.no_grad()
+    def covariance(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        """Cov[H f] plus the covariance of the noise."""
+        return _symmetric(self._lower(kernel, noises))
+
+    @torch.no_grad()
+    def prior_covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
+        """Cov[H f]."""
+        if self._in_tiles(kernel):
+            return _symmetric(self._tiles.covariance(kernel))
+        return observed_covariance(kernel, self.observed)
 
     @torch.no_grad()
     def residuals(self, posterior):
@@ -219,6 +233,11 @@ def has_covariance(kernel: Kernel, data: Data) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+def _symmetric(lower: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
+    """The symmetric matrix with this lower triangle."""
+    return lower.tril() + lower.tril(-1).mT
 
 
 def _is_plain(kernel: Kernel, observations: Sequence[Observations]) -> bool:

@@ -1,6 +1,17 @@
 """A scalar kernel whose spectral density is learned: the kernel and its spectrum."""
 
 from gp_orff.kernels.learned_spectrum.kernel import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum.related import (
+    RelatedSpectrumKernel,
+    has_learned_spectrum,
+    related_copy,
+)
 from gp_orff.kernels.learned_spectrum.spectrum import FiniteMixture
 
-__all__ = ["FiniteMixture", "LearnedSpectrumKernel"]
+__all__ = [
+    "FiniteMixture",
+    "LearnedSpectrumKernel",
+    "RelatedSpectrumKernel",
+    "has_learned_spectrum",
+    "related_copy",
+]

@@ -42,7 +42,8 @@ class LearnedSpectrumKernel(Kernel):
 
     The covariance has a closed form, for all inputs and with ARD; frequency grids (`Grid`, `Auto`)
     hold it as they hold other kernels. Random frequencies cannot follow the weights while these are
-    trained, and raise; they serve fixed weights. `fit` refuses readings that have the same values
+    trained, and raise; they serve fixed weights. In a `HelmholtzKernel` the curve of the second
+    part is that of the first plus a difference. `fit` refuses readings that have the same values
     in all inputs of the kernel: they tell nothing of a spectrum.
 
     Args:
@@ -100,12 +101,11 @@ class LearnedSpectrumKernel(Kernel):
         self.num_knots, self.smoothness = int(num_knots), float(smoothness)
         lengths = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
         u = np.log(lengths)
-        self.register_buffer("lengths", torch.from_numpy(lengths), persistent=False)
-        start = torch.from_numpy(-0.5 * (u / _WIDTH) ** 2)
-        self.register_buffer("_start", start, persistent=False)
         bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
-        basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
-        self.register_buffer("_basis", basis, persistent=False)
+        # no buffers, which gpytorch takes for batches when it indexes a kernel
+        self.lengths = torch.from_numpy(lengths)
+        self._start = torch.from_numpy(-0.5 * (u / _WIDTH) ** 2)
+        self._basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
         size = torch.Size([*self.batch_shape, num_knots - 1])
         self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
@@ -123,7 +123,7 @@ class LearnedSpectrumKernel(Kernel):
     @property
     def rates(self) -> Float[Tensor, "J"]:
         """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
-        return self.lengths**-2
+        return self.lengths.to(self.shape.device) ** -2
 
     def forward(
         self,

@@ -51,8 +51,8 @@ class Search:
         with two steps that gain less than `nats` in total each, or after `iterations`. `report` is
         called with the nats per number of each evaluation.
         """
-        region = _TrustRegion.of(self.coordinates, trust_factor)
-        run = _Run(self, region, objective, num_values, report)
+        region = TrustRegion.of(self.coordinates, trust_factor)
+        run = Run(self, region, objective, num_values, report)
         t = np.zeros_like(run.u)
         free = np.ones(len(t), dtype=bool)
         if not len(t):
@@ -87,7 +87,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class _TrustRegion:
+class TrustRegion:
     """The map from unbounded t to coordinates u, clipped at the bounds of u: u = u₀ + w tanh(t / w)
     for coordinates that move frequencies, where w is the logarithm of the largest factor, and
     u = u₀ + t for others."""
@@ -98,7 +98,7 @@ class _TrustRegion:
     width: Float[np.ndarray, "k"]  # w
 
     @classmethod
-    def of(cls, coordinates: Coordinates, trust_factor: float | None) -> "_TrustRegion":
+    def of(cls, coordinates: Coordinates, trust_factor: float | None) -> "TrustRegion":
         stretch = coordinates.stretch
         bounded = (stretch > 0) & (trust_factor is not None)
         width = np.where(bounded, stretch * np.log(trust_factor or np.e), 1.0)
@@ -132,13 +132,13 @@ class _NoEvaluationsLeft(Exception):
     """Ends the iterations of an optimiser."""
 
 
-class _Run:
+class Run:
     """One run of a search, with the best value so far, its coordinates u and its gradient in u."""
 
     def __init__(
         self,
         search: Search,
-        region: _TrustRegion,
+        region: TrustRegion,
         objective: Callable[[], Float[Tensor, ""]],
         num_values: int,
         report: Report,

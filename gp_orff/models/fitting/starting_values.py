@@ -1,7 +1,4 @@
-"""Starting values for training: lengthscales, variances and noise of the data's magnitude.
-
-All of them scale with the units of x and y, so a fit does not depend on the units.
-"""
+"""Starting values for training: lengthscales, variances and noise, in the units of the data."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,14 +25,16 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.matrix_valued.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.noise.outputs import shared_factor
 
-_SHARES = (0.4, 0.15, 0.05)  # starting lengthscales over the extent of the bulk of the data
+_SHARES = (0.4, 0.15, 0.05), 3.0  # starting lengths over the bulk of the data; ratio of shorter
+_WIDE_SHARES = (0.15,), 9.0  # of learned spectra, which hold eight times longer and shorter ones
 _NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthscale
-_MAX_SHORTER = 5  # how many shorter lengthscales are added to _SHARES
+_MAX_SHORTER = 5  # how many shorter lengthscales are added
 _MINOR = 0.01  # variance share of each other term of a sum, where one dominates
 _NOISE = 0.1  # share of the data's variance
 _DEEPER = 3.0  # the ratio of the starting depths of a harmonic kernel
@@ -59,16 +58,18 @@ def starts(kernel: Kernel, distances: Distances) -> list[Start]:
 
     For a sum of kernels, also with nearly all of the variance in one term.
     """
-    shares = list(_SHARES)
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
+    wide = leaves and all(isinstance(leaf.kernel, LearnedSpectrumKernel) for leaf in leaves)
+    first, ratio = _WIDE_SHARES if wide else _SHARES
+    shares, most = list(first), len(first) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
     varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
     if varying:
         dims = max(varying, key=len)
         extent, spacing = distances.bulk[dims].max(), distances.typical(dims)
         shortest = _NEIGHBOURS * spacing
-        while shares[-1] * extent > 3 * shortest > 0 and len(shares) < 3 + _MAX_SHORTER:
-            shares.append(shares[-1] / 3)
+        while shares[-1] * extent > ratio * shortest > 0 and len(shares) < most:
+            shares.append(shares[-1] / ratio)
     count = len(_varying_terms(kernel))
     dominant = [None, *range(count)] if count > 1 else [None]
     return [Start(share, term) for share in shares for term in dominant]
@@ -88,7 +89,7 @@ def start(
     where: Start,
 ) -> None:
     """Set lengthscales to a share of the data's extent, and variances to that of the data."""
-    variance, mean_square = _moments(observations)
+    variance, mean_square = moments(observations)
     bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
     for term in terms(kernel):
         for leaf in term.leaves:
@@ -131,7 +132,7 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
             part.var = admissible(part.raw_var_constraint, rest)
 
 
-def _moments(observations: Sequence[Observations]) -> tuple[float, float]:
+def moments(observations: Sequence[Observations]) -> tuple[float, float]:
     """Variance and mean square of the observed numbers."""
     counts = torch.tensor([group.y.numel() for group in observations], dtype=torch.float64)
     variances = torch.stack([group.y.var(dim=0, correction=0).mean() for group in observations])

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -42,11 +43,13 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.representation import MOST_EXACT, Representation
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.ranges import parameter_ranges
+from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise, score
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
@@ -61,6 +64,7 @@ _SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
+_MOST_SCORED = 800  # numbers; with more, the information costs several evaluations
 _OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
 
 
@@ -116,10 +120,12 @@ class Trainer:
 
         def objective() -> Float[Tensor, ""]:
             update_threads()  # the machine may have become busy
-            return self.evidence(inference) + search.coordinates.log_prior()
+            prior = log_prior_of_noise(self.kernel, self.likelihoods, self.whole or self.survey)
+            return self.evidence(inference) + search.coordinates.log_prior() + prior
 
         def reached() -> dict[str, object]:
-            search.run(objective, inference.num_values, report=stage.count, **options)
+            method = self._scoring(search, inference) or search.run
+            method(objective, num_values=inference.num_values, report=stage.count, **options)
             return search.reached
 
         before = len(search.failures)
@@ -132,6 +138,14 @@ class Trainer:
                 f"({failures[-1]})"
             )
         return search
+
+    def _scoring(self, search: Search, inference: Inference) -> Callable[..., Search] | None:
+        """Fisher scoring, for learned spectra under the exact kernel of few data; else None."""
+        exact = isinstance(inference, ExactInference) and inference.size <= _MOST_SCORED
+        if not exact or not has_learned_spectrum(self.kernel):
+            return None
+        parts = inference, self.kernel, self.likelihoods, search.coordinates
+        return partial(score, search, information=Information(*parts))
 
     def short_search(
         self, search: Search, inference: Inference, name: str
@@ -196,7 +210,10 @@ class Trainer:
         return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
     def warn_of_few_numbers(self, data: Data, searched: int) -> None:
-        """Warn if the numbers are few for so many hyperparameters and the means of the outputs."""
+        """Warn if the numbers are few for so many hyperparameters and the means of the outputs, and
+        posteriors do not count that."""
+        if has_learned_spectrum(self.kernel) and data.num_values <= MOST_SAMPLED:
+            return
         learned = searched + (self.num_outputs if self.mean is None else 0)
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             repeated = " at distinct places" if numbers < data.num_values else ""

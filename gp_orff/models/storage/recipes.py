@@ -42,6 +42,8 @@ from gp_orff.kernels.products import FieldProductKernel
 from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.symbols.base import Symbol
 
+# the owner and the standard deviation of priors that constructors make
+_OWN_PRIORS = {"shape_prior": (LearnedSpectrumKernel, 1.0), "level_prior": (HelmholtzKernel, 3.0)}
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
 
 
@@ -227,9 +229,10 @@ def _recipe(module: Module) -> dict | None:
 def _is_own(named_prior: tuple) -> bool:
     """Whether a prior is the one that the constructor of its module makes."""
     name, owner, prior, _, _ = named_prior
-    if not (isinstance(owner, LearnedSpectrumKernel) and name.endswith("shape_prior")):
+    kind, scale = _OWN_PRIORS.get(name.rpartition(".")[-1], ((), None))
+    if not (isinstance(owner, kind) and isinstance(prior, NormalPrior)):
         return False
-    return isinstance(prior, NormalPrior) and (float(prior.loc), float(prior.scale)) == (0.0, 1.0)
+    return (float(prior.loc), float(prior.scale)) == (0.0, scale)
 
 
 def _build_recipe(recipe: Mapping) -> Module:

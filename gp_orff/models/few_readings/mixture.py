@@ -1,0 +1,113 @@
+"""Mixtures of the posteriors under several hyperparameters, by their first two moments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import AdditiveKernel, Kernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.observations import of_constant
+from gp_orff.features.expansion import Expansion
+from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.symbols.base import Symbol
+
+
+@dataclass(frozen=True)
+class Member:
+    """The posterior of a field under one value of the hyperparameters.
+
+    Attributes:
+        weight: its probability.
+        kernel: with these hyperparameters.
+        distribution: of the field less its constant mean.
+        mean: that constant, (q,); of a symbol of the field, its image.
+    """
+
+    weight: float
+    kernel: Kernel
+    distribution: FieldDistribution
+    mean: Float[Tensor, "q"]
+
+
+@dataclass(frozen=True)
+class Mixture(FieldDistribution):
+    """A mixture of Gaussian distributions, taken for a Gaussian one:
+
+        E f = Σ_s w_s m_s ,    Cov f = Σ_s w_s (C_s + (m_s − E f)(m_s − E f)ᵀ) .
+
+    Args:
+        members: with weights that add up to one; m_s includes the mean of a member.
+        mean_of_all: what is subtracted of them, (q,).
+        kernel: whose terms name the parts.
+    """
+
+    members: Sequence[Member]
+    mean_of_all: Float[Tensor, "q"]
+    kernel: Kernel
+
+    @property
+    def num_outputs(self) -> int:
+        return self.members[0].distribution.num_outputs
+
+    @property
+    def _weights(self) -> Float[Tensor, "S"]:
+        return torch.tensor([member.weight for member in self.members]).to(self.mean_of_all)
+
+    def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
+        return torch.stack(
+            [own.distribution.mean(x) + own.mean - self.mean_of_all for own in self.members]
+        )
+
+    def mean(self, x: Tensor) -> Tensor:
+        return self._average(self._means(x))
+
+    def _average(self, values: Float[Tensor, "S n q"]) -> Float[Tensor, "n q"]:
+        return torch.tensordot(self._weights, values, 1)
+
+    def _spread(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
+        """√w_s (m_s − E f)."""
+        means = self._means(x)
+        return self._weights.sqrt()[:, None, None] * (means - self._average(means))
+
+    def variance(self, x: Tensor) -> Tensor:
+        within = sum(own.weight * own.distribution.variance(x) for own in self.members)
+        return within + self._spread(x).square().sum(0)
+
+    def blocks(self, x: Tensor) -> Tensor:
+        within = sum(own.weight * own.distribution.blocks(x) for own in self.members)
+        spread = self._spread(x).movedim(0, -1)  # (n, q, S)
+        return within + spread @ spread.mT
+
+    def covariance(self, x: Tensor) -> Tensor:
+        within = sum(own.weight * own.distribution.covariance(x) for own in self.members)
+        spread = self._spread(x).flatten(1)
+        return within + spread.mT @ spread
+
+    def root(self, x: Tensor) -> Tensor:
+        roots = [own.weight**0.5 * own.distribution.root(x) for own in self.members]
+        return torch.cat([*roots, self._spread(x).flatten(1).mT], dim=-1)
+
+    def apply(self, symbol: Symbol, space: Sequence[int]) -> "Mixture":
+        image = of_constant(symbol, len(space), len(self.mean_of_all)).to(self.mean_of_all)
+        members = [
+            replace(own, distribution=own.distribution.apply(symbol, space), mean=image @ own.mean)
+            for own in self.members
+        ]
+        return replace(self, members=members, mean_of_all=image @ self.mean_of_all)
+
+    def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "Mixture":
+        """That of one term of a sum of kernels, by the terms of the members; its mean is zero."""
+        zero = torch.zeros_like(self.mean_of_all)
+        members = []
+        for own in self.members:
+            pairs = zip(_terms(self.kernel), _terms(own.kernel), strict=True)
+            part = next(mine for known, mine in pairs if known is kernel)
+            distribution = own.distribution.split()[0].of_part(expansion, part)
+            members.append(replace(own, kernel=part, distribution=distribution, mean=zero))
+        return Mixture(members, zero, kernel)
+
+
+def _terms(kernel: Kernel) -> list[Kernel]:
+    return list(kernel.kernels) if isinstance(kernel, AdditiveKernel) else [kernel]

@@ -1,0 +1,85 @@
+"""A sample of the hyperparameters that few readings leave open."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.noise.covariances import noises_of
+from gp_orff.inference.conditioning import ExactInference, Inference, log_marginal_likelihood
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.models.few_readings.mixture import Member
+from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.ranges import parameter_ranges
+from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise
+
+_SIZE, _LEAST = 32, 1e-3  # draws, and the weight of those that are kept
+_WIDEST = 3.0  # standard deviation of a coordinate without a prior, at most
+
+
+@torch.no_grad()
+def sample_of_spectra(
+    inference: Inference,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    mean: Float[Tensor, "p"] | None,
+) -> list[Member]:
+    """Posteriors under a sample of all trained hyperparameters, about those of a fit.
+
+    They are drawn from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, with the
+    Fisher information H, and have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
+    mean weight times √S (Ionides 2008, *Truncated importance sampling*). Empty if the readings are
+    many, or no learned spectrum is trained.
+
+    Args:
+        inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
+            None if it is the best constant.
+    """
+    few = isinstance(inference, ExactInference) and inference.num_values <= MOST_SAMPLED
+    if not (few and _is_learned(kernel)):
+        return []
+    kernel, likelihoods = deepcopy((kernel, dict(likelihoods)))
+    ranges = parameter_ranges(kernel, inference.data.survey.distances)
+    coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
+    start, information = coordinates.get(), Information(inference, kernel, likelihoods, coordinates)
+    precision = information() + np.diag(np.where(information.of_curves, 0.0, _WIDEST**-2))
+    root = np.linalg.cholesky(np.linalg.inv(precision))
+    members, logs = [], []
+    for draw in np.random.default_rng(0).standard_normal((_SIZE, len(start))):
+        coordinates.set(np.clip(start + root @ draw, coordinates.low, coordinates.high))
+        try:
+            evidence = log_marginal_likelihood(inference, kernel, likelihoods, mean)
+            own = deepcopy(kernel).requires_grad_(False)
+            posterior = inference.posterior(own, noises_of(own, likelihoods), mean)
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):
+            continue
+        constant = posterior.evidence.best_mean() if mean is None else mean
+        members.append((own, posterior.under(mean), constant))
+        noise = log_prior_of_noise(own, likelihoods, inference.data.survey)
+        logs.append(float(evidence + coordinates.log_prior() + noise) + 0.5 * draw @ draw)
+    if not members:
+        return []
+    weights = truncated_weights(np.array(logs))
+    kept = np.flatnonzero(weights >= _LEAST)
+    total = weights[kept].sum()
+    return [Member(float(weights[i] / total), *members[i]) for i in kept]
+
+
+def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:
+    """Importance weights from their logarithms, none more than the mean weight times √S, over their
+    sum."""
+    weights = np.exp(logs - logs.max())
+    weights = np.minimum(weights, weights.mean() * np.sqrt(len(weights)))
+    return weights / weights.sum()
+
+
+def _is_learned(kernel: Kernel) -> bool:
+    return any(
+        isinstance(part, LearnedSpectrumKernel) and part.shape.requires_grad
+        for part in kernel.modules()
+    )
