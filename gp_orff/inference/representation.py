@@ -121,7 +121,7 @@ class Representation:
         """The exact kernel in the place of iterations, or on few sites, within which the field
         changes by less than what the grid truncates, where that is much; else the same."""
         auto = self.requested
-        if not (isinstance(auto, Auto) and self.follows and self.on_lattice):
+        if not (isinstance(auto, Auto) and self.follows):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         found = exact_instead(self.now(), self.kernel, self._noises, most)

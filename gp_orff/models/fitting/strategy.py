@@ -208,6 +208,8 @@ class Grids:
             self.trainer.kernel, representation.data
         ):
             search_on_subsets(self.trainer, search, representation.data.num_values)
+            if representation.mended.rule is None:
+                return representation
             level = partial(representation.fine, returned=True)
             options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
             self._follow(search, "fine", FINE_FACTOR, representation, level, **options)
