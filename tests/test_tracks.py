@@ -20,6 +20,7 @@ from tests.tracks import (
     RULES,
     P,
     conditioned,
+    known,
     likelihood,
     path_length,
     survey,
@@ -41,7 +42,8 @@ class Oracle:
         covariance = noise.offset_variance + noise.correlated_variance * torch.exp(
             -lag / noise.correlation_time
         )
-        covariance = same * covariance + noise.noise * torch.eye(len(x)).double()
+        white = noise.noise + (0 * clock if part.given is None else known(x))
+        covariance = same * covariance + torch.diag(white)
         points = torch.cat([x, xs])
         inference = model.state.inference
         if hasattr(inference, "draws"):
@@ -59,12 +61,16 @@ class Oracle:
         self.k = self.k + noise.block_variance * torch.eye(len(self.k)).double()
         self.cross, self.prior = prior[n:, :n] @ mean.mT, prior[n:, n:]
         self.y, self.ones = of_means, mean @ EYE.repeat(len(x), 1)
-        self.scatter = self.about_lines(model, y, clock, block)
+        given = torch.zeros(len(x)) if part.given is None else known(x)
+        self.scatter = 0.0
+        for rows in map(torch.from_numpy, (label == name for name in np.unique(label))):
+            parts = y[rows], clock[rows], block[rows], given[rows].mean()
+            self.scatter = self.scatter + self.about_lines(model, *parts)
 
-    def about_lines(self, model, y, clock, block):
+    def about_lines(self, model, y, clock, block, given):
         """The density of the residuals about a line in every block."""
         squares, degrees, noise = 0.0, 0, model.likelihood
-        for b in range(int(block.max()) + 1):
+        for b in block.unique():
             rows = block == b
             if rows.sum() > 2:
                 line = np.polyfit(clock[rows].numpy(), y[rows].numpy(), 1, full=True)
@@ -73,7 +79,7 @@ class Oracle:
                     degrees + y.shape[-1] * (rows.sum().item() - 2),
                 )
         u = 2 * noise.span / noise.correlation_time
-        variance = noise.noise + noise.correlated_variance * u / (15 + u)
+        variance = noise.noise + given + noise.correlated_variance * u / (15 + u)
         return -0.5 * (squares / variance + degrees * torch.log(2 * math.pi * variance)).sum()
 
     def information(self):
@@ -100,13 +106,14 @@ class Oracle:
 CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]
 
 
-@pytest.mark.parametrize("kind", ["timed", "along paths", "directed"])
+@pytest.mark.parametrize("kind", ["timed", "along paths", "directed", "known noise"])
 @pytest.mark.parametrize(("rule", "span"), CASES)
 def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, kind):
     """To rounding, 1e-8; blocks of several readings with their scatter about lines."""
     timed = kind != "along paths"
     span = span if timed else span / 60
-    model, x, y, label, time = conditioned(RULES[rule], span, timed, kind == "directed")
+    kinds = kind == "directed", kind == "known noise"
+    model, x, y, label, time = conditioned(RULES[rule], span, timed, *kinds)
     clock = time if timed else path_length(x, label)
     xs = uniform(7, 2, seed=9)
     oracle = Oracle(model, x, y, label, clock, xs, turning(x) if kind == "directed" else None)

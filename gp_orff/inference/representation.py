@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
-from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
@@ -106,7 +105,7 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        robust = any(isinstance(n, MultitaskStudentTLikelihood) for n in self.likelihoods.values())
+        robust = any(getattr(noise, "deg_free", None) for noise in self.likelihoods.values())
         most = MOST_EXACT if robust else MOST_TRAINING  # weights change sums over all the data
         costly = not self.on_lattice and size <= most and self.requested.exact_values
         if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel

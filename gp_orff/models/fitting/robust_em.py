@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises, noises_of
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.inference.conditioning import Inference, Posterior
@@ -51,6 +52,11 @@ def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
 @heavy_tailed_noise.register
 def _(likelihood: MultitaskStudentTLikelihood) -> StudentTNoise:
     return StudentTNoise(likelihood.deg_free)
+
+
+@heavy_tailed_noise.register
+def _(likelihood: KnownNoiseLikelihood) -> StudentTNoise | None:
+    return None if likelihood.deg_free is None else StudentTNoise(likelihood.deg_free)
 
 
 @dataclass(frozen=True)
