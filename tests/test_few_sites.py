@@ -82,6 +82,29 @@ def test_changes_count_as_noise_of_the_sites():
     assert (changes[count > 1] > 0.1 / count[count > 1]).any()  # not negligible
 
 
+def test_residuals_of_records_are_those_of_their_sites():
+    """E[r²] of r = y − f̄ against dense covariances of the means ȳ = f(x̄) + change + ε̄."""
+    u = directions(1).expand(200, 2)
+    (part,) = read(track(200), draw(200, 2)[:, 0], 2, Options(directions=u))
+    kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
+    data = with_few_sites(kernel, noises, Dataset.in_memory([part]), 60)
+    inference = ExactInference.merging(kernel, noises, data)
+    posterior = inference.posterior(kernel, noises, torch.zeros(2).double())
+    (found,) = inference.residuals(posterior)
+    site = torch.from_numpy(site_labels(part, inference.reach))
+    average = torch.nn.functional.one_hot(site).double().mT
+    count = average.sum(-1)
+    average, h = average / count[:, None], torch.kron(torch.eye(len(count)).double(), u[:1])
+    (changes,) = changes_within(kernel, noises, inference.reach, data)
+    white = torch.diag(NOISE / count)  # Cov[ε̄]
+    total = h @ kernel(average @ part.x).to_dense() @ h.mT + white + torch.diag(NOISE * changes)
+    means = average @ part.y[:, 0]
+    noise = white @ torch.linalg.solve(total, means)
+    variance = (white - white @ torch.linalg.solve(total, white)).diagonal()
+    expected = (part.y[:, 0] - means[site] + noise[site]).square() + variance[site]
+    torch.testing.assert_close(found.flatten(), expected, rtol=1e-7, atol=1e-9)
+
+
 def test_sites_are_as_small_as_their_number_permits():
     data = Dataset.in_memory(read(track(2000), draw(2000, 2), 2, Options()))
     kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
