@@ -1,6 +1,7 @@
 """Symbols of a field as methods."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from jaxtyping import Float
@@ -10,6 +11,7 @@ from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
 from gp_orff.symbols.parts import CurlFreePart, DivergenceFreePart
 from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
+from gp_orff.symbols.reduction import ReductionToPole
 
 
 class NamedSymbols(ABC):
@@ -62,3 +64,10 @@ class NamedSymbols(ABC):
     def divergence_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
         """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
         return self(x, DivergenceFreePart())
+
+    def reduction_to_pole(
+        self, x: Float[Tensor, "n 3"], magnetisation: Sequence[float] | Float[Tensor, "3"]
+    ) -> MultivariateNormal:
+        """The anomaly (n,) under a vertical main field, at points `x`, of a harmonic field whose
+        sources are magnetised along `magnetisation` (3,); see `ReductionToPole`."""
+        return self(x, ReductionToPole(magnetisation))
