@@ -18,8 +18,6 @@ from gp_orff.models.derived.named_symbols import NamedSymbols
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.symbols.base import Symbol
-from gp_orff.symbols.derivatives import Jacobian
-from gp_orff.symbols.parts import Component
 from gp_orff.threads import chosen_threads
 
 if TYPE_CHECKING:
@@ -219,24 +217,6 @@ class FieldPosterior(NamedSymbols):
             NotImplementedError: a symbol of an exact model; see `SamplePaths`.
         """
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x, symbol)))
-
-    def analytic_signal(
-        self,
-        x: Float[Tensor, "n d"],
-        direction: Sequence[float] | Float[Tensor, "p"],
-        **options: int,
-    ) -> Summary:
-        """Estimate |∇T| of the component T = ⟨u, f⟩, by sample paths: (n,).
-
-        Of the anomaly T along the main field u it shows the edges of magnetic rocks, whatever their
-        magnetisation (Nabighian 1972). `options` are `num_paths` and `seed`, as for `summarize`.
-
-        Raises:
-            ValueError: a direction that is not a vector of p numbers.
-            NotImplementedError: as for `summarize`.
-        """
-        slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
-        return self.summarize(x, lambda g: g.norm(dim=-1), symbol=slopes, **options)
 
     @torch.no_grad()
     def energy_spectrum(

@@ -1,15 +1,16 @@
 """Symbols of a field as methods."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.models.sample_paths import Summary
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
-from gp_orff.symbols.parts import CurlFreePart, DivergenceFreePart
+from gp_orff.symbols.parts import Component, CurlFreePart, DivergenceFreePart
 from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
 from gp_orff.symbols.reduction import ReductionToPole
 
@@ -25,6 +26,18 @@ class NamedSymbols(ABC):
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
         """The joint distribution of the field, or of a symbol of it, at n points."""
+
+    @abstractmethod
+    def summarize(
+        self,
+        x: Float[Tensor, "n d"],
+        function: Callable[[Float[Tensor, "S n q"]], Float[Tensor, "S *any"]],
+        *,
+        symbol: Symbol | None = None,
+        num_paths: int = 256,
+        seed: int = 0,
+    ) -> Summary:
+        """Estimate mean, sd and 95 % interval of a function of the field by sample paths."""
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
         """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
@@ -71,3 +84,21 @@ class NamedSymbols(ABC):
         """The anomaly (n,) under a vertical main field, at points `x`, of a harmonic field whose
         sources are magnetised along `magnetisation` (3,); see `ReductionToPole`."""
         return self(x, ReductionToPole(magnetisation))
+
+    def analytic_signal(
+        self,
+        x: Float[Tensor, "n d"],
+        direction: Sequence[float] | Float[Tensor, "p"],
+        **options: int,
+    ) -> Summary:
+        """Estimate |∇T| of the component T = ⟨u, f⟩, by sample paths: (n,).
+
+        Of the anomaly T along the main field u it shows the edges of magnetic rocks, whatever their
+        magnetisation (Nabighian 1972). `options` are `num_paths` and `seed`, as for `summarize`.
+
+        Raises:
+            ValueError: a direction that is not a vector of p numbers.
+            NotImplementedError: as for `summarize`.
+        """
+        slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
+        return self.summarize(x, lambda g: g.norm(dim=-1), symbol=slopes, **options)
