@@ -7,6 +7,7 @@ from itertools import repeat
 
 import scipy.special
 import torch
+from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -59,6 +60,11 @@ class StudentTNoise:
         """P(D ≥ distance) where D/v ~ F(v, ν)."""
         share = self.deg_free / (self.deg_free + distance.numpy())
         return torch.from_numpy(scipy.special.betainc(self.deg_free / 2, values / 2, share))
+
+
+def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
+    """Whether Student-t noise weighs the readings of any group."""
+    return any(getattr(likelihood, "deg_free", None) for likelihood in likelihoods.values())
 
 
 def residuals(
