@@ -1,8 +1,9 @@
 """Symbols of a field as methods."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from jaxtyping import Float
 from torch import Tensor
@@ -28,16 +29,16 @@ class NamedSymbols(ABC):
         """The joint distribution of the field, or of a symbol of it, at n points."""
 
     @abstractmethod
-    def summarize(
-        self,
-        x: Float[Tensor, "n d"],
-        function: Callable[[Float[Tensor, "S n q"]], Float[Tensor, "S *any"]],
-        *,
-        symbol: Symbol | None = None,
-        num_paths: int = 256,
-        seed: int = 0,
-    ) -> Summary:
-        """Estimate mean, sd and 95 % interval of a function of the field by sample paths."""
+    def mean(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q"] | Float[Tensor, "n"]:
+        """The mean of the field, or of a symbol of it."""
+
+    @abstractmethod
+    def pointwise_covariance(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q q"]:
+        """The covariance of its components at each point."""
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
         """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
@@ -89,16 +90,23 @@ class NamedSymbols(ABC):
         self,
         x: Float[Tensor, "n d"],
         direction: Sequence[float] | Float[Tensor, "p"],
-        **options: int,
+        *,
+        num_draws: int = 256,
+        seed: int = 0,
     ) -> Summary:
-        """Estimate |∇T| of the component T = ⟨u, f⟩, by sample paths: (n,).
+        """Estimate |∇T| of the component T = ⟨u, f⟩ at points `x`, by draws of its slopes: (n,).
 
         Of the anomaly T along the main field u it shows the edges of magnetic rocks, whatever their
-        magnetisation (Nabighian 1972). `options` are `num_paths` and `seed`, as for `summarize`.
+        magnetisation (Nabighian 1972).
 
         Raises:
             ValueError: a direction that is not a vector of p numbers.
-            NotImplementedError: as for `summarize`.
         """
         slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
-        return self.summarize(x, lambda g: g.norm(dim=-1), symbol=slopes, **options)
+        mean, covariance = self.mean(x, slopes), self.pointwise_covariance(x, slopes)
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        generator = torch.Generator().manual_seed(seed)
+        shape = num_draws, *mean.shape, 1
+        draws = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
+        return Summary.of((mean + (root @ draws).squeeze(-1)).norm(dim=-1))

@@ -35,7 +35,7 @@ _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and fro
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
-_MANY_CONVERGED = 1e-5  # of many numbers, each of whose steps takes many seconds
+_MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
 
