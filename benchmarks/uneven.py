@@ -1,13 +1,13 @@
 """Do 95 % intervals hold where readings are dense along tracks, or in clusters?
 
-    python benchmarks/uneven.py [--fields 2] [--points 20000] [--smoke]
+    python benchmarks/uneven.py [--fields 2] [--points 20000] [--places 1000] [--smoke]
 
 Every field is the gradient of a draw of a potential on the unit square, of variance one, with
 noise of standard deviation 0.05. Readings are on 25 straight tracks, in 60 clusters of width 0.01,
 or even. `VectorFieldGP` knows the true hyperparameters and nothing of tracks, and is conditioned
 with default settings. Shares inside the 95 % intervals, of the latent components at places
 everywhere and at the readings, of averages over boxes of 1/32 of the extent, and of potential
-differences to the middle.
+differences to the middle; of `--places` places, and a third as many averages and differences.
 """
 
 import itertools
@@ -29,7 +29,7 @@ import gp_orff
 
 Spectrum = Callable[[Float[np.ndarray, "..."]], Float[np.ndarray, "..."]]
 SIDE, PERIOD = 512, 1024  # steps of the unit square, and of the field, which is periodic
-NOISE, BOX, PLACES, BOXES = 0.05, 16, 1000, 300
+NOISE, BOX = 0.05, 16
 LENGTHSCALES = {"Matern 3/2": 0.3, "Matern 5/2": 0.3, "RQ": 0.2}
 LAYOUTS = ("tracks", "clusters", "even")
 ALPHA = 1.0
@@ -99,10 +99,10 @@ def model_of(name: str) -> gp_orff.VectorFieldGP:
     return model
 
 
-def measured(layout: str, name: str, seed: int, points: int) -> dict[str, float]:
+def measured(layout: str, name: str, seed: int, points: int, count: int) -> dict[str, float]:
     rng = np.random.default_rng(seed)
     field, potential = draw(spectrum_of(name), rng)
-    rows = nodes(layout, points + PLACES, rng)
+    rows = nodes(layout, points + count, rng)
     values = field[rows[:, 0], rows[:, 1]]
     y = values + NOISE * rng.standard_normal(values.shape)
     x = torch.from_numpy(rows / SIDE)
@@ -113,33 +113,35 @@ def measured(layout: str, name: str, seed: int, points: int) -> dict[str, float]
         error = posterior.mean(z, symbol) - torch.from_numpy(truth).reshape(len(z), -1)
         return (error.square() <= 1.96**2 * posterior.variance(z, symbol)).double().mean().item()
 
-    places = rng.integers(0, SIDE, (PLACES, 2))
-    centres = rng.integers(BOX, SIDE - BOX, (BOXES, 2))
+    places, few = rng.integers(0, SIDE, (count, 2)), count // 3
+    centres = rng.integers(BOX, SIDE - BOX, (few, 2))
     half = BOX // 2
     averages = np.stack(
         [field[i - half : i + half, j - half : j + half].mean((0, 1)) for i, j in centres]
     )
     middle = np.array([SIDE // 2, SIDE // 2])
-    differences = potential[places[:BOXES, 0], places[:BOXES, 1]] - potential[SIDE // 2, SIDE // 2]
+    differences = potential[places[:few, 0], places[:few, 1]] - potential[SIDE // 2, SIDE // 2]
     box = gp_orff.BoxAverage((BOX / SIDE, BOX / SIDE))
     return {
         "everywhere": inside(places, field[places[:, 0], places[:, 1]]),
         "at the readings": inside(rows[points:], values[points:]),
         "box averages": inside(centres, averages, box, -0.5),
         "potential": inside(
-            places[:BOXES], differences, gp_orff.Potential(torch.from_numpy(middle / SIDE))
+            places[:few], differences, gp_orff.Potential(torch.from_numpy(middle / SIDE))
         ),
     }
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    arguments = Sizes(__file__, __doc__, fields=(2, 1), points=(20_000, 300)).parse_args(words)
+    sizes = {"fields": (2, 1), "points": (20_000, 200), "places": (1000, 30)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     rows = Rows()
     for layout, name in itertools.product(LAYOUTS, LENGTHSCALES):
-        found = [measured(layout, name, s, arguments.points) for s in range(arguments.fields)]
+        size = arguments.points, arguments.places
+        found = [measured(layout, name, seed, *size) for seed in range(arguments.fields)]
         shares = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
         rows.add(layout=layout, kernel=name, **shares)
-    save(arguments, {"fields": arguments.fields, "points": arguments.points, "rows": rows})
+    save(arguments, {**{name: getattr(arguments, name) for name in sizes}, "rows": rows})
 
 
 if __name__ == "__main__":
