@@ -11,7 +11,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.inference.left_out import Block, left_out
 from gp_orff.models.validation.calibration import Calibration, calibration_of
-from gp_orff.models.validation.surroundings import left_out_of_surroundings
+from gp_orff.models.validation.surroundings import first_readings, left_out_of_surroundings
 from tests.fields import (
     ALGEBRAS,
     conditioned,
@@ -165,6 +165,15 @@ def test_chunks_and_large_data_are_looked_at_too(how, monkeypatch):
         assert said.blocks == 3
 
 
+def test_the_check_reads_the_first_chunks_only(monkeypatch):
+    """Until there are enough readings."""
+    monkeypatch.setattr("gp_orff.models.validation.surroundings._FEW", 50)
+    _, x, y = overconfident()
+    parts = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 200, 20)]
+    state = gp_orff.VectorFieldGP(curl_free(0.3)).condition(parts).state
+    assert torch.equal(torch.cat([part.x for part in first_readings(state.data).visit()]), x[:60])
+
+
 @pytest.mark.parametrize("along", [False, True], ids=["vectors", "along"])
 def test_a_block_is_predicted_from_the_readings_around_it(along, monkeypatch):
     """From the nearest 80 numbers outside; against dense covariances, to rounding."""
@@ -174,12 +183,12 @@ def test_a_block_is_predicted_from_the_readings_around_it(along, monkeypatch):
     y = (y * h).sum(-1) if along else y
     model = gp_orff.VectorFieldGP(curl_free(0.4))
     model.likelihood.noise = 0.05
-    model.condition(x, y, **({"directions": h} if along else {}))
+    state = model.condition(x, y, **({"directions": h} if along else {})).state
     half, constant = torch.tensor([0.3, 0.4]).double(), torch.tensor([0.2, -0.1]).double()
     inside = ((x - x[0]).abs() / half).amax(-1) <= 1
     tested = inside & (torch.arange(150) < 75)
     blocks = [Block(0, inside, tested)]
-    (((found,),),) = (left_out_of_surroundings(model.state, constant, blocks, half),)
+    (((found,),),) = (left_out_of_surroundings(state, state.data, constant, blocks, half),)
     centre = 0.5 * (x[inside].amin(0) + x[inside].amax(0))
     distance = ((x - centre).abs() / half).amax(-1)
     outside = torch.nonzero(distance > distance[inside].max())[:, 0]

@@ -186,15 +186,17 @@ class RobustEM:
         """EM on all data, until the weights have converged.
 
         Many numbers under an exact kernel learn the hyperparameters on subsets: a round on all
-        would take minutes and gain little. So do grids of decaying waves.
+        would take minutes and gain little. So do grids of decaying waves. The weights of all start
+        from what the last subset tells.
         """
         data, levels = representation.data, [lambda: representation.rule]
         by_subsets = representation.rule is None or not representation.on_lattice
         if by_subsets and data.num_values > MOST_SEARCHED:
-            levels = []
+            levels, exact = [], self.trainer.exact_inference
             for numbers in SUBSETS:
                 subset = self.trainer.subset(numbers)
-                self._maximise(subset, self.trainer.exact_inference, f"Student-t EM, {numbers}")
+                subset = self._maximise(subset, exact, f"Student-t EM, {numbers}")
+            data = self.e_step.weighted(data.unweighted(), exact(subset))
         elif representation.follows:
             levels = [representation.coarse, representation.fine]
         for level in levels:

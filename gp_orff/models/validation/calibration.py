@@ -40,7 +40,7 @@ from gp_orff.models.state import ModelState
 from gp_orff.models.validation.blocks import lengthscales_of
 from gp_orff.models.validation.cross_validation import LEVEL
 from gp_orff.models.validation.predictor import Predictor
-from gp_orff.models.validation.surroundings import left_out_of_surroundings
+from gp_orff.models.validation.surroundings import first_readings, left_out_of_surroundings
 
 LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
@@ -130,7 +130,7 @@ class Calibration:
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     """Predict readings of a few blocks of two lengthscales, or a few whole tracks, from the rest;
-    blocks of chunks, and of data that take large matrices, from the readings around them.
+    blocks of the first chunks, and of data that take large matrices, from the readings around them.
 
     None for statistics alone, data with observations of symbols, large ones along tracks or without
     a covariance in closed form, and where a covariance is singular."""
@@ -171,9 +171,9 @@ def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterato
 
 def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[Iterator[Tested]]:
     """A few blocks of a sample, given the readings around them."""
-    data = state.data
-    if not has_covariance(state.kernel, data):
+    if not has_covariance(state.kernel, state.data):
         return
+    data = first_readings(state.data)
     x = torch.cat([part.x for part in data.survey.sample]).cpu()
     usual, half = torch.ones(len(x), dtype=torch.bool), _half_widths(state)
     if data.weights is not None:
@@ -182,7 +182,7 @@ def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[I
     blocks = _blocks(x, usual, half, _FEW_BLOCKS, _most(data))
     predictor = Predictor(state.inference, state.e_step, prior_mean)
     constant = state.snapshot(prior_mean).constant
-    for parts in left_out_of_surroundings(state, constant, blocks, half):
+    for parts in left_out_of_surroundings(state, data, constant, blocks, half):
         yield (_tested(predictor, part) for part in parts)
 
 

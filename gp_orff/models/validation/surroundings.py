@@ -7,6 +7,7 @@ predicts there, and are as dense as all are, so that errors which they share sho
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,14 +15,14 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import Observations
-from gp_orff.data.tracks.observations import split
-from gp_orff.data.workers.summaries import fold_sources
+from gp_orff.data.sources import Arrays, InMemory
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.left_out import Block, LeftOut
 from gp_orff.inference.left_out.conditioning import predicted
 from gp_orff.models.state import ModelState
 
 _LEARNED = 1200  # numbers around a block
+_OF_ALL, _FEW, _MANY = 20, 20_000, 2**20  # readings of chunks: a share, and at least and at most
 _FEWEST = 4  # readings of a sample, from whose distance that of more is told
 
 
@@ -44,34 +45,27 @@ class Place:
         return part.take(torch.nonzero((distance > self.inner) & (distance <= self.outer))[:, 0])
 
 
-@dataclass(frozen=True)
-class Found:
-    """The readings around every block."""
-
-    parts: tuple[tuple[Observations, ...], ...]
-
-    def __add__(self, other: "Found") -> "Found":
-        return Found(tuple(a + b for a, b in zip(self.parts, other.parts, strict=True)))
-
-
-@dataclass(frozen=True)
-class ReadingsAround:
-    """A summary of observations: those around some blocks."""
-
-    places: tuple[Place, ...]
-
-    def __call__(self, parts: Iterator[Observations], number: int) -> Found:
-        found = [[place.around(part) for place in self.places] for part in split(parts, [])]
-        columns = zip(*found, strict=True) if found else [()] * len(self.places)
-        return Found(tuple(tuple(part for part in column if len(part)) for column in columns))
-
-    @property
-    def name(self) -> object:
-        return ["around", [[p.centre, p.half, p.inner, p.outer] for p in self.places]]
+def first_readings(data: Dataset) -> Dataset:
+    """Few readings as they are, and the first of chunks or of many: a twentieth or so, with their
+    learned weights."""
+    if data.is_small and all(isinstance(source, InMemory | Arrays) for source in data.sources):
+        return data
+    most = min(max(data.survey.num_points // _OF_ALL, _FEW), _MANY)
+    parts, weights, count = [], [], 0
+    learned = repeat(None) if data.weights is None else data.weights
+    for part, weight in zip(data.unweighted().visit(), learned, strict=False):
+        parts.append(part)
+        weights.append(weight)
+        count += len(part)
+        if count >= most:
+            break
+    kept = Dataset.in_memory(parts)
+    return kept if data.weights is None else replace(kept, weights=tuple(weights))
 
 
 def left_out_of_surroundings(
     state: ModelState,
+    data: Dataset,
     constant: Float[Tensor, "p"],
     blocks: Sequence[Block],
     half: Float[Tensor, "d"],
@@ -79,19 +73,18 @@ def left_out_of_surroundings(
     """The tested readings of every block, and the field there given the readings around it.
 
     Args:
-        state: of a kernel with a covariance, and of data at single points that can be visited.
+        state: of a kernel with a covariance.
+        data: readings at single points, in memory.
         constant: the mean of the field.
         blocks: of the sample of the survey of these data.
         half: half the width of a block, about.
     """
-    data, kernel, noises = state.data, state.e_step.kernel, state.e_step.noises
+    kernel, noises = state.e_step.kernel, state.e_step.noises
     x = torch.cat([part.x for part in data.survey.sample])
     wanted = _LEARNED * len(x) / data.survey.num_values  # of the sample, around a block
-    places = tuple(_place(x, block.left_out.to(x.device), half, wanted) for block in blocks)
-    around = ReadingsAround(places)
-    weighted = data.weights is not None
-    found = around(data.visit(), 0) if weighted else fold_sources(data.sources, around)
-    for block, place, parts in zip(blocks, places, found.parts, strict=True):
+    for block in blocks:
+        place = _place(x, block.left_out.to(x.device), half, wanted)
+        parts = [part for part in map(place.around, data.visit()) if len(part)]
         if parts:
             learned = Dataset.in_memory(_nearest(parts, place))
             inference = ExactInference.merging(kernel, noises, learned)
