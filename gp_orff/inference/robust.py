@@ -146,6 +146,28 @@ def expected_weights(
     return weights, elbo_correction
 
 
+def foreseen_weights(
+    parts: Iterable[Observations],
+    models: Mapping[str, StudentTNoise],
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+) -> list[Float[Tensor, "n"]]:
+    """Weights of readings from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
+
+    Where that posterior is uncertain, by S, the E-step would give a small weight to every reading.
+    """
+    weights = []
+    for part in parts:
+        model, weight = models.get(part.key.label), torch.ones_like(part.y[:, 0])
+        if model is not None:
+            residual, latent, noise = residuals(part, posterior, noises, mean)
+            solved = torch.linalg.solve(latent + part.noise(noise), residual)
+            weight = model.weights((residual * solved).sum(-1), part.pattern.num_values)
+        weights.append(weight)
+    return weights
+
+
 def total_elbo_correction(
     keys: Iterable[GroupKey],
     weights: Iterable[Float[Tensor, "n"]],

@@ -19,7 +19,13 @@ from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.inference.conditioning import Inference, Posterior
 from gp_orff.inference.representation import FINE_FACTOR, Representation
-from gp_orff.inference.robust import StudentTNoise, climb, expected_weights, total_elbo_correction
+from gp_orff.inference.robust import (
+    StudentTNoise,
+    climb,
+    expected_weights,
+    foreseen_weights,
+    total_elbo_correction,
+)
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import start, starts
 from gp_orff.models.fitting.trainer import (
@@ -85,6 +91,16 @@ class EStep:
         stay as they are."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         return data.weighted(*self._weights(data, inference, posterior, known))
+
+    @torch.no_grad()
+    def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
+        """The data with the weights that the posterior of a few of them lets expect."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        parts = self.heavy_tailed, posterior, self.noises, self._mean(posterior)
+        weights = foreseen_weights(data.unweighted().visit(), *parts)
+        keys = [part.key for part in data.visit()]
+        correction = total_elbo_correction(keys, weights, self.heavy_tailed)
+        return data.weighted(weights, correction)
 
     @torch.no_grad()
     def converged(self, representation: Representation, rounds: int = 300) -> Representation:
@@ -196,7 +212,7 @@ class RobustEM:
             for numbers in SUBSETS:
                 subset = self.trainer.subset(numbers)
                 subset = self._maximise(subset, exact, f"Student-t EM, {numbers}")
-            data = self.e_step.weighted(data.unweighted(), exact(subset))
+            data = self.e_step.foreseen(data, exact(subset))
         elif representation.follows:
             levels = [representation.coarse, representation.fine]
         for level in levels:
