@@ -156,7 +156,7 @@ class ValidatedModel(FieldModel):
         Example:
             >>> import gp_orff, torch
             >>> x = torch.cartesian_prod(torch.linspace(0, 1, 8), torch.linspace(0, 1, 12)).double()
-            >>> line, step = torch.arange(96) // 12, torch.linspace(-1, 1, 8).double()
+            >>> line, step = torch.arange(96) // 12, torch.tensor([1.0, -1.0]).double().repeat(4)
             >>> noise = 0.05 * torch.randn(96, generator=torch.Generator().manual_seed(0)).double()
             >>> y = torch.sin(3 * x[:, 1]) + step[line] + noise
             >>> u = torch.tensor([0.0, 1.0]).double().expand(96, 2)
@@ -166,7 +166,7 @@ class ValidatedModel(FieldModel):
             >>> [tuple(part.shape) for part in (offsets.mean, offsets.sd)], offsets.labels[0]
             ([(8, 1), (8, 1)], '0')
             >>> (last, sd), (first, _) = offsets["7"], offsets["0"]
-            >>> bool(abs(last - first - 2) < 3 * sd)
+            >>> bool(abs(last - first + 2) < 3 * sd)
             True
         """
         state = self.state
