@@ -13,6 +13,7 @@ from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations
 from gp_orff.data.repeats.merged import site_labels
 from gp_orff.features.assemble import num_features
+from gp_orff.features.frequencies.harmonic import HarmonicDraw
 from gp_orff.inference.conditioning.exact import ExactInference, has_covariance
 from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.conditioning.iterative import IterativeInference, most_factorised
@@ -22,6 +23,7 @@ MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
+_MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
 _MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of a reading
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
@@ -73,7 +75,8 @@ def on_few_sites(
     """
     data = inference.data
     merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
-    if not (merges and data.num_values <= _MOST_ON_SITES):
+    waves = any(isinstance(draw, HarmonicDraw) for draw in inference.draws)
+    if not (merges and data.num_values <= (_MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
     iterative = isinstance(inference, IterativeInference)
@@ -106,7 +109,7 @@ def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
         rows = torch.from_numpy(_nearest_to_middle(part, reach)).to(part.x.device)
         parts.append(part.take(rows))
         weights.append(weight[rows])
-    kept = Dataset.in_memory(parts).counting_memory()
+    kept = replace(Dataset.in_memory(parts).counting_memory(), symbol_data=data.symbol_data)
     return kept if data.weights is None else replace(kept, weights=tuple(weights))
 
 
