@@ -166,12 +166,15 @@ def test_chunks_and_large_data_are_looked_at_too(how, monkeypatch):
 
 
 def test_the_check_reads_the_first_chunks_only(monkeypatch):
-    """Until there are enough readings."""
+    """Until there are enough readings; of few readings the sample has all."""
     monkeypatch.setattr("gp_orff.models.validation.surroundings._FEW", 50)
+    monkeypatch.setattr("gp_orff.data.survey._SAMPLE", 150)
     _, x, y = overconfident()
     parts = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 200, 20)]
     state = gp_orff.VectorFieldGP(curl_free(0.3)).condition(parts).state
     assert torch.equal(torch.cat([part.x for part in first_readings(state.data).visit()]), x[:60])
+    few = gp_orff.VectorFieldGP(curl_free(0.3)).condition(parts[:2]).state
+    assert first_readings(few.data).survey.num_points == 40
 
 
 @pytest.mark.parametrize("along", [False, True], ids=["vectors", "along"])

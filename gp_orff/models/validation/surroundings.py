@@ -22,7 +22,7 @@ from gp_orff.inference.left_out.conditioning import predicted
 from gp_orff.models.state import ModelState
 
 _LEARNED = 1200  # numbers around a block
-_OF_ALL, _FEW, _MANY = 20, 20_000, 2**20  # readings of chunks: a share, and at least and at most
+_OF_ALL, _FEW, _MANY = 20, 5000, 2**20  # readings of chunks: a share, and at least and at most
 _FEWEST = 4  # readings of a sample, from whose distance that of more is told
 
 
@@ -50,7 +50,10 @@ def first_readings(data: Dataset) -> Dataset:
     learned weights."""
     if data.is_small and all(isinstance(source, InMemory | Arrays) for source in data.sources):
         return data
-    most = min(max(data.survey.num_points // _OF_ALL, _FEW), _MANY)
+    sample, every = data.survey.sample, data.survey.num_points
+    if sum(map(len, sample)) == every and data.weights is None:
+        return Dataset.in_memory(sample)
+    most = min(max(every // _OF_ALL, _FEW), _MANY)
     parts, weights, count = [], [], 0
     learned = repeat(None) if data.weights is None else data.weights
     for part, weight in zip(data.unweighted().visit(), learned, strict=False):
