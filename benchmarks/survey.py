@@ -5,7 +5,8 @@
 DIR holds rio-magnetic.csv of fatiando/verde: 37 718 readings along lines. Distinct line numbers are
 sorted, ties included, and every fifth line is held out, from the rank 2 on (fold by fold, then from
 3, 4, 0, 1). `VectorFieldGP(HarmonicKernel())` with default settings learns from one in `--thin`
-readings of the other lines, which the exact kernel takes; the main field is that of 1978.3. The
+readings of the other lines, which the exact kernel takes (of all, with --thin 1, it takes the means
+at few sites, and under Student-t noise one reading of each); the main field is that of 1978.3. The
 noise is Gaussian, with an offset and correlated noise of each line (track=), or Student-t. RMSE and
 NLPD are of all held-out readings in nT, noise included; seconds of the fit. Equivalent sources of
 harmonica stand beside it where that is installed.

@@ -4,12 +4,14 @@ import pytest
 import scipy.stats
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
+from linear_operator import to_dense
 
 import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.inference.left_out import Block, left_out
 from gp_orff.models.validation.calibration import Calibration, calibration_of
+from gp_orff.models.validation.surroundings import first_readings, left_out_of_surroundings
 from tests.fields import (
     ALGEBRAS,
     conditioned,
@@ -133,16 +135,76 @@ def test_student_t_noise_has_its_own_intervals():
     assert calibration_of(model.state, model.mean).note
 
 
-@pytest.mark.parametrize("how", ["chunks", "statistics", "symbols", "large"])
-def test_what_cannot_be_checked_cheaply_is_not(how, monkeypatch):
+@pytest.mark.parametrize("how", ["statistics", "symbols"])
+def test_what_has_no_readings_to_leave_out_is_not_checked(how):
     x, y, _ = flow(60)
     model = conditioned(curl_free(0.4), x, y, gp_orff.Auto(exact_values=0))
-    if how == "chunks":
-        model.condition([(x, y)])
     if how == "statistics":
         model.condition(model.statistics)
     if how == "symbols":
         model.observe(x[:3], torch.zeros(3), gp_orff.Divergence(), noise=1.0)
-    if how == "large":
-        monkeypatch.setattr("gp_orff.models.validation.calibration._MOST", 10)
     assert calibration_of(model.state, model.mean) is None
+
+
+@pytest.mark.parametrize("how", ["chunks", "large", "weighted"])
+def test_chunks_and_large_data_are_looked_at_too(how, monkeypatch):
+    """A kernel that is too smooth is told of; the one that the field was drawn from is not."""
+    monkeypatch.setattr("gp_orff.models.validation.calibration._MOST", 10)
+    smooth, x, y = overconfident()
+    rough = gp_orff.VectorFieldGP(curl_free(0.3, lambda: MaternKernel(nu=1.5)))
+    rough.likelihood.noise = exact_problem(rough.kernel, 2, 200, 20.0)[-1]
+    for model, wrong in ((smooth, True), (rough, False)):
+        if how == "weighted":
+            noise = model.likelihood.noise.item()
+            model.likelihood = gp_orff.MultitaskStudentTLikelihood(2, deg_free=100.0).double()
+            model.likelihood.noise = noise
+        parts = [(x[:90], y[:90]), (x[90:], y[90:])]
+        model.condition(parts) if how == "chunks" else model.condition(x, y)
+        said = calibration_of(model.state, model.mean)
+        assert bool(said.note) == wrong
+        assert said.blocks == 3
+
+
+def test_the_check_reads_the_first_chunks_only(monkeypatch):
+    """Until there are enough readings; of few readings the sample has all."""
+    monkeypatch.setattr("gp_orff.models.validation.surroundings._FEW", 50)
+    monkeypatch.setattr("gp_orff.data.survey._SAMPLE", 150)
+    _, x, y = overconfident()
+    parts = [(x[i : i + 20], y[i : i + 20]) for i in range(0, 200, 20)]
+    state = gp_orff.VectorFieldGP(curl_free(0.3)).condition(parts).state
+    assert torch.equal(torch.cat([part.x for part in first_readings(state.data).visit()]), x[:60])
+    few = gp_orff.VectorFieldGP(curl_free(0.3)).condition(parts[:2]).state
+    assert first_readings(few.data).survey.num_points == 40
+
+
+@pytest.mark.parametrize("along", [False, True], ids=["vectors", "along"])
+def test_a_block_is_predicted_from_the_readings_around_it(along, monkeypatch):
+    """From the nearest 80 numbers outside; against dense covariances, to rounding."""
+    monkeypatch.setattr("gp_orff.models.validation.surroundings._LEARNED", 80)
+    x, y, _ = flow(150)
+    h = directions(150)
+    y = (y * h).sum(-1) if along else y
+    model = gp_orff.VectorFieldGP(curl_free(0.4))
+    model.likelihood.noise = 0.05
+    state = model.condition(x, y, **({"directions": h} if along else {})).state
+    half, constant = torch.tensor([0.3, 0.4]).double(), torch.tensor([0.2, -0.1]).double()
+    inside = ((x - x[0]).abs() / half).amax(-1) <= 1
+    tested = inside & (torch.arange(150) < 75)
+    blocks = [Block(0, inside, tested)]
+    (((found,),),) = (left_out_of_surroundings(state, state.data, constant, blocks, half),)
+    centre = 0.5 * (x[inside].amin(0) + x[inside].amax(0))
+    distance = ((x - centre).abs() / half).amax(-1)
+    outside = torch.nonzero(distance > distance[inside].max())[:, 0]
+    near = outside[distance[outside].argsort()][: 80 if along else 40]
+    rows = torch.block_diag(*h.unsqueeze(1)) if along else torch.eye(300).double()
+    width = 1 if along else 2
+    prior = rows @ to_dense(model.kernel(x)) @ rows.mT
+    of = (torch.arange(150 * width) // width).unsqueeze(-1)
+    learned, asked = (of == near).any(-1), tested[of.squeeze(-1)]
+    k = prior[learned][:, learned] + 0.05 * torch.eye(int(learned.sum())).double()
+    gain = prior[asked][:, learned] @ torch.linalg.inv(k)
+    mean = rows @ constant.repeat(150)
+    expected = mean[asked] + gain @ (y.flatten() - mean)[learned]
+    covariance = prior[asked][:, asked] - gain @ prior[learned][:, asked]
+    torch.testing.assert_close(found.mean.flatten(), expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(found.joint(), covariance, rtol=1e-8, atol=1e-8)

@@ -82,6 +82,29 @@ def test_changes_count_as_noise_of_the_sites():
     assert (changes[count > 1] > 0.1 / count[count > 1]).any()  # not negligible
 
 
+def test_residuals_of_records_are_those_of_their_sites():
+    """E[r²] of r = y − f̄ against dense covariances of the means ȳ = f(x̄) + change + ε̄."""
+    u = directions(1).expand(200, 2)
+    (part,) = read(track(200), draw(200, 2)[:, 0], 2, Options(directions=u))
+    kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
+    data = with_few_sites(kernel, noises, Dataset.in_memory([part]), 60)
+    inference = ExactInference.merging(kernel, noises, data)
+    posterior = inference.posterior(kernel, noises, torch.zeros(2).double())
+    (found,) = inference.residuals(posterior)
+    site = torch.from_numpy(site_labels(part, inference.reach))
+    average = torch.nn.functional.one_hot(site).double().mT
+    count = average.sum(-1)
+    average, h = average / count[:, None], torch.kron(torch.eye(len(count)).double(), u[:1])
+    (changes,) = changes_within(kernel, noises, inference.reach, data)
+    white = torch.diag(NOISE / count)  # Cov[ε̄]
+    total = h @ kernel(average @ part.x).to_dense() @ h.mT + white + torch.diag(NOISE * changes)
+    means = average @ part.y[:, 0]
+    noise = white @ torch.linalg.solve(total, means)
+    variance = (white - white @ torch.linalg.solve(total, white)).diagonal()
+    expected = (part.y[:, 0] - means[site] + noise[site]).square() + variance[site]
+    torch.testing.assert_close(found.flatten(), expected, rtol=1e-7, atol=1e-9)
+
+
 def test_sites_are_as_small_as_their_number_permits():
     data = Dataset.in_memory(read(track(2000), draw(2000, 2), 2, Options()))
     kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
@@ -178,3 +201,39 @@ def test_even_readings_stay_on_the_grid():
         found.append(on_few_sites(inference, kernel, noises, 1000))
     assert found[0] is None
     assert found[1] is not None
+
+
+def test_under_student_t_noise_single_readings_take_the_place_of_rough_sites(monkeypatch):
+    """The reading nearest to the middle of each site: the model is that of these readings alone, to
+    rounding, and says how many are left out."""
+    monkeypatch.setattr(representation, "MOST_EXACT", 300)
+    monkeypatch.setattr(representation, "MOST_ITERATIVE", 2000)
+    x = track(350)
+    y = torch.sin(9 * x) + 0.1 * draw(350, 2, seed=5)
+
+    def robust(**options):
+        model = model_of(**options)
+        model.likelihood = gp_orff.MultitaskStudentTLikelihood(2).double()
+        model.likelihood.noise = NOISE / 10
+        return model
+
+    model = robust(frequencies=gp_orff.Auto(exact_values=100))
+    with pytest.warns(gp_orff.DataWarning, match="of 350 readings are left out"):
+        model.condition(x, y)
+    count = model.state.data.survey.num_points
+    assert 50 < count <= 150
+    assert f"one reading of each is kept, {count} of 350" in str(model.report)
+    (part,) = model.state.data.unweighted().visit()
+    among = (part.x[:, None] == x).all(-1)
+    assert (among.sum(-1) == 1).all()
+    alone = robust(frequencies=gp_orff.Auto(exact_values=1000)).condition(part.x, part.y)
+    for ours, theirs in zip(moments(model, x[::9]), moments(alone, x[::9]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_the_reading_nearest_to_the_middle_of_a_site():
+    x = torch.tensor([[0.0], [0.1], [0.04], [5.0], [0.06]]).double()
+    y = torch.arange(5.0).double().unsqueeze(-1)
+    data = Dataset.in_memory(read(x, y, 1, Options()))
+    (part,) = few_sites.one_of_each(data, (0.2,)).visit()
+    assert part.y.flatten().tolist() == [3.0, 4.0]  # the middle of four readings is at 0.05

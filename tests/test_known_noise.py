@@ -253,6 +253,50 @@ def test_the_factor_starts_at_one_unless_units_are_mistaken():
     assert likelihood.noise_scale.item() == pytest.approx(0.5e-4)
 
 
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+@pytest.mark.parametrize("shape", ["readings", "components"])
+def test_student_t_noise_has_the_scales_that_are_given(shape, rule):
+    """E[w] = (ν + v) / (ν + E[rᵀR⁻¹r]) under the dense posterior with the noise R/w, for v numbers
+    that share a weight: a vector, or each component. To 1e-3: weights settle to 1e-9 nats for each
+    number, which are quadratic in them."""
+    (x, y), nu = data(), 4.0
+    noise = SHAPES[shape](covariances())
+    y[5] += 3.0
+    robust = gp_orff.MultitaskStudentTLikelihood(P, deg_free=nu)
+    model = gp_orff.VectorFieldGP(
+        curl_free(0.6), likelihood=robust, mean=zero_mean(), frequencies=RULES[rule]
+    )
+    model.condition(x, y, noise=noise)
+    assert model.likelihood.deg_free == nu
+    v = P if shape == "readings" else 1
+    w = torch.stack(list(model.state.data.all_weights()), dim=-1).expand(-1, P).flatten()
+    r = noise.reshape(COUNT, -1).expand(-1, P).flatten()
+    k, current = prior_of(model, x), torch.diag(r / w)
+    gain = k @ torch.linalg.inv(k + current)
+    squares = (y.flatten() - gain @ y.flatten()).square() + (k - gain @ k).diagonal()
+    distance = (squares / r).unflatten(0, (-1, v)).sum(-1)
+    expected = (nu + v) / (nu + distance)
+    torch.testing.assert_close(w[::v], expected, rtol=1e-3, atol=0)
+    assert w.reshape(-1, P)[5].max() < 0.2 * w.median()
+    field = model.posterior().mean(x).flatten()
+    torch.testing.assert_close(field, gain @ y.flatten(), rtol=1e-8, atol=1e-8)
+
+
+def test_student_t_noise_of_known_scale_is_kept_in_files(tmp_path):
+    """Its new readings have the covariance ν/(ν − 2) R, and without noise= it is learned again."""
+    (x, y), r = data(), SHAPES["readings"](covariances())
+    robust = gp_orff.MultitaskStudentTLikelihood(P, deg_free=5.0)
+    model = gp_orff.VectorFieldGP(curl_free(0.6), likelihood=robust).condition(x, y, noise=r)
+    model.save(tmp_path / "model.pt")
+    loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    assert torch.equal(loaded.posterior().mean(x), model.posterior().mean(x))
+    field = loaded.posterior()(x)
+    added = loaded.likelihood(field, noise=r).variance - field.variance
+    torch.testing.assert_close(added, (5 / 3 * r).unsqueeze(-1).expand(-1, P))
+    model.condition(x, y)
+    assert type(model.likelihood) is gp_orff.MultitaskStudentTLikelihood
+
+
 def test_noise_is_kept_as_it_is(scaled):
     """At one, also after a fit that learned a factor; a fit without data changes neither."""
     model, x, y, r = scaled
@@ -369,7 +413,8 @@ def test_arguments_that_contradict_each_other():
     model = gp_orff.VectorFieldGP(curl_free(0.6))
     calls = [
         ({"noise": R, "variances": torch.ones(COUNT)}, ValueError, "noise= or variances="),
-        ({"noise": R, "track": "a"}, NotImplementedError, "noise= or track="),
+        ({"noise": covariances(), "track": "a"}, NotImplementedError, r"\(24,\) beside track="),
+        ({"noise": R, "track": "a", "scale_noise": True}, NotImplementedError, "scale_noise=False"),
         ({"scale_noise": True}, ValueError, "noise= beside scale_noise=True"),
     ]
     for options, error, message in calls:
@@ -379,9 +424,8 @@ def test_arguments_that_contradict_each_other():
         model.fit(x, y[:, 0], noise=R, directions=u, progress=False)
     with pytest.raises(ValueError, match="noise, directions, groups, tracks and times inside"):
         model.fit([(x, y)], noise=R, progress=False)
-    robust = gp_orff.MultitaskStudentTLikelihood(P)
-    with pytest.raises(ValueError, match="expected Gaussian noise beside noise="):
-        gp_orff.VectorFieldGP(curl_free(), likelihood=robust).fit(x, y, noise=R, progress=False)
+    with pytest.raises(ValueError, match="deg_free > 2"):
+        gp_orff.KnownNoiseLikelihood(P, deg_free=2.0)
     mixed = [{"x": x, "y": y, "noise": R}, (x, y)]
     with pytest.raises(ValueError, match="for all readings of a group or for none"):
         model.fit(mixed, progress=False)

@@ -17,7 +17,7 @@ from gp_orff.models.validation.blocks import by_track
 from gp_orff.models.validation.calibration import calibration_of
 from gp_orff.symbols.base import Identity
 from tests.fields import curl_free, draw, uniform
-from tests.tracks import EYE, RULES, P, conditioned, likelihood, path_length
+from tests.tracks import EYE, RULES, P, conditioned, known, likelihood, path_length, turning
 
 RULES = {**RULES, "truncated": gp_orff.Grid(spacing=1.0, cutoff=5.0)}
 ROUNDING = 1e-8
@@ -56,31 +56,43 @@ def averaging(label, clock, span):
     return torch.stack(rows)
 
 
-def predicted_by_the_rest(model, x, y, label, clock, rest, tested, span):
+def observing(x, directed):
+    """H of all readings: whole vectors, or their components along directions."""
+    return (
+        torch.block_diag(*turning(x).unsqueeze(1)) if directed else torch.eye(P * len(x)).double()
+    )
+
+
+def predicted_by_the_rest(
+    model, x, y, label, clock, rest, tested, span, directed=False, given=False
+):
     """Mean and variance of readings, from dense algebra."""
     field, slow, delta = covariances(model, x, label, clock)
-    noise = model.likelihood
+    select, eye = observing(x, directed), EYE[:1, :1] if directed else EYE
+    noise, own_noise = model.likelihood, known(x) if given else 0 * x[:, 0]
     kept = np.flatnonzero(rest)
     average = torch.zeros(0, len(x)).double()
     for row in averaging(label[kept], clock[kept], span):
         whole = torch.zeros(1, len(x)).double()
         whole[0, kept] = row
         average = torch.cat([average, whole])
-    h = torch.kron(average, EYE)
+    h = torch.kron(average, eye)
     count = len(average)
     own = (noise.block_variance + delta) * torch.eye(count).double()
-    white = noise.noise * average @ average.mT
-    signal = field + torch.kron(slow, EYE)
-    k = h @ signal @ h.mT + torch.kron(white + own, EYE)
-    cross, ones, values = signal @ h.mT, h @ EYE.repeat(len(x), 1), h @ y.flatten()
+    white = (noise.noise + own_noise) * average @ average.mT
+    signal = select @ field @ select.mT + torch.kron(slow, eye)
+    k = h @ signal @ h.mT + torch.kron(white + own, eye)
+    every = select @ EYE.repeat(len(x), 1)
+    cross, ones, values = signal @ h.mT, h @ every, h @ y.flatten()
     information = ones.mT @ torch.linalg.solve(k, ones)
     constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, values))
     gain = torch.linalg.solve(k, cross.mT).mT
-    mean = gain @ (values - ones @ constant) + constant.repeat(len(x))
-    effect = EYE.repeat(len(x), 1) - gain @ ones
+    mean = gain @ (values - ones @ constant) + every @ constant
+    effect = every - gain @ ones
     latent = signal - gain @ cross.mT + effect @ torch.linalg.solve(information, effect.mT)
     variance = latent.diagonal() + delta + noise.noise + noise.block_variance
-    return mean.unflatten(0, (-1, P))[tested], variance.unflatten(0, (-1, P))[tested]
+    variance = variance + own_noise.repeat_interleave(len(eye))
+    return mean.unflatten(0, y.shape)[tested], variance.unflatten(0, y.shape)[tested]
 
 
 def blocks_within(label):
@@ -92,17 +104,27 @@ CASES = [
     (rule, span, whole, True) for rule in RULES for span in (0.0, 4.0) for whole in (True, False)
 ]
 CASES += [("exact", 4.0, False, False), ("grid", 0.0, True, False)]
+PLAIN, ALONG, GIVEN = {}, {"directed": True}, {"given": True}
+CASES = [(*case, PLAIN) for case in CASES]
+CASES += [
+    (rule, 4.0, whole, True, ALONG | GIVEN)
+    for rule in ("exact", "truncated")
+    for whole in (True, False)
+]
+CASES += [("exact", 0.0, False, True, GIVEN), ("monte_carlo", 0.0, False, True, ALONG)]
 
 
-@pytest.mark.parametrize(("rule", "span", "whole", "timed"), CASES)
-def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
+@pytest.mark.parametrize(("rule", "span", "whole", "timed", "kind"), CASES)
+def test_readings_are_predicted_by_the_rest(rule, span, whole, timed, kind):
     """Tracks left out whole, and parts of tracks whose rest tells their offset."""
     span = span if timed else span / 60
-    model, x, y, label, time = conditioned(RULES[rule], span, timed)
+    model, x, y, label, time = conditioned(RULES[rule], span, timed, **kind)
     clock = time if timed else path_length(x, label)
     before = model.posterior().mean(x)
     blocks = label if whole else blocks_within(label)
     options = {"track": label, **({"time": time} if timed else {})}
+    options |= {"directions": turning(x)} if kind.get("directed") else {}
+    options |= {"noise": known(x)} if kind.get("given") else {}
     found = model.cross_validate(x, y, blocks=blocks, **options)
     assert torch.equal(model.posterior().mean(x), before)
     assert len(found.pit) == y.numel()
@@ -110,7 +132,7 @@ def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
         rows = found.block == number
         tested = blocks == name
         mean, variance = predicted_by_the_rest(
-            model, x, y, label, clock, ~tested, torch.from_numpy(tested), span
+            model, x, y, label, clock, ~tested, torch.from_numpy(tested), span, **kind
         )
         torch.testing.assert_close(found.mean[rows], mean.flatten(), rtol=ROUNDING, atol=ROUNDING)
         sd = variance.sqrt().flatten()
@@ -118,32 +140,41 @@ def test_readings_are_predicted_by_the_rest(rule, span, whole, timed):
         assert torch.equal(found.observed[rows], y[torch.from_numpy(tested)].flatten())
 
 
-@pytest.mark.parametrize(("rule", "span"), [(rule, span) for rule in RULES for span in (0.0, 4.0)])
-def test_one_reading_is_predicted_by_all_others(rule, span, monkeypatch):
+SINGLE = [(rule, span, PLAIN) for rule in RULES for span in (0.0, 4.0)]
+SINGLE += [("exact", 4.0, ALONG | GIVEN), ("grid", 4.0, ALONG), ("monte_carlo", 0.0, GIVEN)]
+
+
+@pytest.mark.parametrize(("rule", "span", "kind"), SINGLE)
+def test_one_reading_is_predicted_by_all_others(rule, span, kind, monkeypatch):
     """From the mean of the others of its block, whose error it shares, and all other blocks."""
     monkeypatch.setattr("gp_orff.inference.left_out.one_by_one._READINGS", 29)  # of 30 on a track
-    model, x, y, label, time = conditioned(RULES[rule], span)
-    found = model.leave_one_out(x, y, track=label, time=time)
+    model, x, y, label, time = conditioned(RULES[rule], span, **kind)
+    directed, given = kind.get("directed", False), kind.get("given", False)
+    options = {"directions": turning(x)} if directed else {}
+    options |= {"noise": known(x)} if given else {}
+    found = model.leave_one_out(x, y, track=label, time=time, **options)
     field, slow, delta = covariances(model, x, label, time)
     noise, average = model.likelihood, averaging(label, time, span)
+    select, eye = observing(x, directed), EYE[:1, :1] if directed else EYE
+    own_noise = known(x) if given else 0 * x[:, 0]
     member = (average > 0).double()
     common = (noise.block_variance + delta) * member.mT @ member
-    signal = field + torch.kron(slow + common, EYE)
-    total = signal + noise.noise * torch.eye(len(signal)).double()
-    h = torch.kron(average, EYE)
-    k, ones = h @ total @ h.mT, h @ EYE.repeat(len(x), 1)
+    signal = select @ field @ select.mT + torch.kron(slow + common, eye)
+    total = signal + torch.kron(torch.diag(noise.noise + own_noise), eye)
+    h, every = torch.kron(average, eye), select @ EYE.repeat(len(x), 1)
+    k, ones = h @ total @ h.mT, h @ every
     information = ones.mT @ torch.linalg.solve(k, ones)
     constant = torch.linalg.solve(information, ones.mT @ torch.linalg.solve(k, h @ y.flatten()))
     for i in (0, 7, 14, 21, 29, 44, 59, 89):
         others = average.clone()
         others[:, i] = 0.0
         others = others[others.sum(-1) > 0]
-        h = torch.kron(others / others.sum(-1, keepdim=True), EYE)
-        rows = slice(P * i, P * i + P)
+        h = torch.kron(others / others.sum(-1, keepdim=True), eye)
+        rows = slice(len(eye) * i, len(eye) * (i + 1))
         k, cross = h @ total @ h.mT, total[rows] @ h.mT
         gain = torch.linalg.solve(k, cross.mT).mT
-        values = h @ (y - constant).flatten()
-        residual = y[i] - constant - gain @ values
+        values = h @ (y.flatten() - every @ constant)
+        residual = y[i] - every[rows] @ constant - gain @ values
         covariance = total[rows, rows] - gain @ cross.mT
         torch.testing.assert_close(found.residual[i], residual, rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(found.covariance[i], covariance, rtol=1e-7, atol=1e-8)
@@ -153,7 +184,7 @@ def test_one_reading_is_predicted_by_all_others(rule, span, monkeypatch):
 def test_the_joint_covariance_of_what_is_left_out_has_the_variances(rule, monkeypatch):
     """Of readings whose track partly stays, and of new tracks, which share their offset."""
     model, x, y, label, time = conditioned(RULES[rule], 0.0)
-    monkeypatch.setattr("gp_orff.inference.left_out.signal._READINGS", 7)
+    monkeypatch.setattr("gp_orff.inference.along_tracks.signal._READINGS", 7)
     (part,) = read(x, y, P, Options())
     readings = TrackReadings.of(part, label, time, len(x), 0.0)
     mask = torch.from_numpy((label == "leg 0") | (blocks_within(label) == 1))

@@ -215,7 +215,7 @@ def test_every_file_tells_the_same_version():
     told = [
         re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)[1],
         re.search(r'set version = "(.*)"', (ROOT / "conda/meta.yaml").read_text())[1],
-        re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1],
+        re.search(r"^## (\d\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1],
     ]
     assert told == [gp_orff.__version__] * 3
 

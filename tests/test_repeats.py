@@ -85,6 +85,20 @@ def test_student_t_weights_are_those_of_all_records():
         torch.testing.assert_close(ours, all_records, rtol=1e-6, atol=1e-6)
 
 
+def test_directions_that_turn_a_little_share_a_site():
+    """By 1e-5; the mean of a site is along their mean, so that the posterior is that of all records
+    to a few times that."""
+    u = directions(PLACES)[PLACE]
+    turned = torch.nn.functional.normalize(u + 1e-5 * draw(RECORDS, 2, seed=8), dim=-1)
+    x, y = records({"directions": turned})
+    moved = x + 1e-7 * draw(RECORDS, 2, seed=9)
+    models = [conditioned(moved, y, merge=merge, directions=turned) for merge in (None, 0)]
+    assert models[0].state.inference.size == PLACES
+    for value in ("mean", "variance"):
+        ours, all_records = (getattr(model.posterior(), value)(x) for model in models)
+        torch.testing.assert_close(ours, all_records, rtol=0, atol=1e-4)
+
+
 def test_scatter_completes_the_density_of_the_records():
     """log p(records | f) = log p(mean | f) + what the scatter adds."""
     y, weight = draw(5, 2), uniform(5, seed=1) + 0.1

@@ -12,8 +12,10 @@ import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
 
 import gp_orff
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey, LineOfSight
+from gp_orff.data.reading import Options, read
 from gp_orff.inference.robust import StudentTNoise, climb, latent_covariance
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
@@ -510,6 +512,35 @@ def test_residuals_from_the_factor_are_those_of_the_posterior(directed):
     second = residual[:, None] * residual + prior - prior @ torch.linalg.solve(both, prior)
     expected = second.unflatten(0, (40, width)).unflatten(2, (40, width)).diagonal(dim1=0, dim2=2)
     torch.testing.assert_close(found, expected.permute(2, 0, 1), rtol=1e-7, atol=1e-9)
+
+
+def test_weights_that_few_readings_foresee():
+    """(ν + p) / (ν + rᵀ(S + N)⁻¹r) from dense covariances, to rounding: larger than those
+    of the E-step, which count that little is known against a reading."""
+    x, y, _, bad = with_outliers(60)
+    model = robust_model()
+    model.likelihood.noise = 0.01
+    model.condition(x, y)
+    inference, e_step = model.state.inference, model.state.e_step
+    few, data = (Dataset.in_memory(read(x[:count], y[:count], 2, Options())) for count in (15, 60))
+    few = inference.of(few)
+    found = torch.cat(e_step.foreseen(data, few).weights)
+    noise = e_step.noises[""]
+    prior = linear_operator.to_dense(model.kernel(x))
+    total = prior[:30, :30] + torch.block_diag(*[noise] * 15)
+    ones = torch.eye(2).double().repeat(60, 1)
+    solved = torch.linalg.solve(total, ones[:30])
+    constant = torch.linalg.solve(ones[:30].mT @ solved, solved.mT @ y[:15].flatten())
+    gain = torch.linalg.solve(total, prior[:30]).mT
+    residual = (y - constant).flatten() - gain @ (y[:15] - constant).flatten()
+    latent = (prior - gain @ prior[:30]).unflatten(0, (60, 2)).unflatten(2, (60, 2))
+    latent = latent.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    residual = residual.unflatten(0, (60, 2))
+    distance = (residual * torch.linalg.solve(latent + noise, residual)).sum(-1)
+    torch.testing.assert_close(found, 6 / (4 + distance), rtol=1e-8, atol=1e-10)
+    seen = torch.cat(e_step.weighted(data, few).weights)
+    assert (found > seen).all()
+    assert found[~bad].median() > 3 * seen[~bad].median()
 
 
 def test_variances_along_directions_are_those_of_vectors():

@@ -20,6 +20,7 @@ from tests.tracks import (
     RULES,
     P,
     conditioned,
+    known,
     likelihood,
     path_length,
     survey,
@@ -41,7 +42,8 @@ class Oracle:
         covariance = noise.offset_variance + noise.correlated_variance * torch.exp(
             -lag / noise.correlation_time
         )
-        covariance = same * covariance + noise.noise * torch.eye(len(x)).double()
+        white = noise.noise + (0 * clock if part.given is None else known(x))
+        covariance = same * covariance + torch.diag(white)
         points = torch.cat([x, xs])
         inference = model.state.inference
         if hasattr(inference, "draws"):
@@ -59,12 +61,16 @@ class Oracle:
         self.k = self.k + noise.block_variance * torch.eye(len(self.k)).double()
         self.cross, self.prior = prior[n:, :n] @ mean.mT, prior[n:, n:]
         self.y, self.ones = of_means, mean @ EYE.repeat(len(x), 1)
-        self.scatter = self.about_lines(model, y, clock, block)
+        given = torch.zeros(len(x)) if part.given is None else known(x)
+        self.scatter = 0.0
+        for rows in map(torch.from_numpy, (label == name for name in np.unique(label))):
+            parts = y[rows], clock[rows], block[rows], given[rows].mean()
+            self.scatter = self.scatter + self.about_lines(model, *parts)
 
-    def about_lines(self, model, y, clock, block):
+    def about_lines(self, model, y, clock, block, given):
         """The density of the residuals about a line in every block."""
         squares, degrees, noise = 0.0, 0, model.likelihood
-        for b in range(int(block.max()) + 1):
+        for b in block.unique():
             rows = block == b
             if rows.sum() > 2:
                 line = np.polyfit(clock[rows].numpy(), y[rows].numpy(), 1, full=True)
@@ -73,7 +79,7 @@ class Oracle:
                     degrees + y.shape[-1] * (rows.sum().item() - 2),
                 )
         u = 2 * noise.span / noise.correlation_time
-        variance = noise.noise + noise.correlated_variance * u / (15 + u)
+        variance = noise.noise + given + noise.correlated_variance * u / (15 + u)
         return -0.5 * (squares / variance + degrees * torch.log(2 * math.pi * variance)).sum()
 
     def information(self):
@@ -100,13 +106,14 @@ class Oracle:
 CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]
 
 
-@pytest.mark.parametrize("kind", ["timed", "along paths", "directed"])
+@pytest.mark.parametrize("kind", ["timed", "along paths", "directed", "known noise"])
 @pytest.mark.parametrize(("rule", "span"), CASES)
 def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, kind):
     """To rounding, 1e-8; blocks of several readings with their scatter about lines."""
     timed = kind != "along paths"
     span = span if timed else span / 60
-    model, x, y, label, time = conditioned(RULES[rule], span, timed, kind == "directed")
+    kinds = kind == "directed", kind == "known noise"
+    model, x, y, label, time = conditioned(RULES[rule], span, timed, *kinds)
     clock = time if timed else path_length(x, label)
     xs = uniform(7, 2, seed=9)
     oracle = Oracle(model, x, y, label, clock, xs, turning(x) if kind == "directed" else None)
@@ -125,6 +132,42 @@ def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, k
     field = model.posterior()
     torch.testing.assert_close(field.mean(xs).flatten(), mean, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(field.variance(xs).flatten(), variance, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["timed", "directed", "known noise"])
+@pytest.mark.parametrize(("rule", "span"), [("exact", 4.0), ("grid", 0.0)])
+def test_offsets_are_those_of_a_joint_gaussian(rule, span, kind):
+    """E[b | y] and its variance, the mean of the field not known; to rounding, 1e-8."""
+    kinds = kind == "directed", kind == "known noise"
+    model, x, y, label, time = conditioned(RULES[rule], span, True, *kinds)
+    oracle = Oracle(model, x, y, label, time, x[:1], turning(x) if kinds[0] else None)
+    (part,) = model.state.data.tracks
+    prior, width = model.likelihood.offset_variance, 1 if kinds[0] else P
+    of_track = torch.arange(3).repeat_interleave(
+        torch.tensor([len(track.y) for track in part.tracks])
+    )
+    cross = prior * torch.kron((of_track == torch.arange(3)[:, None]).double(), EYE[:width, :width])
+    gain = torch.linalg.solve(oracle.k, cross.mT).mT
+    mean = gain @ (oracle.y - oracle.ones @ oracle.constant())
+    effect = gain @ oracle.ones
+    of_mean = effect @ torch.linalg.solve(oracle.information(), effect.mT)
+    variance = (prior * torch.eye(3 * width).double() - gain @ cross.mT + of_mean).diagonal()
+    offsets = model.track_offsets()
+    assert offsets.labels == ("leg 0", "leg 1", "leg 2")
+    torch.testing.assert_close(offsets.mean.flatten(), mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(offsets.sd.flatten(), variance.sqrt(), rtol=1e-8, atol=1e-8)
+    assert torch.equal(offsets["leg 1"][0], offsets.mean[1])
+    with pytest.raises(KeyError, match="label of a track, such as 'leg 0'"):
+        offsets["leg 9"]
+
+
+def test_offsets_are_those_of_tracks():
+    model = gp_orff.VectorFieldGP(curl_free(0.6)).condition(*survey()[:2])
+    with pytest.raises(ValueError, match="readings with track="):
+        model.track_offsets()
+    model, *_ = conditioned(RULES["grid"], 0.0)
+    with pytest.raises(ValueError, match=r"one of \[''\], got 'ship'"):
+        model.track_offsets("ship")
 
 
 def separable():
@@ -208,15 +251,15 @@ def test_files_keep_tracks(rule, tmp_path):
 
 @pytest.mark.parametrize("rule", ["exact", "grid"])
 def test_readings_along_directions_are_kept_and_updated(rule, tmp_path):
-    """A file and an update with more of a track give what conditioning on all gives, to rounding;
-    so does a group of vectors beside them."""
+    """A file and an update with more of a track give what conditioning on all gives, to rounding,
+    with their known noise; so does a group of vectors beside them."""
     x, y, label, time = survey()
     u = turning(x)
     z, first = (y * u).sum(-1), time < 20
 
     def part(rows):
         options = {"track": label[rows.numpy()], "time": time[rows], "directions": u[rows]}
-        return (x[rows], z[rows]), options
+        return (x[rows], z[rows]), {**options, "noise": known(x)[rows]}
 
     model, again = (
         gp_orff.VectorFieldGP(
@@ -248,6 +291,8 @@ def test_a_new_reading_has_the_noise_of_a_new_track():
     torch.testing.assert_close(reading.mean, field.mean)
     conditional = noise(field.mean)
     torch.testing.assert_close(conditional.stddev.square(), total.expand(5, 2))
+    known_too = noise(field, noise=known(x[:5])).variance - reading.variance
+    torch.testing.assert_close(known_too, known(x[:5]).unsqueeze(-1).expand(5, 2))
 
 
 def test_a_fit_learns_noise_along_tracks_and_error_bars_hold():
@@ -314,6 +359,8 @@ def test_readings_that_are_not_later_are_no_update():
         model.update(x[:3], y[:3], track=label[:3], time=time[:3])
     with pytest.raises(ValueError, match="times for all tracks of a group or for none"):
         model.update(x[:3], y[:3], track=["new"] * 3)
+    with pytest.raises(ValueError, match="noise= for all tracks of a group or for none"):
+        model.update(x[:3], y[:3], track=["new"] * 3, time=time[:3], noise=torch.ones(3))
     with pytest.raises(ValueError, match="groups of their own"):
         model.update(x[:3], y[:3])
     model.update(x[:3], y[:3], group="fixed")

@@ -40,9 +40,15 @@ def turning(x):
     return torch.stack([torch.cos(0.4 * x[:, 0]), torch.sin(0.4 * x[:, 0])], dim=-1)
 
 
-def conditioned(rule, span, timed=True, directed=False):
+def known(x):
+    """A noise variance of each reading, from a quarter of the white noise to five times that."""
+    return 0.01 * 20 ** uniform(len(x), seed=7)
+
+
+def conditioned(rule, span, timed=True, directed=False, given=False):
     x, y, label, time = survey()
     options = {"directions": turning(x)} if directed else {}
+    options |= {"noise": known(x)} if given else {}
     y = (y * turning(x)).sum(-1, keepdim=True) if directed else y
     model = gp_orff.VectorFieldGP(
         curl_free(0.6), likelihood=likelihood(span), frequencies=rule or gp_orff.Auto()

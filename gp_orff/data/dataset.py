@@ -20,7 +20,8 @@ from gp_orff.data.repeats.request import BY_THE_PRIOR, Repeats
 from gp_orff.data.sources import InMemory, Source, WithinBox
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
-from gp_orff.data.tracks.observations import TrackObservations, joined, require_none, split
+from gp_orff.data.tracks.observations import TrackObservations, require_none, split
+from gp_orff.data.tracks.reading import joined
 from gp_orff.data.tracks.surveyed import FirstLook, surveyed
 from gp_orff.data.workers.summaries import fold_sources, statistics_under
 from gp_orff.features.columns import TrigColumns
@@ -178,10 +179,9 @@ class Dataset(Data):
         weights = None
         if self.weights is not None or other.weights is not None:
             weights = (*self.all_weights(), *other.all_weights())
-        sources, survey = self.sources + other.sources, self.survey + other.survey
         return Dataset(
-            sources,
-            survey,
+            self.sources + other.sources,
+            self.survey + other.survey,
             weights,
             self.elbo_correction + other.elbo_correction,
             self.numbers_in_memory + other.numbers_in_memory,

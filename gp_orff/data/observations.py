@@ -70,6 +70,15 @@ class Observations:
         half = self.pattern.rows(blocks, self.direction)
         return self.pattern.rows(half.mT, self.direction)
 
+    def apply_to_joint(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n*v n*v"]:
+        """H C Hᵀ of the covariance C of all vectors."""
+
+        def half(matrix: Float[Tensor, "n*p k"]) -> Float[Tensor, "n*v k"]:
+            values = matrix.unflatten(0, (len(self), -1))
+            return self.pattern.rows(values, self.direction).flatten(0, 1)
+
+        return half(half(covariance).mT)
+
     def noise(self, group: GroupNoise) -> Float[Tensor, "n v v"]:
         """The noise covariance of every observation: Σ/w_n + H_n δ H_nᵀ."""
         noise = group.weighted.expand(len(self), -1, -1)

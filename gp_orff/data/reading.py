@@ -39,10 +39,10 @@ class Options:
                 "expected noise= or variances=, got both; noise= is the noise itself, variances= "
                 "are relative to one that is learned"
             )
-        if self.noise is not None and self.track is not None:
+        if self.scale_noise and self.track is not None:
             raise NotImplementedError(
-                "expected noise= or track=, got both; track= learns noise that readings share, "
-                "noise= is that of each reading by itself: leave out one of them"
+                "expected scale_noise=False beside track=, got True; noise along tracks adds a "
+                "white variance, which is learned, to the noise that is given"
             )
         if self.missing not in ("raise", "mask"):
             raise ValueError(
@@ -89,6 +89,12 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
     known, covariance = options.noise is not None, None
     if known:
         noise = given_noise(options.noise, len(x), y.shape[-1], observed).to(y.device)
+        if options.track is not None and noise.dim() > 1:
+            raise NotImplementedError(
+                f"expected noise of shape {(len(x),)} beside track=, a variance for each reading, "
+                f"got {tuple(noise.shape)}; noise along tracks is the same in every component: "
+                "give the mean of their variances"
+            )
         weight, covariance = (None, noise) if noise.dim() == 3 else (1 / noise, None)
     separate = weight is not None and weight.dim() == 2  # a weight for each component
     for label, members in _labels(options.group, len(x)):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, StatisticsOnly
 from gp_orff.data.noise.covariances import Noises, noises_of
-from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
@@ -31,6 +30,7 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.conditioning.few_sites import exact_instead
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
+from gp_orff.inference.robust import weighs
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.tree import terms
@@ -106,8 +106,9 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        robust = any(isinstance(n, MultitaskStudentTLikelihood) for n in self.likelihoods.values())
-        most = MOST_EXACT if robust else MOST_TRAINING  # weights change sums over all the data
+        most = (
+            MOST_EXACT if weighs(self.likelihoods) else MOST_TRAINING
+        )  # weights change sums over all data
         costly = not self.on_lattice and size <= most and self.requested.exact_values
         if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
             return False
@@ -121,14 +122,13 @@ class Representation:
         """The exact kernel in the place of iterations, or on few sites, within which the field
         changes by less than what the grid truncates, where that is much; else the same."""
         auto = self.requested
-        if not (isinstance(auto, Auto) and self.follows and self.on_lattice):
+        if not (isinstance(auto, Auto) and self.follows):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        found = exact_instead(self.now(), self.kernel, self._noises, most)
+        found = exact_instead(self.now(), self.kernel, self._noises, most, weighs(self.likelihoods))
         if found is None:
             return self
-        sites, reason = found
-        return replace(self, data=sites.data, rule=None, reason=reason)
+        return replace(self, data=found[0].data, rule=None, reason=found[1])
 
     @property
     def follows(self) -> bool:

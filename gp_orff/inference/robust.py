@@ -7,6 +7,7 @@ from itertools import repeat
 
 import scipy.special
 import torch
+from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -59,6 +60,11 @@ class StudentTNoise:
         """P(D ≥ distance) where D/v ~ F(v, ν)."""
         share = self.deg_free / (self.deg_free + distance.numpy())
         return torch.from_numpy(scipy.special.betainc(self.deg_free / 2, values / 2, share))
+
+
+def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
+    """Whether Student-t noise weighs the readings of any group."""
+    return any(getattr(likelihood, "deg_free", None) for likelihood in likelihoods.values())
 
 
 def residuals(
@@ -138,6 +144,28 @@ def expected_weights(
         weights.append(model.weights(distance, values))
         elbo_correction += model.elbo_correction(distance, values)
     return weights, elbo_correction
+
+
+def foreseen_weights(
+    parts: Iterable[Observations],
+    models: Mapping[str, StudentTNoise],
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+) -> list[Float[Tensor, "n"]]:
+    """Weights of readings from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
+
+    Where that posterior is uncertain, by S, the E-step would give a small weight to every reading.
+    """
+    weights = []
+    for part in parts:
+        model, weight = models.get(part.key.label), torch.ones_like(part.y[:, 0])
+        if model is not None:
+            residual, latent, noise = residuals(part, posterior, noises, mean)
+            solved = torch.linalg.solve(latent + part.noise(noise), residual)
+            weight = model.weights((residual * solved).sum(-1), part.pattern.num_values)
+        weights.append(weight)
+    return weights
 
 
 def total_elbo_correction(

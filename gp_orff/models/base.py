@@ -32,6 +32,7 @@ from gp_orff.models.fitting.noise.tracks import remember_all, spans_of
 from gp_orff.models.fitting.progress import Progress, show_pass
 from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
+from gp_orff.models.fitting.trainer import warn_of_left_out
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.heights import take_heights
 from gp_orff.models.report.fit_report import FitReport
@@ -230,7 +231,9 @@ class FieldModel(torch.nn.Module):
         """Choose a representation for data, at the present hyperparameters."""
         take_heights(self.kernel, data)
         likelihoods = with_groups(self._every_likelihood, data, self.kernel)
-        return Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
+        representation = Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
+        warn_of_left_out(data, representation.data)
+        return representation
 
     def _condition_state(
         self, representation: Representation, notes: Sequence[str] = ()

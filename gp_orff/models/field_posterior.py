@@ -206,8 +206,7 @@ class FieldPosterior(NamedSymbols):
     ) -> Summary:
         """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
-        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`; with
-        `symbol=Jacobian(num_dims=3) @ Component(u)`, the analytic signal of an anomaly.
+        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
 
         Args:
             x: points (n, d).

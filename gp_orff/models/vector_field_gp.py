@@ -106,7 +106,8 @@ class VectorFieldGP(ValidatedModel):
             noise: in place of `variances`, the noise itself, in squared units of y: a variance of
                 each reading (N,) or component (N, p), or covariances (N, p, p), of readings of one
                 group or of all. What belongs to components that are NaN is ignored. See
-                `KnownNoiseLikelihood`.
+                `KnownNoiseLikelihood`; beside Student-t noise it is the scale of each, and beside
+                `track` (N,) are added to the white variance that is learned.
             scale_noise: False keeps `noise` as it is; True multiplies it by one factor, which each
                 group learns. `condition`, `update` and others take the factor as it is.
             directions: (N, p) unit vectors. Then y, (N,), holds the components along them.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import check_num_tasks, noise_of
 from gp_orff.data.noise.given import given_noise
+from gp_orff.data.noise.likelihoods import checked_deg_free
 
 
 class KnownNoiseLikelihood(Likelihood):
@@ -23,12 +24,20 @@ class KnownNoiseLikelihood(Likelihood):
     `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such readings. It keeps s = 1,
     and learns s by evidence with `scale_noise=True`.
 
-    Called on the distribution of a field, it adds the noise of new readings, `noise=`, times s:
-    `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p). Without `noise=` it
-    warns and adds nothing, as `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` does.
+    With `deg_free=ν` the noise is Student-t with the scale s R_n in the place of its covariance:
+    ε_n ~ N(0, s R_n / w_n), w_n ~ Gamma(ν/2, ν/2), for readings of which some are worse than their
+    stated errors. Variances (N,) have one w_n for all components of a reading; variances (N, p),
+    and each axis of covariances (N, p, p), one for each number. A fit makes such a likelihood in
+    the place of a `MultitaskStudentTLikelihood`.
+
+    Called on the distribution of a field, it adds the noise of new readings, `noise=`, times s
+    (and ν/(ν − 2)): `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p).
+    Without `noise=` it warns and adds nothing, as
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` does.
 
     Args:
         num_tasks: p, the number of outputs.
+        deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
         noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
 
     Example:
@@ -51,11 +60,13 @@ class KnownNoiseLikelihood(Likelihood):
         self,
         num_tasks: int,
         *,
+        deg_free: float | None = None,
         noise_scale_constraint: Interval | None = None,
         noise_scale_prior: Prior | None = None,
     ):
         super().__init__()
         self.num_tasks = num_tasks
+        self.deg_free = None if deg_free is None else checked_deg_free(self, deg_free)
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
         self.register_parameter("raw_noise_scale", raw)
         self.register_constraint("raw_noise_scale", noise_scale_constraint or GreaterThan(0.0))
@@ -128,7 +139,8 @@ class KnownNoiseLikelihood(Likelihood):
         if values.dim() == 1:
             values = values.unsqueeze(-1).expand(count, self.num_tasks)
         blocks = values if values.dim() == 3 else torch.diag_embed(values)
-        return self.noise_scale * blocks.to(self.noise_scale.device)
+        heavier = 1.0 if self.deg_free is None else self.deg_free / (self.deg_free - 2)
+        return heavier * self.noise_scale * blocks.to(self.noise_scale.device)
 
 
 @noise_of.register

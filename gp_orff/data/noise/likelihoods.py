@@ -48,17 +48,23 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
     """
 
     def __init__(self, num_tasks: int, *, deg_free: float = 4.0, has_task_noise=False, **kwargs):
-        if not deg_free > 2:
-            raise ValueError(
-                f"MultitaskStudentTLikelihood expects deg_free > 2, got {deg_free}, with which the "
-                "noise has no variance; use 4, for instance"
-            )
+        deg_free = checked_deg_free(self, deg_free)
         super().__init__(num_tasks, has_task_noise=has_task_noise, **kwargs)
-        self.deg_free = float(deg_free)
+        self.deg_free = deg_free
 
     def _shaped_noise_covar(self, *args, **kwargs) -> LinearOperator:
         scale = super()._shaped_noise_covar(*args, **kwargs)
         return scale * torch.tensor(self.deg_free / (self.deg_free - 2)).to(scale.device)
+
+
+def checked_deg_free(likelihood: Likelihood, deg_free: float) -> float:
+    """ν, the degrees of freedom of a likelihood; ValueError if they are at most 2."""
+    if not deg_free > 2:
+        raise ValueError(
+            f"{type(likelihood).__name__} expects deg_free > 2, got {deg_free}, with which the "
+            "noise has no variance; use 4, for instance"
+        )
+    return float(deg_free)
 
 
 class NamedLikelihoods(nn.Module, MutableMapping):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gp_orff.data.noise.along_tracks import TrackNoise, along_tracks
 from gp_orff.data.noise.covariances import check_num_tasks, noise_of
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 
 _NAMES = (
     "noise",
@@ -32,6 +33,9 @@ class TrackLikelihood(Likelihood):
     independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
     of the Brownian motion*). Many readings are averaged over blocks, short against τ. The readings
     of a block share e_i ~ N(0, σ_e²), and those of other blocks do not.
+
+    Beside `noise=`, the known variance of a reading is added to σ²: what errors do not tell that
+    were stated with the readings. The mean of a block weighs its readings alike.
 
     `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
     learns its parameters by evidence. Without times, t is the length of the path. Called on the
@@ -161,9 +165,19 @@ class TrackLikelihood(Likelihood):
             torch.distributions.Normal(function_samples, deviation), 1
         )
 
-    def marginal(self, function_dist: MultivariateNormal, *args, **kwargs) -> MultivariateNormal:
+    def marginal(
+        self,
+        function_dist: MultivariateNormal,
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
+    ) -> MultivariateNormal:
         """The distribution of new readings, each on a new track, from that of the field, which is
-        `function_dist` at n points."""
+        `function_dist` at n points; `noise`, their known noise, is added where it is given."""
+        if noise is not None:
+            function_dist = KnownNoiseLikelihood(self.num_tasks).marginal(
+                function_dist, noise=noise
+            )
         covariance = function_dist.lazy_covariance_matrix
         total = along_tracks(self).total.to(function_dist.mean).reshape(1)
         noise = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])

@@ -23,6 +23,8 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.sites import sites
 
+_TURN = 1e-3  # between directions at one site: their numbers differ by 1e-6 of the variance
+
 
 @dataclass(frozen=True)
 class Scatter:
@@ -44,8 +46,9 @@ def merged(
 ) -> tuple[list[Observations], list[Scatter]]:
     """The means at the sites of every group, with the sums of their weights, and the scatter.
 
-    Records along different directions stay apart. A group without repeated positions stays as it
-    is, and has no scatter.
+    Records along different directions stay apart; those of sites with a reach may turn by a
+    thousandth, and have a mean direction. A group without repeated positions stays as it is, and
+    has no scatter.
 
     Args:
         parts: the observations, a piece for each group.
@@ -60,7 +63,14 @@ def merged(
         >>> means.y.flatten().tolist(), means.weight.tolist(), scatter.squares.item()
         ([2.0, 5.0], [2.0, 1.0], 2.0)
     """
-    pairs = [_merge(part, site_labels(part, reach)) for part in parts]
+    return merged_at(parts, [site_labels(part, reach) for part in parts])
+
+
+def merged_at(
+    parts: Sequence[Observations], labels: Sequence[Int[np.ndarray, "n"]]
+) -> tuple[list[Observations], list[Scatter]]:
+    """As `merged`, where the site of every record is known."""
+    pairs = [_merge(part, own) for part, own in zip(parts, labels, strict=True)]
     return [means for means, _ in pairs], [scatter for _, scatter in pairs if scatter is not None]
 
 
@@ -69,7 +79,8 @@ def site_labels(part: Observations, reach: Sequence[float]) -> Int[np.ndarray, "
     if part.direction is None:
         return sites(part.x.cpu().numpy(), reach)
     columns = torch.cat([part.x, part.direction], dim=-1).cpu().numpy()
-    return sites(columns, (*reach, *(0.0 for _ in range(part.direction.shape[-1]))))
+    turns = (_TURN if any(reach) else 0.0,) * part.direction.shape[-1]
+    return sites(columns, (*reach, *turns))
 
 
 def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observations, Scatter | None]:
@@ -91,5 +102,8 @@ def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observatio
     residual = part.y - y[site]
     squares = (weight.unsqueeze(-1) * residual).mT @ residual
     log_weights = (weight.log().sum() - total.log().sum()).item()
-    means = replace(part.take(first), x=mean(part.x), y=y, weight=total, index=None)
+    direction = None if part.direction is None else mean(part.direction)
+    means = replace(
+        part.take(first), x=mean(part.x), y=y, direction=direction, weight=total, index=None
+    )
     return means, Scatter(part.key, len(part) - count, squares, log_weights)

@@ -28,6 +28,7 @@ class Track:
     squares: Float[Tensor, "p"]  # the sum of squares of all residuals about the lines
     degrees: int  # of freedom of the residuals of one component
     direction: Float[Tensor, "n p"] | None = None  # of every reading, where it is a number
+    given: Float[Tensor, "n"] | None = None  # known noise variance of every reading
 
     @classmethod
     def of(
@@ -51,8 +52,10 @@ class Track:
         parts = self.x[rows], self.clock[rows], block[rows], self.y[blocks]
         degrees = int((torch.bincount(block[rows]) - 2).clamp_min(0).sum())
         squares = self.squares * degrees / max(self.degrees, 1)
-        direction = None if self.direction is None else self.direction[rows]
-        return Track(self.label, *parts, squares, degrees, direction)
+        direction, given = (
+            None if values is None else values[rows] for values in (self.direction, self.given)
+        )
+        return Track(self.label, *parts, squares, degrees, direction, given)
 
     def followed_by(self, later: "Track", timed: bool) -> "Track":
         """The track and its later readings; a path length goes on from the last position.
@@ -78,13 +81,17 @@ class Track:
             self.squares + later.squares,
             self.degrees + later.degrees,
             None if self.direction is None else torch.cat([self.direction, later.direction]),
+            None if self.given is None else torch.cat([self.given, later.given]),
         )
 
     def to(self, device: torch.device) -> "Track":
         """The same track on another device."""
         parts = (self.x, self.clock, self.block, self.y, self.squares)
-        direction = None if self.direction is None else self.direction.to(device)
-        return Track(self.label, *(part.to(device) for part in parts), self.degrees, direction)
+        direction, given = (
+            None if values is None else values.to(device) for values in (self.direction, self.given)
+        )
+        parts = (part.to(device) for part in parts)
+        return Track(self.label, *parts, self.degrees, direction, given)
 
 
 def tracks_in_blocks(
@@ -95,12 +102,14 @@ def tracks_in_blocks(
     clock: Float[Tensor, "N"],
     span: float,
     direction: Float[Tensor, "N p"] | None = None,
+    given: Float[Tensor, "N"] | None = None,
 ) -> tuple[Track, ...]:
     """Tracks in blocks of about `span` along the clock; of one reading each if it is 0.
 
     Args:
         labels, sizes: of the tracks, whose readings follow each other in `x`, `y` and `clock`.
         direction: of each reading, where it is the component along one.
+        given: the known noise variance of each reading.
     """
     of_track = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(x.device)
     block = _divided(clock, of_track, span)
@@ -124,7 +133,10 @@ def tracks_in_blocks(
         means.split(blocks),
         squares,
         degrees,
-        [None] * len(sizes) if direction is None else direction.split(sizes),
+        *(
+            [None] * len(sizes) if values is None else values.split(sizes)
+            for values in (direction, given)
+        ),
     )
     return tuple(Track(*every) for every in zip(*parts, strict=True))
 

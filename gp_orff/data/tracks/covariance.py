@@ -87,20 +87,27 @@ class BlockNoise:
     times: BlockTimes
     noise: TrackNoise
     white: Float[Tensor, ""]  # further variance of every block mean
+    given: Float[Tensor, "T"]  # the mean of the known noise variances of the readings of each
 
     @classmethod
     def of(
-        cls, times: BlockTimes, noise: TrackNoise, white: Float[Tensor, ""] | float = 0.0
+        cls,
+        times: BlockTimes,
+        noise: TrackNoise,
+        white: Float[Tensor, ""] | float = 0.0,
+        given: Float[Tensor, "T"] | float = 0.0,
     ) -> "BlockNoise":
-        """The noise in float64; the features lack the variance `white`."""
+        """The noise in float64; the features lack the variance `white`, and `given` is the mean of
+        the known noise variances of the readings of each block."""
         noise = TrackNoise(*(value.double() for value in noise))
-        return cls(times, noise, torch.as_tensor(white).to(noise.noise))
+        white, given = (torch.as_tensor(value).to(noise.noise) for value in (white, given))
+        return cls(times, noise, white, given.expand(len(times.count)))
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
         last, first, correlated = self.times.averages(self.noise.correlation_time)
         variance = self.noise.correlated_variance * correlated
-        variance = variance + self.noise.noise / self.times.count
+        variance = variance + (self.noise.noise + self.given) / self.times.count
         return last, first, variance + self.noise.block_variance + self.white
 
     def of_track(self, blocks: slice) -> Float[Tensor, "t t"]:

@@ -1,7 +1,7 @@
 """Block means of readings along tracks: linear observations of a field with correlated noise."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -71,6 +71,13 @@ class TrackObservations(LinearObservations):
             return None
         return torch.cat([track.direction for track in self.tracks])
 
+    @cached_property
+    def given(self) -> Float[Tensor, "N"] | None:
+        """The known noise variances of all readings; None where all noise is learned."""
+        if self.tracks[0].given is None:
+            return None
+        return torch.cat([track.given for track in self.tracks])
+
     @property
     def values(self) -> Float[Tensor, "M"]:
         return self.y.flatten()
@@ -129,7 +136,8 @@ class TrackObservations(LinearObservations):
         if not span > 0:
             return self
         labels = [track.label for track in self.tracks]
-        tracks = tracks_in_blocks(labels, sizes, self.x, self.y, clock, span, self.direction)
+        parts = self.x, self.y, clock, span, self.direction, self.given
+        tracks = tracks_in_blocks(labels, sizes, *parts)
         blocks = replace(self, tracks=tracks, span=span)
         return self if chosen is None and blocks.turns else blocks
 
@@ -202,7 +210,8 @@ class TrackObservations(LinearObservations):
 
     def noise(self, noises: Noises, white: Float[Tensor, ""] | float = 0.0) -> BlockNoise:
         """The noise of the block means; the features lack the variance `white`."""
-        return BlockNoise.of(self.times, self._parameters(noises), white)
+        known = 0.0 if self.given is None else self._mean(self.given[:, None]).squeeze(-1)
+        return BlockNoise.of(self.times, self._parameters(noises), white, known)
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
         matrix = self.y.new_zeros(len(self.y), len(self.y), dtype=torch.float64)
@@ -227,21 +236,33 @@ class TrackObservations(LinearObservations):
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
         """What the scatter within blocks adds to yᵀK⁻¹y, by component, and to log|K|.
 
-        About a line, white noise has the variance σ², and r, over a block of length u τ, about
-        σ_r² 2u / (15 + 2u).
+        About a line, white noise has the variance σ², known noise that of a mean reading of its
+        track, and r, over a block of length u τ, about σ_r² 2u / (15 + 2u).
         """
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
         u = 2 * self.span / noise.correlation_time
-        variance = noise.noise + noise.correlated_variance * u / (15 + u)
+        variance = noise.noise + noise.correlated_variance * u / (15 + u) + self._given_of_tracks
         squares, degrees = self._about_lines
-        numbers = degrees * len(squares)
-        return squares / variance, numbers * (variance.log() + math.log(2 * math.pi))
+        numbers = degrees * squares.shape[-1]
+        terms = numbers * (variance.log() + math.log(2 * math.pi))
+        return (squares / variance.unsqueeze(-1)).sum(0), terms.sum()
 
     @cached_property
-    def _about_lines(self) -> tuple[Float[Tensor, "p"], int]:
-        """The sums of squares of all residuals about lines, and their degrees of freedom."""
-        squares = torch.stack([track.squares for track in self.tracks]).sum(0)
-        return squares, sum(track.degrees for track in self.tracks)
+    def _about_lines(self) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"]]:
+        """The sums of squares of all residuals about lines, and their degrees of freedom; of every
+        track where noise is known, else of all together."""
+        squares = torch.stack([track.squares for track in self.tracks])
+        degrees = squares.new_tensor([track.degrees for track in self.tracks])
+        if self.given is None:
+            return squares.sum(0, keepdim=True), degrees.sum(0, keepdim=True)
+        return squares, degrees
+
+    @cached_property
+    def _given_of_tracks(self) -> Float[Tensor, "k"]:
+        """The mean of the known noise variances of each track; 0 where none are known."""
+        if self.given is None:
+            return self.y.new_zeros(1)
+        return torch.stack([track.given.mean() for track in self.tracks])
 
     @cached_property
     def _batches(self) -> list[Int[Tensor, "b t"]]:
@@ -294,32 +315,6 @@ class TrackObservations(LinearObservations):
                 f"{'other noise' if self.key.label in noises else 'none'}"
             )
         return tracks[self.key.label]
-
-
-def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
-    """One piece for each group; readings of a track that come later are appended to it.
-
-    Raises:
-        ValueError: times and path lengths in one group, or times that run backwards.
-    """
-    groups: dict[GroupKey, TrackObservations] = {}
-    for part in parts:
-        held = groups.get(part.key)
-        groups[part.key] = part if held is None else _appended(held, part)
-    return tuple(groups.values())
-
-
-def _appended(held: TrackObservations, new: TrackObservations) -> TrackObservations:
-    if held.timed != new.timed:
-        raise ValueError(
-            "expected times for all tracks of a group or for none, got both; give time=, or put "
-            "the others into a group of their own (group=)"
-        )
-    tracks = {track.label: track for track in held.tracks}
-    for track in new.tracks:
-        before = tracks.get(track.label)
-        tracks[track.label] = track if before is None else before.followed_by(track, held.timed)
-    return replace(held, tracks=tuple(tracks.values()), span=held.span or new.span)
 
 
 def split(

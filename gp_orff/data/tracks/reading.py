@@ -1,6 +1,7 @@
-"""From track labels and times to block means."""
+"""From track labels and times to block means, and those of several chunks together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def readings_along(
             backwards, vectors with gaps, observations with weights.
     """
     whole = part.pattern.complete or part.direction is not None
-    if not whole or part.weight is not None:
+    if not whole or not (part.weight is None or part.key.known):
         raise ValueError(
             "expected whole vectors, or numbers along directions=, with one noise along tracks, "
             "got missing components or variances=; drop readings with NaN, and leave out the "
@@ -93,7 +94,8 @@ def readings_along(
         clock = as_times(time, count)[rows][order]
         check_increasing(clock, of_track, names)
     clock = torch.from_numpy(clock).to(x)
-    tracks = tracks_in_blocks(names, sizes.tolist(), x, y, clock, 0.0, direction)
+    given = None if part.weight is None else 1 / part.weight[index]
+    tracks = tracks_in_blocks(names, sizes.tolist(), x, y, clock, 0.0, direction, given)
     key = GroupKey(part.key.label, means_of(part.pattern))
     return TrackObservations(key, tracks, time is not None, 0.0)
 
@@ -136,3 +138,34 @@ def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
                 "which tell nothing of noise along tracks; give the readings of one track one "
                 "label, or leave out track="
             )
+
+
+def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
+    """One piece for each group; readings of a track that come later are appended to it.
+
+    Raises:
+        ValueError: times and path lengths in one group, or times that run backwards.
+    """
+    groups: dict[GroupKey, TrackObservations] = {}
+    for part in parts:
+        held = groups.get(part.key)
+        groups[part.key] = part if held is None else _appended(held, part)
+    return tuple(groups.values())
+
+
+def _appended(held: TrackObservations, new: TrackObservations) -> TrackObservations:
+    if held.timed != new.timed:
+        raise ValueError(
+            "expected times for all tracks of a group or for none, got both; give time=, or put "
+            "the others into a group of their own (group=)"
+        )
+    if (held.given is None) != (new.given is None):
+        raise ValueError(
+            "expected noise= for all tracks of a group or for none, got both; give noise=, or put "
+            "the others into a group of their own (group=)"
+        )
+    tracks = {track.label: track for track in held.tracks}
+    for track in new.tracks:
+        before = tracks.get(track.label)
+        tracks[track.label] = track if before is None else before.followed_by(track, held.timed)
+    return replace(held, tracks=tuple(tracks.values()), span=held.span or new.span)

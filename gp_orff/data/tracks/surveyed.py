@@ -8,7 +8,8 @@ from typing import Protocol, TypeVar
 from gp_orff.data.observations import Observations
 from gp_orff.data.statistics import Weights
 from gp_orff.data.survey import Survey
-from gp_orff.data.tracks.observations import TrackObservations, joined, split
+from gp_orff.data.tracks.observations import TrackObservations, split
+from gp_orff.data.tracks.reading import joined
 
 _MORE = 1.5  # times as many blocks as are wanted: fewer stay as they are
 

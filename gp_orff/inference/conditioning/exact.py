@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 
+import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from gp_orff.data.observations import (
     PointObservations,
     block_diagonal,
 )
-from gp_orff.data.repeats.merged import Scatter, merged
+from gp_orff.data.repeats.merged import Scatter, merged_at, site_labels
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.conditioning.base import Inference, Posterior
 from gp_orff.inference.conditioning.merging import (
@@ -66,11 +67,24 @@ class ExactInference(Inference):
         return cls(data, reach, partial(changes_within, kernel, detached, reach))
 
     @cached_property
-    def _merged(self) -> tuple[list[Observations], list[Scatter]]:
+    def _sites(self) -> list[Int[np.ndarray, "n"]]:
+        """The site of every record of every group."""
         parts = self.data.observations
         if self.reach is None:
-            return parts, []
-        means, scatter = merged(parts, self.reach)
+            return [np.arange(len(part)) for part in parts]
+        return [site_labels(part, self.reach) for part in parts]
+
+    @cached_property
+    def _means(self) -> tuple[list[Observations], list[Scatter]]:
+        """The means at the sites of every group, whose noise is that of their records."""
+        if self.reach is None:
+            return self.data.observations, []
+        return merged_at(self.data.observations, self._sites)
+
+    @cached_property
+    def _merged(self) -> tuple[list[Observations], list[Scatter]]:
+        """The same, where the changes of the field within sites count as noise of the means."""
+        means, scatter = self._means
         if self.changes is not None:
             means = [
                 part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
@@ -185,21 +199,25 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def residuals(self, posterior):
-        """With S = K + N, r has the mean N S⁻¹(y − c) and the covariance N − N S⁻¹ N."""
-        groups = self._merged[0]
-        merges = sum(map(len, groups)) < sum(map(len, self.data.observations))
-        if merges or self.data.tracks or self.data.symbol_data:
+        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
+        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; that of
+        a record is larger by y − ȳ."""
+        if self.data.tracks or self.data.symbol_data:
             return None
         field: ExactPosterior = posterior.distribution
         inverse, seconds, start = torch.cholesky_inverse(field.factor), [], 0
-        for group in groups:
-            noise = group.noise(posterior.noises[group.key])
-            span = slice(start, start + group.y.numel())
-            width, start = group.y.shape[-1], span.stop
+        for part, labels, means in zip(
+            self.data.observations, self._sites, self._means[0], strict=True
+        ):
+            noise = means.noise(posterior.noises[means.key])
+            span = slice(start, start + means.y.numel())
+            width, start = means.y.shape[-1], span.stop
             alpha = field.alpha[span].unflatten(0, (-1, width))
             blocks = inverse[span, span].unflatten(0, (-1, width)).unflatten(2, (-1, width))
             blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-            seconds.append(noise + noise @ (alpha @ alpha.mT - blocks) @ noise)
+            site = torch.from_numpy(labels).to(part.x.device)
+            residual = (part.y - means.y[site]).unsqueeze(-1) + (noise @ alpha)[site]
+            seconds.append(residual @ residual.mT + (noise - noise @ blocks @ noise)[site])
         return seconds
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:

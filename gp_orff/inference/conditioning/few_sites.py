@@ -1,12 +1,19 @@
 """The exact kernel in the place of a grid: where it has few numbers, or few sites."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
+from jaxtyping import Int
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.observations import Observations
+from gp_orff.data.repeats.merged import site_labels
 from gp_orff.features.assemble import num_features
+from gp_orff.features.frequencies.harmonic import HarmonicDraw
 from gp_orff.inference.conditioning.exact import ExactInference, has_covariance
 from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.conditioning.iterative import IterativeInference, most_factorised
@@ -16,13 +23,15 @@ MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
+_MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
+_MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of a reading
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
 
 
 @torch.no_grad()
 def exact_instead(
-    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float
+    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float, weighs: bool = False
 ) -> tuple[ExactInference, str] | None:
     """Inference by the exact kernel, and why it is better than that on a grid; else None.
 
@@ -34,7 +43,7 @@ def exact_instead(
     iterative = isinstance(inference, IterativeInference)
     few = data.num_values <= min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
     if not (iterative and few and has_covariance(kernel, data)):
-        return on_few_sites(inference, kernel, noises, most)
+        return on_few_sites(inference, kernel, noises, most, weighs)
     features = num_features(kernel, inference.draws)
     return ExactInference.merging(kernel, noises, data), (
         f"exact kernel: the covariance of {data.num_values:.0f} numbers takes one factorisation, "
@@ -44,7 +53,7 @@ def exact_instead(
 
 @torch.no_grad()
 def on_few_sites(
-    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float
+    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float, weighs: bool = False
 ) -> tuple[ExactInference, str] | None:
     """Inference by the exact kernel on sites, and why it is better than that on a grid; else None.
 
@@ -54,15 +63,20 @@ def on_few_sites(
     half as much within them, or less: their covariance is complete. Even readings average out what
     is truncated, as white noise.
 
+    Under Student-t noise, readings of a site among which the field changes by more than the noise
+    would pass for outliers: then one reading of each site is kept, and the others are left out.
+
     Args:
         inference: on the grid.
         kernel: the prior.
         noises: Σ by the label of the group.
         most: the largest number of means at sites.
+        weighs: whether Student-t noise weighs the readings.
     """
     data = inference.data
     merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
-    if not (merges and data.num_values <= _MOST_ON_SITES):
+    waves = any(isinstance(draw, HarmonicDraw) for draw in inference.draws)
+    if not (merges and data.num_values <= (_MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
     iterative = isinstance(inference, IterativeInference)
@@ -71,12 +85,42 @@ def on_few_sites(
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
-    if sites.size > most or sites.mean_change > _LESS * cut:
+    if sites.size > most:
+        return None
+    if weighs and sites.mean_change > _MUCH_CHANGE:
+        kept = one_of_each(data, sites.reach)
+        return ExactInference.merging(kernel, noises, kept), (
+            f"exact kernel: a grid would truncate {cut:.2g} of the noise variance, and the field "
+            f"changes by {sites.mean_change:.2g} of it within sites that are few enough; one "
+            f"reading of each is kept, {kept.survey.num_points} of {data.survey.num_points}"
+        )
+    if sites.mean_change > _LESS * cut:
         return None
     return sites, (
         f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
         f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
     )
+
+
+def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
+    """The reading of each site that is nearest to the middle of its readings, with its weight."""
+    parts, weights = [], []
+    for part, weight in zip(data.unweighted().visit(), data.all_weights(), strict=True):
+        rows = torch.from_numpy(_nearest_to_middle(part, reach)).to(part.x.device)
+        parts.append(part.take(rows))
+        weights.append(weight[rows])
+    kept = replace(Dataset.in_memory(parts).counting_memory(), symbol_data=data.symbol_data)
+    return kept if data.weights is None else replace(kept, weights=tuple(weights))
+
+
+def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.ndarray, "m"]:
+    site, x = site_labels(part, reach), part.x.cpu().numpy()
+    x = x / np.array([length or 1.0 for length in reach])
+    middle = np.zeros((site.max() + 1, x.shape[1]))
+    np.add.at(middle, site, x)
+    middle /= np.bincount(site)[:, None]
+    order = np.lexsort((np.square(x - middle[site]).sum(-1), site))
+    return np.sort(order[np.unique(site[order], return_index=True)[1]])
 
 
 def _share_of_box(data: Dataset) -> float:

@@ -92,8 +92,4 @@ def _variance(part: Observations, field: FieldDistribution) -> Float[Tensor, "n 
 
 @torch.no_grad()
 def _joint(part: Observations, field: FieldDistribution) -> Float[Tensor, "n*v n*v"]:
-    def half(covariance: Float[Tensor, "n*p k"]) -> Float[Tensor, "n*v k"]:
-        values = covariance.unflatten(0, (len(part), -1))
-        return part.pattern.rows(values, part.direction).flatten(0, 1)
-
-    return half(half(field.covariance(part.x)).mT)
+    return part.apply_to_joint(field.covariance(part.x))

@@ -16,16 +16,16 @@ from torch import Tensor
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.inference.conditioning import Inference
-from gp_orff.inference.left_out.conditioning import Block, LeftOut
-from gp_orff.inference.left_out.readings import TrackReadings, rest_of
-from gp_orff.inference.left_out.signal import (
+from gp_orff.inference.along_tracks.signal import (
     Signal,
     block_means_under,
     joint_covariance,
-    mean_over_blocks,
     parameters_of,
+    residual_of_blocks,
 )
+from gp_orff.inference.conditioning import Inference
+from gp_orff.inference.left_out.conditioning import Block, LeftOut
+from gp_orff.inference.left_out.readings import TrackReadings, rest_of
 
 
 @torch.no_grad()
@@ -83,10 +83,9 @@ def tracks_left_out(
         field, white = posterior.under(mean).split()
         seen = block_means_under(field, part)
         latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
-        expected = mean_over_blocks(field, part)
         truncated = None if white is None else (white, white)
         yield (
-            (part.y - part.means.apply(constant.expand(len(part.y), -1)) - expected).flatten(),
+            residual_of_blocks(field, constant, part).flatten(),
             latent + part.noise_covariance(noises, truncated),
         )
 
@@ -100,6 +99,7 @@ def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
     single = readings.single
     parameters = parameters_of(single, signal.noises)
     white = (parameters.noise + parameters.block_variance).expand_as(single.y)
+    white = white if single.given is None else white + single.given.unsqueeze(-1)
     joint = partial(signal.covariance, single)
     mean, variance = signal.mean(single), signal.variance(single)
     return LeftOut(readings.observations, mean, variance, joint, white)

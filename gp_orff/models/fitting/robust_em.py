@@ -14,11 +14,18 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises, noises_of
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.inference.conditioning import Inference, Posterior
 from gp_orff.inference.representation import FINE_FACTOR, Representation
-from gp_orff.inference.robust import StudentTNoise, climb, expected_weights, total_elbo_correction
+from gp_orff.inference.robust import (
+    StudentTNoise,
+    climb,
+    expected_weights,
+    foreseen_weights,
+    total_elbo_correction,
+)
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import start, starts
 from gp_orff.models.fitting.trainer import (
@@ -34,7 +41,7 @@ _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and fro
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
-_MANY_CONVERGED = 1e-6  # of many numbers, each of whose steps takes many seconds
+_MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
 
@@ -51,6 +58,11 @@ def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
 @heavy_tailed_noise.register
 def _(likelihood: MultitaskStudentTLikelihood) -> StudentTNoise:
     return StudentTNoise(likelihood.deg_free)
+
+
+@heavy_tailed_noise.register
+def _(likelihood: KnownNoiseLikelihood) -> StudentTNoise | None:
+    return None if likelihood.deg_free is None else StudentTNoise(likelihood.deg_free)
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,16 @@ class EStep:
         stay as they are."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         return data.weighted(*self._weights(data, inference, posterior, known))
+
+    @torch.no_grad()
+    def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
+        """The data with the weights that the posterior of a few of them lets expect."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        parts = self.heavy_tailed, posterior, self.noises, self._mean(posterior)
+        weights = foreseen_weights(data.unweighted().visit(), *parts)
+        keys = [part.key for part in data.visit()]
+        correction = total_elbo_correction(keys, weights, self.heavy_tailed)
+        return data.weighted(weights, correction)
 
     @torch.no_grad()
     def converged(self, representation: Representation, rounds: int = 300) -> Representation:
@@ -180,15 +202,17 @@ class RobustEM:
         """EM on all data, until the weights have converged.
 
         Many numbers under an exact kernel learn the hyperparameters on subsets: a round on all
-        would take minutes and gain little. So do grids of decaying waves.
+        would take minutes and gain little. So do grids of decaying waves. The weights of all start
+        from what the last subset tells.
         """
         data, levels = representation.data, [lambda: representation.rule]
         by_subsets = representation.rule is None or not representation.on_lattice
         if by_subsets and data.num_values > MOST_SEARCHED:
-            levels = []
+            levels, exact = [], self.trainer.exact_inference
             for numbers in SUBSETS:
                 subset = self.trainer.subset(numbers)
-                self._maximise(subset, self.trainer.exact_inference, f"Student-t EM, {numbers}")
+                subset = self._maximise(subset, exact, f"Student-t EM, {numbers}")
+            data = self.e_step.foreseen(data, exact(subset))
         elif representation.follows:
             levels = [representation.coarse, representation.fine]
         for level in levels:

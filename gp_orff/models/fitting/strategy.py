@@ -35,6 +35,7 @@ from gp_orff.models.fitting.trainer import (
     SUBSETS,
     Trainer,
     best_start,
+    warn_of_left_out,
     without_far_points,
 )
 from gp_orff.models.report.names import parameter_names
@@ -90,6 +91,7 @@ def fit(
         representation = Grids(trainer, representation).run(search).mended
         journal.note("" if representation.follows else representation.reason)
         trainer.warn_of_truncation(representation)
+        warn_of_left_out(data, representation.data)
     else:
         name = "given grid" if isinstance(rule, Grid) else repr(rule)
         search_on_features(trainer, search, representation, name)
@@ -208,6 +210,8 @@ class Grids:
             self.trainer.kernel, representation.data
         ):
             search_on_subsets(self.trainer, search, representation.data.num_values)
+            if representation.mended.rule is None:
+                return representation
             level = partial(representation.fine, returned=True)
             options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
             self._follow(search, "fine", FINE_FACTOR, representation, level, **options)

@@ -336,6 +336,21 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     return inside, [text]
 
 
+def warn_of_left_out(given: Data, kept: Data) -> None:
+    """Warn if readings close to others were left out, where neither features nor the exact kernel
+    hold all."""
+    count = given.survey.num_points - kept.survey.num_points
+    if count:
+        warnings.warn(
+            f"{count} of {given.survey.num_points} readings are left out, which lie close to "
+            "others: neither features nor the exact kernel can hold all of them, and under "
+            "Student-t noise their means would tell less than single readings. Fit parts of the "
+            "region, or choose readings by gp_orff.thin",
+            DataWarning,
+            stacklevel=2,
+        )
+
+
 def _spans(requested: Rule, data: Data) -> bool:
     """Whether the rule gives a grid whose domain follows from the data."""
     if isinstance(requested, Auto):

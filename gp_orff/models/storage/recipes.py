@@ -138,7 +138,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     MultitaskGaussianLikelihood: _multitask,
     MultitaskStudentTLikelihood: lambda noise: {"deg_free": noise.deg_free, **_multitask(noise)},
     TrackLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
-    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
+    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks, "deg_free": noise.deg_free},
     ConstantMean: lambda mean: {},
     ZeroMean: lambda mean: {},
     MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},

@@ -10,7 +10,7 @@ from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.patterns import means_of
 
-_TENSORS = ("x", "clock", "block", "y", "squares", "direction")
+_TENSORS = ("x", "clock", "block", "y", "squares", "direction", "given")
 
 
 def pack_tracks(part: TrackObservations) -> dict:

@@ -33,12 +33,14 @@ from gp_orff.inference.conditioning import (
     FeatureInference,
     Inference,
     IterativeInference,
+    has_covariance,
 )
 from gp_orff.inference.left_out import Block, LeftOut, tracks_left_out
 from gp_orff.models.state import ModelState
 from gp_orff.models.validation.blocks import lengthscales_of
 from gp_orff.models.validation.cross_validation import LEVEL
 from gp_orff.models.validation.predictor import Predictor
+from gp_orff.models.validation.surroundings import first_readings, left_out_of_surroundings
 
 LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
@@ -128,8 +130,10 @@ class Calibration:
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     """Predict readings of a few blocks of two lengthscales, or a few whole tracks, from the rest;
-    None where that costs much, where the data cannot be visited again, and where a covariance is
-    singular."""
+    blocks of the first chunks, and of data that take large matrices, from the readings around them.
+
+    None for statistics alone, data with observations of symbols, large ones along tracks or without
+    a covariance in closed form, and where a covariance is singular."""
     try:
         with warnings.catch_warnings():  # near-singular data: the fit has said so
             warnings.simplefilter("ignore", NumericalWarning)
@@ -140,11 +144,15 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 
 @torch.no_grad()
 def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    rows = _rows(state)
+    data, rows = state.data, _rows(state)
+    count = _FEW_BLOCKS if rows > _MANY else _BLOCKS
+    if not isinstance(data, Dataset) or data.symbol_data:
+        return None
+    if not data.tracks and (rows > _MOST or not _in_memory(data)):
+        return Calibration.of(_left_out_of_surroundings(state, prior_mean))
     if rows > _MOST:
         return None
-    count = _FEW_BLOCKS if rows > _MANY else _BLOCKS
-    if state.data.tracks:
+    if data.tracks:
         chosen = [_some(held, count) for held in state.data.tracks if len(held.tracks) > 1]
         found = Calibration.of(_left_out_tracks(state, chosen))
         return found and replace(found, blocks=sum(len(part.tracks) for part in chosen))
@@ -154,11 +162,27 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterator[Iterator[Tested]]:
     """A few blocks of two lengthscales."""
     inference = _indexed(state.inference)
-    if inference is None:
+    predictor, data = Predictor(inference, state.e_step, prior_mean), inference.data
+    x = torch.cat([part.x for part in data.visit()]).cpu()
+    usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
+    for parts in predictor.left_out(_blocks(x, usual, _half_widths(state), count, _most(data))):
+        yield (_tested(predictor, part) for part in parts)
+
+
+def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[Iterator[Tested]]:
+    """A few blocks of a sample, given the readings around them."""
+    if not has_covariance(state.kernel, state.data):
         return
-    lengths = lengthscales_of(state.kernel, state.data.num_inputs)
-    predictor = Predictor(inference, state.e_step, prior_mean)
-    for parts in predictor.left_out(_blocks(inference.data, lengths, count)):
+    data = first_readings(state.data)
+    x = torch.cat([part.x for part in data.survey.sample]).cpu()
+    usual, half = torch.ones(len(x), dtype=torch.bool), _half_widths(state)
+    if data.weights is not None:
+        weights = data.stored_weights(Dataset.in_memory(data.survey.sample))
+        usual = torch.cat(list(weights)).cpu() > _OUTLIER
+    blocks = _blocks(x, usual, half, _FEW_BLOCKS, _most(data))
+    predictor = Predictor(state.inference, state.e_step, prior_mean)
+    constant = state.snapshot(prior_mean).constant
+    for parts in left_out_of_surroundings(state, data, constant, blocks, half):
         yield (_tested(predictor, part) for part in parts)
 
 
@@ -198,19 +222,18 @@ def _rows(state: ModelState) -> float:
     return math.inf if iterative else inference.num_features(state.kernel)
 
 
-def _indexed(inference: Inference) -> Inference | None:
-    """Inference with data in memory whose observations have an `index`; None for other data."""
-    data = inference.data
-    if not isinstance(data, Dataset) or data.symbol_data:
-        return None
-    if not all(isinstance(source, InMemory | Arrays) for source in data.sources):
-        return None
+def _in_memory(data: Dataset) -> bool:
+    return all(isinstance(source, InMemory | Arrays) for source in data.sources)
+
+
+def _indexed(inference: Inference) -> Inference:
+    """Inference with data in memory whose observations have an `index`."""
     parts, first = [], 0
-    for part in data.unweighted().visit():
+    for part in inference.data.unweighted().visit():
         index = torch.arange(first, first + len(part), device=part.x.device)
         parts.append(replace(part, index=index))
         first += len(part)
-    indexed = replace(data, sources=(InMemory(parts),))
+    indexed = replace(inference.data, sources=(InMemory(parts),))
     if isinstance(inference, FeatureInference) and inference.draws[0].shared_columns() is not None:
         return replace(inference, data=indexed, known=inference.statistics)
     return replace(inference, data=indexed)
@@ -230,8 +253,25 @@ def _most_tested(key: GroupKey) -> int:
     return min(_TESTED, max(1, _NUMBERS // key.pattern.num_outputs))
 
 
+def _most(data: Dataset) -> int:
+    return _most_tested(data.survey.sample[0].key)
+
+
+def _half_widths(state: ModelState) -> Float[Tensor, "d"]:
+    """Half the width of a block: a lengthscale along each axis, the extent where there is none."""
+    lengths = torch.from_numpy(lengthscales_of(state.kernel, state.data.num_inputs))
+    low, high = torch.tensor(state.data.survey.box, dtype=lengths.dtype).mT
+    half = _HALF * torch.where(lengths > 0, lengths, high - low)
+    return half.clamp_min(torch.finfo(half.dtype).tiny)
+
+
 def _blocks(
-    data: Dataset, lengths: Float[np.ndarray, "d"], count: int, seed: int = 0
+    x: Float[Tensor, "n d"],
+    usual: Bool[Tensor, "n"],
+    half: Float[Tensor, "d"],
+    count: int,
+    most_tested: int,
+    seed: int = 0,
 ) -> list[Block]:
     """Blocks around readings drawn at random, which do not overlap.
 
@@ -239,14 +279,8 @@ def _blocks(
     Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []
-    most_tested = _most_tested(data.survey.sample[0].key)
-    x = torch.cat([part.x for part in data.visit()]).cpu()
-    extent = x.amax(0) - x.amin(0)
-    lengths = torch.from_numpy(lengths)
-    half = _HALF * torch.where(lengths > 0, lengths, extent).clamp_min(torch.finfo(x.dtype).tiny)
     free = torch.ones(len(x), dtype=torch.bool)
-    usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
-    usual |= usual.double().mean() < _MAJORITY
+    usual = usual | (usual.double().mean() < _MAJORITY)
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
         distance = ((x - x[centre]).abs() / half).amax(-1)
         most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)

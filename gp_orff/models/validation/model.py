@@ -6,11 +6,13 @@ import torch
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import noises_of
+from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
 from gp_orff.data.workers.calls import on_workers
+from gp_orff.inference.along_tracks.offsets import TrackOffsets, track_offsets
 from gp_orff.inference.left_out import leave_one_out_of_tracks
 from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
@@ -136,6 +138,48 @@ class ValidatedModel(FieldModel):
         predictor = Predictor(representation.now(), e_step, self.mean, along)
         return predictor.cross_validation(chosen.members)
 
+    @chosen_threads()
+    def track_offsets(self, group: str = DEFAULT) -> TrackOffsets:
+        """Return the offset of every track of a group, with its standard deviation.
+
+        It is what the readings of a track have in common besides the field, such as the levelling
+        error of a line of a survey. The field is the one that all tracks tell together:
+        `posterior()` is level. Noise that is correlated along the track is not part of it.
+
+        Args:
+            group: the name of the group, as in `fit(group=)`.
+
+        Raises:
+            RuntimeError: the model has no data.
+            ValueError: a group without tracks.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.cartesian_prod(torch.linspace(0, 1, 8), torch.linspace(0, 1, 12)).double()
+            >>> line, step = torch.arange(96) // 12, torch.tensor([1.0, -1.0]).double().repeat(4)
+            >>> noise = 0.05 * torch.randn(96, generator=torch.Generator().manual_seed(0)).double()
+            >>> y = torch.sin(3 * x[:, 1]) + step[line] + noise
+            >>> u = torch.tensor([0.0, 1.0]).double().expand(96, 2)
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.fit(x, y, directions=u, track=line, progress=False)
+            >>> offsets = model.track_offsets()
+            >>> [tuple(part.shape) for part in (offsets.mean, offsets.sd)], offsets.labels[0]
+            ([(8, 1), (8, 1)], '0')
+            >>> (last, sd), (first, _) = offsets["7"], offsets["0"]
+            >>> bool(abs(last - first + 2) < 3 * sd)
+            True
+        """
+        state = self.state
+        tracks = {part.key.label: part for part in state.data.tracks}
+        if group not in tracks:
+            named = f"one of {sorted(tracks)}" if tracks else "readings with track="
+            raise ValueError(
+                f"expected the group of readings along tracks, {named}, got {group!r}; give "
+                "group=, or fit(x, y, track=labels)"
+            )
+        parts = self.kernel, state.e_step.noises, self._fixed_mean
+        return track_offsets(state.inference, *parts, tracks[group])
+
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""
         calibrated = check_calibration.on() and state.data.varies
@@ -151,12 +195,6 @@ class ValidatedModel(FieldModel):
         """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
         if not data.tracks:
             return []
-        if any(part.direction is not None for part in data.tracks):
-            raise NotImplementedError(
-                "expected whole vectors along tracks for cross-validation, got readings along "
-                "directions=; call fit or condition without some whole tracks, and compare their "
-                "readings with posterior()"
-            )
         spans = {part.key.label: part.span for part in data.tracks}
         plain = self._read(x, y, replace(options, track=None, time=None))
         return [

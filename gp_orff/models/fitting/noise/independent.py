@@ -6,7 +6,7 @@ from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
-from gp_orff.data.noise.likelihoods import default_likelihood
+from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood, default_likelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.models.fitting.starting_values import start_noise
 
@@ -27,4 +27,6 @@ def _(likelihood: TrackLikelihood) -> Likelihood:
 
 @independent.register
 def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
-    return default_likelihood(likelihood.num_tasks).to(likelihood.raw_noise_scale)
+    p, nu = likelihood.num_tasks, likelihood.deg_free
+    plain = default_likelihood(p) if nu is None else MultitaskStudentTLikelihood(p, deg_free=nu)
+    return plain.to(likelihood.raw_noise_scale)

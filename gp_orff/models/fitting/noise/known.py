@@ -8,7 +8,6 @@ from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.dataset import Data
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
-from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.noise.independent import independent
@@ -24,7 +23,7 @@ def with_known_noise(
     their noise, and none for others. Data that are `held` already count too.
 
     Raises:
-        ValueError: readings with known noise and others in one group; Student-t noise.
+        ValueError: readings with known noise and others in one group.
     """
     groups, known = dict(likelihoods), {}
     device = next(groups[DEFAULT].parameters()).device
@@ -37,15 +36,9 @@ def with_known_noise(
             )
     for label, given in known.items():
         present = groups.get(label, groups[DEFAULT])
-        if given and isinstance(present, MultitaskStudentTLikelihood):
-            raise ValueError(
-                "expected Gaussian noise beside noise=, got a MultitaskStudentTLikelihood; leave "
-                "out likelihood=, give variances=, which multiply the Student-t noise, or assign "
-                "model.likelihoods[name] = KnownNoiseLikelihood(p) for a group of its own"
-            )
         if given and not isinstance(present, KnownNoiseLikelihood):
-            num_tasks = data.keys[0].pattern.num_outputs
-            groups[label] = KnownNoiseLikelihood(num_tasks).to(device)
+            num_tasks, nu = data.keys[0].pattern.num_outputs, getattr(present, "deg_free", None)
+            groups[label] = KnownNoiseLikelihood(num_tasks, deg_free=nu).to(device)
         elif not given and isinstance(groups.get(label), KnownNoiseLikelihood):
             groups[label] = independent(groups[label])
     return groups

@@ -3,7 +3,9 @@
 With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what readings at
 some times share with them, offset and correlated noise n,
 
-    s = f(x) + n = f(x) − G H f + G ȳ + independent noise ,    G = k R⁻¹ ,
+    s = h(x) + n = h(x) − G H f + G ȳ + independent noise ,    G = k R⁻¹ ,
+
+where h is f, or its component uᵀf along the direction of a reading,
 
 so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
 """
@@ -20,10 +22,12 @@ from torch.nn.functional import pad
 
 from gp_orff.data.noise.along_tracks import TrackNoise
 from gp_orff.data.noise.covariances import Noises, independent, same_point
+from gp_orff.data.observations import Observations
 from gp_orff.data.tracks.blocks import Track
 from gp_orff.data.tracks.covariance import BlockNoise
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite, UnknownMean
+from gp_orff.inference.robust import latent_covariance
 from gp_orff.inference.weight_posterior import WeightPosterior
 
 
@@ -44,7 +48,7 @@ _READINGS = 256  # whose covariance is computed at once
 
 @dataclass(frozen=True)
 class Signal:
-    """The posterior of s = f(x) + n at readings along tracks, mean included.
+    """The posterior of s = h(x) + n at readings along tracks, mean included.
 
     Readings are given in blocks of one, of some tracks of a group.
     """
@@ -54,40 +58,42 @@ class Signal:
     noises: Noises
     given: Mapping[str, Track]  # block means among these data, by the label of their track
 
-    def mean(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
+    def mean(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
         """E[s]."""
         known = self._given(readings)
-        mean = self.distribution.mean(readings.x) + self.constant
+        mean = readings.means.apply(self.distribution.mean(readings.x) + self.constant)
         if not known.tracks:
             return mean
-        seen = mean_over_blocks(self.distribution, known)
-        return mean + self._sharing(readings)[1] @ (known.y - self.constant - seen)
+        unexplained = residual_of_blocks(self.distribution, self.constant, known)
+        return mean + self._sharing(readings)[1] @ unexplained
 
-    def variance(self, readings: TrackObservations) -> Float[Tensor, "n p"]:
-        """Var[s] of every component."""
+    def variance(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
+        """Var[s] of every number."""
         if not self._given(readings).tracks:
-            return self.distribution.variance(readings.x) + _slow(readings, self.noises)
+            field = unexplained_variance(self.distribution, readings.means, None, None)
+            return field + _slow(readings, self.noises)
         parts = []
         for track in readings.tracks:
             one = replace(readings, tracks=(track,))
             shared, gain = self._sharing(one)
             noise = _slow(one, self.noises) - (gain * shared).sum(-1)
-            field = unexplained_variance(self.distribution, track.x, self._seen(one), gain)
+            field = unexplained_variance(self.distribution, one.means, self._seen(one), gain)
             parts.append(field + noise.unsqueeze(-1))
         return torch.cat(parts)
 
-    def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*p n*p"]:
+    def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*v n*v"]:
         """Cov[s]."""
-        seen = self._seen(readings)
-        p, noise = len(self.constant), parameters_of(readings, self.noises)
+        seen, part = self._seen(readings), readings.means
+        v, noise = part.pattern.num_values, parameters_of(readings, self.noises)
         prior = [slow_covariance(noise, track.clock, track.clock) for track in readings.tracks]
         prior = torch.block_diag(*prior)
         if seen is None:
-            return self.distribution.covariance(readings.x) + in_components(prior, p)
+            field = part.apply_to_joint(self.distribution.covariance(part.x))
+            return field + in_components(prior, v)
         shared, gain = self._sharing(readings)
-        wide = in_components(gain, p)
-        field = joint_covariance(self.distribution, readings.x, seen, less_explained(wide))
-        return field + in_components(prior - gain @ shared.mT, p)
+        combined = less_explained(in_components(gain, v), part)
+        field = joint_covariance(self.distribution, part.x, seen, combined)
+        return field + in_components(prior - gain @ shared.mT, v)
 
     def _seen(self, readings: TrackObservations) -> Seen:
         """The block means of the tracks of these readings, for `joint_covariance`."""
@@ -133,15 +139,23 @@ def precision_of_track(noise: BlockNoise) -> Float[Tensor, "t t"]:
 
 def mean_over_blocks(
     distribution: FieldDistribution, part: TrackObservations
-) -> Float[Tensor, "t p"]:
-    """E[H f]."""
+) -> Float[Tensor, "t v"]:
+    """E[H f], without the mean."""
     means = part.apply(lambda symbol, space, x: distribution.mean(x).reshape(-1, 1))
     return means.reshape_as(part.y)
 
 
-def in_components(matrix: Float[Tensor, "n m"], p: int) -> Float[Tensor, "n*p m*p"]:
-    """The same covariance in p components that are independent of each other."""
-    return same_point(matrix, torch.eye(p).to(matrix))
+def residual_of_blocks(
+    distribution: FieldDistribution, constant: Float[Tensor, "p"], known: TrackObservations
+) -> Float[Tensor, "t v"]:
+    """ȳ − E[H f], mean included."""
+    ones = known.means.apply(constant.expand(len(known.y), -1))
+    return known.y - ones - mean_over_blocks(distribution, known)
+
+
+def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*v"]:
+    """The same covariance in v components that are independent of each other."""
+    return same_point(matrix, torch.eye(v).to(matrix))
 
 
 def parameters_of(readings: TrackObservations, noises: Noises) -> TrackNoise:
@@ -249,51 +263,66 @@ def _count(seen: Seen) -> int:
     return seen.shape[0] if isinstance(seen, Tensor) else seen.y.numel()
 
 
-def less_explained(gain: Float[Tensor, "n*p m"]) -> Combination:
-    """f(x) − G H f."""
-    return lambda rows: rows[: len(gain)] - gain @ rows[len(gain) :]
+def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combination:
+    """h(x) − G H f."""
+    count = len(part) * part.pattern.num_outputs
+
+    def combined(rows: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v j"]:
+        vectors = rows[:count].unflatten(0, (len(part), -1))
+        return part.pattern.rows(vectors, part.direction).flatten(0, 1) - gain @ rows[count:]
+
+    return combined
 
 
 @singledispatch
 def unexplained_variance(
     distribution: FieldDistribution,
-    x: Float[Tensor, "n d"],
+    part: Observations,
     seen: Seen,
-    gain: Float[Tensor, "n t"],
-) -> Float[Tensor, "n p"]:
-    """Var[f(x) − G H f] of every component, for block means H f of one track; its variance at x
-    where there are none."""
+    gain: Float[Tensor, "n t"] | None,
+) -> Float[Tensor, "n v"]:
+    """Var[h(x) − G H f] of every number, for block means H f of one track; that of h(x) where there
+    are none."""
+    v, parts = part.pattern.num_values, []
     if seen is None:
-        return distribution.variance(x)
-    p, parts = distribution.num_outputs, []
-    for points, weights in zip(x.split(_READINGS), gain.split(_READINGS), strict=True):
-        combined = less_explained(in_components(weights, p))
-        covariance = joint_covariance(distribution, points, seen, combined)
-        parts.append(covariance.diagonal().unflatten(0, (-1, p)))
+        return _prior_variance(distribution, part)
+    for rows in torch.arange(len(part), device=part.x.device).split(_READINGS):
+        some = part.take(rows)
+        combined = less_explained(in_components(gain[rows], v), some)
+        covariance = joint_covariance(distribution, some.x, seen, combined)
+        parts.append(covariance.diagonal().unflatten(0, (-1, v)))
     return torch.cat(parts)
 
 
-@unexplained_variance.register
-def _(distribution: PlusWhite, x, seen, gain):
-    field = unexplained_variance(distribution.distribution, x, seen, gain)
-    return field + distribution.added.diagonal()
+def _prior_variance(distribution: FieldDistribution, part: Observations) -> Float[Tensor, "n v"]:
+    if part.direction is None:
+        return distribution.variance(part.x)
+    return latent_covariance(distribution, part).diagonal(dim1=-1, dim2=-2)
 
 
 @unexplained_variance.register
-def _(distribution: UnknownMean, x, seen, gain):
+def _(distribution: PlusWhite, part, seen, gain):
+    added = part.apply_to_covariance(distribution.added.expand(len(part), -1, -1))
+    field = unexplained_variance(distribution.distribution, part, seen, gain)
+    return field + added.diagonal(dim1=-1, dim2=-2)
+
+
+@unexplained_variance.register
+def _(distribution: UnknownMean, part, seen, gain):
+    inner, effect = distribution.distribution, distribution.effect(part.x)
+    effect = part.pattern.rows(effect, part.direction)
     if seen is None:
-        return distribution.variance(x)
-    field = unexplained_variance(distribution.distribution, x, seen.seen, gain)
-    over_blocks = seen.effect.unflatten(0, (-1, distribution.num_outputs))
-    effect = distribution.effect(x) - torch.einsum("nt,tpk->npk", gain, over_blocks)
-    return field + effect.square().sum(-1)
+        return unexplained_variance(inner, part, None, None) + effect.square().sum(-1)
+    over_blocks = seen.effect.unflatten(0, (-1, part.pattern.num_values))
+    effect = effect - torch.einsum("nt,tvk->nvk", gain, over_blocks)
+    return unexplained_variance(inner, part, seen.seen, gain) + effect.square().sum(-1)
 
 
 @unexplained_variance.register
-def _(distribution: WeightPosterior, x, seen, gain):
-    variance = distribution.variance(x)
-    if seen is None:
-        return variance
+def _(distribution: WeightPosterior, part, seen, gain):
+    if seen is None or part.direction is not None:
+        return unexplained_variance.dispatch(object)(distribution, part, seen, gain)
+    x, variance = part.x, distribution.variance(part.x)
     p, count = distribution.num_outputs, gain.shape[-1]
     solved = distribution.weight_covariance(seen.mT)  # Cov[θ, H f]
     columns = distribution.expansion.column_weights(solved)
