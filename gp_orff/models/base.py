@@ -23,6 +23,7 @@ from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
 from gp_orff.data.tracks.reading import check_repeated
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.inference.conditioning.left_out_points import warn_of_left_out
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.products import require_field_products
 from gp_orff.kernels.tree import terms
@@ -32,7 +33,6 @@ from gp_orff.models.fitting.noise.tracks import remember_all, spans_of
 from gp_orff.models.fitting.progress import Progress, show_pass
 from gp_orff.models.fitting.starting_values import with_amplitude
 from gp_orff.models.fitting.strategy import fit
-from gp_orff.models.fitting.trainer import warn_of_left_out
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.heights import take_heights
 from gp_orff.models.report.fit_report import FitReport

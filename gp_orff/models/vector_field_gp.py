@@ -18,11 +18,11 @@ from gp_orff.data.survey import DataWarning
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.data.workers.calls import on_workers
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.inference.conditioning.left_out_points import without_far_points
 from gp_orff.models.base import restored_on_failure
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fitting.progress import shown
 from gp_orff.models.fitting.robust_em import EStep
-from gp_orff.models.fitting.trainer import without_far_points
 from gp_orff.models.validation.model import ValidatedModel
 from gp_orff.symbols.base import Symbol
 from gp_orff.threads import chosen_threads

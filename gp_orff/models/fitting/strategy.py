@@ -21,6 +21,7 @@ from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import has_covariance
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
+from gp_orff.inference.conditioning.left_out_points import warn_of_left_out, without_far_points
 from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import History, Journal
@@ -35,8 +36,6 @@ from gp_orff.models.fitting.trainer import (
     SUBSETS,
     Trainer,
     best_start,
-    warn_of_left_out,
-    without_far_points,
 )
 from gp_orff.models.report.names import parameter_names
 

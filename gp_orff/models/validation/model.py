@@ -13,12 +13,12 @@ from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import InMemory
 from gp_orff.data.workers.calls import on_workers
 from gp_orff.inference.along_tracks.offsets import TrackOffsets, track_offsets
+from gp_orff.inference.conditioning.left_out_points import without_far_points
 from gp_orff.inference.left_out import leave_one_out_of_tracks
 from gp_orff.inference.left_out.readings import TrackReadings
 from gp_orff.inference.robust import LeaveOneOut, leave_one_out
 from gp_orff.models.base import FieldModel
 from gp_orff.models.fitting.robust_em import EStep
-from gp_orff.models.fitting.trainer import without_far_points
 from gp_orff.models.state import ModelState
 from gp_orff.models.validation.blocks import blocks_of
 from gp_orff.models.validation.calibration import calibration_of, warn_of_calibration
