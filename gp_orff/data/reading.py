@@ -15,6 +15,7 @@ from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.validation import as_matrix, as_points, is_single
 
+_LONGITUDES, _LATITUDES = ("longitude", "lon", "long", "lng"), ("latitude", "lat")
 _CHUNK = 2**20  # points of one chunk
 _COARSE = 1e-3  # the rounding of positions that gives a warning, over their extent
 
@@ -75,6 +76,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
         ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
     """
     _check_precision(x)
+    _warn_of_degrees(x)
     x = as_points(x).detach()
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
@@ -109,6 +111,28 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
             else:
                 parts += along_axes(part, covariance if rows is None else covariance[rows])
     return parts
+
+
+def _warn_of_degrees(x: object) -> None:
+    """Warn of a table whose columns are named longitude and latitude, with values that may be."""
+    names = [str(name).lower() for name in getattr(x, "columns", ())]
+    if not any(name in _LATITUDES for name in names):
+        return
+    named = dict(zip(names, as_points(x).T, strict=True))
+    longitudes = any(_within(named.get(name), -180.0, 360.0) for name in _LONGITUDES)
+    if longitudes and any(_within(named.get(name), -90.0, 90.0) for name in _LATITUDES):
+        warnings.warn(
+            f"expected positions in one unit of length, got columns {names}, which look like "
+            "degrees: a degree of longitude is shorter than one of latitude, and neither is a "
+            "length; project them onto a plane, as gp_orff.labelled.readings does with "
+            'project="auto" for the xarray.Dataset of a table, or give an array without names',
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _within(values: Float[Tensor, "N"] | None, least: float, most: float) -> bool:
+    return values is not None and bool(least <= values.min() and values.max() <= most)
 
 
 def _check_precision(x: object) -> None:
