@@ -396,9 +396,7 @@ def test_a_table_in_degrees_is_warned_of():
     x = torch.rand(30, 2, generator=generator).double().numpy()
     table = pandas.DataFrame({"Lon": 5 * x[:, 0] - 10, "lat": 5 * x[:, 1] + 40})
     model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
-    with pytest.warns(
-        gp_orff.DataWarning, match=r"columns \['lon', 'lat'\].* like degrees"
-    ):
+    with pytest.warns(gp_orff.DataWarning, match=r"columns \['lon', 'lat'\].* like degrees"):
         model.condition(table, x)
     model.condition(table.to_numpy(), x)
     model.condition(100 * table, x)  # kilometres

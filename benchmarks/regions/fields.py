@@ -58,11 +58,11 @@ def _interval(share: dict) -> str:
 
 @sentence
 def anything(found: Mapping) -> str:
-    every = found["all"]
+    every, sizes = found["all"], [int(row["data"].split()[0]) for row in found["sets"]]
     return (
-        f"{every['fits']} default fits of all kernels in turn to {len(found['sets'])} generated "
-        "data sets (tracks, clusters, repeated stations, lines, flat axes; 5 to 5000 vectors): "
-        f"95 % intervals hold {decimal(every['inside'], 3)} of the readings held out, and at least "
+        f"{every['fits']} default fits of every kernel to each of {len(found['sets'])} generated "
+        "data sets (tracks, clusters, repeated stations, lines, flat axes; "
+        f"{min(sizes)} to {grouped(max(sizes))} vectors): 95 % intervals hold {decimal(every['inside'], 3)} of the readings held out, and at least "
         f"{decimal(every['least, not warned'], 2)} in every fit without a warning; "
         f"{every['warned']} fits warn. The median fit takes {number(every['median CPU s'])} s of "
         f"a core; {every['slow']} took more than 60 s, and {every['errors']} were given up. "
