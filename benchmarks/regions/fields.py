@@ -62,7 +62,8 @@ def anything(found: Mapping) -> str:
     return (
         f"{every['fits']} default fits of every kernel to each of {len(found['sets'])} generated "
         "data sets (tracks, clusters, repeated stations, lines, flat axes; "
-        f"{min(sizes)} to {grouped(max(sizes))} vectors): 95 % intervals hold {decimal(every['inside'], 3)} of the readings held out, and at least "
+        f"{min(sizes)} to {grouped(max(sizes))} vectors): "
+        f"95 % intervals hold {decimal(every['inside'], 3)} of the readings held out, and at least "
         f"{decimal(every['least, not warned'], 2)} in every fit without a warning; "
         f"{every['warned']} fits warn. The median fit takes {number(every['median CPU s'])} s of "
         f"a core; {every['slow']} took more than 60 s, and {every['errors']} were given up. "
