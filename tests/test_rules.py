@@ -64,7 +64,7 @@ CELLS = [
 @pytest.mark.parametrize("field", FIELDS)
 def test_field_kernels_are_unbiased(field, spectrum, measure, rule, num_dims):
     kernel = FIELDS[field][0](base(spectrum, num_dims), num_dims=num_dims)
-    samples = estimates(kernel, rule, measure, num_dims, seeds=50, num_frequencies=256)
+    samples = estimates(kernel, rule, measure, num_dims, seeds=25, num_frequencies=256)
     assert is_unbiased(samples, kernel(*pair(num_dims)).to_dense())
     assert not is_unbiased(samples, 1.25 * kernel(*pair(num_dims)).to_dense())  # it can fail
 
