@@ -21,6 +21,7 @@ import gp_orff
 from gp_orff.models.fitting.history import Stage
 from gp_orff.models.fitting.progress import Bar, Lines
 from gp_orff.models.fitting.starting_values import with_amplitude
+from gp_orff.models.report import standard_errors
 from gp_orff.models.report.names import parameter_names
 from gp_orff.models.report.standard_errors import Curvature
 from tests.oracles import log_density
@@ -359,6 +360,16 @@ def test_hyperparameters_far_from_a_maximum_have_none(fit):
     assert math.isnan(report.hyperparameters["noise"].standard_error)
     assert ["not at a maximum" in text for text in report.remarks] == [True]
     assert report.remarks[0] in str(report)
+
+
+def test_what_was_learned_on_subsets_has_none(fit, monkeypatch):
+    """The evidence of all numbers is not at its maximum, and each evaluation takes seconds."""
+    monkeypatch.setattr(standard_errors, "MOST_SEARCHED", 10)
+    curvature = Curvature(fit.state.snapshot(fit.mean), frozenset({"noise"}))
+    assert curvature.evaluations == 0
+    (remark,) = curvature.standard_errors.remarks
+    assert "on subsets" in remark
+    assert not curvature.standard_errors.values
 
 
 def test_a_report_stays_true_of_the_model_as_it_was():

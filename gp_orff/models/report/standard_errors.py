@@ -11,10 +11,11 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gp_orff.inference.conditioning import log_marginal_likelihood
+from gp_orff.inference.conditioning import ExactInference, log_marginal_likelihood
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
+from gp_orff.models.fitting.trainer import MOST_SEARCHED
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names
 from gp_orff.threads import chosen_threads
@@ -26,6 +27,10 @@ gradients with 12 digits. Lengthscales that change by STEP stay within the range
 _ESTIMATED = (
     "no standard errors: the evidence of so many features is an estimate, whose curvature is not "
     "that of the evidence"
+)
+_LEARNED_ELSEWHERE = (
+    "no standard errors: so many numbers under the exact kernel learn the hyperparameters on "
+    "subsets or on a grid, near the maximum of their evidence, not at it"
 )
 _FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
 _ROUNDING = 1e-9  # of the largest curvature
@@ -59,7 +64,9 @@ class Curvature:
 
     @property
     def evaluations(self) -> int:
-        """The number of evaluations of the gradient that the Hessian takes."""
+        """The number of evaluations of the gradient that the Hessian takes, if it is computed."""
+        if self._learned_elsewhere:
+            return 0
         parameters = parameter_names(self.snapshot.kernel, self._likelihoods)
         return 2 * sum(parameters[name].numel() for name in self.trained)
 
@@ -80,6 +87,8 @@ class Curvature:
         """Compute the standard errors of the trained hyperparameters."""
         if self.snapshot.log_marginal_likelihood_error > 0:
             return StandardErrors(remarks=(_ESTIMATED,))
+        if self._learned_elsewhere:
+            return StandardErrors(remarks=(_LEARNED_ELSEWHERE,))
         kernel, likelihoods = deepcopy((self.snapshot.kernel, dict(self._likelihoods)))
         names = parameter_names(kernel, likelihoods)
         for name, parameter in names.items():
@@ -114,6 +123,12 @@ class Curvature:
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
+
+    @property
+    def _learned_elsewhere(self) -> bool:
+        """Whether no search has seen the evidence of all numbers."""
+        inference = self.snapshot.inference
+        return isinstance(inference, ExactInference) and inference.size > MOST_SEARCHED
 
     @property
     def _likelihoods(self) -> Mapping[str, Likelihood]:
