@@ -13,6 +13,7 @@ from gp_orff.inference.iterative.preconditioner import Preconditioner
 
 _BETWEEN_CHECKS = 5  # iterations
 _SMALLEST = 1e-12  # relative norm at which a Krylov space has ended
+_MOST_KEPT = 2**27  # numbers of a basis, 1 GiB
 
 
 def quadrature(
@@ -51,16 +52,18 @@ def inverse_root(
 ) -> Float[Tensor, "k F"]:
     """R⁻ᵀB^{−½}z for every row z: draws from N(0, A⁻¹) if z are draws from N(0, I).
 
-    B^{−½}z ≈ ‖z‖ V T^{−½}e₁ (Higham 2008, Functions of Matrices, equation 13.4). The process runs
-    twice, first for T, then for the sum over its basis V, which is not stored.
+    B^{−½}z ≈ ‖z‖ V T^{−½}e₁ (Higham 2008, Functions of Matrices, equation 13.4). A basis V of more
+    than 1 GiB is not kept: the process then runs twice, first for T, then for the sum over V.
 
     Raises:
         ConvergenceError: no convergence after `most` iterations.
     """
-    diagonals, besides = [], []
+    diagonals, besides, basis = [], [], []
     for step in _process(a, p, z):
         diagonals.append(step.diagonal)
         besides.append(step.beside)
+        if len(basis) == len(diagonals) - 1 and len(diagonals) * z.numel() <= _MOST_KEPT:
+            basis.append(step.vector)
         if len(diagonals) % _BETWEEN_CHECKS and (step.beside > 0).any():
             continue
         coefficients = _root_coefficients(torch.stack(diagonals, -1), torch.stack(besides, -1))
@@ -75,8 +78,10 @@ def inverse_root(
             )
     coefficients = coefficients * z.norm(dim=-1, keepdim=True)
     total = torch.zeros_like(z)
-    for step, factor in zip(_process(a, p, z), coefficients.mT, strict=False):
-        total += factor.unsqueeze(-1) * step.vector
+    if len(basis) < len(diagonals):
+        basis = (step.vector for step in _process(a, p, z))
+    for vector, factor in zip(basis, coefficients.mT, strict=False):
+        total += factor.unsqueeze(-1) * vector
     return p.inverse_root_transposed(total)
 
 

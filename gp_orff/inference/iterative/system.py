@@ -25,8 +25,10 @@ class Accuracy:
         probes: random vectors that estimate log|A| and its gradient.
         mean_error: of the mean, root mean square over the posterior's standard deviation. Its
             square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
-        variance_tolerance: relative residual of variances, paths and probes. The error of a
+        variance_tolerance: relative residual of variances and sample paths. The error of a
             variance is of the order of its square.
+        random_tolerance: relative residual of probes, and of paths that estimate variances: far
+            below their random error, which is of the order of a tenth.
         paths: sample paths that estimate variances at many points.
         most: iterations, at most.
         seed: of probes and paths.
@@ -36,6 +38,7 @@ class Accuracy:
     probes: int = 8
     mean_error: float = 3e-3
     variance_tolerance: float = 1e-4
+    random_tolerance: float = 1e-2
     paths: int = 64
     most: int = 2000
     seed: int = 0
@@ -77,8 +80,10 @@ class System:
 
     def draw(self, z: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """R⁻ᵀB^{−½}z, draws from N(0, A⁻¹) if z are draws from N(0, I)."""
-        tolerance, most = self.accuracy.variance_tolerance, self.accuracy.most
-        return inverse_root(self.precision, self.preconditioner, z, tolerance, most)
+        return self._draw(z, self.accuracy.variance_tolerance)
+
+    def _draw(self, z: Float[Tensor, "k F"], tolerance: float) -> Float[Tensor, "k F"]:
+        return inverse_root(self.precision, self.preconditioner, z, tolerance, self.accuracy.most)
 
     @cached_property
     def draws(self) -> tuple[Float[Tensor, "k F"], Float[Tensor, "k F"]]:
@@ -86,7 +91,8 @@ class System:
         shape = self.accuracy.paths, len(self.preconditioner.diagonal)
         z = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         z = z.to(self.preconditioner.diagonal.device)
-        return self.draw(z), self.preconditioner.inverse_root_transposed(z)
+        draws = self._draw(z, self.accuracy.random_tolerance)
+        return draws, self.preconditioner.inverse_root_transposed(z)
 
     @cached_property
     def probes(self) -> Probes:
@@ -94,7 +100,7 @@ class System:
         shape = self.accuracy.probes, len(self.preconditioner.diagonal)
         signs = torch.randint(0, 2, shape, generator=self._generator).double() * 2 - 1
         z = self.preconditioner.root(signs.to(self.preconditioner.diagonal.device))
-        solution = self._solution(z, self.accuracy.variance_tolerance)
+        solution = self._solution(z, self.accuracy.random_tolerance)
         return Probes(self.preconditioner.solve(z), solution)
 
     @cached_property
