@@ -21,7 +21,9 @@ from gp_orff.models.comparison import KernelComparison
 from gp_orff.models.report.standard_errors import Curvature
 
 EXACT = Accuracy(block=10**6)  # the dense block holds all features
-TIGHT = Accuracy(block=20, probes=12, mean_error=1e-11, variance_tolerance=1e-11)
+TIGHT = Accuracy(
+    block=20, probes=12, mean_error=1e-11, constants_tolerance=1e-11, variance_tolerance=1e-11
+)
 
 
 def normal(*shape, seed=0):

@@ -29,29 +29,43 @@ def solve(
     b: Float[Tensor, "k F"],
     tolerance: float,
     most: int,
+    permitted: float | None = None,
+    guess: Float[Tensor, "k F"] | None = None,
 ) -> Solution:
     """A⁻¹b for every row b, until ‖r‖ ≤ tolerance ‖b‖ in the norm rᵀP⁻¹r.
 
     The preconditioned method of Saad (2003, algorithm 9.1), in which a system that has converged
     takes no further part.
 
+    Args:
+        a, p: A and P.
+        b: the right-hand sides.
+        tolerance: the relative residual that ends the iterations.
+        most: iterations, at most.
+        permitted: the relative residual that has to be reached by then; the tolerance if None.
+        guess: of the solution, from which iterations start; zero if None.
+
     Raises:
-        ConvergenceError: a system has not converged after `most` iterations.
+        ConvergenceError: a system has not reached what is permitted after `most` iterations.
     """
-    x, r = torch.zeros_like(b), b
+    permitted = tolerance if permitted is None else permitted
+    x, r = (torch.zeros_like(b), b) if guess is None else (guess.clone(), b - a.product(guess))
     z = p.solve(r)
     d, size = z, (r * z).sum(-1)
-    start, active = size, torch.arange(len(b), device=b.device)
+    start = size if guess is None else (b * p.solve(b)).sum(-1)
+    active = torch.arange(len(b), device=b.device)
     count, steps, ratios = torch.zeros_like(active), [], []
-    going = size > 0
+    going = size > 0 if guess is None else size > tolerance**2 * start
     while True:
         if not going.all():
             r, z, d = r[going], z[going], d[going]
             size, start, active = size[going], start[going], active[going]
         if not len(active):
             return Solution(x, _stack(steps, b), _stack(ratios, b), count)
-        if len(steps) == most:
-            raise _error(most, (size / start).sqrt().max().item(), tolerance)
+        if len(steps) >= most:
+            if (size <= permitted**2 * start).all():
+                return Solution(x, _stack(steps, b), _stack(ratios, b), count)
+            raise _error(most, (size / start).sqrt().max().item(), permitted)
         product = a.product(d)
         step = size / (d * product).sum(-1)
         x[active] += step.unsqueeze(-1) * d

@@ -37,10 +37,16 @@ class Iterative(NormalEquations):
     def posterior(self, mean):
         system, logdet = self._system
         b = self._b
-        u = system.solve_mean(b.mT)
-        quad = u @ (2 * b - system.precision.product(u).mT)
-        exact = self._evidence(0.5 * (quad + quad.mT), logdet)
-        evidence = EstimatedEvidence.of(*exact, system)
+
+        def evidence_of_solution(u: Tensor) -> EstimatedEvidence:
+            quad = u @ (2 * b - system.precision.product(u).mT)  # quadratic in the residual
+            exact = self._evidence(0.5 * (quad + quad.mT), logdet)
+            return EstimatedEvidence.of(*exact, system)
+
+        u = system.solve_roughly(b.mT)
+        contrast = evidence_of_solution(u).contrast(mean).mT  # y less its mean
+        u[:1] += system.refined(contrast @ b.mT, contrast @ u) - contrast @ u
+        evidence = evidence_of_solution(u)
         theta = mean_and_response(u.mT @ evidence.contrasts(mean))
         return IterativePosterior(self.expansion, *theta, system), evidence
 

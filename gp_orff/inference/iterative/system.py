@@ -1,5 +1,6 @@
 """A with its preconditioner: A⁻¹b, log|A| with its standard error, and draws from N(0, A⁻¹)."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from gp_orff.inference.iterative.operator import WeightPrecision
 from gp_orff.inference.iterative.preconditioner import Preconditioner
 
 _LOOSEST = 1e-2  # relative residual of the mean
+_FEWEST = 100  # iterations, whatever they cost
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class Accuracy:
         probes: random vectors that estimate log|A| and its gradient.
         mean_error: of the mean, root mean square over the posterior's standard deviation. Its
             square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
+        permitted_error: likewise, where `operations` do not suffice for that.
+        operations: for the mean, about; 10¹¹ take 20 s on one core.
+        constants_tolerance: relative residual of constants in the place of the data, and of the
+            data that tell the best ones. The error of these is of the order of its square.
         variance_tolerance: relative residual of variances and sample paths. The error of a
             variance is of the order of its square.
         random_tolerance: relative residual of probes, and of paths that estimate variances: far
@@ -37,6 +43,9 @@ class Accuracy:
     block: int = 6000
     probes: int = 8
     mean_error: float = 3e-3
+    permitted_error: float = 0.1
+    operations: float = 1e11
+    constants_tolerance: float = 1e-2
     variance_tolerance: float = 1e-4
     random_tolerance: float = 1e-2
     paths: int = 64
@@ -65,18 +74,44 @@ class System:
         return self._solution(b, self.accuracy.variance_tolerance).x
 
     def solve_mean(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
-        """A⁻¹Bᵀ, to the accuracy of the mean.
+        """A⁻¹Bᵀ, to the accuracy of the mean; the columns of constants get the relative residual of
+        that of y."""
+        wanted, permitted = self._residuals(b[:1])
+        return self._solution(b, wanted, permitted).x
+
+    def solve_roughly(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
+        """A⁻¹Bᵀ, so accurate that BᵀA⁻¹B tells the best constants, and the variance of these."""
+        return self._solution(b, self.accuracy.constants_tolerance).x
+
+    def refined(self, b: Float[Tensor, "1 F"], guess: Float[Tensor, "1 F"]) -> Float[Tensor, "1 F"]:
+        """A⁻¹b of data less their mean, to the accuracy of the mean, from a guess."""
+        wanted, permitted = self._residuals(b)
+        return solve(
+            self.precision, self.preconditioner, b, wanted, self._affordable, permitted, guess
+        ).x
+
+    def _residuals(self, b: Float[Tensor, "1 F"]) -> tuple[float, float]:
+        """The relative residuals of the wanted and of the permitted error of the mean.
 
         An error e of the weights, with the residual r, changes the field by at most ‖e‖_A standard
         deviations at any point, and by about ‖e‖_A/√n in root mean square over n determined
-        directions. ‖e‖²_A ≈ rᵀP⁻¹r. The columns of constants get the relative residual of that
-        of y.
+        directions. ‖e‖²_A ≈ rᵀP⁻¹r.
         """
-        y = b[:1]
-        size = (y * self.preconditioner.solve(y)).sum().sqrt().item()
+        size = (b * self.preconditioner.solve(b)).sum().sqrt().item()
         directions = min(self.num_values, len(self.preconditioner.diagonal))
-        error = self.accuracy.mean_error * directions**0.5
-        return self._solution(b, min(error / size, _LOOSEST) if size else _LOOSEST).x
+        errors = self.accuracy.mean_error, self.accuracy.permitted_error
+        wanted, permitted = (
+            min(error * directions**0.5 / size, _LOOSEST) if size else _LOOSEST for error in errors
+        )
+        return wanted, max(wanted, permitted)
+
+    @property
+    def _affordable(self) -> int:
+        """Iterations of one system: Fourier transforms for each output, and triangular solves."""
+        images, (p, _) = self.precision.images, self.precision.directions.shape
+        transforms = 5 * p * images.size * math.log2(images.size)
+        count = self.accuracy.operations / (transforms + 2 * len(self.preconditioner.block) ** 2)
+        return min(max(int(count), _FEWEST), self.accuracy.most)
 
     def draw(self, z: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """R⁻ᵀB^{−½}z, draws from N(0, A⁻¹) if z are draws from N(0, I)."""
@@ -116,8 +151,11 @@ class System:
         error = values.std() / len(values) ** 0.5
         return values.mean(), error.item()
 
-    def _solution(self, b: Float[Tensor, "k F"], tolerance: float) -> Solution:
-        return solve(self.precision, self.preconditioner, b, tolerance, self.accuracy.most)
+    def _solution(
+        self, b: Float[Tensor, "k F"], tolerance: float, permitted: float | None = None
+    ) -> Solution:
+        parts = self.precision, self.preconditioner
+        return solve(*parts, b, tolerance, self.accuracy.most, permitted)
 
     @property
     def _generator(self) -> torch.Generator:
