@@ -15,11 +15,9 @@ class ConvergenceError(RuntimeError):
 
 
 class Solution(NamedTuple):
-    """A⁻¹b, and the coefficients of the iterations, zero after a system has converged."""
+    """A⁻¹b, and the iterations it took."""
 
     x: Float[Tensor, "k F"]
-    steps: Float[Tensor, "i k"]  # α
-    ratios: Float[Tensor, "i k"]  # β
     iterations: Int[Tensor, "k"]
 
 
@@ -42,7 +40,8 @@ def solve(
         b: the right-hand sides.
         tolerance: the relative residual that ends the iterations.
         most: iterations, at most.
-        permitted: the relative residual that has to be reached by then; the tolerance if None.
+        permitted: the relative residual that has to be reached by then; the tolerance if None. It
+            may have been before: residuals go up and down, the error in the norm eᵀAe only down.
         guess: of the solution, from which iterations start; zero if None.
 
     Raises:
@@ -53,39 +52,30 @@ def solve(
     z = p.solve(r)
     d, size = z, (r * z).sum(-1)
     start = size if guess is None else (b * p.solve(b)).sum(-1)
-    active = torch.arange(len(b), device=b.device)
-    count, steps, ratios = torch.zeros_like(active), [], []
+    active, least = torch.arange(len(b), device=b.device), size
+    count, done = torch.zeros_like(active), 0
     going = size > 0 if guess is None else size > tolerance**2 * start
     while True:
         if not going.all():
             r, z, d = r[going], z[going], d[going]
             size, start, active = size[going], start[going], active[going]
         if not len(active):
-            return Solution(x, _stack(steps, b), _stack(ratios, b), count)
-        if len(steps) >= most:
-            if (size <= permitted**2 * start).all():
-                return Solution(x, _stack(steps, b), _stack(ratios, b), count)
-            raise _error(most, (size / start).sqrt().max().item(), permitted)
+            return Solution(x, count)
+        if done >= most:
+            if (least[active] <= permitted**2 * start).all():
+                return Solution(x, count)
+            raise _error(most, (least[active] / start).sqrt().max().item(), permitted)
         product = a.product(d)
         step = size / (d * product).sum(-1)
         x[active] += step.unsqueeze(-1) * d
         r = r - step.unsqueeze(-1) * product
         z = p.solve(r)
         previous, size = size, (r * z).sum(-1)
-        ratio = size / previous
-        d = z + ratio.unsqueeze(-1) * d
+        least = least.index_copy(0, active, torch.minimum(least[active], size))
+        d = z + (size / previous).unsqueeze(-1) * d
         count[active] += 1
-        steps.append(_placed(step, active, b))
-        ratios.append(_placed(ratio, active, b))
+        done += 1
         going = size > tolerance**2 * start
-
-
-def _placed(values: Float[Tensor, "a"], active: Int[Tensor, "a"], b: Tensor) -> Float[Tensor, "k"]:
-    return b.new_zeros(len(b)).index_copy_(0, active, values)
-
-
-def _stack(values: list[Float[Tensor, "k"]], b: Tensor) -> Float[Tensor, "i k"]:
-    return torch.stack(values) if values else b.new_zeros(0, len(b))
 
 
 def _error(iterations: int, residual: float, tolerance: float) -> ConvergenceError:

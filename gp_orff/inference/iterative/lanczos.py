@@ -7,30 +7,52 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.inference.iterative.conjugate_gradients import ConvergenceError, Solution
+from gp_orff.inference.iterative.conjugate_gradients import ConvergenceError
 from gp_orff.inference.iterative.operator import WeightPrecision
 from gp_orff.inference.iterative.preconditioner import Preconditioner
 
 _BETWEEN_CHECKS = 5  # iterations
+_FIRST = 25  # iterations of a quadrature, before they double
 _SMALLEST = 1e-12  # relative norm at which a Krylov space has ended
 _MOST_KEPT = 2**27  # numbers of a basis, 1 GiB
 
 
 def quadrature(
-    solution: Solution, function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]]
+    a: WeightPrecision,
+    p: Preconditioner,
+    u: Float[Tensor, "k F"],
+    function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]],
+    most: int,
 ) -> Float[Tensor, "k"]:
-    """uᵀ f(B) u / uᵀu of conjugate gradients for A x = R u, by Gauss quadrature.
+    """uᵀ f(B) u / uᵀu for every random row u, by Gauss quadrature (Golub & Meurant 2010, Matrices,
+    Moments and Quadrature, section 4.1).
 
-    The coefficients of conjugate gradients are those of the Lanczos process (Golub & Meurant 2010,
-    Matrices, Moments and Quadrature, sections 4.1 and 6.2).
+    Iterations double until their mean over all u changes by less than its standard error.
     """
+    diagonals, besides, last, count = [], [], None, _FIRST
+    for step in _process(a, p, u):
+        diagonals.append(step.diagonal)
+        besides.append(step.beside)
+        ended = len(diagonals) == most or not (step.beside > 0).any()
+        if len(diagonals) < count and not ended:
+            continue
+        values = _gauss(function, torch.stack(diagonals, -1), torch.stack(besides, -1))
+        error = values.std() / len(values) ** 0.5
+        if ended or (last is not None and (values - last).mean().abs() <= error):
+            return values
+        last, count = values, 2 * count
+    raise AssertionError("the Lanczos process does not end")
+
+
+def _gauss(
+    function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]],
+    diagonals: Float[Tensor, "k i"],
+    besides: Float[Tensor, "k i"],
+) -> Float[Tensor, "k"]:
+    """e₁ᵀ f(T) e₁ for every row."""
     values = []
-    columns = zip(solution.iterations.tolist(), solution.steps.mT, solution.ratios.mT, strict=True)
-    for count, step, ratio in columns:
-        step, ratio = step[:count], ratio[: count - 1]
-        diagonal = 1 / step
-        diagonal[1:] += ratio / step[:-1]
-        nodes, vectors = _eigen(diagonal, ratio.sqrt() / step[:-1])
+    for diagonal, beside in zip(diagonals, besides[:, :-1], strict=True):
+        nodes, vectors = _eigen(diagonal, beside)
         values.append((vectors[0].square() * function(nodes)).sum())
     return torch.stack(values)
 
