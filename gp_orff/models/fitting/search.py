@@ -41,6 +41,7 @@ class Search:
         trust_factor: float | None = None,
         nats: float = _NATS,
         iterations: int = 60,
+        evaluations: int | None = None,
         report: Report = lambda value: None,
     ) -> "Search":
         """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
@@ -48,8 +49,9 @@ class Search:
         `trust_factor` limits the factor by which frequencies may move from where the run starts;
         the run ends when a coordinate reaches that edge. A coordinate that reaches a bound is held
         there while the others go on, and released when the evidence rises inwards. A run also ends
-        with two steps that gain less than `nats` in total each, or after `iterations`. `report` is
-        called with the nats per number of each evaluation.
+        with two steps that gain less than `nats` in total each, or after `iterations` or so many
+        `evaluations`, by default two an iteration and a few. `report` is called with the nats per
+        number of each evaluation.
         """
         region = TrustRegion.of(self.coordinates, trust_factor)
         run = Run(self, region, objective, num_values, report)
@@ -57,7 +59,7 @@ class Search:
         free = np.ones(len(t), dtype=bool)
         if not len(t):
             run.value_and_gradient(t)
-        run.evaluations_left = _PER_ITERATION * iterations + _EXTRA
+        run.evaluations_left = evaluations or _PER_ITERATION * iterations + _EXTRA
         while free.any() and iterations > 0:
             before = run.value
             iterations -= run.ascend(t, free, nats, iterations)

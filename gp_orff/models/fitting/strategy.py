@@ -43,7 +43,7 @@ _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a
 _MANY = 1.3  # times as many numbers as of a subset, for a first search on that
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
 _FEW_ROUNDS = 2  # on waves of other wavevectors, each of which takes a pass over the data
-_FEW_ITERATIONS = 6  # the least on a grid
+_FEW_ITERATIONS, _EACH = 6, 1.5  # the least on grids; evaluations of each iteration, about
 _LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
@@ -159,14 +159,15 @@ def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
 def search_on_features(
     trainer: Trainer, search: Search, representation: Representation, name: str
 ) -> None:
-    """Search on the frequencies of a rule; where an evaluation takes seconds, under the exact
-    kernel on subsets first, and for few iterations."""
+    """Search on the frequencies of a rule; where an evaluation takes many seconds, under the exact
+    kernel on subsets instead, or for few iterations if there is none."""
     inference, data = representation.inference(representation.rule), representation.data
     features, iterations = num_features(trainer.kernel, inference.draws), _MOST
-    slow = min(features, data.num_values) > MOST_SEARCHED
-    if slow and isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
-        search_on_subsets(trainer, search, data.num_values)
-        iterations = int(max(_CUBIC * (2000 / features) ** 3, _FEWEST))
+    if min(features, data.num_values) > MOST_SEARCHED:
+        if isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
+            search_on_subsets(trainer, search, data.num_values)
+            return
+        iterations = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
     trainer.search(search, inference, name, iterations=iterations)
 
 
@@ -200,15 +201,13 @@ class Grids:
         representation, with statistics that were computed.
 
         Many data are visited once: the coarse grids are those of a sample, and the statistics of
-        one pass serve the fine ones. Where no grid of a search is accurate, a subset of the data
-        under the exact kernel takes its place; so it does where sources are near the readings,
-        whose grids of few features tell nothing.
+        one pass serve the fine ones. Where no grid of a search is accurate, or few features tell
+        nothing of sources near the readings, subsets under the exact kernel take its place.
         """
-        representation, many = self.representation, self._has_many_points
-        if not representation.on_lattice and has_covariance(
-            self.trainer.kernel, representation.data
-        ):
-            search_on_subsets(self.trainer, search, representation.data.num_values)
+        representation, data = self.representation, self.representation.data
+        many = self._has_many_points
+        if not representation.on_lattice and has_covariance(self.trainer.kernel, data):
+            search_on_subsets(self.trainer, search, data.num_values)
             if representation.mended.rule is None:
                 return representation
             level = partial(representation.fine, returned=True)
@@ -216,26 +215,31 @@ class Grids:
             self._follow(search, "fine", FINE_FACTOR, representation, level, **options)
             return representation
         if self._exceeds(_ROUGH):
-            search_on_subsets(self.trainer, search, representation.data.num_values)
+            search_on_subsets(self.trainer, search, data.num_values)
             return representation
         few = self._of_sample if many else representation
         few = replace(few, data=sampled(few.data, _COARSE_BLOCKS))
         visited = [search.coordinates.get()]
         rounds = 8 if representation.on_lattice else _FEW_ROUNDS
-        self._follow(search, "coarse", COARSE_FACTOR, few, few.coarse, rounds=rounds)
+        options = {"rounds": rounds, "lost": partial(self._exceeds, _TOO_ROUGH)}
+        self._follow(search, "coarse", COARSE_FACTOR, few, few.coarse, **options)
         visited.append(search.coordinates.get())
         if not many and (exact := representation.again).rule is None:
             ExactKernel(self.trainer, representation.data).run(search)
             return exact
+        if self._exceeds(_TOO_ROUGH):  # the noise took up the field, which coarse grids do not hold
+            search.coordinates.set(visited[0])
+            search_on_subsets(self.trainer, search, data.num_values)
+            return representation
         if many:
             label = f"statistics of {self.trainer.survey.num_points} points"
             with self.trainer.journal.stage(label):
                 representation = self._keeping()
-        level = representation.fine
-        self._follow(search, "fine", FINE_FACTOR, representation, level, rounds=rounds)
+        parts = representation, representation.fine
+        self._follow(search, "fine", FINE_FACTOR, *parts, rounds=rounds)
         visited.append(search.coordinates.get())
         if self._exceeds(_TOO_ROUGH):
-            search_on_subsets(self.trainer, search, representation.data.num_values)
+            search_on_subsets(self.trainer, search, data.num_values)
             return representation
         ratios = representation.training_cuts()  # truncated variance over noise variance
         for label, likelihood in self.trainer.likelihoods.items():
@@ -251,13 +255,11 @@ class Grids:
     def _exceeds(self, most: float) -> bool:
         """Whether the grids of searches truncate more than so much of the noise variance, and the
         exact kernel is an alternative."""
-        representation = self.representation
-        if representation.rule.max_features or not isinstance(representation.data, Dataset):
+        representation, data = self.representation, self.representation.data
+        if representation.rule.max_features or not isinstance(data, Dataset):
             return False  # the grid that the user asked for, or that of the statistics
-        if not representation.on_lattice:  # sources that features cannot hold act as noise
-            return False
-        if not has_covariance(representation.kernel, representation.data):
-            return False
+        if not (representation.on_lattice and has_covariance(representation.kernel, data)):
+            return False  # sources that features cannot hold act as noise
         return max(representation.training_cuts().values()) > most
 
     @property
@@ -290,9 +292,14 @@ class Grids:
         level: Callable[[], Grid],
         rounds: int = 8,
         iterations: int = 60,
+        lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Search on one grid after another, until no lengthscale reaches the edge of its range."""
+        """Search on one grid after another, until no lengthscale reaches the edge of its range, the
+        evaluations that grids of so many features may take are used, or the search is `lost`."""
+        used = 0.0  # of the evaluations
         for _ in range(rounds):
+            if used >= 1:
+                return
             try:
                 inference = representation.inference(level())
             except GridBudgetError as error:
@@ -300,12 +307,14 @@ class Grids:
                 return
             features = num_features(self.trainer.kernel, inference.draws)
             label = f"{name} grid, {features} features"
-            affordable = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
-            options = {"trust_factor": trust_factor, "iterations": min(iterations, affordable)}
+            affordable = _EACH * max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS)
+            options = {"trust_factor": trust_factor, "iterations": iterations}
+            options["evaluations"], before = math.ceil((1 - used) * affordable), search.evaluations
             with warnings.catch_warnings():  # the next grid is made for where the search has gone
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
                 self.trainer.search(search, inference, label, **options)
-            if search.settled:
+            used += (search.evaluations - before) / affordable
+            if search.settled or lost():
                 return
 
     def _search_with_truncated_variance(
