@@ -12,7 +12,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.survey import DataWarning, Distances, Survey, windows
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
-from gp_orff.models.fitting import strategy
+from gp_orff.models.fitting import strategy, trainer
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search
@@ -360,25 +360,58 @@ def test_many_points_are_visited_at_most_three_times(monkeypatch):
     assert model.log_marginal_likelihood().item() == pytest.approx(kept, abs=0.05)
 
 
-def test_slow_searches_on_random_features_begin_under_the_exact_kernel(monkeypatch):
-    """Fewer evaluations on all data, and the evidence of a whole search on them."""
+def noisy_swirl(frequencies=None):
+    """A fit's report, of 150 points."""
     x = points(150)
     noise = 0.1 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1)).double()
+    kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=frequencies)
+    with gp_orff.settings.check_features(False):
+        return model.fit(x, swirl(x) + noise, progress=False).report
 
-    def fitted():
-        kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
-        model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.QuasiMonteCarlo(64))
-        with gp_orff.settings.check_features(False):
-            return model.fit(x, swirl(x) + noise, progress=False).report
 
-    whole = fitted()
+@pytest.mark.parametrize("operations", [0.0, 1e9])
+def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operations, monkeypatch):
+    """Fewer evaluations on all data, and the evidence of a whole search on them; none where they
+    take too long, with the evidence of other features, which err by their number of √128."""
+    rule = gp_orff.QuasiMonteCarlo(64)
+    whole = noisy_swirl(rule)
     monkeypatch.setattr(strategy, "MOST_SEARCHED", 100)
-    monkeypatch.setattr(strategy, "_CUBIC", 1e-6)
-    monkeypatch.setattr(strategy, "SUBSETS", (200,))
-    found = fitted()
-    assert found.stages[-2].name == "exact kernel, 100 points"
-    assert found.stages[-1].evaluations < whole.stages[-1].evaluations
-    assert found.evidence > whole.evidence - 1
+    monkeypatch.setattr(trainer, "SUBSETS", (200,))
+    monkeypatch.setattr(strategy, "_OPERATIONS", operations)
+    monkeypatch.setattr(strategy, "_MOST", 5)
+    found = noisy_swirl(rule)
+    names = [stage.name for stage in found.stages]
+    assert names[1] == "exact kernel, 100 points"
+    assert names[2:] == ([repr(rule)] if operations else [])
+    if operations:
+        assert found.stages[-1].evaluations <= 5 < whole.stages[-1].evaluations
+    assert found.evidence > whole.evidence - (1 if operations else 128**0.5)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch):
+    """After the first coarse grid, from where they were before."""
+    answers = iter([False] + [lost] * 99)
+    monkeypatch.setattr(strategy.Grids, "_exceeds", lambda self, most: next(answers))
+    monkeypatch.setattr(trainer, "SUBSETS", (200,))
+    found = noisy_swirl(gp_orff.Auto(exact_values=0))
+    names = [stage.name.split(",")[0] for stage in found.stages]
+    assert names[1:] == (["coarse grid", "exact kernel"] if lost else ["coarse grid", "fine grid"])
+    assert found.hyperparameters["noise"].value == pytest.approx(0.01, rel=0.3)
+
+
+def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
+    """As if these grids were so large that two evaluations are affordable, and never settled."""
+    monkeypatch.setattr(strategy, "_CUBIC", 0.0)
+    monkeypatch.setattr(strategy, "_FEW_ITERATIONS", 2 / strategy._EACH)
+    monkeypatch.setattr("gp_orff.models.fitting.search.TrustRegion.at_edge", lambda *_: True)
+    found = noisy_swirl(gp_orff.Auto(exact_values=0))
+    counts = {}
+    for stage in found.stages:
+        name = stage.name.split(",")[0]
+        counts.setdefault(name, []).append(stage.evaluations)
+    assert sum(counts["coarse grid"]) == sum(counts["fine grid"]) == 2
 
 
 @pytest.mark.parametrize("rank", [1, 2])

@@ -16,7 +16,7 @@ from gp_orff.inference.conditioning import (
     feature_inference,
     iterative,
 )
-from gp_orff.inference.iterative import Accuracy, ConvergenceError, system
+from gp_orff.inference.iterative import Accuracy, ConvergenceError, lanczos, system
 from gp_orff.models.comparison import KernelComparison
 from gp_orff.models.report.standard_errors import Curvature
 
@@ -202,6 +202,43 @@ def test_no_convergence_is_an_error():
     inference = IterativeInference(data, draws, accuracy=Accuracy(block=20, most=3))
     with pytest.raises(ConvergenceError, match=r"got .* after 3 iterations"):
         inference.posterior(kernel, noises, None)
+
+
+def test_residuals_are_permitted_where_operations_end():
+    """The mean is as accurate as permitted, after the fewest iterations; else it is an error."""
+    kernel, data, draws, noises = problem("helmholtz")
+    x = 2 * uniform(50, 2, seed=5)
+
+    def mean(**accuracy):
+        inference = IterativeInference(data, draws, accuracy=Accuracy(block=20, **accuracy))
+        return inference.posterior(kernel, noises, None).distribution.split()[0]
+
+    exact = mean(mean_error=1e-11, constants_tolerance=1e-11)
+    sd = exact.variance(x).sqrt()
+    rough = {"mean_error": 1e-11, "constants_tolerance": 1e-2, "most": 20}
+    error = ((mean(permitted_error=0.1, **rough).mean(x) - exact.mean(x)) / sd).square().mean()
+    assert 1e-10 < error.sqrt() < 0.1
+    with pytest.raises(ConvergenceError, match="after 20 iterations"):
+        mean(permitted_error=1e-11, **rough)
+
+
+def test_operations_limit_the_iterations_of_the_mean(monkeypatch):
+    kernel, data, draws, noises = problem("helmholtz")
+    monkeypatch.setattr(system, "_FEWEST", 3)
+    accuracy = Accuracy(block=20, permitted_error=1e-9, mean_error=1e-9, operations=0)
+    inference = IterativeInference(data, draws, accuracy=accuracy)
+    with pytest.raises(ConvergenceError, match="after 3 iterations"):
+        inference.posterior(kernel, noises, None)
+
+
+def test_draws_do_not_depend_on_whether_a_basis_is_kept(monkeypatch):
+    kernel, data, draws, noises = problem("line")
+    inference = IterativeInference(data, draws, accuracy=Accuracy(block=20))
+    posterior = inference.posterior(kernel, noises, None).distribution.split()[0]
+    z = normal(posterior.expansion.num_features, 3)
+    kept = posterior.weight_root(z)
+    monkeypatch.setattr(lanczos, "_MOST_KEPT", 0)
+    assert torch.equal(posterior.weight_root(z), kept)
 
 
 def test_iterations_serve_large_grids_of_many_values():

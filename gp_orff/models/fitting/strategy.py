@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.tracks.surveyed import sampled
-from gp_orff.features.assemble import num_features
+from gp_orff.features.assemble import expand, num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.conditioning import has_covariance
+from gp_orff.inference.conditioning import FeatureInference, has_covariance
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.conditioning.left_out_points import warn_of_left_out, without_far_points
 from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
@@ -33,18 +33,18 @@ from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import (
     MOST_SEARCHED,
     SUBSET_VALUES,
-    SUBSETS,
     Trainer,
     best_start,
+    search_on_subsets,
 )
 from gp_orff.models.report.names import parameter_names
 
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
-_MANY = 1.3  # times as many numbers as of a subset, for a first search on that
 _CUBIC, _FEWEST, _MOST = 40.0, 2, 60  # iterations with 1000 numbers or 2000 features, and limits
+_OPERATIONS = 5e11  # of a search whose evaluations take seconds: 20 s or so on one core
 _FEW_ROUNDS = 2  # on waves of other wavevectors, each of which takes a pass over the data
 _FEW_ITERATIONS, _EACH = 6, 1.5  # the least on grids; evaluations of each iteration, about
-_LAST_FACTOR, _LAST_ROUNDS, _LAST_ITERATIONS = 1.05, 4, 8
+_LAST_FACTOR, _LAST_ROUNDS, _LAST = 1.05, 4, {"rounds": 1, "iterations": 8}
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
 _COARSE_BLOCKS, _FINE_BLOCKS = 2000, 5000  # of the tracks of a group in searches, about
@@ -146,29 +146,30 @@ class ExactKernel:
         return trainer.search(search, inference, name, iterations=iterations, nats=nats)
 
 
-def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
-    """Search under the exact kernel on growing subsets of data with `size` numbers."""
-    for numbers in SUBSETS:
-        if size > _MANY * numbers:
-            inference = trainer.exact_inference(trainer.subset(numbers))
-            label = f"exact kernel, {inference.data.survey.num_points} points"
-            iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _FEW_ITERATIONS, _MOST))
-            trainer.search(search, inference, label, nats=0.1, iterations=iterations)
-
-
 def search_on_features(
     trainer: Trainer, search: Search, representation: Representation, name: str
 ) -> None:
-    """Search on the frequencies of a rule; where an evaluation takes many seconds, under the exact
-    kernel on subsets instead, or for few iterations if there is none."""
+    """Search on the frequencies of a rule; where an evaluation takes seconds, under the exact
+    kernel on subsets first, and for few evaluations or none."""
     inference, data = representation.inference(representation.rule), representation.data
-    features, iterations = num_features(trainer.kernel, inference.draws), _MOST
-    if min(features, data.num_values) > MOST_SEARCHED:
-        if isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
-            search_on_subsets(trainer, search, data.num_values)
-            return
-        iterations = int(max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS))
-    trainer.search(search, inference, name, iterations=iterations)
+    if min(num_features(trainer.kernel, inference.draws), data.num_values) <= MOST_SEARCHED:
+        trainer.search(search, inference, name)
+        return
+    on_subsets = isinstance(data, Dataset) and has_covariance(trainer.kernel, data)
+    if on_subsets:
+        search_on_subsets(trainer, search, data.num_values)
+    evaluations = min(int(_OPERATIONS / _operations(trainer.kernel, inference)), _MOST)
+    if evaluations >= _FEWEST or not on_subsets:
+        trainer.search(search, inference, name, evaluations=max(evaluations, _FEWEST))
+
+
+@torch.no_grad()
+def _operations(kernel: Kernel, inference: FeatureInference) -> float:
+    """About the floating-point operations of an evaluation with its gradient."""
+    expansion = expand(kernel, inference.draws, inference.data.num_inputs)
+    moving = inference.draws[0].shared_columns() is None  # sums over the data are made anew
+    points = inference.data.survey.num_points if moving else 0
+    return 6.0 * points * expansion.num_columns**2 + expansion.cholesky_cost
 
 
 @dataclass(frozen=True)
@@ -211,8 +212,7 @@ class Grids:
             if representation.mended.rule is None:
                 return representation
             level = partial(representation.fine, returned=True)
-            options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
-            self._follow(search, "fine", FINE_FACTOR, representation, level, **options)
+            self._follow(search, "fine", FINE_FACTOR, representation, level, **_LAST)
             return representation
         if self._exceeds(_ROUGH):
             search_on_subsets(self.trainer, search, data.num_values)
@@ -325,11 +325,10 @@ class Grids:
         score = partial(self._evidence_at, coordinates)
         best, best_u = max(((score(u), u) for u in visited), key=lambda pair: pair[0])
         level = partial(self.representation.fine, _LAST_FACTOR, returned=True)
-        options = {"rounds": 1, "iterations": _LAST_ITERATIONS}
         for _ in range(_LAST_ROUNDS):
             coordinates.set(best_u)
             search = Search(coordinates)
-            self._follow(search, "last", _LAST_FACTOR, self.representation, level, **options)
+            self._follow(search, "last", _LAST_FACTOR, self.representation, level, **_LAST)
             u = coordinates.get()
             value = score(u)
             if not value > best + _NATS:

@@ -52,7 +52,8 @@ from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
-SUBSETS = 1200, 3600  # numbers of further searches under the exact kernel
+SUBSETS, _BEYOND = (1200, 3600), 1.3  # numbers of further searches; ratio of all to a subset's
+_CUBIC, _LEAST, _MOST = 40.0, 6, 60  # iterations of these with 1000 numbers, more, and at most
 MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
 _JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
@@ -314,3 +315,13 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
         return other
     search.coordinates.set(u)
     return search
+
+
+def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
+    """Search under the exact kernel on growing subsets of data with `size` numbers."""
+    for numbers in SUBSETS:
+        if size > _BEYOND * numbers:
+            inference = trainer.exact_inference(trainer.subset(numbers))
+            label = f"exact kernel, {inference.data.survey.num_points} points"
+            iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _LEAST, _MOST))
+            trainer.search(search, inference, label, nats=0.1, iterations=iterations)
