@@ -1,5 +1,7 @@
 """How a fit finds its hyperparameters: starting values, ranges, representations, what is kept."""
 
+from functools import partial
+
 import gpytorch
 import numpy as np
 import pytest
@@ -322,11 +324,25 @@ def test_few_numbers_for_many_hyperparameters_are_warned_of():
     model.fit(x, y, progress=False)
 
 
-def test_repeated_readings_of_few_places_are_few_numbers():
-    """At six places, 240 numbers determine lengthscales no better than twelve."""
-    places = torch.arange(240) % 6
-    x, y = points(6)[places], (draw(6, 2)[places] + 0.3 * draw(240, 2, seed=1))
-    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+def test_the_choice_between_means_counts_as_learned():
+    """Of 44 numbers: 15 for outputscale, lengthscale and noise each, but 9 with two constants."""
+    x = points(24)[:22]
+    y = swirl(x) + 0.3 * draw(22, 2)
+    kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel)
+    with pytest.warns(gp_orff.DataWarning, match="44 numbers determine 5 hyperparameters poorly"):
+        model.fit(x, y, progress=False)
+    assert any(note.startswith("mean: zero") for note in model.report.notes)
+    gp_orff.VectorFieldGP(kernel, mean=gpytorch.means.ZeroMean()).fit(x, y, progress=False)
+
+
+@pytest.mark.parametrize("base", [RBFKernel, partial(gp_orff.GeneralMaternKernel, nu=4.2)])
+def test_repeated_readings_of_few_places_are_few_numbers(base):
+    """At six places, 120 numbers determine lengthscales no better than twelve, also where the
+    covariance has no closed form."""
+    places = torch.arange(60) % 6
+    x, y = points(6)[places], (draw(6, 2)[places] + 0.3 * draw(60, 2, seed=1))
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(base(), num_dims=2))
     with pytest.warns(gp_orff.DataWarning, match="12 numbers at distinct places determine"):
         model.fit(x, y, progress=False)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.observations import Observations, join
+from gp_orff.data.repeats.merged import site_labels
 from gp_orff.data.survey import (
     DataWarning,
     Distances,
@@ -207,12 +208,10 @@ class Trainer:
         rule = QuasiMonteCarlo(num_frequencies)
         return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
-    def warn_of_few_numbers(self, data: Data, searched: int) -> None:
-        """Warn if the numbers are few for so many hyperparameters and the means of the outputs, and
-        posteriors do not count that."""
+    def warn_of_few_numbers(self, data: Data, learned: int) -> None:
+        """Warn if the numbers are few for what is learned, and posteriors do not count that."""
         if has_learned_spectrum(self.kernel) and data.num_values <= MOST_SAMPLED:
             return
-        learned = searched + (self.num_outputs if self.mean is None else 0)
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             repeated = " at distinct places" if numbers < data.num_values else ""
             warnings.warn(
@@ -240,12 +239,17 @@ class Trainer:
             warnings.warn(text, GridWarning, stacklevel=2)
 
     def _at_distinct_places(self, data: Data) -> float:
-        """The observed numbers, where those at places that the prior cannot tell apart are one."""
-        sample = Dataset.in_memory(self.survey.sample)
-        if not has_covariance(self.kernel, sample):
+        """The observed numbers, where those at places that the prior cannot tell apart are one; at
+        equal places, where its covariance has no closed form."""
+        sample, of_symbols = self.survey.sample, data.num_values - self.survey.num_values
+        if has_covariance(self.kernel, held := Dataset.in_memory(sample)):
+            distinct = self.exact_inference(held).size
+        elif sum(map(len, sample)) < self.survey.num_points:  # the sample does not tell
             return data.num_values
-        of_symbols = data.num_values - self.survey.num_values
-        return min(data.num_values, self.exact_inference(sample).size + of_symbols)
+        else:
+            equal = (0.0,) * data.num_inputs
+            distinct = sum((site_labels(p, equal).max() + 1) * p.y.shape[-1] for p in sample)
+        return min(data.num_values, distinct + of_symbols)
 
     @property
     def _has_cheap_outputs(self) -> bool:
