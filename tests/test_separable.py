@@ -317,6 +317,7 @@ def tied(points=40, seed=0):
     return matrix, x[:points], y, x[points:], truth[points:]
 
 
+@pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_a_graph_of_tasks_helps_where_outputs_are_missing():
     """The root that the truth was drawn with, against independent outputs."""
     matrix, x, y, xs, truth = tied(points=24)
