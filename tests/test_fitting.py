@@ -17,7 +17,7 @@ from gp_orff.inference.conditioning import ExactInference, FeatureInference
 from gp_orff.models.fitting import strategy, trainer
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.search import Search
+from gp_orff.models.fitting.search import Search, TrustRegion
 from gp_orff.models.fitting.starting_values import Start, start_noise, starts
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
@@ -408,14 +408,23 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operation
 @pytest.mark.parametrize("lost", [False, True])
 def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch):
     """After the first coarse grid, though not settled, from where they were before."""
-    if lost:
-        monkeypatch.setattr("gp_orff.models.fitting.search.TrustRegion.at_edge", lambda *_: True)
+    if lost:  # on grids, whose searches have a trust region
+        monkeypatch.setattr(TrustRegion, "at_edge", lambda self, t: bool(self.bounded.any()))
+    entered = []
+    for owner, name in ((strategy.Grids, "_follow"), (strategy, "search_on_subsets")):
+
+        def noted(own, search, *given, original=getattr(owner, name), **options):
+            entered.append(search.coordinates.get())
+            return original(own, search, *given, **options)
+
+        monkeypatch.setattr(owner, name, noted)
     answers = iter([False] + [lost] * 99)
     monkeypatch.setattr(strategy.Grids, "_exceeds", lambda self, most: next(answers))
     monkeypatch.setattr(trainer, "SUBSETS", (200,))
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     names = [stage.name.split(",")[0] for stage in found.stages]
     assert names[1:] == (["coarse grid", "exact kernel"] if lost else ["coarse grid", "fine grid"])
+    assert np.array_equal(*entered) == lost
     assert found.hyperparameters["noise"].value == pytest.approx(0.01, rel=0.3)
 
 
@@ -423,7 +432,7 @@ def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
     """As if these grids were so large that two evaluations are affordable, and never settled."""
     monkeypatch.setattr(strategy, "_CUBIC", 0.0)
     monkeypatch.setattr(strategy, "_FEW_ITERATIONS", 2 / strategy._EACH)
-    monkeypatch.setattr("gp_orff.models.fitting.search.TrustRegion.at_edge", lambda *_: True)
+    monkeypatch.setattr(TrustRegion, "at_edge", lambda self, t: True)
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     counts = {}
     for stage in found.stages:
