@@ -411,13 +411,16 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
     if lost:  # on grids, whose searches have a trust region
         monkeypatch.setattr(TrustRegion, "at_edge", lambda self, t: bool(self.bounded.any()))
     entered = []
-    for owner, name in ((strategy.Grids, "_follow"), (strategy, "search_on_subsets")):
 
-        def noted(own, search, *given, original=getattr(owner, name), **options):
+    def noting(original):
+        def noted(own, search, *given, **options):
             entered.append(search.coordinates.get())
             return original(own, search, *given, **options)
 
-        monkeypatch.setattr(owner, name, noted)
+        return noted
+
+    monkeypatch.setattr(strategy.Grids, "_follow", noting(strategy.Grids._follow))
+    monkeypatch.setattr(strategy, "search_on_subsets", noting(strategy.search_on_subsets))
     answers = iter([False] + [lost] * 99)
     monkeypatch.setattr(strategy.Grids, "_exceeds", lambda self, most: next(answers))
     monkeypatch.setattr(trainer, "SUBSETS", (200,))
