@@ -8,7 +8,7 @@ import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options, read
-from gp_orff.features.assemble import draw
+from gp_orff.features.assemble import draw, num_features
 from gp_orff.inference import representation
 from gp_orff.inference.conditioning import (
     FeatureInference,
@@ -241,9 +241,15 @@ def test_draws_do_not_depend_on_whether_a_basis_is_kept(monkeypatch):
     assert torch.equal(posterior.weight_root(z), kept)
 
 
-def test_iterations_serve_large_grids_of_many_values():
+def test_iterations_serve_large_grids_of_many_values(monkeypatch):
+    """Whose covariance would take long to make of a matrix of features."""
     kernel, data, draws, _ = problem("helmholtz")
     assert type(feature_inference(data, draws, kernel)) is FeatureInference
+    monkeypatch.setattr(iterative, "most_factorised", lambda device: 10)
+    assert type(feature_inference(data, draws, kernel)) is FeatureInference
+    products = data.num_values**2 * num_features(kernel, draws)
+    monkeypatch.setattr(iterative, "_MOST_PRODUCTS", 0.9 * products)
+    assert type(feature_inference(data, draws, kernel)) is IterativeInference
 
 
 @pytest.mark.parametrize(("gib", "features"), [(4, 8192), (15, 14188), (64, 20_000)])

@@ -17,6 +17,7 @@ from gp_orff.inference.conditioning.features import FeatureInference
 from gp_orff.inference.iterative import Accuracy, Iterative
 
 _MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
+_MOST_PRODUCTS = 1.5e11  # of the covariance that follows from it: 10 s on one core
 _LARGEST = 20_000  # features: their matrix takes 3 GiB, its factorisation about 40 s on two cores
 _MATRICES = 5  # of F² numbers, which variances at many points need at a time
 _USUAL_MEMORY = 2**33  # bytes, where the system does not tell
@@ -64,7 +65,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
     Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
-    holds, but at least 8192; and more values than a matrix with a row for each of them could hold.
+    holds, but at least 8192; and more values than a matrix with a row for each of them could hold,
+    or than their covariance could be made of it in about 10 s.
 
     Raises:
         ValueError: that is so with readings along tracks, for which there are no iterations.
@@ -73,6 +75,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     on_grid = isinstance(draws[0].shared_columns(), LatticeColumns)
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
+    if not data.tracks:  # for which there is nothing else
+        written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
     most = most_factorised(next(kernel.parameters()).device)
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
