@@ -434,7 +434,8 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
 def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
     """As if these grids were so large that two evaluations are affordable, and never settled."""
     monkeypatch.setattr(strategy, "_CUBIC", 0.0)
-    monkeypatch.setattr(strategy, "_FEW_ITERATIONS", 2 / strategy._EACH)
+    monkeypatch.setattr(strategy, "_FEW_ITERATIONS", 2)
+    monkeypatch.setattr(strategy, "_EACH", 1.0)
     monkeypatch.setattr(TrustRegion, "at_edge", lambda self, t: True)
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     counts = {}
