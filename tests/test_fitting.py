@@ -410,24 +410,20 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
     """After the first coarse grid, though not settled, from where they were before."""
     if lost:  # on grids, whose searches have a trust region
         monkeypatch.setattr(TrustRegion, "at_edge", lambda self, t: bool(self.bounded.any()))
-    entered = []
+    entered, search_on = [], Trainer.search
 
-    def noting(original):
-        def noted(own, search, *given, **options):
-            entered.append(search.coordinates.get())
-            return original(own, search, *given, **options)
+    def noted(self, search, *given, **options):
+        entered.append(search.coordinates.get())
+        return search_on(self, search, *given, **options)
 
-        return noted
-
-    monkeypatch.setattr(strategy.Grids, "_follow", noting(strategy.Grids._follow))
-    monkeypatch.setattr(strategy, "search_on_subsets", noting(strategy.search_on_subsets))
+    monkeypatch.setattr(Trainer, "search", noted)
     answers = iter([False] + [lost] * 99)
     monkeypatch.setattr(strategy.Grids, "_exceeds", lambda self, most: next(answers))
     monkeypatch.setattr(trainer, "SUBSETS", (200,))
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     names = [stage.name.split(",")[0] for stage in found.stages]
     assert names[1:] == (["coarse grid", "exact kernel"] if lost else ["coarse grid", "fine grid"])
-    assert np.array_equal(*entered) == lost
+    assert np.array_equal(*entered[-2:]) == lost
     assert found.hyperparameters["noise"].value == pytest.approx(0.01, rel=0.3)
 
 
