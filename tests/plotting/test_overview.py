@@ -81,11 +81,37 @@ def test_an_overview_shows_other_inputs_at_a_value():
         ({"columns": (0, 2)}, "two different inputs"),
         ({"x": np.ones((4, 3))}, "x of shape"),
         ({"y": np.ones((4, 2))}, "with positions"),
+        ({"at": {7: 1.0}}, r"of no columns, as all are drawn, got \[7\]"),
     ],
 )
 def test_bad_overviews_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         overview(Flow(), **arguments)
+
+
+def test_an_overview_refuses_values_of_inputs_that_it_draws_or_does_not_know():
+    space = gp_orff.CurlFreeKernel(num_dims=3)
+    field, *_ = posterior(space, 3, 3)
+    for at in ({1: 0.5}, {3: 0.5}, {-1: 0.5}, {"height": 0.5}):
+        with pytest.raises(ValueError, match=r"values of the columns \[2\], got"):
+            overview(field, at=at, points=4)
+
+
+@pytest.mark.parametrize(
+    ("unit", "names", "label"),
+    [
+        ("m/s", ("east (km)", "north (km)"), "m/s per km; hatched: sign uncertain"),
+        ("m/s", ("east [km]", "north [km] "), "m/s per km; hatched: sign uncertain"),
+        ("", ("east (km)", "north (km)"), "hatched: sign uncertain"),
+        ("m/s", ("east (km)", "north (m)"), "hatched: sign uncertain"),
+        ("m/s", ("x", "y"), "hatched: sign uncertain"),
+    ],
+)
+def test_derivatives_of_an_overview_have_units_where_these_are_known(unit, names, label):
+    figure = overview(Flow(), points=4, unit=unit, names=names)
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert [own for own in labels if "hatched" in own] == [label, label]
+    plt.close(figure)
 
 
 def test_an_overview_of_one_input_has_curves_with_bands():
