@@ -235,9 +235,7 @@ for ax, name in zip(drifts, trails, strict=True):
     ax.add_patch(plt.Rectangle((0, 0), side, side, fill=False, lw=2))
     ax.set_title(f"arrivals after {hours} h, {name}", loc="left")
 legend = (own[:5] for own in ax.get_legend_handles_labels())
-figure.legend(
-    *legend, loc="outside lower center", ncols=5, title="a colour for each of three drifters"
-)
+figure.legend(*legend, loc="outside lower center", ncols=5, title="colours: three drifters")
 plt.setp(maps, xlim=(0, side), ylim=(0, side), xlabel="east (km)", ylabel="north (km)")
 reached = torch.cat([trails[name][0][1][-1, :, :3].reshape(-1, 2) for name in trails])
 (left, below), most = reached.min(0).values.clamp_max(0) - 1, max(side, reached.max()) + 1

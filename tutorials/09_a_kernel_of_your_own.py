@@ -379,7 +379,7 @@ for part, (name, colour) in enumerate({"divergent": orange, "rotating": blue}.it
     axes[0, 1].plot(waves, spectra(truth)[:, part], "--", color=colour, lw=2.2, label=name)
 axes[0, 1].axvline(wavelength, color="k", lw=0.8, label="transition, truth")
 axes[0, 1].set(
-    title="Spectra (thin: learned, dashed: truth)", xlabel="wavelength (km)", ylim=(0, None)
+    title="Spectra (thin: learned, dashed: true)", xlabel="wavelength (km)", ylim=(0, None)
 )
 axes[0, 1].set_ylabel("energy per octave (cm²/s²)")
 axes[0, 1].set_xscale("log")

@@ -109,7 +109,7 @@ def test_an_overview_refuses_values_of_inputs_that_it_draws_or_does_not_know():
 )
 def test_derivatives_of_an_overview_have_units_where_these_are_known(unit, names, label):
     figure = overview(Flow(), points=4, unit=unit, names=names)
-    labels = [ax.get_ylabel() for ax in figure.axes]
+    labels = [bar.get_ylabel() for ax in figure.axes for bar in ax.child_axes]
     assert [own for own in labels if "hatched" in own] == [label, label]
     plt.close(figure)
 
