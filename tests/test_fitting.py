@@ -381,6 +381,21 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(monkeypat
     assert found.evidence > whole.evidence - 1
 
 
+def test_searches_on_separable_features_are_not_slow(monkeypatch):
+    """A hundred columns for each of four outputs cost what 159 features do. Under the exact kernel
+    of a subset, noise that the features need is not seen: the evidence would be worse."""
+    monkeypatch.setattr(strategy, "MOST_SEARCHED", 200)
+    monkeypatch.setattr(strategy, "SUBSETS", (200,))
+    x = points(100)
+    y = torch.stack([torch.sin(6 * x[:, i % 2] + i) for i in range(4)], dim=-1)
+    kernel = gp_orff.SeparableKernel(ScaleKernel(RBFKernel()), torch.eye(4))
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.MonteCarlo(50))
+    with gp_orff.settings.check_features(False), gp_orff.settings.check_calibration(False):
+        report = model.fit(x, y, progress=False).report
+    assert report.features == 400
+    assert not any("exact kernel" in stage.name for stage in report.stages)
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_noise_that_outputs_share_starts_without_the_global_random_state(rank):
     def start(seed):

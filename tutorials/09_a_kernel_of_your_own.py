@@ -377,9 +377,11 @@ for part, (name, colour) in enumerate({"divergent": orange, "rotating": blue}.it
         ours = spectra(models["our own"].kernel)[:, part]
         axes[0, 1].plot(waves, ours, color=colour, lw=1, alpha=0.7)
     axes[0, 1].plot(waves, spectra(truth)[:, part], "--", color=colour, lw=2.2, label=name)
-axes[0, 1].axvline(wavelength, color="k", lw=0.8, label="transition, truth")
+axes[0, 1].axvline(wavelength, color="k", lw=0.8)
 axes[0, 1].set(
-    title="Spectra (thin: learned, dashed: true)", xlabel="wavelength (km)", ylim=(0, None)
+    title="Spectra (thin: learned, dashed: true)",
+    xlabel="wavelength (km); line: true transition",
+    ylim=(0, None),
 )
 axes[0, 1].set_ylabel("energy per octave (cm²/s²)")
 axes[0, 1].set_xscale("log")

@@ -14,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
-from gp_orff.data.tracks.surveyed import sampled
-from gp_orff.features.assemble import num_features
+from gp_orff.data.tracks.surveyed import blocks_in_words, sampled
+from gp_orff.features.assemble import expand, num_features
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.conditioning import has_covariance
+from gp_orff.inference.conditioning import FeatureInference, has_covariance
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.conditioning.left_out_points import warn_of_left_out, without_far_points
 from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
@@ -74,7 +74,7 @@ def fit(
     """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
     check_extents(kernel, data.survey.distances)
     data, notes = without_far_points(data, requested)
-    journal = Journal(progress, notes)
+    journal = Journal(progress, [*notes, blocks_in_words(data.tracks)])
     trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, data.tracks)
     robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
     has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
@@ -156,13 +156,20 @@ def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
             trainer.search(search, inference, label, nats=0.1, iterations=iterations)
 
 
+@torch.no_grad()
+def _dense_features(trainer: Trainer, inference: FeatureInference, data: Data) -> float:
+    """The features of a full matrix that costs as much: fewer than there are for separable kernels,
+    whose matrix has a factor for each output."""
+    return expand(trainer.kernel, inference.draws, len(data.survey.box)).cholesky_cost ** (1 / 3)
+
+
 def search_on_features(
     trainer: Trainer, search: Search, representation: Representation, name: str
 ) -> None:
     """Search on the frequencies of a rule; where an evaluation takes seconds, under the exact
     kernel on subsets first, and for few iterations."""
     inference, data = representation.inference(representation.rule), representation.data
-    features, iterations = num_features(trainer.kernel, inference.draws), _MOST
+    features, iterations = _dense_features(trainer, inference, data), _MOST
     slow = min(features, data.num_values) > MOST_SEARCHED
     if slow and isinstance(data, Dataset) and has_covariance(trainer.kernel, data):
         search_on_subsets(trainer, search, data.num_values)
