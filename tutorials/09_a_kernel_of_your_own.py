@@ -378,11 +378,8 @@ for part, (name, colour) in enumerate({"divergent": orange, "rotating": blue}.it
         axes[0, 1].plot(waves, ours, color=colour, lw=1, alpha=0.7)
     axes[0, 1].plot(waves, spectra(truth)[:, part], "--", color=colour, lw=2.2, label=name)
 axes[0, 1].axvline(wavelength, color="k", lw=0.8)
-axes[0, 1].set(
-    title="Spectra (thin: learned, dashed: true)",
-    xlabel="wavelength (km); line: true transition",
-    ylim=(0, None),
-)
+axes[0, 1].set(title="Spectra (thin: learned, dashed: true)", ylim=(0, None))
+axes[0, 1].set_xlabel("wavelength (km); line: true transition")
 axes[0, 1].set_ylabel("energy per octave (cm²/s²)")
 axes[0, 1].set_xscale("log")
 axes[0, 1].set_xticks([20, 40, 60, 100, 200, 300], [20, 40, 60, 100, 200, 300])

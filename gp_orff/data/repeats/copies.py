@@ -30,11 +30,12 @@ def without_copies(data: Dataset) -> Dataset:
     change little. If it is 0, nothing changes.
 
     Continuous noise never gives equal values: such records are copies, and would tell that there is
-    no noise. Values count as equal within 10⁻⁵ of their range from the 5 % to the 95 % quantile:
-    vectors that a projection turned, each by the angle at its place. Values may be equal for other reasons, as those of a sensor that rounds, or the zeros
-    of a rain gauge. Records are copies only if at least half of the pairs within sites are equal,
-    and a hundred times fewer of the pairs across sites. Of copies, the first of largest weight
-    remains. A `DataWarning` tells how many were left out.
+    no noise. Equal are values within 10⁻⁵ of the range between their 5 % and 95 % quantiles, such
+    as vectors that a projection turned, each by the angle at its place. Values may be equal for
+    other reasons, as those of a sensor that rounds, or the zeros of a rain gauge. Records are
+    copies only if at least half of the pairs within sites are equal, and a hundred times fewer of
+    the pairs across sites. Of copies, the first of largest weight remains. A `DataWarning` tells
+    how many were left out.
 
     Args:
         data: observations in memory.
