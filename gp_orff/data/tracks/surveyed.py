@@ -106,4 +106,4 @@ def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:
     if readings == means:
         return ""
     along = sum(len(own.tracks) for own in tracks)
-    return f"{readings} readings along {along} tracks, as {means} means of blocks"
+    return f"{readings} readings along {along} track{'s' * (along > 1)}, as {means} means of blocks"
