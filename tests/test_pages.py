@@ -127,7 +127,7 @@ def test_a_month_of_currents_becomes_a_map_of_vorticity(tmp_path):
 
 
 def test_a_table_becomes_a_map_whose_errors_hold():
-    """Stations of a rigid rotation; published errors are half the true ones, some records copies."""
+    """A rigid rotation: published errors are half the true ones, and some records are copies."""
     pytest.importorskip("pyproj")
     rng = np.random.default_rng(0)
     lon, lat = rng.uniform(7.0, 7.5, 40), rng.uniform(43.0, 43.4, 40)
