@@ -15,6 +15,8 @@ from gp_orff.plotting.panels import Field, Units, flow_panels, line_panels, outp
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_DATA = "data"
+
 
 def overview(
     field: Field,
@@ -81,7 +83,10 @@ def overview(
     given = None if y is None else np.isfinite(y).all(-1)
     if flow and given is not None and given.any():
         vectors = {"vectors": y[given][:, shown], "arrows": 30, "reference": unit}
-        panels = {"data": lambda ax: plot_field(ax, x[given][:, shown], **vectors), **panels}
+        panels = {_DATA: lambda ax: plot_field(ax, x[given][:, shown], **vectors), **panels}
+    if x is not None and _DATA not in panels:
+        (first, draw), *others = panels.items()
+        panels = {f"{first} (dots: {_DATA})": draw, **dict(others)}
     limits = np.stack([plane.min(0), plane.max(0)], axis=-1)
     figure, axes = _subplots(len(panels), limits, in_space)
     for ax, (title, draw) in zip(axes.flat, panels.items(), strict=False):

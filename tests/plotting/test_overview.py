@@ -30,7 +30,7 @@ TITLES = {
     "without divergence": ["data", "mean", "standard deviation", "vorticity"],
     "no derivatives": ["data", "mean", "standard deviation"],
     "in space": ["data", "mean", "standard deviation"],
-    "one output": ["mean", "standard deviation"],
+    "one output": ["mean (dots: data)", "standard deviation"],
 }
 
 
@@ -135,7 +135,7 @@ def test_an_overview_has_names_of_inputs_and_no_panel_of_data_without_whole_vect
     figure = overview(Flow(), x, x * [1, np.nan], points=4, names=("east (km)", "north (km)"))
     first = figure.axes[0]
     assert (first.get_xlabel(), first.get_ylabel()) == ("east (km)", "north (km)")
-    assert first.get_title(loc="left") == "mean"
+    assert first.get_title(loc="left") == "mean (dots: data)"
     with pytest.raises(ValueError, match=r"a name for each of 2 inputs, got \['east'\]"):
         overview(Flow(), names=["east"])
     plt.close(figure)
