@@ -119,6 +119,18 @@ def test_a_note_needs_few_inside_and_little_chance():
     assert not Calibration(inside=0, numbers=2, blocks=1, independent=2.0).note  # two tell nothing
 
 
+@pytest.mark.filterwarnings("ignore::gp_orff.CalibrationWarning")
+@pytest.mark.parametrize("scale_noise", [False, True])
+def test_known_noise_that_is_too_small_may_have_a_factor(scale_noise):
+    """The noise is said to be that of a reading; the field is rougher than the prior, in which the
+    residuals are noise: a factor of it is learned, and then its intervals hold them."""
+    model, x, y = overconfident()
+    noise = torch.full((len(x),), 0.01)
+    report = model.fit(x, y, noise=noise, scale_noise=scale_noise, progress=False).report
+    told = ["scale_noise=True" in note for note in report.notes if "intervals hold" in note]
+    assert told == ([] if scale_noise else [True])
+
+
 def test_student_t_noise_has_its_own_intervals():
     """A fit of a field drawn from the prior is silent; a scale ten times too small is told of."""
     x, y, *_ = exact_problem(curl_free(0.5), 2, 120, 2.0)

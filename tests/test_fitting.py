@@ -14,10 +14,10 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.survey import DataWarning, Distances, Survey, windows
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
-from gp_orff.models.fitting import strategy, trainer
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search, TrustRegion
+from gp_orff.models.fitting.searches import exact, features, grids
 from gp_orff.models.fitting.starting_values import Start, start_noise, starts
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
@@ -361,7 +361,7 @@ class CountedChunks:
 
 def test_many_points_are_visited_at_most_three_times(monkeypatch):
     """The first look at a chunk is no visit. The evidence is that of a grid of its own."""
-    monkeypatch.setattr(strategy, "MANY_POINTS", 1000)
+    monkeypatch.setattr(grids, "MANY_POINTS", 1000)
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.rand(4000, 2, generator=generator, dtype=torch.float64)
     noise = 0.1 * torch.randn(4000, 2, generator=generator, dtype=torch.float64)
@@ -392,10 +392,10 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operation
     take too long, with the evidence of other features, which err by their number of √128."""
     rule = gp_orff.QuasiMonteCarlo(64)
     whole = noisy_swirl(rule)
-    monkeypatch.setattr(strategy, "MOST_SEARCHED", 100)
-    monkeypatch.setattr(trainer, "SUBSETS", (200,))
-    monkeypatch.setattr(strategy, "_OPERATIONS", operations)
-    monkeypatch.setattr(strategy, "_MOST", 5)
+    monkeypatch.setattr(features, "MOST_SEARCHED", 100)
+    monkeypatch.setattr(exact, "SUBSETS", (200,))
+    monkeypatch.setattr(features, "_OPERATIONS", operations)
+    monkeypatch.setattr(features, "_MOST", 5)
     found = noisy_swirl(rule)
     names = [stage.name for stage in found.stages]
     assert names[1] == "exact kernel, 100 points"
@@ -418,8 +418,8 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
 
     monkeypatch.setattr(Trainer, "search", noted)
     answers = iter([False] + [lost] * 99)
-    monkeypatch.setattr(strategy.Grids, "_exceeds", lambda self, most: next(answers))
-    monkeypatch.setattr(trainer, "SUBSETS", (200,))
+    monkeypatch.setattr(grids.Grids, "_exceeds", lambda self, most: next(answers))
+    monkeypatch.setattr(exact, "SUBSETS", (200,))
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     names = [stage.name.split(",")[0] for stage in found.stages]
     assert names[1:] == (["coarse grid", "exact kernel"] if lost else ["coarse grid", "fine grid"])
@@ -429,9 +429,9 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
 
 def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
     """As if these grids were so large that two evaluations are affordable, and never settled."""
-    monkeypatch.setattr(strategy, "_CUBIC", 0.0)
-    monkeypatch.setattr(strategy, "_FEW_ITERATIONS", 2)
-    monkeypatch.setattr(strategy, "_EACH", 1.0)
+    monkeypatch.setattr(grids, "_CUBIC", 0.0)
+    monkeypatch.setattr(grids, "_FEW_ITERATIONS", 2)
+    monkeypatch.setattr(grids, "_EACH", 1.0)
     monkeypatch.setattr(TrustRegion, "at_edge", lambda self, t: True)
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     counts = {}
@@ -439,6 +439,21 @@ def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
         name = stage.name.split(",")[0]
         counts.setdefault(name, []).append(stage.evaluations)
     assert sum(counts["coarse grid"]) == sum(counts["fine grid"]) == 2
+
+
+def test_searches_on_separable_features_are_not_slow(monkeypatch):
+    """A hundred columns for each of four outputs cost what 159 features do. Under the exact kernel
+    of a subset, noise that the features need is not seen: the evidence would be worse."""
+    monkeypatch.setattr(features, "MOST_SEARCHED", 200)
+    monkeypatch.setattr(exact, "SUBSETS", (200,))
+    x = points(100)
+    y = torch.stack([torch.sin(6 * x[:, i % 2] + i) for i in range(4)], dim=-1)
+    kernel = gp_orff.SeparableKernel(ScaleKernel(RBFKernel()), torch.eye(4))
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.MonteCarlo(50))
+    with gp_orff.settings.check_features(False), gp_orff.settings.check_calibration(False):
+        report = model.fit(x, y, progress=False).report
+    assert report.features == 400
+    assert not any("exact kernel" in stage.name for stage in report.stages)
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -469,7 +484,9 @@ def test_starts_outside_the_ranges_are_moved_inside(monkeypatch):
         seen.append(trainer.kernel.base_kernel.base_kernel.lengthscale.item())
         raise SeenError
 
-    monkeypatch.setattr("gp_orff.models.fitting.trainer.starts", lambda *given: [Start(100.0)])
+    monkeypatch.setattr(
+        "gp_orff.models.fitting.searches.starting.starts", lambda *given: [Start(100.0)]
+    )
     monkeypatch.setattr(Trainer, "value", value)
     x = points(60)
     model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2))

@@ -17,7 +17,7 @@ from gp_orff.data.tracks.reading import along_tracks
 from gp_orff.data.tracks.whitening import WhitenedGram, batches_of
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.conditioning import features, iterative
-from gp_orff.models.fitting import strategy
+from gp_orff.models.fitting.searches import grids
 from gp_orff.models.fitting.trainer import Trainer
 from tests.fields import curl_free, draw, uniform
 
@@ -239,8 +239,8 @@ def test_bad_dates_and_labels():
 def test_searches_take_a_sample_of_many_blocks(monkeypatch):
     """About 150 and 300 of 960 blocks, and all of them last and in the posterior."""
     x, y, label, times = readings((60,) * 16, seed=5)
-    monkeypatch.setattr(strategy, "_COARSE_BLOCKS", 150)
-    monkeypatch.setattr(strategy, "_FINE_BLOCKS", 300)
+    monkeypatch.setattr(grids, "_COARSE_BLOCKS", 150)
+    monkeypatch.setattr(grids, "_FINE_BLOCKS", 300)
     blocks = {}
 
     def recorded(self, search, inference, name, **options):

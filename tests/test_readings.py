@@ -342,6 +342,7 @@ BAD = {
     "directions": ({"directions": np.ones((30, 2)), "y": lambda y: y[:, 0]}, "unit vectors"),
     "directions_y": ({"directions": directions(30)}, "one number for each point"),
     "directions_shape": ({"directions": np.ones((30, 3)), "y": lambda y: y[:, 0]}, "of shape"),
+    "one component": ({"y": lambda y: y[:, 0]}, r"give directions= of shape \(N, 2\)"),
     "group": ({"group": ["a", "b"]}, "one group for all observations"),
 }
 

@@ -163,6 +163,18 @@ def test_copies_count_once_and_rounded_values_all():
     assert in_memory(places.repeat(2, 1), twice).survey.num_points == 100
 
 
+@pytest.mark.filterwarnings("ignore:copies")
+def test_copies_are_known_where_a_projection_turned_them():
+    """A plane turns vectors by an angle that changes from place to place, by 10⁻⁷ or so."""
+    x, y = uniform(40, 2), draw(40, 2)
+    angle = 1e-7 * draw(120)
+    turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=-1)
+    turned = torch.einsum("nij,nj->ni", turn.reshape(-1, 2, 2), y.repeat(3, 1))
+    assert in_memory(x.repeat(3, 1) + 1e-8 * draw(120, 2), turned).survey.num_points == 40
+    noisy = y.repeat(3, 1) + 1e-3 * draw(120, 2)  # a thousandth is noise
+    assert in_memory(x.repeat(3, 1), noisy).survey.num_points == 120
+
+
 def test_the_copies_of_a_model_are_noted():
     """Half of the records are exact copies a little apart: the evidence is that without them."""
     x, y = uniform(60, 2), draw(60, 2)

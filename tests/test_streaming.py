@@ -324,6 +324,7 @@ BAD = {
     "iterator": (lambda x, y: (iter([(x, y)]),), TypeError, "again and again"),
     "nothing": (lambda x, y: ([],), ValueError, "empty iterable"),
     "x_alone": (lambda x, y: (x,), TypeError, "x alone"),
+    "one_chunk": (lambda x, y: ({"x": x, "y": y},), TypeError, r"fit\(\[chunk\]\)"),
     "number": (lambda x, y: (3,), TypeError, "iterable of chunks"),
     "triples": (lambda x, y: ([(x, y, y)],), TypeError, "got 3 parts"),
     "keys": (lambda x, y: ([{"x": x, "z": y}],), ValueError, r"\['x', 'z'\]"),

@@ -12,6 +12,7 @@ import gp_orff
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.tracks.reading import along_tracks
+from gp_orff.data.tracks.surveyed import blocks_in_words
 from gp_orff.features.assemble import expand
 from tests.fields import curl_free, draw, uniform
 from tests.tracks import (
@@ -390,3 +391,17 @@ def test_blocks_of_many_readings_are_short_against_field_and_noise():
     assert count(400) == 500
     assert 500 < count(30) < 4000
     assert count(4) == 4000
+
+
+def test_means_of_blocks_are_told():
+    time = torch.arange(4000).double()
+    wave = torch.sin(2 * math.pi * time / 400).unsqueeze(-1)
+    key = GroupKey("", Components.every(1))
+
+    def told(count):
+        part = Observations(key, time[:count, None], wave[:count], index=torch.arange(count))
+        return blocks_in_words([along_tracks(part, "one", time[:count], count, {})])
+
+    assert told(4000) == "4000 readings along 1 track, as 500 means of blocks"
+    assert told(20) == ""
+    assert blocks_in_words([]) == ""

@@ -204,3 +204,22 @@ def test_attributes_of_a_dataset(field):
     }
     assert maps["x"].attrs == {"units": "km"}
     assert maps["divergence"].attrs["units"] == "nT km-1"
+
+
+def test_maps_without_units_of_the_field_tell_the_length_in_derivatives(field):
+    km = {name: {"units": "km"} for name in "xy"}
+    maps = field.to_xarray(AXES, attrs=km)
+    assert maps["vorticity"].attrs["comment"] == "in units of the field times km-1"
+    assert not {"units", "comment"} & set(maps["u"].attrs)
+    maps = field.to_xarray(AXES, symbols={"g": gp_orff.Potential([0.5, 0.5])}, attrs=km)
+    assert maps["g"].attrs["comment"] == "in units of the field times km"
+    assert "comment" not in field.to_xarray(AXES)["vorticity"].attrs
+
+
+def test_a_dataset_whose_variables_have_other_names_than_the_outputs_warns(field):
+    given = {name: ("x", [0.0], {"units": "m s-1"}) for name in ("ve", "vn")}
+    survey = xr.Dataset(given, {n: (n, [0.0], {"units": "km"}) for n in "xy"})
+    with pytest.warns(gp_orff.DataWarning, match=r"names=\['ve', 'vn'\]"):
+        field.to_xarray(AXES, attrs=survey)
+    maps = field.to_xarray(AXES, attrs=survey, names=["ve", "vn"])  # and no warning
+    assert maps["vorticity"].attrs["units"] == "s-1"

@@ -212,7 +212,11 @@ grid, field = torch.cartesian_prod(line, line), fields["with the shore"]
 truth, sd = current(lake, grid), field.variance(grid).sum(-1).sqrt()
 plot_field(maps[0], grid, shade=truth.norm(dim=-1), label="speed (cm/s)")
 plot_streamlines(maps[0], grid, truth)
-readings = maps[0].quiver(*x.T, *y.T, angles="xy", scale=200, width=0.006, color="#FF7F0E")
+tips = x + y * side / 200  # arrows of 200 cm/s would be as long as the axes
+inside = ((tips > 0) & (tips < side)).all(-1)
+readings = maps[0].quiver(
+    *x[inside].T, *y[inside].T, angles="xy", scale=200, width=0.006, color="#FF7F0E"
+)
 maps[0].quiverkey(
     readings, 0.95, 1.03, 20, "20 cm/s", labelpos="W", fontproperties={"size": "small"}
 )
@@ -231,7 +235,7 @@ for ax, name in zip(drifts, trails, strict=True):
     ax.add_patch(plt.Rectangle((0, 0), side, side, fill=False, lw=2))
     ax.set_title(f"arrivals after {hours} h, {name}", loc="left")
 legend = (own[:5] for own in ax.get_legend_handles_labels())
-figure.legend(*legend, loc="outside lower center", ncols=5)
+figure.legend(*legend, loc="outside lower center", ncols=5, title="colours: three drifters")
 plt.setp(maps, xlim=(0, side), ylim=(0, side), xlabel="east (km)", ylabel="north (km)")
 reached = torch.cat([trails[name][0][1][-1, :, :3].reshape(-1, 2) for name in trails])
 (left, below), most = reached.min(0).values.clamp_max(0) - 1, max(side, reached.max()) + 1

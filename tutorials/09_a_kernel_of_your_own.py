@@ -378,7 +378,8 @@ for part, (name, colour) in enumerate({"divergent": orange, "rotating": blue}.it
         axes[0, 1].plot(waves, ours, color=colour, lw=1, alpha=0.7)
     axes[0, 1].plot(waves, spectra(truth)[:, part], "--", color=colour, lw=2.2, label=name)
 axes[0, 1].axvline(wavelength, color="k", lw=0.8)
-axes[0, 1].set(title="Learned spectra (dashed: truth)", xlabel="wavelength (km)", ylim=(0, None))
+axes[0, 1].set(title="Spectra (thin: learned, dashed: true)", ylim=(0, None))
+axes[0, 1].set_xlabel("wavelength (km); line: true transition")
 axes[0, 1].set_ylabel("energy per octave (cm²/s²)")
 axes[0, 1].set_xscale("log")
 axes[0, 1].set_xticks([20, 40, 60, 100, 200, 300], [20, 40, 60, 100, 200, 300])
@@ -388,10 +389,10 @@ axes[0, 1].legend(frameon=False)
 reach = np.geomspace(16, 1e6, 40)
 for (name, bound), style in zip(bounds.items(), ("k-", "k--"), strict=True):
     errors = [bound.error(int(number)) for number in reach]
-    axes[0, 2].loglog(reach, errors, style, lw=1.3, label=f"bound: {name}")
+    axes[0, 2].loglog(reach, errors, style, lw=1.3, label=f"bound: {name.capitalize()}")
 for (name, values), colour in zip(found.items(), (orange, green, blue), strict=True):
     axes[0, 2].loglog(*values.T, "o-", ms=4, color=colour, label=name)
-axes[0, 2].axhline(target, color="grey", lw=0.8)
+axes[0, 2].axhline(target, color="grey", lw=0.8, label="asked for")
 axes[0, 2].set(xlabel="frequencies", ylabel="largest error / ‖K(0)‖", ylim=(1e-6, 30))
 axes[0, 2].set(title="Features: asked for, and taken")
 axes[0, 2].legend(frameon=False, loc="lower right", fontsize=9)

@@ -235,7 +235,7 @@ ax.set(ylabel="share that is right", title="Reliability of the probabilities")
 ax.legend(frameon=False, loc="upper left")
 
 p = results["Fastfood", numbers[-1]][2]
-middle.suptitle("Least sure", fontsize="medium")
+middle.suptitle("Least sure (blue: right, orange: wrong)", fontsize="medium")
 for ax, n in zip(middle.subplots(2, 3).flat, p.max(-1).values.argsort()[:6], strict=True):
     ax.imshow(xs[n].reshape(8, 8), cmap="gray_r")
     first, second = p[n].argsort(descending=True)[:2].tolist()

@@ -199,8 +199,9 @@ panels[0].set_title("readings along lines")
 for panel, (height, (mean, sd)) in zip(panels[1:3], maps.items(), strict=True):
     shaded, _ = plot_map(panel, places, mean, sd, label=None, norm=norm, colorbar=False)
     panel.set_title(f"at {height:.1f} km (hatched: sign unknown)")
+xlim, ylim = ((axis[0], axis[-1]) for axis in axes)
 for panel in panels[:3]:
-    panel.set(aspect="equal", xlabel="east (km)", xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+    panel.set(aspect="equal", xlabel="east (km)", xlim=xlim, ylim=ylim)
 panels[0].set_ylabel("north (km)")
 figure.colorbar(shaded, ax=list(panels[:3]), label="anomaly (nT)", extend="both", shrink=0.8)
 lines = len(np.unique(line[held_out.numpy()]))

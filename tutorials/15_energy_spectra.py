@@ -158,7 +158,7 @@ for part, color in {"rotational": "#0072B2", "divergent": "#E69F00"}.items():
     axes[2].plot(k, known.mean, "o", color=color, ms=3)
     inside = ((known.mean >= energy.low) & (known.mean <= energy.high)).sum()
     print(f"winds, {part}: the interval of {len(station)} stations holds {inside} of {len(k)}")
-axes[2].plot([], [], "ko", ms=3, label=f"all {len(sites)} points")
+axes[2].plot([], [], "o", color="0.5", ms=3, label=f"mean of all {len(sites)} points")
 axes[2].set(
     title=f"winds, {len(station)} stations",
     xlabel="wavenumber (rad per 1000 km)",

@@ -208,10 +208,18 @@ def _wrong_columns(got: int, num_outputs: int, along: bool) -> str:
             "expected one number for each point, the component along its direction, got "
             f"{got} columns in y"
         )
-    return (
+    text = (
         f"expected observations y with {num_outputs} columns, one for each output of the "
-        f"kernel, got {got}; kernels of vectors are gp_orff.CurlFreeKernel, "
-        "DivergenceFreeKernel, HelmholtzKernel and gpytorch.kernels.MultitaskKernel"
+        f"kernel, got {got}; "
+    )
+    if got == 1:
+        return text + (
+            f"for one component of each vector, such as a radial velocity, give directions= of "
+            f"shape (N, {num_outputs}); a kernel of one output is a scalar kernel of gpytorch"
+        )
+    return text + (
+        "kernels of vectors are gp_orff.CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel and "
+        "gpytorch.kernels.MultitaskKernel"
     )
 
 

@@ -1,6 +1,6 @@
 """Sources of observations: arrays, chunks that can be visited again, or memory."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -128,6 +128,11 @@ class Chunks:
     show: Show = silent
 
     def __post_init__(self):
+        if isinstance(self.chunks, Mapping):
+            raise TypeError(
+                f"expected x and y, or chunks, got one mapping with keys "
+                f"{sorted(map(str, self.chunks))}; one chunk is a list of one: fit([chunk])"
+            )
         try:
             once = iter(self.chunks) is self.chunks
         except TypeError as error:

@@ -31,7 +31,8 @@ def of_symbol(
 ) -> tuple[float, Attributes]:
     """The factor of the numbers of a symbol, and its attributes.
 
-    Nothing is added where outputs differ in their units, or directions of space in theirs.
+    Nothing is added where outputs differ in their units, or directions of space in theirs. Where
+    outputs have no units, a comment tells the power of a length in the numbers.
 
     Args:
         name: of an output of the symbol, for errors.
@@ -46,6 +47,9 @@ def of_symbol(
     power = symbol.length_power
     units = (_common(outputs), _common(inputs) if power else "1")
     unit = None if power is None or None in units else unit_of_map(*units, power)
+    length = None if units[1] is None else Unit.parse(units[1])
+    if power and length and not any("units" in own for own in outputs):
+        return 1.0, {"comment": f"in units of the field times {length**power}", **given}
     if unit is None:
         return 1.0, given
     factor, derived = unit

@@ -1,5 +1,6 @@
 """`on_grid`: a posterior on a grid, as a Dataset of means and standard deviations."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.survey import DataWarning
 from gp_orff.labelled.attributes import Attributes, of_moments, of_symbol
 from gp_orff.labelled.degrees import degree_columns
 from gp_orff.labelled.lazy.maps import by_blocks
@@ -101,6 +103,8 @@ def on_grid(
     requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
     means = [name for _, outputs in requests for name in outputs]
     _check_names([*coords, *means, *(f"{name}_sd" for name in means)])
+    if everything:
+        _warn_of_other_names(attrs, list(coords), requests[0][1])
     unknown = sorted(set(attrs) - {*coords, *means})
     if unknown and not everything:
         raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
@@ -159,6 +163,21 @@ class MapOf:
             for own, *moments in zip(outputs, *_moments(self.field, symbol, axes), strict=True):
                 found += [own.factor * values for values in moments]
         return found
+
+
+def _warn_of_other_names(
+    attrs: Mapping[str, Attributes], coords: Sequence[str], outputs: Sequence[str]
+) -> None:
+    """Warn if a Dataset has units of variables, and none of them has the name of an output."""
+    variables = [name for name, own in attrs.items() if "units" in own and name not in coords]
+    if variables and not {*attrs} & {*outputs}:
+        warnings.warn(
+            f"maps will have no units: the Dataset given as attrs has those of {variables}, and "
+            f"outputs are named {list(outputs)}; give names= of the variables, such as "
+            f"names={variables[: len(outputs)]}",
+            DataWarning,
+            stacklevel=4,
+        )
 
 
 def _check_plane(project: object) -> None:

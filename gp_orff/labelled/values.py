@@ -29,8 +29,8 @@ def as_dataset(dataset: object) -> "xarray.Dataset":
     xr = optional("xarray", "xarray")
     if not isinstance(dataset, xr.Dataset):
         raise TypeError(
-            f"expected an xarray Dataset, got {type(dataset).__name__}; convert a DataArray with "
-            "to_dataset"
+            f"expected an xarray Dataset, got {type(dataset).__name__}; convert a DataFrame with "
+            "to_xarray(), a DataArray with to_dataset()"
         )
     return dataset
 

@@ -10,10 +10,12 @@ from numpy.typing import ArrayLike
 
 from gp_orff.plotting.arrays import array
 from gp_orff.plotting.fields import plot_field
-from gp_orff.plotting.panels import Field, flow_panels, line_panels, output_panels
+from gp_orff.plotting.panels import Field, Units, flow_panels, line_panels, output_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_DATA = "data"
 
 
 def overview(
@@ -41,16 +43,18 @@ def overview(
             are left out.
         columns: the two inputs that span the maps, of two or more; a field of three dimensions
             shows these two of its components.
-        at: values of other inputs by column; by default the middle of the data.
+        at: values of other inputs by column, such as {2: 0.5}; by default the middle of the data.
         points: how many points along each side of the maps.
         unit: the unit of the field.
-        names: of all inputs, with their units, such as ("east (km)", "north (km)").
+        names: of all inputs, with their units, such as ("east (km)", "north (km)"). With those of
+            both columns, and that of the field, derivatives have theirs: "m/s per km".
 
     Returns:
         A matplotlib figure. `figure.savefig("overview.pdf")` keeps vectors.
 
     Raises:
-        ValueError: columns that the field does not have, or data or names that do not fit.
+        ValueError: columns that the field does not have, values `at` columns that it does not have
+            or that are drawn, or data or names that do not fit.
 
     Example:
         >>> import gp_orff, matplotlib, torch
@@ -66,6 +70,7 @@ def overview(
     x, y = _table(x, field.num_inputs), _table(y, field.num_outputs)
     names = [f"x{i + 1}" for i in range(field.num_inputs)] if names is None else names
     _check_overview(field, x, y, columns, names)
+    _check_at(field, columns, at or {})
     if field.num_inputs == 1:
         data = None if y is None else (x, y)
         return _lines(field, data, 10 * points, unit, names[0])
@@ -73,11 +78,15 @@ def overview(
     in_space = set(columns) <= set(field.space)
     flow = in_space and len(field.space) == field.num_outputs
     whole, plane = _grid(field, columns, at or {}, points)
-    panels = dict((flow_panels if flow else output_panels)(field, whole, plane, shown, unit))
+    units = Units(unit, [names[column] for column in columns])
+    panels = dict((flow_panels if flow else output_panels)(field, whole, plane, shown, units))
     given = None if y is None else np.isfinite(y).all(-1)
     if flow and given is not None and given.any():
         vectors = {"vectors": y[given][:, shown], "arrows": 30, "reference": unit}
-        panels = {"data": lambda ax: plot_field(ax, x[given][:, shown], **vectors), **panels}
+        panels = {_DATA: lambda ax: plot_field(ax, x[given][:, shown], **vectors), **panels}
+    if x is not None and _DATA not in panels:
+        (first, draw), *others = panels.items()
+        panels = {f"{first} (dots: {_DATA})": draw, **dict(others)}
     limits = np.stack([plane.min(0), plane.max(0)], axis=-1)
     figure, axes = _subplots(len(panels), limits, in_space)
     for ax, (title, draw) in zip(axes.flat, panels.items(), strict=False):
@@ -166,4 +175,15 @@ def _check_overview(
     if len(names) != field.num_inputs:
         raise ValueError(
             f"overview expects a name for each of {field.num_inputs} inputs, got {list(names)}"
+        )
+
+
+def _check_at(field: Field, columns: tuple[int, int], at: Mapping[int, float]) -> None:
+    drawn = [0] if field.num_inputs == 1 else list(columns)
+    others = [column for column in range(field.num_inputs) if column not in drawn]
+    unknown = [column for column in at if column not in others]
+    if unknown:
+        expected = f"of the columns {others}" if others else "of no columns, as all are drawn"
+        raise ValueError(
+            f"overview expects at= with values {expected}, got {unknown}; {drawn} are drawn"
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -33,22 +35,44 @@ class Field(Protocol):
     def variance(self, x: np.ndarray, symbol: Symbol | None = None) -> ArrayLike: ...
 
 
+@dataclass(frozen=True)
+class Units:
+    """The unit of a field, and the names of the inputs of a map, such as "east (km)"."""
+
+    field: str
+    names: Sequence[str]
+
+    @property
+    def derivative(self) -> str:
+        """That of derivatives, "m/s per km"; empty where a part of it is not known."""
+        lengths = {_unit_in(name) for name in self.names}
+        length = lengths.pop() if len(lengths) == 1 else ""
+        return f"{self.field} per {length}" if self.field and length else ""
+
+
+def _unit_in(name: str) -> str:
+    """What stands in brackets at the end of a name."""
+    found = re.search(r"[(\[]([^()\[\]]+)[)\]]$", name.strip())
+    return found[1] if found else ""
+
+
 def output_panels(
-    field: Field, x: np.ndarray, plane: np.ndarray, _: list[int], unit: str
+    field: Field, x: np.ndarray, plane: np.ndarray, _: list[int], units: Units
 ) -> Iterator[tuple[str, Panel]]:
     """Titles, and what draws each: mean and standard deviation of each output."""
     mean, sd = _moments(field, x)
     for output in range(field.num_outputs):
         name = f" of output {output + 1}" if field.num_outputs > 1 else ""
-        yield f"mean{name}", _signed(plane, mean[:, output], None, unit)
-        yield f"standard deviation{name}", _positive(plane, sd[:, output], unit, "cividis")
+        yield f"mean{name}", _signed(plane, mean[:, output], None, units.field)
+        yield f"standard deviation{name}", _positive(plane, sd[:, output], units.field, "cividis")
 
 
 def flow_panels(
-    field: Field, x: np.ndarray, plane: np.ndarray, columns: list[int], unit: str
+    field: Field, x: np.ndarray, plane: np.ndarray, columns: list[int], units: Units
 ) -> Iterator[tuple[str, Panel]]:
     """Titles, and what draws each: vectors, their standard deviation and derivatives."""
     mean, sd = (moment[:, columns] for moment in _moments(field, x))
+    unit = units.field
     speed = f"length ({unit})" if unit else "length"
     arrows = {"vectors": mean, "arrows": 20, "reference": unit}
     yield "mean", _positive(plane, np.linalg.norm(mean, axis=-1), speed, "viridis", **arrows)
@@ -61,8 +85,10 @@ def flow_panels(
             n: m for n, m in found.items() if m is not None and m[1].max() > ROUNDING * largest
         }
         norm = norm_about_zero(*(mean for mean, _ in exist.values())) if exist else None
+        hatched = "hatched: sign uncertain"
+        label = f"{units.derivative}; {hatched}" if units.derivative else hatched
         for name, moments in exist.items():
-            yield name, _signed(plane, *moments, "hatched: sign uncertain", norm)
+            yield name, _signed(plane, *moments, label, norm)
 
 
 def line_panels(

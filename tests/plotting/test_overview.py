@@ -30,7 +30,7 @@ TITLES = {
     "without divergence": ["data", "mean", "standard deviation", "vorticity"],
     "no derivatives": ["data", "mean", "standard deviation"],
     "in space": ["data", "mean", "standard deviation"],
-    "one output": ["mean", "standard deviation"],
+    "one output": ["mean (dots: data)", "standard deviation"],
 }
 
 
@@ -81,11 +81,37 @@ def test_an_overview_shows_other_inputs_at_a_value():
         ({"columns": (0, 2)}, "two different inputs"),
         ({"x": np.ones((4, 3))}, "x of shape"),
         ({"y": np.ones((4, 2))}, "with positions"),
+        ({"at": {7: 1.0}}, r"of no columns, as all are drawn, got \[7\]"),
     ],
 )
 def test_bad_overviews_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         overview(Flow(), **arguments)
+
+
+def test_an_overview_refuses_values_of_inputs_that_it_draws_or_does_not_know():
+    space = gp_orff.CurlFreeKernel(num_dims=3)
+    field, *_ = posterior(space, 3, 3)
+    for at in ({1: 0.5}, {3: 0.5}, {-1: 0.5}, {"height": 0.5}):
+        with pytest.raises(ValueError, match=r"values of the columns \[2\], got"):
+            overview(field, at=at, points=4)
+
+
+@pytest.mark.parametrize(
+    ("unit", "names", "label"),
+    [
+        ("m/s", ("east (km)", "north (km)"), "m/s per km; hatched: sign uncertain"),
+        ("m/s", ("east [km]", "north [km] "), "m/s per km; hatched: sign uncertain"),
+        ("", ("east (km)", "north (km)"), "hatched: sign uncertain"),
+        ("m/s", ("east (km)", "north (m)"), "hatched: sign uncertain"),
+        ("m/s", ("x", "y"), "hatched: sign uncertain"),
+    ],
+)
+def test_derivatives_of_an_overview_have_units_where_these_are_known(unit, names, label):
+    figure = overview(Flow(), points=4, unit=unit, names=names)
+    labels = [bar.get_ylabel() for ax in figure.axes for bar in ax.child_axes]
+    assert [own for own in labels if "hatched" in own] == [label, label]
+    plt.close(figure)
 
 
 def test_an_overview_of_one_input_has_curves_with_bands():
@@ -109,7 +135,7 @@ def test_an_overview_has_names_of_inputs_and_no_panel_of_data_without_whole_vect
     figure = overview(Flow(), x, x * [1, np.nan], points=4, names=("east (km)", "north (km)"))
     first = figure.axes[0]
     assert (first.get_xlabel(), first.get_ylabel()) == ("east (km)", "north (km)")
-    assert first.get_title(loc="left") == "mean"
+    assert first.get_title(loc="left") == "mean (dots: data)"
     with pytest.raises(ValueError, match=r"a name for each of 2 inputs, got \['east'\]"):
         overview(Flow(), names=["east"])
     plt.close(figure)

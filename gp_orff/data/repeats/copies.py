@@ -15,7 +15,7 @@ from gp_orff.data.repeats.sites import sites
 from gp_orff.data.sources import InMemory
 from gp_orff.data.survey import DataWarning, Survey
 
-_SAME = 1e-5  # over the extent of most points: as close as the positions of copies
+_SAME = 1e-5  # over the extent of most points, or of values: as close as those of copies
 _FEW = 0.1  # the share of the records: fewer copies change little, and stay unless asked for
 _ROUNDING = 1e-9  # over the range of y: smaller differences are rounding of the machine
 _MOST, _EXCESS = 0.5, 30.0  # equal pairs of copies: of all within sites, or over those by rounding
@@ -30,10 +30,12 @@ def without_copies(data: Dataset) -> Dataset:
     change little. If it is 0, nothing changes.
 
     Continuous noise never gives equal values: such records are copies, and would tell that there is
-    no noise. Values may be equal for other reasons, as those of a sensor that rounds, or the zeros
-    of a rain gauge. Records are copies only if at least half of the pairs within sites are equal,
-    and a hundred times fewer of the pairs across sites. Of copies, the first of largest weight
-    remains. A `DataWarning` tells how many were left out.
+    no noise. Equal are values within 10⁻⁵ of the range between their 5 % and 95 % quantiles, such
+    as vectors that a projection turned, each by the angle at its place. Values may be equal for
+    other reasons, as those of a sensor that rounds, or the zeros of a rain gauge. Records are
+    copies only if at least half of the pairs within sites are equal, and a hundred times fewer of
+    the pairs across sites. Of copies, the first of largest weight remains. A `DataWarning` tells
+    how many were left out.
 
     Args:
         data: observations in memory.
@@ -70,7 +72,7 @@ def without_copies(data: Dataset) -> Dataset:
 def _distinct(part: Observations, reach: tuple[float, ...]) -> Int[torch.Tensor, "m"]:
     """The rows that are left without copies, in their order."""
     y, labels = part.y.cpu().numpy(), site_labels(part, reach)
-    records = sites(np.column_stack([labels, y]), (0.0,) * (1 + y.shape[-1]))
+    records = sites(np.column_stack([labels, y]), (0.0, *_rounding(y)))
     order = np.arange(len(part))
     if part.weight is not None:
         order = np.argsort(-part.weight.cpu().numpy(), kind="stable")
@@ -80,11 +82,17 @@ def _distinct(part: Observations, reach: tuple[float, ...]) -> Int[torch.Tensor,
     return torch.from_numpy(rows).to(part.x.device)
 
 
+def _rounding(y: Float[np.ndarray, "n v"]) -> tuple[float, ...]:
+    """The differences of values that count as equal."""
+    low, high = np.quantile(y, [0.05, 0.95], axis=0)
+    return tuple((_SAME * (high - low)).tolist())
+
+
 def _are_copies(
     records: Int[np.ndarray, "n"], y: Float[np.ndarray, "n v"], labels: Int[np.ndarray, "n"]
 ) -> bool:
     """Whether equal values at a site are copies; `records` numbers pairs of a site and a value."""
-    values = sites(y, (0.0,) * y.shape[-1])
+    values = sites(y, _rounding(y))
     equal, within, same = (_pairs(numbers) for numbers in (records, labels, values))
     across = _pairs(np.zeros(len(labels), dtype=int)) - within
     if not across or (same - equal) / across > _ELSEWHERE * equal / within:

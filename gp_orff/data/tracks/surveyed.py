@@ -1,6 +1,6 @@
 """The survey of observations at single points and along tracks; a sample of many blocks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, TypeVar
@@ -98,3 +98,12 @@ def sampled(data: Data, most: int) -> Data:
         tracks.append(chosen)
     survey = replace(data.survey, num_points=num_points, num_values=num_values, weights=weights)
     return replace(data, tracks=tuple(tracks), survey=survey)
+
+
+def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:
+    """A sentence on readings along tracks whose means are taken; empty if there are none."""
+    readings, means = (sum(map(len, own)) for own in ([t.x for t in tracks], [t.y for t in tracks]))
+    if readings == means:
+        return ""
+    along = sum(len(own.tracks) for own in tracks)
+    return f"{readings} readings along {along} track{'s' * (along > 1)}, as {means} means of blocks"

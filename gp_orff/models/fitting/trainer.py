@@ -3,9 +3,8 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from gp_orff.data.survey import (
     Distances,
     Survey,
     subset,
-    warn_of_far_points,
     windows,
 )
 from gp_orff.data.tracks.observations import TrackObservations
@@ -45,20 +43,14 @@ from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
-from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise, score
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import Start, start, starts
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
-SUBSETS, _BEYOND = (1200, 3600), 1.3  # numbers of further searches; ratio of all to a subset's
-_CUBIC, _LEAST, _MOST = 40.0, 6, 60  # iterations of these with 1000 numbers, more, and at most
+SUBSETS = (1200, 3600)  # numbers of further searches
 MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
-_FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
-_JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
-_NATS = 2.0  # for each output: what two parts do not show of long lengthscales
 _SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
@@ -256,76 +248,3 @@ class Trainer:
         """Whether an evaluation by features, of whole vectors, costs about the same for all these
         outputs as for few."""
         return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))
-
-
-def best_start(trainer: Trainer) -> Search:
-    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
-    on a small subset, from the best starting values of each lengthscale; the best three again on a
-    larger one, and the best of these to the end. Many data are also searched in a dense part."""
-    warn_of_far_points(trainer.distances)
-    spread = trainer.starting_subset(SUBSET_VALUES)
-    with trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
-        search = _screened_search(trainer, spread)
-        many = trainer.survey.num_values > _MANY and not trainer.tracks
-        return _over_short_distances(trainer, search) if many else search
-
-
-def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
-    small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
-    observations, name = join(small.data.survey.sample), "starting values"
-
-    def go_to(initial: Start, split: Split) -> None:
-        start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
-        trainer.new_search().coordinates.clip()
-        split_noise(trainer.likelihoods, split)
-
-    def value(pair: tuple[Start, Split]) -> float:
-        go_to(*pair)
-        return trainer.value(small)
-
-    best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
-    pairs = product(starts(trainer.kernel, trainer.distances), splits(trainer.likelihoods))
-    for initial, split in sorted(pairs, key=value):
-        best[initial.share, split] = initial, split
-    candidates = []
-    for pair in best.values():
-        go_to(*pair)
-        candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
-    large, reached = trainer.inference(spread), []
-    searched_again = trainer.tracks and trainer.survey.num_values > _MANY  # on more blocks
-    for search, u in finalists(candidates, _FEW if searched_again else _FINALISTS):
-        search.coordinates.set(u)
-        reached.append(trainer.short_search(search, large, name))
-    search, u = max(reached, key=lambda pair: pair[0].value)
-    search.coordinates.set(u)
-    return trainer.search(search, large, name, nats=0.1)
-
-
-def _over_short_distances(trainer: Trainer, search: Search) -> Search:
-    """A search on from where this one ended, or from a start on a dense part of the data, whichever
-    has the larger evidence on other parts.
-
-    Points spread over all data do not show what varies over a few distances of neighbours by less
-    than the noise, and the evidence of all data may have a maximum for each.
-    """
-    u, part = search.coordinates.get(), trainer.windows(SUBSET_VALUES, 1, seed=0)
-    local = replace(trainer, survey=part.survey, whole=trainer.survey)
-    other = _screened_search(local, local.starting_subset(SUBSET_VALUES))
-    other_u, judge = other.coordinates.get(), trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
-    for candidate, at in ((search, u), (other, other_u)):
-        candidate.coordinates.set(at)
-        trainer.short_search(candidate, judge, "dense parts")
-    if (other.value - search.value) * judge.num_values > _NATS * trainer.num_outputs:
-        return other
-    search.coordinates.set(u)
-    return search
-
-
-def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
-    """Search under the exact kernel on growing subsets of data with `size` numbers."""
-    for numbers in SUBSETS:
-        if size > _BEYOND * numbers:
-            inference = trainer.exact_inference(trainer.subset(numbers))
-            label = f"exact kernel, {inference.data.survey.num_points} points"
-            iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _LEAST, _MOST))
-            trainer.search(search, inference, label, nats=0.1, iterations=iterations)

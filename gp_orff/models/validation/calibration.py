@@ -36,6 +36,7 @@ from gp_orff.inference.conditioning import (
     has_covariance,
 )
 from gp_orff.inference.left_out import Block, LeftOut, tracks_left_out
+from gp_orff.models.fitting.noise.known import is_kept
 from gp_orff.models.state import ModelState
 from gp_orff.models.validation.blocks import lengthscales_of
 from gp_orff.models.validation.cross_validation import LEVEL
@@ -89,6 +90,7 @@ class Calibration:
     numbers: int
     blocks: int
     independent: float  # of the numbers, about
+    noise_kept: bool = False  # as given with the readings, without a factor that is learned
 
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]]) -> "Calibration | None":
@@ -123,9 +125,14 @@ class Calibration:
             "blocks that were left out: error bars away from readings are too small. Readings may "
             "share errors (one track, one instrument), or the kernel be too smooth or lack a part "
             "of the field: try a rougher one, such as MaternKernel(nu=1.5), HelmholtzKernel, "
-            "Student-t noise, track= or fewer readings (gp_orff.thin); cross_validate(x, y, "
-            "blocks=...) and compare_kernels(..., blocks=...) judge"
+            f"Student-t noise, track= or fewer readings (gp_orff.thin){self._factor}; "
+            "cross_validate(x, y, blocks=...) and compare_kernels(..., blocks=...) judge"
         )
+
+    @property
+    def _factor(self) -> str:
+        """What helps against noise that was given too small."""
+        return ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
 
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
@@ -137,7 +144,8 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     try:
         with warnings.catch_warnings():  # near-singular data: the fit has said so
             warnings.simplefilter("ignore", NumericalWarning)
-            return _calibration_of(state, prior_mean)
+            found = _calibration_of(state, prior_mean)
+            return found and replace(found, noise_kept=is_kept(state.likelihoods, state.data))
     except (torch.linalg.LinAlgError, NotPSDError):
         return None
 

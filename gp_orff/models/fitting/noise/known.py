@@ -66,11 +66,17 @@ def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool)
 
 def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
     """A sentence on known noise; empty if all noise is learned."""
-    known = [likelihoods[label] for label in {key.label for key in data.keys if key.known}]
-    if not known:
+    if not any(key.known for key in data.keys):
         return ""
-    kept = all(not n.raw_noise_scale.requires_grad and n.noise_scale.item() == 1 for n in known)
-    return f"noise: as given with the readings, {'kept' if kept else 'times noise_scale'}"
+    how = "kept" if is_kept(likelihoods, data) else "times noise_scale"
+    return f"noise: as given with the readings, {how}"
+
+
+def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
+    """Whether there is known noise, and none of it has a factor."""
+    known = [likelihoods[label] for label in {key.label for key in data.keys if key.known}]
+    plain = (not n.raw_noise_scale.requires_grad and n.noise_scale.item() == 1 for n in known)
+    return bool(known) and all(plain)
 
 
 @start_noise.register
