@@ -1,6 +1,7 @@
 """Sites within which the field changes: what that returns as noise, and when they are chosen."""
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -21,6 +22,7 @@ from gp_orff.inference.conditioning import (
 )
 from gp_orff.inference.conditioning.few_sites import exact_instead, on_few_sites
 from gp_orff.inference.conditioning.merging import changes_within, with_few_sites
+from gp_orff.models.fitting import strategy
 from tests.fields import curl_free, directions, draw, uniform
 
 NOISE = 0.01
@@ -237,3 +239,57 @@ def test_the_reading_nearest_to_the_middle_of_a_site():
     data = Dataset.in_memory(read(x, y, 1, Options()))
     (part,) = few_sites.one_of_each(data, (0.2,)).visit()
     assert part.y.flatten().tolist() == [3.0, 4.0]  # the middle of four readings is at 0.05
+
+
+def lines_over_shallow_sources(lines=12, along=25):
+    """Readings of one component on lines, which differ from each other by errors of their own."""
+    generator = torch.Generator().manual_seed(0)
+    across, step = torch.meshgrid(
+        torch.arange(lines) / 4.0, torch.arange(along) / 8.0, indexing="ij"
+    )
+    x = torch.stack([across, step, torch.ones_like(step)], dim=-1).flatten(0, 1).double()
+    prior = gp_orff.HarmonicKernel(1, reference_height=1.0, mean_height=1.0).double()
+    prior.depths, prior.variances = [0.25], [1.0]
+    along_z = torch.tensor([0.0, 0.0, 1.0]).double().expand(len(x), 3)
+    covariance = prior(x, x).to_dense()[2::3, 2::3]
+    factor = torch.linalg.cholesky(covariance + 1e-8 * torch.eye(len(x)))
+    noise = torch.randn(lines, 1, generator=generator, dtype=torch.float64).expand(-1, along)
+    drawn = torch.randn(len(x), generator=generator, dtype=torch.float64)
+    return x, factor @ drawn + 0.3 * noise.flatten(), along_z
+
+
+def test_shallow_sources_are_learned_from_every_few_readings(monkeypatch):
+    """Where waves cannot hold them, the hyperparameters are those of the kept readings alone."""
+    x, y, directions = lines_over_shallow_sources()
+    learned = []
+    original = strategy.learned_from_kept
+
+    def spied(*parts):
+        learned.append(parts[1].data.survey.num_points)
+        return original(*parts)
+
+    monkeypatch.setattr(strategy, "learned_from_kept", spied)
+    monkeypatch.setattr(representation, "MOST_EXACT", 100)
+
+    def fitted(chosen, values):
+        rule = gp_orff.Auto(max_features=values, exact_values=values)
+        model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1), frequencies=rule)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", (gp_orff.DataWarning, gp_orff.CalibrationWarning))
+            return model.fit(x[chosen], y[chosen], directions=directions[chosen], progress=False)
+
+    model = fitted(slice(None), 100)
+    assert learned == [100]
+    alone = fitted(slice(None, None, 3), 1000)
+    torch.testing.assert_close(model.kernel.depths, alone.kernel.depths, rtol=0.02, atol=0)
+    torch.testing.assert_close(model.likelihood.noise, alone.likelihood.noise, rtol=0.1, atol=0)
+
+
+def test_every_few_readings_keep_their_weights():
+    x = torch.arange(7.0).double().unsqueeze(-1)
+    data = Dataset.in_memory(read(x, x, 1, Options()))
+    data = data.weighted([torch.arange(1.0, 8.0).double()], 0.0)
+    kept = few_sites.every_few(data, 3)
+    (part,) = kept.unweighted().visit()
+    assert part.y.flatten().tolist() == [0.0, 3.0, 6.0]
+    assert torch.cat(list(kept.all_weights())).tolist() == [1.0, 4.0, 7.0]

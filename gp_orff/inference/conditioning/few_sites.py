@@ -1,12 +1,14 @@
 """The exact kernel in the place of a grid: where it has few numbers, or few sites."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Int
+from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises
@@ -23,7 +25,7 @@ MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
-_MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
+MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
 _MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of a reading
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
@@ -65,6 +67,9 @@ def on_few_sites(
 
     Under Student-t noise, readings of a site among which the field changes by more than the noise
     would pass for outliers: then one reading of each site is kept, and the others are left out.
+    Decaying waves that would truncate more than the noise give way to every few readings, in given
+    order, of even ones too: shallow sources, which waves cannot hold, would pass for noise, and the field be smoother
+    than from fewer readings.
 
     Args:
         inference: on the grid.
@@ -76,25 +81,28 @@ def on_few_sites(
     data = inference.data
     merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
     waves = any(isinstance(draw, HarmonicDraw) for draw in inference.draws)
-    if not (merges and data.num_values <= (_MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
+    if not (merges and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
     iterative = isinstance(inference, IterativeInference)
     permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
-    if cut <= permitted or _share_of_box(data) > _EVEN or not has_covariance(kernel, data):
+    shallow = waves and cut > _MUCH_CHANGE
+    even = not shallow and _share_of_box(data) > _EVEN
+    if cut <= permitted or even or not has_covariance(kernel, data):
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
     if sites.size > most:
         return None
-    if weighs and sites.mean_change > _MUCH_CHANGE:
-        kept = one_of_each(data, sites.reach)
+    if sites.mean_change > _MUCH_CHANGE and (weighs or shallow):
+        kept = every_few(data, most) if waves else one_of_each(data, sites.reach)
+        which = "every few readings one" if waves else "one reading of each"
         return ExactInference.merging(kernel, noises, kept), (
             f"exact kernel: a grid would truncate {cut:.2g} of the noise variance, and the field "
-            f"changes by {sites.mean_change:.2g} of it within sites that are few enough; one "
-            f"reading of each is kept, {kept.survey.num_points} of {data.survey.num_points}"
+            f"changes by {sites.mean_change:.2g} of it within sites that are few enough; {which} "
+            f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
         )
-    if sites.mean_change > _LESS * cut:
+    if sites.mean_change > (1.0 if waves else _LESS) * cut:
         return None
     return sites, (
         f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
@@ -102,11 +110,26 @@ def on_few_sites(
     )
 
 
+def every_few(data: Dataset, most: float) -> Dataset:
+    """Every so many readings one, in given order, with their weights: no more than `most` numbers.
+
+    Unlike the readings of sites they are as close to each other, here and there, as all are, and
+    tell what lines differ by where they cross.
+    """
+    step = math.ceil(data.num_values / most)
+    return _kept(data, lambda part: torch.arange(0, len(part), step))
+
+
 def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
     """The reading of each site that is nearest to the middle of its readings, with its weight."""
+    return _kept(data, lambda part: torch.from_numpy(_nearest_to_middle(part, reach)))
+
+
+def _kept(data: Dataset, rows_of: Callable[[Observations], Int[Tensor, "m"]]) -> Dataset:
+    """Those rows of every part, with their weights."""
     parts, weights = [], []
     for part, weight in zip(data.unweighted().visit(), data.all_weights(), strict=True):
-        rows = torch.from_numpy(_nearest_to_middle(part, reach)).to(part.x.device)
+        rows = rows_of(part).to(part.x.device)
         parts.append(part.take(rows))
         weights.append(weight[rows])
     kept = replace(Dataset.in_memory(parts).counting_memory(), symbol_data=data.symbol_data)

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.data.survey import Distances, Survey
-from gp_orff.inference.representation import MOST_EXACT, MOST_TRAINING
+from gp_orff.inference.conditioning.few_sites import MOST_BESIDE_WAVES
+from gp_orff.inference.representation import MOST_TRAINING
 from gp_orff.kernels.harmonic import HarmonicSpectrum
 from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.spectra.base import Range, Spectrum
@@ -72,7 +73,7 @@ def _leaf_ranges(
     if not isinstance(density, Spectrum | HarmonicSpectrum):
         return []
     shortest, longest = _distance_ranges(term, leaf, distances)
-    if isinstance(density, HarmonicSpectrum) and whole and whole.num_values > MOST_EXACT:
+    if isinstance(density, HarmonicSpectrum) and whole and whole.num_values > MOST_BESIDE_WAVES:
         _, extents = _distance_ranges(term, leaf, whole.distances)
         resolved = _RESOLVED * np.hypot(*extents[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)

@@ -21,6 +21,7 @@ from gp_orff.models.fitting.robust_em import RobustEM
 from gp_orff.models.fitting.searches.exact import ExactKernel
 from gp_orff.models.fitting.searches.features import search_on_features
 from gp_orff.models.fitting.searches.grids import Grids
+from gp_orff.models.fitting.searches.kept_readings import learned_from_kept
 from gp_orff.models.fitting.searches.starting import best_start
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
@@ -60,7 +61,10 @@ def fit(
     if rule is None:
         trainer = ExactKernel(trainer, data).run(search)
     elif representation.follows:
-        representation = Grids(trainer, representation).run(search).mended
+        whole = Grids(trainer, representation).run(search)
+        representation = whole.mended
+        if not whole.on_lattice and representation.data.num_values < data.num_values:
+            trainer, representation = learned_from_kept(trainer, representation, whole)
         journal.note("" if representation.follows else representation.reason)
         trainer.warn_of_truncation(representation)
         warn_of_left_out(data, representation.data)
