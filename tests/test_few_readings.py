@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel
+from gpytorch.means import MultitaskMean, ZeroMean
 
 import gp_orff
-from gp_orff.models.few_readings import Member, Mixture, sample_of_spectra
+from gp_orff.models.few_readings import (
+    Member,
+    Mixture,
+    leaves_spectra_open,
+    sample,
+    sample_of_hyperparameters,
+)
 from gp_orff.models.few_readings.sample import truncated_weights
 from gp_orff.models.sample_paths import JoinedPaths, Paths
 from tests.fields import draw, uniform
@@ -96,10 +103,17 @@ def fitted():
     return gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
 
 
+def sample_of(state):
+    parts = state.inference, state.kernel, state.likelihoods, state.mean
+    return sample_of_hyperparameters(*parts)
+
+
 def test_posteriors_of_fits_are_mixtures(fitted):
     """Of the sample, its means included; those of conditioned models are not."""
     x, state, field = uniform(50, 2, seed=7), fitted.state, fitted.posterior()
-    members = sample_of_spectra(state.inference, state.kernel, state.likelihoods, state.mean)
+    members = sample_of_hyperparameters(
+        state.inference, state.kernel, state.likelihoods, state.mean
+    )
     means = torch.stack([own.distribution.mean(x) + own.mean for own in members])
     weights = torch.tensor([own.weight for own in members]).double()[:, None, None]
     assert torch.allclose(field.mean(x), (weights * means).sum(0))
@@ -117,7 +131,9 @@ def test_weights_are_truncated():
 
 def test_a_sample_leaves_the_model_alone(fitted):
     state, before = fitted.state, [p.clone() for p in fitted.kernel.parameters()]
-    members = sample_of_spectra(state.inference, state.kernel, state.likelihoods, state.mean)
+    members = sample_of_hyperparameters(
+        state.inference, state.kernel, state.likelihoods, state.mean
+    )
     assert 5 < len(members) <= 32
     assert min(own.weight for own in members) >= 1e-3
     assert sum(own.weight for own in members) == pytest.approx(1.0)
@@ -172,7 +188,94 @@ def test_others_are_not_sampled(name):
     if name == "fixed":
         base.shape.requires_grad_(False)
     kernel = gp_orff.CurlFreeKernel(base, num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel).condition(*problem(points))
+    assert not leaves_spectra_open(model.state.inference, kernel)
+
+
+# -- posterior(marginalize=) ------------------------------------------------------------------
+
+
+def with_open_lengthscale(points=12):
+    """A model that has learned a lengthscale and nothing else, with its data."""
     x, y = problem(points)
-    model = gp_orff.VectorFieldGP(kernel).condition(x, y)
-    state = model.state
-    assert not sample_of_spectra(state.inference, kernel, state.likelihoods, state.mean)
+    kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel, mean=MultitaskMean(ZeroMean(), 2))
+    model.likelihood.noise = 0.04
+    model.likelihood.requires_grad_(False)
+    model.kernel.outputscale = 0.1
+    model.kernel.raw_outputscale.requires_grad_(False)
+    with gp_orff.settings.check_calibration(False):
+        return model.fit(x, y - 9, progress=False), x, y - 9
+
+
+def by_quadrature(x, y, xs):
+    """Moments of a curl-free field given y, integrated over log ℓ with numpy alone."""
+
+    def covariance(a, b, length):
+        lag = a[:, None, :] - b[None, :, :]
+        decay = np.exp(-0.5 * (lag**2).sum(-1) / length**2)[..., None, None]
+        outer = lag[..., :, None] * lag[..., None, :]
+        blocks = 0.1 * decay * (np.eye(2) / length**2 - outer / length**4)
+        return blocks.transpose(0, 2, 1, 3).reshape(2 * len(a), 2 * len(b))
+
+    logs, means, variances = [], [], []
+    for length in np.exp(np.linspace(np.log(0.03), np.log(6.0), 300)):
+        noisy = covariance(x, x, length) + 0.04 * np.eye(y.size)
+        solved = np.linalg.solve(noisy, np.column_stack([y.ravel(), covariance(x, xs, length)]))
+        logs.append(-0.5 * y.ravel() @ solved[:, 0] - 0.5 * np.linalg.slogdet(noisy)[1])
+        means.append(covariance(xs, x, length) @ solved[:, 0])
+        reduction = covariance(xs, x, length) @ solved[:, 1:]
+        variances.append((covariance(xs, xs, length) - reduction).diagonal())
+    weights = np.exp(np.array(logs) - max(logs))
+    weights /= weights.sum()
+    mean = weights @ means
+    return mean, weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
+
+
+def test_hyperparameters_are_integrated_out():
+    """32 draws err by their number: a fifth of the sd of the mean, and of the variance."""
+    model, x, y = with_open_lengthscale()
+    xs = uniform(30, 2, seed=5)
+    mean, variance = by_quadrature(x.numpy(), y.numpy(), xs.numpy())
+    field, plain = model.posterior(marginalize=True), model.posterior()
+    assert np.abs(field.mean(xs).flatten().numpy() - mean).max() < 0.2 * variance.max() ** 0.5
+    ratio = field.variance(xs).flatten() / torch.from_numpy(variance)
+    assert ratio.log().abs().max() < 0.2
+    assert (plain.variance(xs).flatten() / torch.from_numpy(variance)).mean() < ratio.mean() - 0.1
+    again = model.posterior(marginalize=False)
+    assert torch.equal(again.variance(xs), plain.variance(xs))
+
+
+def test_spectra_are_taken_as_they_are_if_asked(fitted):
+    x = uniform(5, 2, seed=3)
+    known = gp_orff.VectorFieldGP(fitted.kernel, likelihood=fitted.likelihood)
+    known.condition(*problem())
+    plain = fitted.posterior(marginalize=False)
+    assert torch.allclose(plain.variance(x), known.posterior().variance(x))
+
+
+def test_nothing_open_is_nothing_integrated():
+    model, _, _ = with_open_lengthscale()
+    model.kernel.requires_grad_(False)
+    x = uniform(5, 2, seed=3)
+    field = model.posterior(marginalize=True)
+    assert torch.equal(field.variance(x), model.posterior().variance(x))
+
+
+def test_few_draws_that_count_are_told_of(monkeypatch):
+    model, _, _ = with_open_lengthscale()
+    monkeypatch.setattr(sample, "_SIZE", 3)
+    with pytest.warns(gp_orff.DataWarning, match="3 draws of hyperparameters tell as much as"):
+        model.posterior(marginalize=True)
+
+
+def test_many_readings_are_refused(monkeypatch):
+    model, _, _ = with_open_lengthscale()
+    monkeypatch.setattr(sample, "_LARGEST", 20)
+    with pytest.raises(ValueError, match=r"expected at most 20 numbers .* got 24; .*gp_orff\.thin"):
+        model.posterior(marginalize=True)
+    x, y = problem()
+    kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
+    grid = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
+    with pytest.raises(ValueError, match=r"under the exact kernel.* got 40"):
+        grid.condition(x, y).posterior(marginalize=True)

@@ -191,13 +191,16 @@ class FieldModel(torch.nn.Module):
         self._assign(state.with_posterior(self.mean))._snapshot()
         return self
 
-    def _snapshot(self) -> ModelSnapshot:
-        """A snapshot of the present model; sets a trained constant mean to its best value."""
+    def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
+        """A snapshot of the present model; sets a trained constant mean to its best value.
+        `marginalize`: as for `posterior`."""
         snapshot = self.state.snapshot(self.mean)
         if is_trained(self.mean):
             for mean, value in zip(base_means(self.mean), snapshot.constant, strict=True):
                 mean.initialize(constant=value)
-        return snapshot
+        if marginalize is None:
+            return snapshot
+        return self.state.snapshot_with(self.mean, marginalize)
 
     def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -30,7 +31,7 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation
-from gp_orff.models.few_readings import sample_of_spectra
+from gp_orff.models.few_readings import leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
@@ -106,6 +107,7 @@ class ModelState:
     mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
     history: History
     snapshots: Memo = field(default_factory=Memo, compare=False, repr=False)
+    others: Memo = field(default_factory=Memo, compare=False, repr=False)
     reports: Memo = field(default_factory=Memo, compare=False, repr=False)
     statistics: Memo = field(default_factory=Memo, compare=False, repr=False)
 
@@ -226,16 +228,23 @@ class ModelState:
 
     def snapshot(self, prior_mean: Mean) -> ModelSnapshot:
         """A snapshot for predictions, independent of later changes of the model."""
-
-        def make() -> ModelSnapshot:
-            parts = self.inference, self.kernel, self.likelihoods, self.mean
-            members = sample_of_spectra(*parts) if self.history.stages else ()
-            model = self.representation, self.inference, prior_mean, self.mean
-            snapshot = ModelSnapshot.of(*model, members)
-            _ = snapshot.constant  # raises here if the posterior fails
-            return snapshot
-
+        fitted = bool(self.history.stages)
+        sampled = fitted and leaves_spectra_open(self.inference, self.kernel)
+        make = partial(self._snapshot, prior_mean, sampled)
         return self.snapshots.get(make, self._modules)
+
+    def snapshot_with(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
+        """A snapshot whose posteriors count what is left open of hyperparameters, or do not."""
+        make = partial(self._snapshot, prior_mean, sampled)
+        return self.others.get(make, self._modules, sampled)
+
+    def _snapshot(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
+        parts = self.inference, self.kernel, self.likelihoods, self.mean
+        members = sample_of_hyperparameters(*parts) if sampled else ()
+        model = self.representation, self.inference, prior_mean, self.mean
+        snapshot = ModelSnapshot.of(*model, members)
+        _ = snapshot.constant  # raises here if the posterior fails
+        return snapshot
 
     def with_posterior(self, prior_mean: Mean) -> "ModelState":
         """The state after its posterior was computed; on a smaller grid if a larger one that was

@@ -320,9 +320,14 @@ class VectorFieldGP(ValidatedModel):
             return state.log_marginal_likelihood()
 
     @chosen_threads()
-    def posterior(self) -> FieldPosterior:
-        """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data."""
-        return FieldPosterior(self._snapshot())
+    def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
+        """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data.
+
+        With `marginalize` error bars count what few readings leave open of the hyperparameters: the
+        mixture of the posteriors under 32 draws about those of `fit`; ValueError for more than 1200
+        numbers. None does so for `LearnedSpectrumKernel` and up to 200 numbers, after `fit`.
+        """
+        return FieldPosterior(self._snapshot(marginalize))
 
 
 def _warn_of_constant(count: int) -> None:

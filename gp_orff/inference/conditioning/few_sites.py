@@ -68,8 +68,8 @@ def on_few_sites(
     Under Student-t noise, readings of a site among which the field changes by more than the noise
     would pass for outliers: then one reading of each site is kept, and the others are left out.
     Decaying waves that would truncate more than the noise give way to every few readings, in given
-    order, of even ones too: shallow sources, which waves cannot hold, would pass for noise, and the field be smoother
-    than from fewer readings.
+    order, of even ones too: shallow sources, which waves cannot hold, would pass for noise, and the
+    field be smoother than from fewer readings.
 
     Args:
         inference: on the grid.

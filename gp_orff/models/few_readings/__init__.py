@@ -1,6 +1,6 @@
-"""Posteriors of few readings under learned spectra, which these leave uncertain."""
+"""Posteriors of few readings, which leave hyperparameters uncertain."""
 
 from gp_orff.models.few_readings.mixture import Member, Mixture
-from gp_orff.models.few_readings.sample import sample_of_spectra
+from gp_orff.models.few_readings.sample import leaves_spectra_open, sample_of_hyperparameters
 
-__all__ = ["Member", "Mixture", "sample_of_spectra"]
+__all__ = ["Member", "Mixture", "leaves_spectra_open", "sample_of_hyperparameters"]

@@ -208,9 +208,9 @@ class Trainer:
             repeated = " at distinct places" if numbers < data.num_values else ""
             warnings.warn(
                 f"{numbers:.0f} numbers{repeated} determine {learned} hyperparameters poorly: "
-                "error bars do not contain the uncertainty of these, and may be too small; fix "
-                "those that are known (requires_grad_(False)), give them priors, or take a simpler "
-                "kernel",
+                "error bars do not contain the uncertainty of these, and may be too small; those "
+                "of posterior(marginalize=True) do. Or fix hyperparameters that are known "
+                "(requires_grad_(False)), give them priors, or take a simpler kernel",
                 DataWarning,
                 stacklevel=2,
             )

@@ -67,7 +67,8 @@ class Information:
         stacked = torch.stack(rows)
         gram = 0.5 * (stacked @ stacked.mT).cpu().numpy()
         to_rows = np.zeros((len(rows), len(u)))
-        to_rows[: len(weights)] = self._slopes_of_weights(weights)
+        if weights:
+            to_rows[: len(weights)] = self._slopes_of_weights(weights)
         to_rows[range(len(weights), len(rows)), others] = 1.0
         return to_rows.T @ gram @ to_rows + np.diag(self._scales**2)
 
