@@ -31,15 +31,21 @@ def demo(found: Mapping) -> str:
 
 @sentence
 def survey(found: Mapping) -> str:
-    rows = [
-        f"{decimal(row['RMSE'], 1)} nT, {decimal(row['inside'], 3)} of them inside 95 % intervals, "
-        f"by the exact harmonic kernel on {grouped(row['readings'])} readings of the other lines "
-        f"({number(row['seconds'])} s)"
-        for row in found["rows"]
-    ]
     return (
         f"A total-field survey of {grouped(found['readings'])} readings (Rio de Janeiro), every "
-        f"fifth line held out: RMSE {'; '.join(rows)}."
+        f"fifth line held out: {'; '.join(map(_of_survey, found['rows']))}."
+    )
+
+
+def _of_survey(row: Mapping) -> str:
+    error = f"RMSE {decimal(row['RMSE'], 1)} nT"
+    readings = f"{grouped(row['readings'])} readings of the other lines"
+    seconds = f"({number(row['seconds'])} s)"
+    if row["model"] != "harmonic kernel":
+        return f"equivalent sources of harmonica, tuned by lines: {error} {seconds}"
+    return (
+        f"exact harmonic kernel, {readings}, {row['noise']} noise: {error}, NLPD "
+        f"{decimal(row['NLPD'], 2)}, {decimal(row['inside'], 3)} inside 95 % intervals {seconds}"
     )
 
 
@@ -159,6 +165,24 @@ def learned_spectrum(found: Mapping) -> str:
         "readings held out; nats of evidence, with the learned curves integrated out, ahead of the "
         "best of the others; the share of the true field (of held-out readings, where it is not "
         "known) inside 95 % intervals, and the evaluations of its fit."
+    )
+    return f"{setting}\n\n{table(head, rows)}"
+
+
+@tabulated
+def few_readings(found: Mapping) -> str:
+    head = ["readings", "inside, as fitted", "inside, `marginalize=True`", "time over fit"]
+    rows = []
+    for row in found["rows"]:
+        shares = [
+            _interval({"mean": row[name], "standard_error": row[f"error, {name}"]})
+            for name in ("fitted", "integrated")
+        ]
+        rows.append([row["layout"], *shares, decimal(row["time over fit"], 2)])
+    setting = (
+        f"{found['fields']} fields drawn from a divergence-free prior, all hyperparameters learned "
+        "from few readings: shares of the true field inside 95 % intervals of `posterior()` and of "
+        "`posterior(marginalize=True)`."
     )
     return f"{setting}\n\n{table(head, rows)}"
 
