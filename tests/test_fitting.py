@@ -9,16 +9,20 @@ import torch
 from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
 
 import gp_orff
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.data.reading import Options, read
 from gp_orff.data.survey import DataWarning, Distances, Survey, windows
 from gp_orff.inference.conditioning import ExactInference, FeatureInference
+from gp_orff.models.fitting import ranges
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.search import Search, TrustRegion
 from gp_orff.models.fitting.searches import exact, features, grids
-from gp_orff.models.fitting.starting_values import Start, start_noise, starts
+from gp_orff.models.fitting.starting_values import Start, scale_noise, start_noise, starts
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
 from tests.fields import draw
@@ -405,6 +409,52 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operation
     assert found.evidence > whole.evidence - (1 if operations else 128**0.5)
 
 
+def lines_that_differ(readings=15):
+    """Readings along lines, of one component, which share an error with their line."""
+    x = torch.stack(torch.meshgrid(*2 * [torch.linspace(0, 1, readings)], indexing="ij"), dim=-1)
+    x = torch.cat([x.flatten(0, 1), x.flip(-1).flatten(0, 1)]).double()
+    along = torch.tensor([[1.0, 0.0]]).double().expand(len(x), 2)
+    shared = 0.3 * draw(2 * readings, 1).expand(-1, readings).flatten()
+    return x, swirl(x)[:, 0] + shared + 0.01 * draw(len(x), seed=1), along
+
+
+def test_noise_that_subsets_do_not_show_is_raised(monkeypatch):
+    """As long as this makes all readings likelier: they would be less so with 1.3 times as much."""
+    x, y, along = lines_that_differ()
+    monkeypatch.setattr(exact, "MOST_SEARCHED", 100)
+    monkeypatch.setattr(exact, "SUBSETS", (60,))
+    raised, values = exact.ExactKernel._raise_noise, []
+
+    def noted(self, search):
+        inference = self.trainer.exact_inference(self.data)
+        scale_noise(self.trainer.likelihoods[""], 0.2)  # as if a subset had told this
+        values.append(self.trainer.value(inference))
+        raised(self, search)
+        values.append(self.trainer.value(inference))
+        scale_noise(self.trainer.likelihoods[""], exact._RAISE)
+        values.append(self.trainer.value(inference))
+        scale_noise(self.trainer.likelihoods[""], 1 / exact._RAISE)
+
+    monkeypatch.setattr(exact.ExactKernel, "_raise_noise", noted)
+    kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
+    with gp_orff.settings.check_calibration(False):
+        model = gp_orff.VectorFieldGP(kernel).fit(x, y, directions=along, progress=False)
+    before, after, beyond = values
+    assert after > before + 10
+    assert after > beyond
+    (stage,) = (own for own in model.report.stages if own.name == "exact kernel, noise")
+    assert stage.evaluations >= 2
+
+
+def test_subsets_count_numbers():
+    """Of readings along directions, as many points."""
+    x, y, along = lines_that_differ()
+    (observed,) = Dataset.in_memory(read(x, y, 2, Options(directions=along))).visit()
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+    parts = model.kernel, {"": model.likelihood}, None, Survey.of([observed]), Journal(None)
+    assert Trainer(*parts).subset(60).num_values == 60
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch):
     """After the first coarse grid, though not settled, from where they were before."""
@@ -496,9 +546,10 @@ def test_starts_outside_the_ranges_are_moved_inside(monkeypatch):
     assert seen[0] == pytest.approx(longest, rel=1e-6)
 
 
-def test_sources_are_as_deep_as_waves_in_all_of_the_data_can_hold():
+def test_sources_are_as_deep_as_waves_in_all_of_the_data_can_hold(monkeypatch):
     """A part of many readings has the least depth of all of them, by their extent: waves up to
     4096 features resolve a depth of 4.2/k, about 2 % of the diagonal here."""
+    monkeypatch.setattr(ranges, "MOST_BESIDE_WAVES", 8192)  # fewer may take the exact kernel
     x = points(3000, num_dims=3) * torch.tensor([20.0, 10.0, 1.0])
     part = x[(x[:, :2] < 1.0).all(-1)]
     key = GroupKey("", Components.every(3))

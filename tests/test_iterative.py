@@ -222,6 +222,36 @@ def test_residuals_are_permitted_where_operations_end():
         mean(permitted_error=1e-11, **rough)
 
 
+def test_residuals_of_variances_are_permitted_where_iterations_end():
+    """A relative residual of 0.3 is permitted: variances, whose errors go with its square, are
+    within a tenth, and draws of a path within 0.3. One of 1e-6 is not reached, and an error."""
+    kernel, data, draws, noises = problem("helmholtz")
+    x = 2 * uniform(50, 2, seed=5)
+
+    def field(permitted, most=20):
+        accuracy = Accuracy(
+            block=20,
+            permitted_error=1.0,
+            variance_tolerance=1e-9,
+            permitted_tolerance=permitted,
+            most=most,
+        )
+        inference = IterativeInference(data, draws, accuracy=accuracy)
+        return inference.posterior(kernel, noises, None).distribution.split()[0]
+
+    exact, rough = field(1e-9, 2000), field(0.3)
+    error = rough.variance(x) / exact.variance(x) - 1
+    assert 1e-7 < error.abs().max() < 0.1
+    z = torch.eye(exact.expansion.num_features, 3, dtype=torch.float64)
+    root = exact.weight_root(z)
+    assert 1e-7 < (rough.weight_root(z) - root).norm() / root.norm() < 0.3
+    strict = field(1e-6)
+    with pytest.raises(ConvergenceError, match=r"residual of 1e-06, got .* after 20 iterations"):
+        strict.variance(x)
+    with pytest.raises(ConvergenceError, match=r"residual of 1e-06, got .* after 20 iterations"):
+        strict.weight_root(z)
+
+
 def test_operations_limit_the_iterations_of_the_mean(monkeypatch):
     kernel, data, draws, noises = problem("helmholtz")
     monkeypatch.setattr(system, "_FEWEST", 3)

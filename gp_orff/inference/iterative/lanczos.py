@@ -71,14 +71,21 @@ def inverse_root(
     z: Float[Tensor, "k F"],
     tolerance: float,
     most: int,
+    permitted: float,
 ) -> Float[Tensor, "k F"]:
     """R⁻ᵀB^{−½}z for every row z: draws from N(0, A⁻¹) if z are draws from N(0, I).
 
     B^{−½}z ≈ ‖z‖ V T^{−½}e₁ (Higham 2008, Functions of Matrices, equation 13.4). A basis V of more
     than 1 GiB is not kept: the process then runs twice, first for T, then for the sum over V.
 
+    Args:
+        a, p, z: as above.
+        tolerance: the relative residual that ends the iterations.
+        most: iterations, at most.
+        permitted: the relative residual that has to be reached by then.
+
     Raises:
-        ConvergenceError: no convergence after `most` iterations.
+        ConvergenceError: it is not.
     """
     diagonals, besides, basis = [], [], []
     for step in _process(a, p, z):
@@ -93,8 +100,10 @@ def inverse_root(
         if last <= tolerance or not (step.beside > 0).any():
             break
         if len(diagonals) >= most:
+            if last <= permitted:
+                break
             raise ConvergenceError(
-                f"expected the Lanczos process to reach a relative residual of {tolerance:.1g}, "
+                f"expected the Lanczos process to reach a relative residual of {permitted:.1g}, "
                 f"got {last:.1g} after {most} iterations; use fewer features, "
                 "Grid(max_features=8192), which are solved directly, or a larger noise"
             )

@@ -33,6 +33,7 @@ class Accuracy:
             data that tell the best ones. The error of these is of the order of its square.
         variance_tolerance: relative residual of variances and sample paths. The error of a
             variance is of the order of its square.
+        permitted_tolerance: likewise, where the most iterations do not suffice for that.
         random_tolerance: relative residual of probes, and of paths that estimate variances: far
             below their random error, which is of the order of a tenth.
         paths: sample paths that estimate variances at many points.
@@ -47,6 +48,7 @@ class Accuracy:
     operations: float = 5e10
     constants_tolerance: float = 1e-2
     variance_tolerance: float = 1e-4
+    permitted_tolerance: float = 1e-2
     random_tolerance: float = 1e-2
     paths: int = 64
     most: int = 2000
@@ -71,7 +73,8 @@ class System:
 
     def solve(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """A⁻¹b, so accurate that bᵀA⁻¹b is."""
-        return self._solution(b, self.accuracy.variance_tolerance).x
+        accuracy = self.accuracy
+        return self._solution(b, accuracy.variance_tolerance, accuracy.permitted_tolerance).x
 
     def solve_mean(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
         """A⁻¹Bᵀ, to the accuracy of the mean; the columns of constants get the relative residual of
@@ -118,7 +121,8 @@ class System:
         return self._draw(z, self.accuracy.variance_tolerance)
 
     def _draw(self, z: Float[Tensor, "k F"], tolerance: float) -> Float[Tensor, "k F"]:
-        return inverse_root(self.precision, self.preconditioner, z, tolerance, self.accuracy.most)
+        limits = tolerance, self.accuracy.most, self.accuracy.permitted_tolerance
+        return inverse_root(self.precision, self.preconditioner, z, *limits)
 
     @cached_property
     def draws(self) -> tuple[Float[Tensor, "k F"], Float[Tensor, "k F"]]:

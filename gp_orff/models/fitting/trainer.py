@@ -155,7 +155,8 @@ class Trainer:
         return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
 
     def _points(self, numbers: int) -> int:
-        return max(2, numbers // self.num_outputs)
+        """The points with so many numbers: as many as these, of readings along directions."""
+        return max(2, round(numbers * self.survey.num_points / self.survey.num_values))
 
     def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
         """Those of the sample, or of the blocks of tracks, with certain rows."""

@@ -7,12 +7,14 @@ import torch
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.models.fitting.search import Search
+from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import MOST_SEARCHED, SUBSET_VALUES, SUBSETS, Trainer
 
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _BEYOND = 1.3  # times as many numbers as of a subset, for a search on that
 _CUBIC, _LEAST, _MOST = 40.0, 6, 60  # iterations on them with 1000 numbers, more, and at most
 _FEWEST = 2  # iterations on all data
+_RAISE, _RAISES = 1.3, 8  # factor of the noise variance that subsets tell, and how often at most
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,31 @@ class ExactKernel:
         inference = trainer.exact_inference(self.data)
         search_on_subsets(trainer, search, inference.size)
         if inference.size > MOST_SEARCHED:
+            self._raise_noise(search)
             return search
         inference = trainer.exact_inference(self.data)  # the sites at the present lengthscales
         nats = 0.1 if inference.size > SUBSET_VALUES else 0.01
         iterations = int(min(max(_CUBIC * (1000 / inference.size) ** 3, _FEWEST), _MOST))
         return trainer.search(search, inference, name, iterations=iterations, nats=nats)
+
+    def _raise_noise(self, search: Search) -> None:
+        """Multiply the noise that subsets tell, as long as this makes all data likelier: readings
+        of a line differ by less from each other than from those of lines that cross it, which few
+        readings hardly show."""
+        trainer, coordinates = self.trainer, search.coordinates
+        inference = trainer.exact_inference(self.data)
+        with trainer.journal.stage("exact kernel, noise") as stage:
+            best, u = trainer.value(inference), coordinates.get()
+            for _ in range(_RAISES):
+                for likelihood in trainer.likelihoods.values():
+                    scale_noise(likelihood, _RAISE)
+                value = trainer.value(inference)
+                stage.count(value / inference.num_values)
+                if not value > best:
+                    break
+                best, u = value, coordinates.get()
+            coordinates.set(u)
+            stage.nats_per_number = best / inference.num_values
 
 
 def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
