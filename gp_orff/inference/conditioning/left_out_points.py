@@ -34,9 +34,9 @@ def warn_of_left_out(given: Data, kept: Data) -> None:
     if count:
         warnings.warn(
             f"{count} of {given.survey.num_points} readings are left out, which lie close to "
-            "others: neither features nor the exact kernel can hold all of them, and under "
-            "Student-t noise their means would tell less than single readings. Fit parts of the "
-            "region, or choose readings by gp_orff.thin",
+            "others: neither features nor the exact kernel can hold all of them, and their means "
+            "would tell less than single readings. Fit parts of the region, or choose readings by "
+            "gp_orff.thin",
             DataWarning,
             stacklevel=2,
         )
