@@ -423,7 +423,7 @@ def test_noise_that_subsets_do_not_show_is_raised(monkeypatch):
     x, y, along = lines_that_differ()
     monkeypatch.setattr(exact, "MOST_SEARCHED", 100)
     monkeypatch.setattr(exact, "SUBSETS", (60,))
-    raised, values = exact.ExactKernel._raise_noise, []
+    raised, values = exact.ExactKernel.raise_noise, []
 
     def noted(self, search):
         inference = self.trainer.exact_inference(self.data)
@@ -431,11 +431,11 @@ def test_noise_that_subsets_do_not_show_is_raised(monkeypatch):
         values.append(self.trainer.value(inference))
         raised(self, search)
         values.append(self.trainer.value(inference))
-        scale_noise(self.trainer.likelihoods[""], exact._RAISE)
+        scale_noise(self.trainer.likelihoods[""], 1.3)
         values.append(self.trainer.value(inference))
-        scale_noise(self.trainer.likelihoods[""], 1 / exact._RAISE)
+        scale_noise(self.trainer.likelihoods[""], 1 / 1.3)
 
-    monkeypatch.setattr(exact.ExactKernel, "_raise_noise", noted)
+    monkeypatch.setattr(exact.ExactKernel, "raise_noise", noted)
     kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
     with gp_orff.settings.check_calibration(False):
         model = gp_orff.VectorFieldGP(kernel).fit(x, y, directions=along, progress=False)

@@ -53,14 +53,14 @@ class ExactKernel:
         inference = trainer.exact_inference(self.data)
         search_on_subsets(trainer, search, inference.size)
         if inference.size > MOST_SEARCHED:
-            self._raise_noise(search)
+            self.raise_noise(search)
             return search
         inference = trainer.exact_inference(self.data)  # the sites at the present lengthscales
         nats = 0.1 if inference.size > SUBSET_VALUES else 0.01
         iterations = int(min(max(_CUBIC * (1000 / inference.size) ** 3, _FEWEST), _MOST))
         return trainer.search(search, inference, name, iterations=iterations, nats=nats)
 
-    def _raise_noise(self, search: Search) -> None:
+    def raise_noise(self, search: Search) -> None:
         """Multiply the noise that subsets tell, as long as this makes all data likelier: readings
         of a line differ by less from each other than from those of lines that cross it, which few
         readings hardly show."""
