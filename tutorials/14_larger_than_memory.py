@@ -183,6 +183,7 @@ def draw(there, readings, path):
     speed = np.hypot(*vectors.T)
     vorticity = 1e6 * there.vorticity.values.ravel()
     most = float(np.abs(vorticity).max())
+    sd = float(there.u_sd.mean())
     speeds = {"label": "speed (m/s)", "norm": matplotlib.colors.Normalize(0, 1.2 * speed.max())}
     noisy = np.hypot(readings.u, readings.v).values.ravel()
     turning = {"norm": matplotlib.colors.Normalize(-most, most), "cmap": "RdBu_r"}
@@ -195,7 +196,7 @@ def draw(there, readings, path):
         shown = vectors if title == "posterior mean" else None
         plot_field(ax, points, shown, arrows=15, reference="m/s", **shaded)
         ax.add_patch(plt.Circle((60.0, 70.0), 30.0, fill=False, linestyle="--"))
-        ax.set_title(title, loc="left")
+        ax.set_title(f"{title}, sd {sd:.2f} m/s" if shown is not None else title, loc="left")
         ax.set_xlabel("east (km)")
     axes[0].set_ylabel("north (km)")
     figure.savefig(path, dpi=90, bbox_inches="tight")

@@ -198,9 +198,7 @@ class FieldModel(torch.nn.Module):
         if is_trained(self.mean):
             for mean, value in zip(base_means(self.mean), snapshot.constant, strict=True):
                 mean.initialize(constant=value)
-        if marginalize is None:
-            return snapshot
-        return self.state.snapshot_with(self.mean, marginalize)
+        return snapshot if marginalize is None else self.state.snapshot(self.mean, marginalize)
 
     def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -226,19 +225,17 @@ class ModelState:
         """log p(y), total nats."""
         return log_marginal_likelihood(self.inference, self.kernel, self.likelihoods, self.mean)
 
-    def snapshot(self, prior_mean: Mean) -> ModelSnapshot:
-        """A snapshot for predictions, independent of later changes of the model."""
-        fitted = bool(self.history.stages)
-        sampled = fitted and leaves_spectra_open(self.inference, self.kernel)
-        make = partial(self._snapshot, prior_mean, sampled)
-        return self.snapshots.get(make, self._modules)
-
-    def snapshot_with(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
-        """A snapshot whose posteriors count what is left open of hyperparameters, or do not."""
-        make = partial(self._snapshot, prior_mean, sampled)
-        return self.others.get(make, self._modules, sampled)
+    def snapshot(self, prior_mean: Mean, marginalize: bool | None = None) -> ModelSnapshot:
+        """A snapshot for predictions, independent of later changes of the model; `marginalize`: as
+        for `VectorFieldGP.posterior`."""
+        default = bool(self.history.stages) and leaves_spectra_open(self.inference, self.kernel)
+        sampled = default if marginalize is None else marginalize
+        memo = self.snapshots if sampled == default else self.others
+        key = sampled, trained_names(self.kernel, self.likelihoods)
+        return memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)
 
     def _snapshot(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
+        """A new snapshot, with a sample of the hyperparameters or without."""
         parts = self.inference, self.kernel, self.likelihoods, self.mean
         members = sample_of_hyperparameters(*parts) if sampled else ()
         model = self.representation, self.inference, prior_mean, self.mean

@@ -27,6 +27,7 @@ _MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
+_LESS_THAN_WAVES = 1.0  # likewise, over what decaying waves truncate
 _MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of a reading
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
 
@@ -102,7 +103,7 @@ def on_few_sites(
             f"changes by {sites.mean_change:.2g} of it within sites that are few enough; {which} "
             f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
         )
-    if sites.mean_change > (1.0 if waves else _LESS) * cut:
+    if sites.mean_change > (_LESS_THAN_WAVES if waves else _LESS) * cut:
         return None
     return sites, (
         f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "

@@ -87,12 +87,14 @@ def sample_of_hyperparameters(
 
 
 def _check(inference: Inference) -> None:
-    size = inference.size if isinstance(inference, ExactInference) else inference.num_values
-    if not isinstance(inference, ExactInference) or size > _LARGEST:
+    exact = isinstance(inference, ExactInference)
+    size = inference.size if exact else inference.num_values
+    if not exact or size > _LARGEST:
         raise ValueError(
             f"expected at most {_LARGEST} numbers under the exact kernel, whose posteriors under "
-            f"many hyperparameters are kept, got {size}; so many determine hyperparameters well: "
-            "use posterior(), or fit fewer readings (gp_orff.thin)"
+            f"many hyperparameters are kept, got {size}{'' if exact else ' on features'}; fit "
+            "fewer readings (gp_orff.thin) with frequencies=Auto(), or use posterior(): many "
+            "readings leave little open"
         )
 
 

@@ -66,16 +66,20 @@ class ExactKernel:
         readings hardly show."""
         trainer, coordinates = self.trainer, search.coordinates
         inference = trainer.exact_inference(self.data)
+
+        def value() -> float:
+            found = trainer.value(inference) + float(coordinates.log_prior())
+            stage.count(found / inference.num_values)
+            return found
+
         with trainer.journal.stage("exact kernel, noise") as stage:
-            best, u = trainer.value(inference), coordinates.get()
+            best, u = value(), coordinates.get()
             for _ in range(_RAISES):
                 for likelihood in trainer.likelihoods.values():
                     scale_noise(likelihood, _RAISE)
-                value = trainer.value(inference)
-                stage.count(value / inference.num_values)
-                if not value > best:
+                if not (raised := value()) > best:
                     break
-                best, u = value, coordinates.get()
+                best, u = raised, coordinates.get()
             coordinates.set(u)
             stage.nats_per_number = best / inference.num_values
 
