@@ -1,11 +1,19 @@
 """The exact evidence, tile by tile, against dense algebra and finite differences."""
 
+import itertools
 import math
 from functools import partial
 
 import pytest
 import torch
-from gpytorch.kernels import IndexKernel, MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    IndexKernel,
+    MaternKernel,
+    MultitaskKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
 from linear_operator.utils.warnings import NumericalWarning
 
 import gp_orff
@@ -109,6 +117,28 @@ def test_fields_equal_dense_algebra(field, num_dims, kind, name):
 def test_every_composition_equals_dense_algebra(name, kind):
     case = CASES[name]()
     check(case.kernel, problem(kind, case.num_outputs, case.num_dims), case.num_outputs)
+
+
+@pytest.mark.parametrize("kept", [0, 10_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_of_lags_serves_other_hyperparameters_and_kernels(kind, kept, monkeypatch):
+    monkeypatch.setattr(tiles, "_KEPT", kept)
+    inference = problem(kind, 2, 2)
+    for field, name in itertools.product(FIELDS, ("rbf", "rq")):
+        for lengthscale in (0.4, 1.5):
+            kernel = field(base(name, 2, ard=False), num_dims=2).double()
+            leaves = [part for part in kernel.modules() if isinstance(part, RBFKernel | RQKernel)]
+            leaves[0].lengthscale = lengthscale
+            check(kernel, inference, 2)
+    assert any(inference._tiles._geometry.values()) == (kept > 0)
+
+
+def test_terms_of_other_inputs_have_other_lags():
+    inference = problem("vectors", 2, 3)
+    near = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(0, 1))
+    other = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(2, 1))
+    for kernel in (near, near + other, other):
+        check(kernel.double(), inference, 2)
 
 
 def test_a_kernel_with_a_covariance_of_its_own_is_asked_for_it():
