@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from functools import partial
 
 import pytest
@@ -131,6 +132,9 @@ def test_what_is_kept_of_lags_serves_other_hyperparameters_and_kernels(kind, kep
             leaves[0].lengthscale = lengthscale
             check(kernel, inference, 2)
     assert any(inference._tiles._geometry.values()) == (kept > 0)
+    copy = pickle.loads(pickle.dumps(inference._tiles))
+    assert copy.num_rows == inference._tiles.num_rows
+    assert not any(copy._geometry.values())
 
 
 def test_terms_of_other_inputs_have_other_lags():

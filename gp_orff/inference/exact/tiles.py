@@ -87,6 +87,10 @@ class Tiles:
             for j, other in enumerate(self.pieces[: i + 1]):
                 yield piece, other, kept.get((i, j), {})
 
+    def __getstate__(self) -> dict[str, object]:
+        """Pickles and copies do not have what is kept of lags."""
+        return {"pieces": self.pieces}
+
     @cached_property
     def _geometry(self) -> dict[tuple[int, int], Geometry]:
         return {(i, j): {} for i in range(len(self.pieces)) for j in range(i + 1)}
