@@ -214,7 +214,7 @@ def test_bad_input():
 
 
 def test_the_field_of_magnetised_blocks_is_continued_upward():
-    """Blocks of magpylib, whose field is a closed form of its own, under ground, with its error bars."""
+    """Blocks of magpylib under ground, whose field is a closed form of its own."""
     random = np.random.default_rng(1)
     blocks = magpylib.Collection(
         *(
