@@ -12,6 +12,7 @@ import torch
 from torch.autograd import gradcheck
 
 import gp_orff
+from gp_orff.kernels.closed_form import derivatives
 from gp_orff.kernels.scalar.matern_function import MaternFunction
 from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
 from gp_orff.kernels.tree import terms
@@ -258,6 +259,40 @@ def test_values_of_the_general_matern_kernel_are_gpytorchs(nu, diag):
         for values, kernel in ((k, ours), (expected, theirs))
     )
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [1.5, 2.5, 40.0, 50.0])
+def test_general_matern_kernels_in_single_precision(nu):
+    """Values and derivatives of fields, also at repeated points, are those in double precision."""
+    x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
+    x[3] = x[2]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        base = gp_orff.GeneralMaternKernel(nu).to(dtype)
+        k = gp_orff.CurlFreeKernel(base, num_dims=2)(x.to(dtype)).to_dense()
+        found.append(
+            (k, base(x.to(dtype)).to_dense(), *torch.autograd.grad(k.sum(), base.raw_lengthscale))
+        )
+    for single, double in zip(*found, strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=1e-5)
+
+
+def test_fields_of_hardly_any_smoothness_have_features_only():
+    kernel = gp_orff.CurlFreeKernel(gp_orff.GeneralMaternKernel(1.1), num_dims=2)
+    with pytest.raises(NotImplementedError, match=r"nu >= 1.2, got nu=1.1"):
+        kernel(torch.rand(3, 2)).to_dense()
+
+
+@pytest.mark.parametrize("nu", [2.05, 2.2, 3.1, 200.0])
+def test_fourth_derivatives_of_general_matern_kernels_at_lag_zero_are_moments(nu):
+    """∂₁⁴ k(0) = E[ω₁⁴] = 3 ν²/((ν − 1)(ν − 2)), the fourth moment of a Student t."""
+    kernel = gp_orff.GeneralMaternKernel(nu).double()
+    kernel.lengthscale = 1.0
+    expected = 3 * nu**2 / ((nu - 1) * (nu - 2))
+    assert spectrum(kernel).moment(2, 1) == pytest.approx(expected)
+    if nu < 50:
+        fourth = derivatives(kernel, torch.zeros(1, 1, 1, dtype=torch.float64), 4)
+        assert fourth.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():

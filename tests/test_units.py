@@ -1,5 +1,6 @@
 """The unit of every symbol, against a table, and its numbers in that unit."""
 
+import gpytorch
 import numpy as np
 import pytest
 import torch
@@ -223,3 +224,26 @@ def test_a_dataset_whose_variables_have_other_names_than_the_outputs_warns(field
         field.to_xarray(AXES, attrs=survey)
     maps = field.to_xarray(AXES, attrs=survey, names=["ve", "vn"])  # and no warning
     assert maps["vorticity"].attrs["units"] == "s-1"
+
+
+def test_distributions_in_small_units_have_their_own_standard_deviations():
+    """gpytorch raises those below 1e-5; these are of 1e-6, of one quantity and of two, and of
+    readings."""
+    x = 1e5 * torch.rand(40, 2, generator=torch.Generator().manual_seed(0)).double()
+    y = 1e-7 * torch.stack([(x[:, 1] / 2e4).sin(), (x[:, 0] / 2e4).sin()], dim=-1)
+    kernel = gp_orff.DivergenceFreeKernel(num_dims=2).double()
+    kernel.base_kernel.lengthscale = 2e4
+    scaled = gpytorch.kernels.ScaleKernel(kernel).double()
+    scaled.outputscale = (2e4 * 1e-7) ** 2
+    model = gp_orff.VectorFieldGP(scaled)
+    model.likelihood.noise = 1e-18
+    field = model.condition(x, y).posterior()
+    for symbol in (None, gp_orff.Curl()):
+        normal = field(x[:5], symbol)
+        exact = normal.covariance_matrix.diagonal().reshape(normal.mean.shape)
+        torch.testing.assert_close(normal.variance, exact)
+        torch.testing.assert_close(normal.variance.reshape(5, -1), field.variance(x[:5], symbol))
+    low, high = normal.confidence_region()
+    torch.testing.assert_close(high - low, 4 * exact.sqrt())
+    reading = model.likelihood(field(x[:5]))
+    torch.testing.assert_close(reading.variance, field.variance(x[:5]) + model.likelihood.noise)

@@ -15,6 +15,8 @@ from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel, require_covariance_of
 from gp_orff.kernels.tree import Term
 
+_ROUGHEST = 1.2  # ν of fields: lags of 1e-14 change their variance by 1e-28^(ν − 1)
+
 
 @singledispatch
 def radial_derivatives(
@@ -101,6 +103,12 @@ def _(kernel: BesselKernel, s: Tensor) -> tuple[Tensor, Tensor]:
 
 @radial_derivatives.register
 def _(kernel: GeneralMaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    if kernel.nu < _ROUGHEST:
+        raise NotImplementedError(
+            f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={kernel.nu}, whose "
+            "field changes too much between neighbouring numbers in floating point for a covariance at "
+            "lag zero; put it inside ORFFKernel, or use a larger nu"
+        )
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 
@@ -175,6 +183,7 @@ def _pairings(indices: tuple[int, ...]) -> list[tuple[tuple, tuple]]:
     return pairings
 
 
+@singledispatch
 def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Float[Tensor, "*m"]]:
     """κ′, κ″, …, κ^{(order)} at s, at least two; from the third on by differentiation of κ″."""
     if order <= 2:
@@ -186,6 +195,13 @@ def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Floa
         while len(kappas) < order:
             kappas.append(torch.autograd.grad(kappas[-1].sum(), s, create_graph=True)[0])
     return kappas if differentiable else [kappa.detach() for kappa in kappas]
+
+
+@_radial.register
+def _(kernel: GeneralMaternKernel, s: Tensor, order: int) -> Sequence[Tensor]:
+    if order <= 2:
+        return radial_derivatives(kernel, s)
+    return [kernel.correlation(s, own) for own in range(1, order + 1)]
 
 
 def polynomial(

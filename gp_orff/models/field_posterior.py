@@ -15,6 +15,7 @@ from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.labelled import LocalPlane, on_grid
 from gp_orff.models.derived.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.derived.named_symbols import NamedSymbols
+from gp_orff.models.derived.normal import FieldNormal, ScalarNormal
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.symbols.base import Symbol
@@ -116,6 +117,8 @@ class FieldPosterior(NamedSymbols):
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
         """Return the joint distribution of the field, or of a symbol of it, at n points.
 
+        Its variances have no floor: `gpytorch.settings.min_variance` is a number of no unit.
+
         Args:
             x: points (n, d).
             symbol: a linear map of the field with q outputs; the field itself if None (q = p). The
@@ -132,8 +135,8 @@ class FieldPosterior(NamedSymbols):
         if not len(mean):
             covariance = mean.new_zeros(0, 0)
         if mean.shape[-1] == 1:
-            return MultivariateNormal(mean.squeeze(-1), covariance)
-        return MultitaskMultivariateNormal(mean, covariance)
+            return ScalarNormal(mean.squeeze(-1), covariance)
+        return FieldNormal(mean, covariance)
 
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:

@@ -100,7 +100,7 @@ class PathwisePaths(Paths):
 
     (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features; the correction is
     exact. Far from the data, the variance of the paths is the prior's. Near the data, random
-    features change it by some per cent, and by up to 20 % where there is almost no noise.
+    features change it by some per cent; under rough kernels and almost no noise, by half of it.
     """
 
     distribution: ExactPosterior
@@ -247,8 +247,10 @@ class SamplePaths:
     """S functions drawn from a `FieldPosterior`, its mean included; made by its `sample_paths`.
 
     `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
-    features lack the truncated variance of a grid, which has no continuous paths. Potentials
-    without a reference have a constant of their own in every path.
+    features lack the truncated variance of a grid, which has no continuous paths. Paths of an exact
+    model begin with random features of the prior: near readings with little noise their spread is
+    not that of `field.variance`, by some per cent under RBF kernels, and under rough ones it may be
+    half of it. Potentials without a reference have a constant of their own in every path.
 
     Args:
         paths: draws of the field without its mean.

@@ -26,7 +26,8 @@ class GeneralMaternKernel(Kernel):
     exponential. This kernel is the same there, and some ten times slower. It is exact, alone and in
     field kernels, and has features: its spectral density is a multivariate Student t with 2ν
     degrees of freedom and scale 1/ℓ. ν is fixed: it is not trained. Values are accurate to 1e-12,
-    and can be differentiated any number of times; for ν > 50 there are features only.
+    and can be differentiated any number of times; for ν > 50, and for fields with ν < 1.2, which
+    hardly have a variance, there are features only.
 
     Args:
         nu: ν > 0, the smoothness. `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel`
@@ -39,7 +40,8 @@ class GeneralMaternKernel(Kernel):
 
     Raises:
         ValueError: ν ≤ 0.
-        NotImplementedError: the covariance is evaluated without an `ORFFKernel`, for ν > 50.
+        NotImplementedError: the covariance is evaluated without an `ORFFKernel`, for ν > 50,
+            or for ν < 1.2 in a field kernel.
 
     Example:
         >>> import gp_orff, torch
@@ -102,7 +104,7 @@ class GeneralMaternKernel(Kernel):
         """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
 
         κ^{(j)}(s) = (−ν)^j 2^{1−ν}/Γ(ν) · u^{ν−j} K_{ν−j}(u), with u² = 2νs. For j > ν it is
-        infinite at s = 0; there, a very large number or infinity is returned.
+        infinite at s = 0; there, a very large number is returned.
 
         Args:
             s: (*m), squared distances in units of the lengthscale.
@@ -118,4 +120,6 @@ class GeneralMaternKernel(Kernel):
                 "limit for large nu"
             )
         factor = (-self.nu) ** order * 2.0 ** (1 - self.nu) / math.gamma(self.nu)
-        return factor * MaternFunction.apply(positive(2 * self.nu * s), self.nu - order)
+        values = MaternFunction.apply(positive(2 * self.nu * s.double()), self.nu - order)
+        largest = math.sqrt(torch.finfo(s.dtype).max)  # products with a zero are zero
+        return (factor * values).clamp(-largest, largest).to(s.dtype)

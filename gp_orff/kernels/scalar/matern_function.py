@@ -39,7 +39,7 @@ class MaternFunction(Function):
 def _values(q: Float[Tensor, "*m"], order: float) -> Float[Tensor, "*m"]:
     t = q.log()
     position = (t - _FIRST) * (_CELLS / (_LAST - _FIRST))
-    cell = position.clamp(0, _CELLS - 1).long()
+    cell = position.nan_to_num(0.0).clamp(0, _CELLS - 1).long()
     local = position.sub_(cell).mul_(2).sub_(1)  # from −1 to 1
     total = torch.zeros_like(q)
     for coefficient in _table(order, q.device):

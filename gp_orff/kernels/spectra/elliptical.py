@@ -226,8 +226,8 @@ class StudentT(Elliptical):
         if self.nu <= order:
             return math.inf
         # E‖z‖^{2t} = ν^t · E[χ²_d^t] · Γ(ν − t)/Γ(ν)
-        ratio = math.gamma(self.nu - order) / math.gamma(self.nu)
-        return self.nu**order * chi2_moment(order, num_dims) * ratio
+        log_ratio = math.lgamma(self.nu - order) - math.lgamma(self.nu)
+        return self.nu**order * chi2_moment(order, num_dims) * math.exp(log_ratio)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         x = scaled_radius**2 / (2 * self.nu)
