@@ -106,6 +106,17 @@ class EStep:
         found = Tails(self.likelihoods, _is_pure(inference)).learn(found)
         return data.weighted(*weights_at(found, self.heavy_tailed))
 
+    def stored(self, data: Dataset) -> list[Distances]:
+        """The distances that the weights of the data follow from."""
+        pairs = zip(data.unweighted().visit(), data.all_weights(), strict=True)
+        models, empty = self.heavy_tailed, torch.zeros(0)
+        return [
+            Distances(part.key, empty)
+            if (model := models.get(part.key.label)) is None
+            else Distances(part.key, model.distance(weight, part.pattern.num_values))
+            for part, weight in pairs
+        ]
+
     @torch.no_grad()
     def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
         """The data with the weights that the posterior of a few of them lets expect."""

@@ -9,7 +9,7 @@ import scipy.optimize
 import torch
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import noise_of
 from gp_orff.data.noise.heavy_tails import HeavyTails
@@ -20,6 +20,7 @@ from gp_orff.models.fitting.starting_values import scale_noise
 _FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν − 2 from 1e-3 to 1e3
 _ROUND = 1.0  # of the coordinate, in one round of EM
 _ACCURATE = 1e-4  # of the coordinate, and of the logarithm of the scale
+_APART, _FLAT, _OFF = 0.05, 1e-3, 0.5  # of curvatures: their step; nats; nats below a maximum
 _NEWTON = 20  # steps, at most
 
 
@@ -74,6 +75,18 @@ class Tail:
         if self.scaled:
             scale_noise(self.likelihood, scale)
         return self._variance / before
+
+    def standard_error(self, parts: Sequence[Distances]) -> float:
+        """That of ν, from the curvature of this objective in its coordinate, with the best s for
+        each; NaN where it is flat or not at a maximum. It takes the posterior of the field as it
+        is: where readings do not tell the field much better than their noise, it is too small."""
+        present = self._coordinate.get().item()
+        below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
+        self._loss(present, parts)
+        slope, curvature = (above - below) / (2 * _APART), (above - 2 * here + below) / _APART**2
+        if not curvature > _FLAT or slope**2 > 2 * _OFF * curvature:
+            return math.nan
+        return abs(self._coordinate.slope().item()) / math.sqrt(curvature)
 
     def _loss(self, u: float, parts: Sequence[Distances]) -> tuple[float, float]:
         """The negative objective at a coordinate of ν, and the best s."""
@@ -140,11 +153,24 @@ class Tails:
         3); the distances in units of that noise."""
         scales: dict[str, float] = {}
         for tail in self.members:
-            labels = [name for name, own in self.likelihoods.items() if own is tail.likelihood]
-            parts = [part for part in found if part.key.label in labels]
-            if parts:
-                scales.update(dict.fromkeys(labels, tail.learn(parts)))
+            if parts := self._of(tail, found):
+                scale = tail.learn(parts)
+                scales.update({part.key.label: scale for part in parts})
         return [Distances(key, distance / scales.get(key.label, 1.0)) for key, distance in found]
+
+    @torch.no_grad()
+    def standard_errors(self, found: Sequence[Distances]) -> dict[nn.Parameter, float]:
+        """That of every ν, by its raw parameter."""
+        return {
+            tail.likelihood.raw_deg_free: tail.standard_error(parts)
+            for tail in self.members
+            if (parts := self._of(tail, found))
+        }
+
+    def _of(self, tail: Tail, found: Sequence[Distances]) -> list[Distances]:
+        """The distances of its readings."""
+        labels = [name for name, own in self.likelihoods.items() if own is tail.likelihood]
+        return [part for part in found if part.key.label in labels]
 
     def get(self) -> Float[Tensor, "2*g"]:
         """The coordinate of ν and the log noise variance of every group."""
