@@ -22,6 +22,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import scipy.stats
 import torch
 from torch.distributions import Normal, StudentT
 
@@ -98,8 +99,9 @@ except ValueError as refusal:
 # %% [markdown]
 # ## Outliers
 #
-# Student-t noise, by default with ν = 4 degrees of freedom, gives a vector less weight the farther
-# it is from the field. Positions without any observed component may stay in the data.
+# Student-t noise gives a vector less weight the farther it is from the field. How heavy its tails
+# are is learned, as its degrees of freedom ν. Positions without any observed component may stay in
+# the data.
 
 # %%
 fits = {}
@@ -119,12 +121,18 @@ for noise in ("Gaussian", "Student-t"):
 # interval. `nats` is the log marginal likelihood per number; under Student-t noise, a lower bound
 # (ELBO).
 
+
 # %%
-laws = {"Gaussian": (Normal, 1.960), "Student-t": (partial(StudentT, 4.0), 2.776)}  # 95 %
+def law_of(likelihood):
+    """The distribution of noise of scale one, and the half width of its 95 % interval."""
+    if not isinstance(likelihood, gp_orff.MultitaskStudentTLikelihood):
+        return Normal, 1.960
+    nu = likelihood.deg_free.item()
+    return partial(StudentT, nu), scipy.stats.t(nu).ppf(0.975)
 
 
-def scores(noise, model):
-    field, (law, quantile) = model.posterior(), laws[noise]
+def scores(model):
+    field, (law, quantile) = model.posterior(), law_of(model.likelihood)
     miss = field.mean(position) - displacement
     # the variance of the field is small against that of the noise, and is added to it
     scale = (field.variance(position) + model.likelihood.noise.detach()).sqrt()
@@ -135,15 +143,21 @@ def scores(noise, model):
     return *rmse, nlpd, inside, nats
 
 
-table = {key: scores(key[0], model) for key, (model, _) in fits.items()}
+table = {key: scores(model) for key, (model, _) in fits.items()}
 titles = "RMSE", "gap", "all", "NLPD", "95 %", "nats", "seconds"
 print(f"\n{'noise':12}{'data':10}" + "".join(f"{title:>9}" for title in titles))
 for (noise, name), row in table.items():
     print(f"{noise:12}{name:10}" + "".join(f"{value:9.3f}" for value in row), end="")
     print(f"{fits[noise, name][1]:9.1f}")
-worse = {noise: table[noise, "outliers"][0] / table[noise, "clean"][0] for noise in laws}
+worse = {
+    noise: table[noise, "outliers"][0] / table[noise, "clean"][0]
+    for noise in ("Gaussian", "Student-t")
+}
 print("\nRMSE with outliers, over that without: ", end="")
 print(", ".join(f"{noise} {ratio:.2f}" for noise, ratio in worse.items()))
+for name in ("clean", "outliers"):
+    nu = fits["Student-t", name][0].likelihood.deg_free.item()
+    print(f"degrees of freedom, {name}: {nu:.1f}")
 assert worse["Student-t"] < 1.1 < 1.3 < worse["Gaussian"]
 assert table["Student-t", "outliers"][-1] > table["Gaussian", "outliers"][-1]  # nats
 

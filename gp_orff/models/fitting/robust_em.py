@@ -30,6 +30,7 @@ from gp_orff.inference.robust import (
 )
 from gp_orff.models.fitting.noise.tails import Tails
 from gp_orff.models.fitting.search import Search
+from gp_orff.models.fitting.searches.vanished import restore
 from gp_orff.models.fitting.starting_values import start, starts
 from gp_orff.models.fitting.trainer import (
     MOST_SEARCHED,
@@ -290,6 +291,7 @@ class RobustEM:
     ) -> Dataset:
         """Rounds of EM until one gains less than `enough`, in nats per number, as a stage `name`;
         the data with weights."""
+        restore(self.trainer.kernel)
         with self.trainer.journal.stage(name):
             search = self.trainer.new_search()
             data, done = self._rounds(data, search, inference, name, _MOST_ROUNDS, enough)
