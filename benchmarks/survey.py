@@ -77,7 +77,7 @@ def harmonic(x, y, u, line, held_out, thin: int, noise: str) -> dict[str, float]
     }
     if robust is not None:
         scores["deg_free"] = model.likelihood.deg_free.item()
-    return {"readings": len(rows), **scores, "cpu_seconds": fit}
+    return {"readings": len(rows), **scores, "seconds": fit}
 
 
 def equivalent_sources(x, y, rank, fold: int, thin: int) -> dict[str, float]:
@@ -100,7 +100,7 @@ def equivalent_sources(x, y, rank, fold: int, thin: int) -> dict[str, float]:
     best = min(settings, key=lambda setting: error(known, asked, *setting))
     rows = np.flatnonzero(~held_out)[::thin]
     found = {"RMSE": error(rows, held_out, *best), "NLPD": float("nan"), "inside": float("nan")}
-    return {"readings": len(rows), **found, "cpu_seconds": time.process_time() - began}
+    return {"readings": len(rows), **found, "seconds": time.process_time() - began}
 
 
 def noise_variances(likelihood) -> torch.Tensor:

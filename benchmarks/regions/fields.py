@@ -40,7 +40,7 @@ def survey(found: Mapping) -> str:
 def _of_survey(row: Mapping) -> str:
     error = f"RMSE {decimal(row['RMSE'], 1)} nT"
     readings = f"{grouped(row['readings'])} readings of the other lines"
-    seconds = f"({number(row['cpu_seconds'])} s of the processor)"
+    seconds = f"({number(row['seconds'])} s)"
     if row["model"] != "harmonic kernel":
         return f"equivalent sources of harmonica, tuned by lines: {error} {seconds}"
     noise = row["noise"]

@@ -29,7 +29,9 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
         t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) ,
 
     the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation of the t
-    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` keep it.
+    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` keep it. A
+    search stays above 2.5, unless it starts lower: under gross outliers the evidence rises to 2,
+    where the map is worse, and its error bars are too small.
 
     Calling this likelihood on a distribution, as other gpytorch models do, adds Gaussian noise of
     the same covariance, νΣ/(ν−2), which tells nothing of ν.

@@ -280,7 +280,11 @@ class RobustEM:
                 return replace(representation, data=weighted).inference(level())
 
             data = self._maximise(data, inference, "Student-t EM")
-        return self.e_step.converged(replace(representation, data=data), learn=True)
+        tails = Tails(self.trainer.likelihoods)
+        representation = self.e_step.converged(replace(representation, data=data), learn=True)
+        for sentence in tails.notes:
+            self.trainer.journal.note(sentence)
+        return representation
 
     def _maximise(
         self,

@@ -17,7 +17,8 @@ from gp_orff.inference.robust import Distances, StudentTNoise
 from gp_orff.models.fitting.coordinates import Coordinate
 from gp_orff.models.fitting.starting_values import scale_noise
 
-_FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν − 2 from 1e-3 to 1e3
+_FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
+_LEAST = 2.5  # ν of a search: below, bulk and outliers share one law at the cost of both
 _ROUND = 1.0  # of the coordinate, in one round of EM
 _ACCURATE = 1e-4  # of the coordinate, and of the logarithm of the scale
 _APART, _FLAT, _OFF = 0.05, 1e-3, 0.5  # of curvatures: their step; nats; nats below a maximum
@@ -36,6 +37,27 @@ class Tail:
         raw, constraint = self.likelihood.raw_deg_free, self.likelihood.raw_deg_free_constraint
         return Coordinate("raw_deg_free", raw, constraint, 1.0)
 
+    @cached_property
+    def lowest(self) -> float:
+        """The lowest coordinate of a search: of ν = 2.5, or where it starts, if that is lower.
+
+        Under gross outliers the evidence rises to ν = 2, where the variance of the noise is
+        infinite, the weights of usual readings vary as if they were outliers, and error bars are
+        too small."""
+        likelihood, present = self.likelihood, self.likelihood.raw_deg_free.detach().clone()
+        here = self._coordinate.get().item()
+        if not likelihood.raw_deg_free_constraint.check(torch.tensor([_LEAST])):
+            return min(here, -_FARTHEST)
+        likelihood.deg_free = _LEAST
+        lowest = self._coordinate.get().item()
+        likelihood.raw_deg_free.data.copy_(present)
+        return min(here, lowest)
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether ν is the lowest of the search."""
+        return self._coordinate.get().item() < self.lowest + 10 * _ACCURATE
+
     @property
     def _variance(self) -> float:
         return noise_of(self.likelihood, self.likelihood.num_tasks).diagonal().mean().item()
@@ -46,25 +68,27 @@ class Tail:
 
     def set(self, coordinate: float, log_variance: float) -> None:
         """Set ν and, if it is learned here, the noise variance."""
-        coordinate = min(max(coordinate, -_FARTHEST), _FARTHEST)
+        coordinate = min(max(coordinate, self.lowest), _FARTHEST)
         self._coordinate.set(torch.full_like(self.likelihood.raw_deg_free, coordinate))
         if self.scaled:
             scale_noise(self.likelihood, math.exp(log_variance) / self._variance)
 
     @cached_property
-    def _priors(self) -> list[tuple]:
+    def _log_densities(self) -> list[tuple]:
         return [prior[1:4] for prior in self.likelihood.named_priors()]
 
     def log_prior(self) -> float:
         """The log density of the priors of the likelihood."""
-        return sum(float(prior.log_prob(of(owner)).sum()) for owner, prior, of in self._priors)
+        return sum(
+            float(prior.log_prob(of(owner)).sum()) for owner, prior, of in self._log_densities
+        )
 
     def learn(self, parts: Sequence[Distances]) -> float:
         """Set ν and s to what maximises Σ_n log t_ν(d_n/s) − ½ V log s + log p(ν), with V numbers
         in all; s, in whose unit the distances are now. By Brent's method in the coordinate of ν,
         not too far from where it is, with the best s for each."""
         present, before = self._coordinate.get().item(), self._variance
-        low, high = (min(max(present + d, -_FARTHEST), _FARTHEST) for d in (-_ROUND, _ROUND))
+        low, high = max(present - _ROUND, self.lowest), min(present + _ROUND, _FARTHEST)
         found = scipy.optimize.minimize_scalar(
             lambda u: self._loss(u, parts)[0],
             bounds=(low, high),
@@ -181,6 +205,16 @@ class Tails:
         """Set them to what `get` returned."""
         for tail, pair in zip(self.members, values.reshape(-1, 2).tolist(), strict=True):
             tail.set(*pair)
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for each ν at the bound of the search."""
+        return [
+            f"deg_free = {tail.likelihood.deg_free.item():.3g} is at the lower bound of the "
+            "search: outliers are heavier than that"
+            for tail in self.members
+            if tail.at_bound
+        ]
 
     def log_prior(self) -> float:
         """The log density of their priors."""
