@@ -149,10 +149,8 @@ print(f"\n{'noise':12}{'data':10}" + "".join(f"{title:>9}" for title in titles))
 for (noise, name), row in table.items():
     print(f"{noise:12}{name:10}" + "".join(f"{value:9.3f}" for value in row), end="")
     print(f"{fits[noise, name][1]:9.1f}")
-worse = {
-    noise: table[noise, "outliers"][0] / table[noise, "clean"][0]
-    for noise in ("Gaussian", "Student-t")
-}
+noises = ("Gaussian", "Student-t")
+worse = {noise: table[noise, "outliers"][0] / table[noise, "clean"][0] for noise in noises}
 print("\nRMSE with outliers, over that without: ", end="")
 print(", ".join(f"{noise} {ratio:.2f}" for noise, ratio in worse.items()))
 for name in ("clean", "outliers"):
@@ -184,7 +182,7 @@ def portion(part, total):
 found = {}
 print(f"\n{'':12}{'share found of spoiled':^26}{'of those found outside the core':^36}")
 print(f"{'noise':12}{'vectors':>12}{'components':>12}{'spoiled':>16}{'or wrong before':>18}")
-for noise in laws:
+for noise in noises:
     model, _ = fits[noise, "outliers"]
     bad = model.leave_one_out(position, dirty, missing="mask").p_value < 1e-3
     found[noise] = bad
@@ -221,7 +219,7 @@ below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 3, "fra
 given.legend(**below, fontsize="small", columnspacing=0.8, handletextpad=0.1)
 given.set(title="the vectors as given (grey: incomplete)", facecolor="0.8")
 
-for ax, noise in zip(maps, laws, strict=True):
+for ax, noise in zip(maps, noises, strict=True):
     mean = fits[noise, "outliers"][0].posterior().mean(position)
     arrows = {"arrows": 20, "reference": "pixel"}
     plot_field(ax, position, mean, shade=mean.norm(dim=-1), label=label, **arrows, **shared)
