@@ -138,7 +138,7 @@ comparison = gp_orff.compare_kernels(
     position[some],
     displacement[some],
     kernels(),
-    likelihood=gp_orff.MultitaskStudentTLikelihood(num_tasks=2),
+    likelihood=gp_orff.MultitaskStudentTLikelihood(num_tasks=2, learn_deg_free=False),  # ν = 4
     group=part[some],
     blocks=square[some],
 )
