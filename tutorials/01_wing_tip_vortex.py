@@ -10,7 +10,7 @@
 #
 # ```python
 # kernels = {"Helmholtz": gp_orff.HelmholtzKernel(num_dims=2), ...}
-# noise = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)                       # heavy tails
+# noise = gp_orff.MultitaskStudentTLikelihood(num_tasks=2, learn_deg_free=False)  # heavy tails
 # comparison = gp_orff.compare_kernels(x, y, kernels, likelihood=noise, group=part, blocks=squares)
 # field = comparison.best.posterior()
 # ```

@@ -99,10 +99,10 @@ except ValueError as refusal:
 # %% [markdown]
 # ## Outliers
 #
-# Student-t noise gives a vector less weight the farther it is from the field. A fit learns how heavy
-# its tails are, unless `learn_deg_free=False` keeps the degrees of freedom at ν = 4, as here, where
-# outliers are to be found: tails that are learned from them expect them. Positions without any
-# observed component may stay in the data.
+# Student-t noise gives a vector less weight the farther it is from the field. A fit learns how
+# heavy its tails are, unless `learn_deg_free=False` keeps the degrees of freedom at ν = 4, as here,
+# where outliers are to be found: tails that are learned from them expect them. Positions without
+# any observed component may stay in the data.
 
 # %%
 fits = {}
