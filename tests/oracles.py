@@ -19,17 +19,25 @@ def rational_quadratic(tau, lengthscale, alpha=1.4):
     return (1 + (tau / lengthscale).square().sum(-1) / (2 * alpha)) ** (-alpha)
 
 
+def rough_matern(tau, ell, nu=1.8):
+    """1/Γ(ν) ∫ u^ν exp(−u − ν‖τ/ℓ‖²/(2u)) d log u, a Matérn kernel as a mixture of RBF kernels."""
+    log_u = torch.arange(-60, 6, 1 / 16, dtype=torch.float64)
+    log_terms = nu * log_u - log_u.exp() - nu * (tau / ell).square().sum() / (2 * log_u.exp())
+    return log_terms.exp().sum() / (16 * math.gamma(nu))
+
+
 def scalar(name):
     """k(τ, ℓ) by name."""
-    if name in ("rbf", "rq"):
-        return {"rbf": rbf, "rq": rational_quadratic}[name]
+    if name in ("rbf", "rq", "matern_general"):
+        return {"rbf": rbf, "rq": rational_quadratic, "matern_general": rough_matern}[name]
     nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
     return lambda tau, ell: matern(tau, ell, nu[name])
 
 
 def second_moment(name):
     """−k″ along one axis at lag 0 with unit lengthscale, by the kernel's Taylor series."""
-    return {"rbf": 1.0, "rq": 1.0, "matern32": 3.0, "matern52": 5 / 3}[name]
+    moments = {"rbf": 1.0, "rq": 1.0, "matern32": 3.0, "matern52": 5 / 3, "matern_general": 9 / 4}
+    return moments[name]
 
 
 def curl_free(hessian):

@@ -48,7 +48,7 @@ UNKNOWN_DENSITY = {  # radial spectra that can only be drawn, in one number of i
 TRAINED_DENSITY = {  # which random frequencies cannot follow: test_learned_spectrum
     "learned": lambda **kwargs: gp_orff.LearnedSpectrumKernel(7, **kwargs),
 }
-SMOOTH = ("rbf", "matern32", "matern52", "rq")  # twice differentiable in closed form
+SMOOTH = ("rbf", "matern32", "matern52", "matern_general", "rq")  # have radial derivatives
 
 DOT_PRODUCTS = {  # of d inputs; they are not stationary, see test_dot_products
     "exponential": lambda d: gp_orff.DotProductKernel(

@@ -33,7 +33,6 @@ from tests.models import centred_gp, errors, evidence, scalar_gp, vector_gp
 from tests.registry import CASES, NO_GRID, base
 
 BOX = ((-1.0, 1.0),)
-NO_CLOSED_FORM = {"general_matern"}
 
 
 ACCURACY = [  # field, d, lengthscale in a box of 2, points
@@ -103,7 +102,7 @@ def test_a_kernel_tree_that_has_no_grid(name):
         on_large_grid(CASES[name]())
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in {*NO_GRID, *NO_CLOSED_FORM}])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in NO_GRID])
 def test_every_kernel_tree_on_a_grid_is_its_exact_kernel(name):
     """Within what the grid says it truncates and aliases, for every pair of points."""
     case = CASES[name]()

@@ -1,9 +1,11 @@
 """`HarmonicKernel`: its covariance against derivatives of 1/R, its laws, its place in a model."""
 
 import gpytorch
+import magpylib
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 from torch.autograd.functional import hessian, jacobian
 
 import gp_orff
@@ -209,6 +211,36 @@ def test_bad_input():
             harmonic(sources)(points(3) + torch.tensor([0.0, 0.0, side])).to_dense()
     with pytest.raises(ValueError, match="3 columns, got 2"):
         harmonic()(points(3)[:, :2]).to_dense()
+
+
+def test_the_field_of_magnetised_blocks_is_continued_upward():
+    """Blocks of magpylib under ground, whose field is a closed form of its own."""
+    random = np.random.default_rng(1)
+    blocks = magpylib.Collection(
+        *(
+            magpylib.magnet.Cuboid(
+                magnetization=random.normal(size=3),
+                dimension=random.uniform(0.3, 2.0, 3),
+                position=[*random.uniform(-6, 6, 2), -random.uniform(1.5, 3.0)],
+                orientation=Rotation.from_rotvec([0, 0, angle]),
+            )
+            for angle in random.uniform(0, np.pi, 25)
+        )
+    )
+    x = np.stack(np.meshgrid(np.linspace(-5, 5, 11), np.linspace(-5, 5, 21)), -1).reshape(-1, 2)
+    x = np.c_[x, 0.3 + 0.05 * np.sin(x[:, 0] + x[:, 1])]
+    y = blocks.getB(x)
+    size = y.std()
+    y = y / size + 0.02 * random.normal(size=y.shape)
+    model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(num_depths=1))
+    field = model.fit(x, y, progress=False).posterior()
+    for height in (0.4, 1.0, 2.0):  # in a field of which the noise is 2 %
+        z = torch.from_numpy(np.c_[random.uniform(-3, 3, (100, 2)), np.full(100, height)])
+        truth = torch.from_numpy(blocks.getB(z.numpy()) / size)
+        error = field.mean(z) - truth
+        assert error.norm() < 0.03 * truth.norm()
+        inside = error.square() <= 1.96**2 * field.variance(z)
+        assert inside.double().mean() > 0.75  # errors within a depth are alike: few are independent
 
 
 def test_total_field_of_dipoles_is_continued_upward():

@@ -186,6 +186,45 @@ def test_variances_at_many_points_are_estimated():
     torch.testing.assert_close(field.blocks(x), expected.blocks(x), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("operations", [0.0, 5e11])
+def test_variances_of_potentials_are_estimated_where_solutions_are_costly(operations):
+    """Within the error of 64 paths; zero at the reference; else solved for."""
+    kernel, data, draws, noises = problem("helmholtz")
+    accuracy = Accuracy(block=60, variance_operations=operations)
+    x = 2 * uniform(40, 2, seed=5)
+    x[3] = torch.tensor([0.4, 0.3], dtype=torch.float64)
+    symbol = gp_orff.Potential(x[3])
+    field, expected = (
+        part.posterior(kernel, noises, None).distribution.split()[0].apply(symbol, (0, 1))
+        for part in (
+            IterativeInference(data, draws, accuracy=accuracy),
+            FeatureInference(data, draws),
+        )
+    )
+    variance, exact = field.variance(x), expected.variance(x)
+    assert variance[3] < 1e-12 * exact.max()
+    rows = torch.arange(40) != 3
+    error = (variance / exact - 1)[rows].abs()
+    assert error.square().mean().sqrt() < 0.25
+    assert (error.max() > 1e-3) == (operations == 0)
+    torch.testing.assert_close(field.blocks(x)[:, 0], variance)
+
+
+def test_solutions_are_affordable_by_their_iterations():
+    """A random vector tells how many a solution takes, where not every number is affordable."""
+    kernel, data, draws, noises = problem("helmholtz")
+
+    def affords(operations):
+        accuracy = Accuracy(block=20, variance_operations=operations)
+        inference = IterativeInference(data, draws, accuracy=accuracy)
+        field = inference.posterior(kernel, noises, None).distribution.split()[0]
+        return [field.system.affords(count) for count in (1, 10, 1000)]
+
+    assert affords(1e5) == [False] * 3
+    assert affords(1e6) == [True, False, False]
+    assert affords(1e15) == [True] * 3
+
+
 def test_draws_have_the_covariance_of_the_posterior():
     """R of A⁻¹ = R Rᵀ, from draws of unit vectors."""
     kernel, data, draws, noises = problem("line")

@@ -12,6 +12,7 @@ import torch
 from torch.autograd import gradcheck
 
 import gp_orff
+from gp_orff.kernels.scalar.matern_function import MaternFunction
 from gp_orff.kernels.spectra.gamma_mixture import GammaQuantile
 from gp_orff.kernels.tree import terms
 from gp_orff.spectra import spectrum
@@ -19,7 +20,6 @@ from tests import oracles
 from tests.registry import SMOOTH, SPECTRA, base
 
 ELLIPTICAL = [name for name in SPECTRA if name != "spectral_mixture"]
-CLOSED_FORM = [name for name in SPECTRA if name != "matern_general"]
 
 
 def density(kernel, omega):
@@ -30,7 +30,7 @@ def density(kernel, omega):
     )
 
 
-@pytest.mark.parametrize("name", CLOSED_FORM)
+@pytest.mark.parametrize("name", list(SPECTRA))
 @pytest.mark.parametrize("num_dims", [1, 2])
 def test_density_is_the_fourier_transform_of_the_kernel(name, num_dims):
     kernel = base(name, num_dims)
@@ -213,11 +213,51 @@ def test_subclasses_with_another_covariance_are_refused(kernel):
         gp_orff.CurlFreeKernel(kernel, num_dims=2)
 
 
-def test_the_general_matern_kernel_has_no_closed_form():
-    with pytest.raises(NotImplementedError, match=r"nu=1.8\) has a spectral density.*ORFFKernel"):
-        gp_orff.GeneralMaternKernel(1.8)(torch.zeros(2, 1)).to_dense()
+def test_the_smoothest_general_matern_kernels_have_features_only():
+    with pytest.raises(NotImplementedError, match=r"nu=51.0\) has .* values for nu <= 50"):
+        gp_orff.GeneralMaternKernel(51)(torch.zeros(2, 1)).to_dense()
     with pytest.raises(ValueError, match="expects nu > 0, got -1"):
         gp_orff.GeneralMaternKernel(-1)
+
+
+@pytest.mark.parametrize("order", [0.3, 1.8, 4.3, 30.0, 49.7, 0.0, -0.2, -0.95, -1.2])
+def test_functions_of_general_matern_kernels_are_integrals(order):
+    """K_μ(z) = ∫ e^{−z cosh t} cosh(μt) dt (Abramowitz & Stegun, 9.6.24), as a trapezoidal sum."""
+    z = torch.logspace(-4 if abs(order) < 2 else -1, 2.8, 300, dtype=torch.float64)
+    t = torch.arange(0, 24, 1 / 256, dtype=torch.float64)
+    log_cosh = torch.logaddexp(order * t, -order * t) - math.log(2)
+    log_terms = z[:, None] * (1 - t.cosh()) + log_cosh - math.log(256)
+    log_terms[:, 0] -= math.log(2)
+    expected = torch.logsumexp(log_terms, dim=-1) - z + order * z.log()
+    values = MaternFunction.apply(z.square(), order).log()
+    rounding = 1e-12  # of exponents up to 1000, here and there
+    torch.testing.assert_close(values, expected, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("order", [3.6, -0.4])
+def test_functions_of_general_matern_kernels_have_derivatives(order):
+    q = torch.tensor([1e-16, 1e-8, 0.1, 3.0, 70.0], dtype=torch.float64)  # also below the table
+    t = q.log().requires_grad_()
+    assert gradcheck(lambda t: MaternFunction.apply(t.exp(), order).log(), t)
+
+
+@pytest.mark.parametrize("nu", [1.5, 2.5])
+@pytest.mark.parametrize("diag", [False, True])
+def test_values_of_the_general_matern_kernel_are_gpytorchs(nu, diag):
+    ours = gp_orff.GeneralMaternKernel(nu, ard_num_dims=2).double()
+    theirs = gpytorch.kernels.MaternKernel(nu=nu, ard_num_dims=2).double()
+    ours.lengthscale = theirs.lengthscale = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    x = torch.rand(2, 6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    z = torch.cat([x[:, :2], 30 * x[:, 2:]], dim=1)  # coincident points, and far ones
+    k, expected = (kernel(x, z, diag=diag) for kernel in (ours, theirs))
+    if not diag:
+        k, expected = k.to_dense(), expected.to_dense()
+    torch.testing.assert_close(k, expected, rtol=1e-10, atol=1e-12)  # √(1e-30) in gpytorch
+    grads = (
+        torch.autograd.grad(values.sum(), kernel.raw_lengthscale)[0]
+        for values, kernel in ((k, ours), (expected, theirs))
+    )
+    torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-12)
 
 
 def test_the_general_matern_kernel_is_gpytorchs_where_both_exist():

@@ -10,9 +10,14 @@ from torch.autograd.function import once_differentiable
 _SINGULAR = 1e-7  # a smaller pivot, relative to the standard deviation, is zero to rounding
 
 
+def positive(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """v, and the least positive number in the place of zero."""
+    return variances.clamp_min(torch.finfo(variances.dtype).tiny)
+
+
 def positive_root(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """√v, with a derivative where v = 0."""
-    return variances.clamp_min(torch.finfo(variances.dtype).tiny).sqrt()
+    return positive(variances).sqrt()
 
 
 def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.kernels.cholesky import positive_root
 from gp_orff.kernels.factors import Mixing
-from gp_orff.kernels.scalar import BesselKernel, require_covariance_of
+from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel, require_covariance_of
 from gp_orff.kernels.tree import Term
 
 
@@ -23,9 +23,10 @@ def radial_derivatives(
     """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), with s = ‖(x − z)/ℓ‖².
 
     Derivatives are with respect to s. The exact curl-free and divergence-free kernels use them.
-    Known are `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `RQKernel` and `BesselKernel`. To use
-    another kernel, register a function with the same arguments. κ″ may grow without bound as s → 0,
-    but more slowly than 1/s; the function must return some finite number at s = 0.
+    Known are `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `GeneralMaternKernel`, `RQKernel` and
+    `BesselKernel`. To use another kernel, register a function with the same arguments. κ″ may grow
+    without bound as s → 0, but more slowly than 1/s; the function must return some finite number at
+    s = 0.
 
     Args:
         kernel: the scalar kernel, whose class selects the function. It has no outputscale.
@@ -95,6 +96,11 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
 @radial_derivatives.register
 def _(kernel: BesselKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     require_covariance_of(BesselKernel, kernel)
+    return kernel.correlation(s, 1), kernel.correlation(s, 2)
+
+
+@radial_derivatives.register
+def _(kernel: GeneralMaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 

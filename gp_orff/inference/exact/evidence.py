@@ -18,7 +18,13 @@ from gp_orff.inference.exact.tiles import Member, Tiles
 from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.forms import cotangents
-from gp_orff.kernels.pairs.rows import Rows, by_directions, row_covariance, row_products
+from gp_orff.kernels.pairs.rows import (
+    Geometry,
+    Rows,
+    by_directions,
+    row_covariance,
+    row_products,
+)
 
 GroupNoises = Float[Tensor, "n v v"] | Float[Tensor, "n*v n*v"]
 """The noise covariance of a group at every point, or that of all its numbers."""
@@ -76,7 +82,7 @@ class TiledInvQuadLogdet(Function):
         inverse = torch.cholesky_inverse(factor)
         noise_gradients = [torch.zeros_like(noise) for noise in noises]
         derivatives = _Derivatives(ctx.kernel, parameters)
-        for left, right in ctx.tiles.lower():
+        for left, right, geometry in ctx.tiles.lower():
             times = 1 if left is right else 2  # and the tile above the diagonal
             gradient = times * grad_logdet * inverse[left.span, right.span]
             gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-times)
@@ -87,7 +93,7 @@ class TiledInvQuadLogdet(Function):
                 blocks = _diagonal_blocks(gradient[own, own], member)
                 noise_gradients[member.group][member.points] = blocks.permute(2, 0, 1)
             if parameters:
-                derivatives.add(left.rows, right.rows, gradient)
+                derivatives.add(left.rows, right.rows, geometry, gradient)
         for noise, total, span in zip(noises, noise_gradients, ctx.tiles.spans, strict=True):
             if noise.dim() == 2:
                 total += grad_logdet * inverse[span, span] - weights[span] @ u[span].mT
@@ -110,10 +116,12 @@ class _Derivatives:
         self.leaves.append(tensor.detach().requires_grad_())
         return self.leaves[-1]
 
-    def add(self, left: Rows, right: Rows, gradient: Float[Tensor, "k l"]) -> None:
+    def add(
+        self, left: Rows, right: Rows, geometry: Geometry, gradient: Float[Tensor, "k l"]
+    ) -> None:
         """Add one tile."""
         with torch.enable_grad():
-            products = self.products(left, right)
+            products = self.products(left, right, geometry)
         heads, gradients = zip(
             *cotangents(products, by_directions(gradient, left, right)), strict=True
         )

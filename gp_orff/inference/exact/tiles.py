@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from gpytorch.kernels import Kernel
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Pattern
-from gp_orff.kernels.pairs.rows import Rows, row_covariance
+from gp_orff.kernels.pairs.rows import Geometry, Rows, row_covariance
 
 _FEW = 48  # rows of a piece, which costs more to handle than to compute
-_TILE = 192  # √ of the numbers of pairs that a tile holds for a direction, to stay in the cache
+_KEPT = 1536  # rows of all tiles, up to which lags and their forms are kept, some 100 MiB
+_TILE = 256  # √ of the numbers of pairs that a tile holds for a direction, to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,23 @@ class Tiles:
         starts = [groups[number] for number in sorted(groups)]
         return [slice(*ends) for ends in zip(starts, [*starts[1:], self.num_rows], strict=True)]
 
-    def lower(self) -> Iterator[tuple[Piece, Piece]]:
-        """The pieces of every tile on or below the diagonal."""
+    def lower(self) -> Iterator[tuple[Piece, Piece, Geometry]]:
+        """The pieces of every tile on or below the diagonal, and what is known of their lags.
+
+        Of few rows it is kept from one evaluation to the next.
+        """
+        kept = self._geometry if self.num_rows <= _KEPT else {}
         for i, piece in enumerate(self.pieces):
-            for other in self.pieces[: i + 1]:
-                yield piece, other
+            for j, other in enumerate(self.pieces[: i + 1]):
+                yield piece, other, kept.get((i, j), {})
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickles and copies do not have what is kept of lags."""
+        return {"pieces": self.pieces}
+
+    @cached_property
+    def _geometry(self) -> dict[tuple[int, int], Geometry]:
+        return {(i, j): {} for i in range(len(self.pieces)) for j in range(i + 1)}
 
     @torch.no_grad()
     def covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
@@ -87,8 +101,8 @@ class Tiles:
         between = row_covariance(kernel)
         x = self.pieces[0].rows.x
         matrix = torch.zeros(self.num_rows, self.num_rows, dtype=x.dtype, device=x.device)
-        for left, right in self.lower():
-            matrix[left.span, right.span] = between(left.rows, right.rows)
+        for left, right, geometry in self.lower():
+            matrix[left.span, right.span] = between(left.rows, right.rows, geometry)
         return matrix
 
 

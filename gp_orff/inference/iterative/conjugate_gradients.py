@@ -29,6 +29,7 @@ def solve(
     most: int,
     permitted: float | None = None,
     guess: Float[Tensor, "k F"] | None = None,
+    enough: int | None = None,
 ) -> Solution:
     """A⁻¹b for every row b, until ‖r‖ ≤ tolerance ‖b‖ in the norm rᵀP⁻¹r.
 
@@ -42,12 +43,14 @@ def solve(
         most: iterations, at most.
         permitted: the relative residual that has to be reached by then; the tolerance if None. It
             may have been before: residuals go up and down, the error in the norm eᵀAe only down.
+        enough: iterations after which what is permitted ends them; `most` if None.
         guess: of the solution, from which iterations start; zero if None.
 
     Raises:
         ConvergenceError: a system has not reached what is permitted after `most` iterations.
     """
     permitted = tolerance if permitted is None else permitted
+    enough = most if enough is None else min(enough, most)
     x, r = (torch.zeros_like(b), b) if guess is None else (guess.clone(), b - a.product(guess))
     z = p.solve(r)
     d, size = z, (r * z).sum(-1)
@@ -61,9 +64,9 @@ def solve(
             size, start, active = size[going], start[going], active[going]
         if not len(active):
             return Solution(x, count)
+        if done >= enough and (least[active] <= permitted**2 * start).all():
+            return Solution(x, count)
         if done >= most:
-            if (least[active] <= permitted**2 * start).all():
-                return Solution(x, count)
             raise _error(most, (least[active] / start).sqrt().max().item(), permitted)
         product = a.product(d)
         step = size / (d * product).sum(-1)

@@ -1,21 +1,26 @@
 """The posterior of the weights of lattice features, by iterations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.chunked import chunks
+from gp_orff.features.chunked import by_chunks, chunks
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.iterative.system import System
-from gp_orff.inference.weight_posterior import GeneralPosterior, PrimalPosterior
+from gp_orff.inference.weight_posterior import (
+    GeneralPosterior,
+    PrimalPosterior,
+    SymbolPosterior,
+)
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.symbols.base import Symbol
 
+_NOTHING = 1e-20  # a share of the largest variance that is none to rounding
 _SOLVED = 400  # values of a field whose variances are solved for
 
 
@@ -23,9 +28,10 @@ _SOLVED = 400  # values of a field whose variances are solved for
 class IterativePosterior(GeneralPosterior):
     """E[θ] = A⁻¹b, Cov[θ] = A⁻¹, where products with A⁻¹ are iterations.
 
-    Covariances, and variances at up to 400 values n·p, are solutions. Variances at more values
-    follow from those of the preconditioner P, whose inverse is known: with S draws s of the field
-    under A⁻¹ and c under P⁻¹, of common random numbers, and their mean squares ⟨s²⟩ and ⟨c²⟩,
+    Covariances, and variances at up to 400 values n·p, or fewer if iterations are many or costly,
+    are solutions. Variances at more values follow from those of the preconditioner P, whose inverse
+    is known: with S draws s of the field under A⁻¹ and c under P⁻¹, of common random numbers, and
+    their mean squares ⟨s²⟩ and ⟨c²⟩,
 
         Var f(x) ≈ φ(x) P⁻¹ φ(x)ᵀ ⟨s²⟩ / ⟨c²⟩ .
 
@@ -69,33 +75,42 @@ class IterativePosterior(GeneralPosterior):
         return cholesky(self.covariance(x))
 
     def variance(self, x: Tensor) -> Tensor:
-        if self._few(x):
+        if not self._estimates(x):
             return super().variance(x)
         return self._estimated_blocks(x.double()).diagonal(dim1=-1, dim2=-2)
 
     def blocks(self, x: Tensor) -> Tensor:
-        if self._few(x):
-            return super().blocks(x)
-        return self._estimated_blocks(x.double())
+        return self._estimated_blocks(x.double()) if self._estimates(x) else super().blocks(x)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
         image = super().apply(symbol, space)
         plain = symbol.reference is None and not image.expansion.directions.is_complex()
-        return replace(self, expansion=image.expansion) if plain else image
+        if plain:
+            return replace(self, expansion=image.expansion)
+        return EstimatedSymbol(**{f.name: getattr(image, f.name) for f in fields(image)})
 
-    def _few(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether variances are solved for, as they are on columns that are no single lattice."""
-        few = len(x) * self.num_outputs <= _SOLVED
-        return few or not isinstance(self.expansion.phi, LatticeColumns)
+    def estimates(self, values: int) -> bool:
+        """Whether variances of so many numbers are estimated, since solving for them is costly."""
+        return values > _SOLVED or not self.system.affords(values)
+
+    def estimated_from(self, features: Float[Tensor, "n*q F"], q: int) -> Float[Tensor, "n q q"]:
+        """The blocks of Φ A⁻¹ Φᵀ, estimated as above for any features Φ of these weights."""
+
+        def products(values: Float[Tensor, "n*q k"]) -> Float[Tensor, "n q q"]:
+            values = values.unflatten(0, (-1, q))
+            return values @ values.mT
+
+        known = products(self.system.preconditioner.inverse_root(features))
+        return _scaled(known, *(products(features @ draws.mT) for draws in self.system.draws))
+
+    def _estimates(self, x: Float[Tensor, "n d"]) -> bool:
+        """Never on columns that are no single lattice."""
+        lattice = isinstance(self.expansion.phi, LatticeColumns)
+        return lattice and self.estimates(len(x) * self.num_outputs)
 
     def _estimated_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
-        """L K⁻¹ ⟨s sᵀ⟩ K⁻ᵀ Lᵀ, with the Cholesky factors L of the blocks under P⁻¹ and K of
-        ⟨c cᵀ⟩; for one output, the equation above."""
         known = self._block_posterior.blocks(x) + self._rest_blocks(x)
-        posterior, preconditioned = (self._mean_products(x, draws) for draws in self.system.draws)
-        left, right = cholesky(known), cholesky(preconditioned)
-        ratio = torch.linalg.solve_triangular(right, left, upper=False, left=False)  # L K⁻¹
-        return ratio @ posterior @ ratio.mT
+        return _scaled(known, *(self._mean_products(x, draws) for draws in self.system.draws))
 
     @property
     def _block_posterior(self) -> PrimalPosterior:
@@ -125,3 +140,44 @@ class IterativePosterior(GeneralPosterior):
         values = self.expansion.phi.apply(x, self.expansion.column_weights(draws.mT))
         values = values.unflatten(-1, (self.num_outputs, -1))
         return values @ values.mT / len(draws)
+
+
+@dataclass(frozen=True)
+class EstimatedSymbol(SymbolPosterior):
+    """Q f under an `IterativePosterior`, whose variances at many points are estimated likewise."""
+
+    posterior: IterativePosterior
+
+    def variance(self, x: Tensor) -> Tensor:
+        if not self.posterior.estimates(len(x) * self.num_outputs):
+            return super().variance(x)
+        return self._estimated_blocks(x).diagonal(dim1=-1, dim2=-2)
+
+    def blocks(self, x: Tensor) -> Tensor:
+        if not self.posterior.estimates(len(x) * self.num_outputs):
+            return super().blocks(x)
+        return self._estimated_blocks(x)
+
+    def _estimated_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q q"]:
+        def flat(part: Float[Tensor, "n d"]) -> Float[Tensor, "n q*q"]:
+            return self.posterior.estimated_from(self._features(part), self.num_outputs).flatten(-2)
+
+        blocks = by_chunks(flat, x.double(), self._width)
+        return blocks.unflatten(-1, (self.num_outputs, self.num_outputs))
+
+
+def _scaled(
+    known: Float[Tensor, "n p p"],
+    posterior: Float[Tensor, "n p p"],
+    preconditioned: Float[Tensor, "n p p"],
+) -> Float[Tensor, "n p p"]:
+    """L K⁻¹ ⟨s sᵀ⟩ K⁻ᵀ Lᵀ, with the Cholesky factors L of the blocks under P⁻¹ and K of ⟨c cᵀ⟩; for
+    one output, the equation of `IterativePosterior`. Zero at a reference."""
+    traces = known.diagonal(dim1=-1, dim2=-2).sum(-1)
+    at_reference = (traces <= _NOTHING * traces.max())[:, None, None]
+    eye = torch.eye(known.shape[-1]).to(known)
+    left, right = (
+        cholesky(torch.where(at_reference, eye, block)) for block in (known, preconditioned)
+    )
+    ratio = torch.linalg.solve_triangular(right, left, upper=False, left=False)  # L K⁻¹
+    return ratio @ posterior @ ratio.mT

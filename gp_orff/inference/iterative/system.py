@@ -29,6 +29,8 @@ class Accuracy:
             square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
         permitted_error: likewise, where `operations` do not suffice for that.
         operations: for the mean, about; 5·10¹⁰ take 10 s on one core.
+        variance_operations: for solutions that tell variances, about. Those of more points are
+            estimated from paths, and iterations beyond them end at the permitted residual.
         constants_tolerance: relative residual of constants in the place of the data, and of the
             data that tell the best ones. The error of these is of the order of its square.
         variance_tolerance: relative residual of variances and sample paths. The error of a
@@ -47,6 +49,7 @@ class Accuracy:
     mean_error: float = 3e-3
     permitted_error: float = 0.1
     operations: float = 5e10
+    variance_operations: float = 5e11
     constants_tolerance: float = 1e-2
     variance_tolerance: float = 1e-4
     permitted_tolerance: float = 1e-2
@@ -75,7 +78,20 @@ class System:
     def solve(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """A⁻¹b, so accurate that bᵀA⁻¹b is."""
         accuracy = self.accuracy
-        return self._solution(b, accuracy.variance_tolerance, accuracy.permitted_tolerance).x
+        limits = accuracy.variance_tolerance, accuracy.most, accuracy.permitted_tolerance
+        enough = int(accuracy.variance_operations / (len(b) * self._cost))
+        return solve(self.precision, self.preconditioner, b, *limits, enough=enough).x
+
+    def affords(self, solutions: int) -> bool:
+        """Whether so many solutions take no more than the operations for variances."""
+        affordable = self.accuracy.variance_operations / (solutions * self._cost)
+        return affordable >= self.accuracy.most or affordable >= self._typical_iterations
+
+    @cached_property
+    def _typical_iterations(self) -> int:
+        """Of a random vector, until its residual is permitted."""
+        z = self.preconditioner.root(self._signs[:1])
+        return self._solution(z, self.accuracy.permitted_tolerance).iterations.item()
 
     def solve_mean(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
         """A⁻¹Bᵀ, to the accuracy of the mean; the columns of constants get the relative residual of
@@ -111,11 +127,16 @@ class System:
 
     @property
     def _affordable(self) -> int:
-        """Iterations of one system: Fourier transforms for each output, and triangular solves."""
-        images, (p, _) = self.precision.images, self.precision.directions.shape
+        """Iterations of one system."""
+        count = int(self.accuracy.operations / self._cost)
+        return min(max(count, _FEWEST), self.accuracy.most)
+
+    @property
+    def _cost(self) -> float:
+        """The operations of an iteration: Fourier transforms for each output, triangular solves."""
+        images, p = self.precision.images, self.precision.directions.shape[0]
         transforms = 5 * p * images.size * math.log2(images.size)
-        count = self.accuracy.operations / (transforms + 2 * len(self.preconditioner.block) ** 2)
-        return min(max(int(count), _FEWEST), self.accuracy.most)
+        return transforms + 2 * len(self.preconditioner.block) ** 2
 
     def draw(self, z: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """R⁻ᵀB^{−½}z, draws from N(0, A⁻¹) if z are draws from N(0, I)."""

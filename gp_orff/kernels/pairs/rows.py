@@ -34,8 +34,11 @@ class Rows:
         return len(self.v) * len(self.x)
 
 
-RowProducts = Callable[[Rows, Rows], Products]
-RowCovariance = Callable[[Rows, Rows], Float[Tensor, "n*q m*r"]]
+Geometry = dict[tuple, Pairs]
+"""What of two sets of rows depends on no hyperparameter, for each set of inputs; filled on use."""
+
+RowProducts = Callable[[Rows, Rows, Geometry], Products]
+RowCovariance = Callable[..., Float[Tensor, "n*q m*r"]]
 
 
 def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProducts:
@@ -57,8 +60,11 @@ def row_covariance(kernel: Kernel) -> RowCovariance:
     """The covariance of two sets of rows, point-major, differentiable in the kernel."""
     found = row_products(kernel)
 
-    def covariance(left: Rows, right: Rows) -> Float[Tensor, "n*q m*r"]:
-        return total(found(left, right)).permute(2, 0, 3, 1).reshape(len(left), len(right))
+    def covariance(
+        left: Rows, right: Rows, geometry: Geometry | None = None
+    ) -> Float[Tensor, "n*q m*r"]:
+        products = found(left, right, {} if geometry is None else geometry)
+        return total(products).permute(2, 0, 3, 1).reshape(len(left), len(right))
 
     return covariance
 
@@ -71,7 +77,7 @@ def by_directions(
     return matrix.unflatten(0, (-1, q)).unflatten(2, (-1, r)).permute(1, 3, 0, 2).contiguous()
 
 
-def _of_kernel(kernel: Kernel, left: Rows, right: Rows) -> Products:
+def _of_kernel(kernel: Kernel, left: Rows, right: Rows, _: Geometry) -> Products:
     """By the covariance of whole vectors, as the kernel gives it."""
     n, m = len(left.x), len(right.x)
     blocks = to_dense(kernel(left.x, right.x)).reshape(n, left.v.shape[-1], m, -1)
@@ -80,9 +86,10 @@ def _of_kernel(kernel: Kernel, left: Rows, right: Rows) -> Products:
     return {Plain(torch.einsum("qnmj,rmj->qrnm", half, w)): blocks.new_ones(1, 1)}
 
 
-def _of_terms(summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows) -> Products:
-    known: dict[tuple, Pairs] = {}
-    return collected(chain(*(summand(left, right, known) for summand in summands)))
+def _of_terms(
+    summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows, geometry: Geometry
+) -> Products:
+    return collected(chain(*(summand(left, right, geometry) for summand in summands)))
 
 
 @dataclass(frozen=True)
@@ -93,14 +100,14 @@ class _FieldRows:
     others: tuple[Leaf, ...]
     term: FieldTerm
 
-    def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
+    def __call__(self, left: Rows, right: Rows, geometry: Geometry) -> FormsOfTerm:
         """Terms of the same inputs share their pairs."""
         key = self.space.active_dims, self.term.factor.dims
-        if key not in known:
+        if key not in geometry:
             x, z = (inputs_of(self.space, rows).mT.contiguous() for rows in (left, right))
-            known[key] = Pairs(x, z, left.v, right.v, self.term.factor.dims)
+            geometry[key] = Pairs(x, z, left.v, right.v, self.term.factor.dims)
         others = [scalar_rows(leaf, left, right) for leaf in self.others]
-        for form, number in self.term(known[key]):
+        for form, number in self.term(geometry[key]):
             yield form, math.prod(others, start=number)
 
 
@@ -112,7 +119,7 @@ class _MixedRows:
     scale: Float[Tensor, ""]
     root: Float[Tensor, "p r"]
 
-    def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
+    def __call__(self, left: Rows, right: Rows, _: Geometry) -> FormsOfTerm:
         """One form, the covariance of the outputs."""
         factors = [scalar_rows(leaf, left, right) for leaf in self.leaves]
         form = Plain((left.v @ self.root).unsqueeze(-3) @ (right.v @ self.root).mT)
