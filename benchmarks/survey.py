@@ -51,7 +51,9 @@ def read(folder: Path):
 
 def harmonic(x, y, u, line, held_out, thin: int, noise: str) -> dict[str, float]:
     rows = np.flatnonzero(~held_out)[::thin]
-    robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=3) if noise == "Student-t" else None
+    robust = None
+    if noise == "Student-t":
+        robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=3, learn_deg_free=True)
     model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(), likelihood=robust)
     options = {"directions": u[rows], "progress": False}
     if noise == "lines":

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import gpytorch
 import numpy as np
@@ -18,7 +19,7 @@ from gp_orff.models.fitting.noise.tails import Tails
 from tests import oracles
 from tests.fields import curl_free, flow
 
-T = gp_orff.MultitaskStudentTLikelihood
+T = partial(gp_orff.MultitaskStudentTLikelihood, learn_deg_free=True)
 
 
 def log_prior(nu):

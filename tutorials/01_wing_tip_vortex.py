@@ -10,7 +10,7 @@
 #
 # ```python
 # kernels = {"Helmholtz": gp_orff.HelmholtzKernel(num_dims=2), ...}
-# noise = gp_orff.MultitaskStudentTLikelihood(num_tasks=2, learn_deg_free=False)  # heavy tails
+# noise = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)                       # heavy tails
 # comparison = gp_orff.compare_kernels(x, y, kernels, likelihood=noise, group=part, blocks=squares)
 # field = comparison.best.posterior()
 # ```
@@ -138,7 +138,7 @@ comparison = gp_orff.compare_kernels(
     position[some],
     displacement[some],
     kernels(),
-    likelihood=gp_orff.MultitaskStudentTLikelihood(num_tasks=2, learn_deg_free=False),  # ν = 4
+    likelihood=gp_orff.MultitaskStudentTLikelihood(num_tasks=2),
     group=part[some],
     blocks=square[some],
 )

@@ -23,7 +23,7 @@ class HeavyTails(Likelihood):
     def add_deg_free(
         self,
         deg_free: float | Tensor,
-        learned: bool = True,
+        learned: bool = False,
         constraint: Interval | None = None,
         prior: Prior | None = None,
     ) -> None:

@@ -26,8 +26,8 @@ class KnownNoiseLikelihood(HeavyTails):
     With `deg_free=ν` the noise is Student-t with the scale s R_n in the place of its covariance:
     ε_n ~ N(0, s R_n / w_n), w_n ~ Gamma(ν/2, ν/2), for readings of which some are worse than their
     stated errors. Variances (N,) have one w_n for all components of a reading; variances (N, p),
-    and each axis of covariances (N, p, p), one for each number. A fit learns ν. It makes such a
-    likelihood in the place of a `MultitaskStudentTLikelihood`.
+    and each axis of covariances (N, p, p), one for each number. A fit makes such a likelihood in
+    the place of a `MultitaskStudentTLikelihood`.
 
     Called on the distribution of a field, it adds the noise of new readings, `noise=`, times s
     (and ν/(ν − 2)): `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p).
@@ -36,8 +36,7 @@ class KnownNoiseLikelihood(HeavyTails):
 
     Args:
         num_tasks: p, the number of outputs.
-        deg_free: the degrees of freedom ν > 2 of Student-t noise, where a fit starts; None for
-            Gaussian noise.
+        deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
         learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
         noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
 
@@ -62,7 +61,7 @@ class KnownNoiseLikelihood(HeavyTails):
         num_tasks: int,
         *,
         deg_free: float | Tensor | None = None,
-        learn_deg_free: bool = True,
+        learn_deg_free: bool = False,
         deg_free_constraint: Interval | None = None,
         deg_free_prior: Prior | None = None,
         noise_scale_constraint: Interval | None = None,
