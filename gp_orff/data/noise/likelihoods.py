@@ -23,8 +23,8 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
         E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
     and its log marginal likelihood is the ELBO. With d_n = E_f[…] of that posterior of the field,
-    a fit learns ν, if it is asked to, as what maximises Σ_n log t_ν(d_n) + log p(ν), with the Student-t density t_ν
-    of v observed numbers of a vector,
+    a fit learns ν, if it is asked to, as what maximises Σ_n log t_ν(d_n) + log p(ν), with the
+    Student-t density t_ν of v observed numbers of a vector,
 
         t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) ,
 
@@ -41,9 +41,9 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
         deg_free: the degrees of freedom ν > 2, or where a fit that learns them starts. With 4,
             residuals of many noise scales get small weights, and little is lost if the noise is
             Gaussian after all.
-        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. Tails that
-            are learned tell the distribution of readings best; ν = 4 gives the better map where
-            readings are few, or outliers rare and gross.
+        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. Tails
+            that are learned tell the distribution of readings best; ν = 4 gives the better map
+            where readings are few, or outliers rare and gross.
         deg_free_constraint: of ν; greater than 2 by default.
         deg_free_prior: of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its mode at
             4: ν stays near it where readings do not tell, above 2, and finite under noise that is
