@@ -99,7 +99,7 @@ def noise_variances(likelihood):
     noise = likelihood.noise.detach().double()
     if not isinstance(likelihood, gp_orff.MultitaskStudentTLikelihood):
         return noise.reshape(1)
-    half = float(likelihood.deg_free) / 2
+    half = likelihood.deg_free.item() / 2
     probabilities = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
     from scipy.stats import gamma
 

@@ -43,8 +43,13 @@ def _of_survey(row: Mapping) -> str:
     seconds = f"({number(row['seconds'])} s)"
     if row["model"] != "harmonic kernel":
         return f"equivalent sources of harmonica, tuned by lines: {error} {seconds}"
+    noise = row["noise"]
+    if (nu := row.get("deg_free")) is not None:
+        noise = f"{noise} noise of {decimal(nu, 1)} degrees of freedom"
+    else:
+        noise = f"{noise} noise"
     return (
-        f"exact harmonic kernel, {readings}, {row['noise']} noise: {error}, NLPD "
+        f"exact harmonic kernel, {readings}, {noise}: {error}, NLPD "
         f"{decimal(row['NLPD'], 2)}, {decimal(row['inside'], 3)} inside 95 % intervals {seconds}"
     )
 

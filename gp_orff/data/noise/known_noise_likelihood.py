@@ -5,7 +5,6 @@ import warnings
 import torch
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import Prior
 from gpytorch.utils.warnings import GPInputWarning
 from jaxtyping import Float
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import check_num_tasks, noise_of
 from gp_orff.data.noise.given import given_noise
-from gp_orff.data.noise.likelihoods import checked_deg_free
+from gp_orff.data.noise.heavy_tails import HeavyTails
 
 
-class KnownNoiseLikelihood(Likelihood):
+class KnownNoiseLikelihood(HeavyTails):
     r"""Noise whose covariance comes with every reading: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
 
     `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such readings. It keeps s = 1,
@@ -38,6 +37,7 @@ class KnownNoiseLikelihood(Likelihood):
     Args:
         num_tasks: p, the number of outputs.
         deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
+        learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
         noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
 
     Example:
@@ -60,13 +60,15 @@ class KnownNoiseLikelihood(Likelihood):
         self,
         num_tasks: int,
         *,
-        deg_free: float | None = None,
+        deg_free: float | Tensor | None = None,
+        learn_deg_free: bool = False,
+        deg_free_constraint: Interval | None = None,
+        deg_free_prior: Prior | None = None,
         noise_scale_constraint: Interval | None = None,
         noise_scale_prior: Prior | None = None,
     ):
         super().__init__()
         self.num_tasks = num_tasks
-        self.deg_free = None if deg_free is None else checked_deg_free(self, deg_free)
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
         self.register_parameter("raw_noise_scale", raw)
         self.register_constraint("raw_noise_scale", noise_scale_constraint or GreaterThan(0.0))
@@ -78,6 +80,8 @@ class KnownNoiseLikelihood(Likelihood):
                 lambda module, value: setattr(module, "noise_scale", value),
             )
         self.noise_scale = 1.0
+        if deg_free is not None:
+            self.add_deg_free(deg_free, learn_deg_free, deg_free_constraint, deg_free_prior)
 
     @property
     def noise_scale(self) -> Float[Tensor, "1"]:
@@ -139,8 +143,7 @@ class KnownNoiseLikelihood(Likelihood):
         if values.dim() == 1:
             values = values.unsqueeze(-1).expand(count, self.num_tasks)
         blocks = values if values.dim() == 3 else torch.diag_embed(values)
-        heavier = 1.0 if self.deg_free is None else self.deg_free / (self.deg_free - 2)
-        return heavier * self.noise_scale * blocks.to(self.noise_scale.device)
+        return self.heavier * self.noise_scale * blocks.to(self.noise_scale.device)
 
 
 @noise_of.register

@@ -3,13 +3,16 @@
 from collections.abc import Iterator, MutableMapping
 
 import torch
-from gpytorch.constraints import GreaterThan
+from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.priors import Prior
 from linear_operator.operators import LinearOperator
-from torch import nn
+from torch import Tensor, nn
+
+from gp_orff.data.noise.heavy_tails import HeavyTails
 
 
-class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
+class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     r"""Student-t noise of vectors, for data with outliers: ε ~ t_ν(0, Σ) in p dimensions.
 
     The noise of a point is N(0, Σ/w) with its own w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor
@@ -19,13 +22,31 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
 
         E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
-    and its log marginal likelihood is the ELBO. Calling this likelihood on a distribution, as
-    other gpytorch models do, adds Gaussian noise of the same covariance, νΣ/(ν−2).
+    and its log marginal likelihood is the ELBO. With d_n = E_f[…] of that posterior of the field,
+    a fit learns ν, if it is asked to, as what maximises Σ_n log t_ν(d_n) + log p(ν), with the
+    Student-t density t_ν of v observed numbers of a vector,
+
+        t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) ,
+
+    the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation of the t
+    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` keep it. A
+    search stays above 2.5, unless it starts lower: under gross outliers the evidence rises to 2,
+    where the map is worse, and its error bars are too small.
+
+    Calling this likelihood on a distribution, as other gpytorch models do, adds Gaussian noise of
+    the same covariance, νΣ/(ν−2), which tells nothing of ν.
 
     Args:
         num_tasks: p, the number of outputs.
-        deg_free: the degrees of freedom ν > 2, which are not trained. With the default of 4,
+        deg_free: the degrees of freedom ν > 2, or where a fit that learns them starts. With 4,
             residuals of many noise scales get small weights, and little is lost if the noise is
+            Gaussian after all.
+        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. Tails
+            that are learned tell the distribution of readings best; ν = 4 gives the better map
+            where readings are few, or outliers rare and gross.
+        deg_free_constraint: of ν; greater than 2 by default.
+        deg_free_prior: of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its mode at
+            4: ν stays near it where readings do not tell, above 2, and finite under noise that is
             Gaussian after all.
         has_task_noise: False for Σ = σ² I; True adds a learned covariance (p, p) to it, diagonal
             for the default `rank` of 0.
@@ -34,6 +55,9 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
 
     Raises:
         ValueError: `deg_free` is at most 2, so that the noise has no variance.
+
+    Attributes:
+        deg_free: ν, a tensor (1,), which can be set.
 
     Example:
         >>> import gp_orff, torch
@@ -47,24 +71,23 @@ class MultitaskStudentTLikelihood(MultitaskGaussianLikelihood):
         tensor(True)
     """
 
-    def __init__(self, num_tasks: int, *, deg_free: float = 4.0, has_task_noise=False, **kwargs):
-        deg_free = checked_deg_free(self, deg_free)
+    def __init__(
+        self,
+        num_tasks: int,
+        *,
+        deg_free: float | Tensor = 4.0,
+        learn_deg_free: bool = False,
+        deg_free_constraint: Interval | None = None,
+        deg_free_prior: Prior | None = None,
+        has_task_noise: bool = False,
+        **kwargs,
+    ):
         super().__init__(num_tasks, has_task_noise=has_task_noise, **kwargs)
-        self.deg_free = deg_free
+        self.add_deg_free(deg_free, learn_deg_free, deg_free_constraint, deg_free_prior)
 
     def _shaped_noise_covar(self, *args, **kwargs) -> LinearOperator:
         scale = super()._shaped_noise_covar(*args, **kwargs)
-        return scale * torch.tensor(self.deg_free / (self.deg_free - 2)).to(scale.device)
-
-
-def checked_deg_free(likelihood: Likelihood, deg_free: float) -> float:
-    """ν, the degrees of freedom of a likelihood; ValueError if they are at most 2."""
-    if not deg_free > 2:
-        raise ValueError(
-            f"{type(likelihood).__name__} expects deg_free > 2, got {deg_free}, with which the "
-            "noise has no variance; use 4, for instance"
-        )
-    return float(deg_free)
+        return scale * torch.tensor(self.heavier).to(scale.device)
 
 
 class NamedLikelihoods(nn.Module, MutableMapping):

@@ -45,7 +45,8 @@ def sample_of_hyperparameters(
     Fisher information H, and have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
     mean weight times √S (Ionides 2008, *Truncated importance sampling*). Without a prior of its own
     the coordinate of a positive parameter, its logarithm, has an even one. Empty if no parameter is
-    trained. A `DataWarning` tells if few draws have most of the weight.
+    trained. A `DataWarning` tells if few draws have most of the weight. Under Student-t noise all
+    draws have the weights of the readings, and the degrees of freedom, of the fit.
 
     Args:
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is

@@ -15,6 +15,7 @@ from gpytorch.constraints import Interval
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from gp_orff.data.noise.heavy_tails import raw_deg_frees
 from gp_orff.models.fitting.ranges import Range
 
 _FARTHEST = 16.0  # from its initial value, for a parameter without ranges
@@ -145,7 +146,8 @@ def _finite(bound: Tensor) -> bool:
 
 
 class Coordinates:
-    """The trainable hyperparameters of `modules` as one vector.
+    """The trainable hyperparameters of `modules` as one vector, but for degrees of freedom, which
+    follow with the weights of readings.
 
     `ranges` gives the search ranges of those that move frequencies.
     """
@@ -246,7 +248,7 @@ class Coordinates:
 def _coordinates(
     modules: tuple[Module, ...], ranges: Mapping[nn.Parameter, tuple[Range, ...]]
 ) -> Iterator[Coordinate]:
-    seen = set()
+    seen = set().union(*map(raw_deg_frees, modules))
     for module in modules:
         for name, parameter, constraint in module.named_parameters_and_constraints():
             if not parameter.requires_grad or parameter in seen:

@@ -1,7 +1,7 @@
 """Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
@@ -17,16 +17,20 @@ from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.survey import warn_of_far_points
-from gp_orff.inference.conditioning import Inference, Posterior
+from gp_orff.inference.conditioning import ExactInference, Inference, Posterior
 from gp_orff.inference.representation import FINE_FACTOR, Representation
 from gp_orff.inference.robust import (
+    Distances,
     StudentTNoise,
+    all_distances,
     climb,
-    expected_weights,
     foreseen_weights,
     total_elbo_correction,
+    weights_at,
 )
+from gp_orff.models.fitting.noise.tails import Tails
 from gp_orff.models.fitting.search import Search
+from gp_orff.models.fitting.searches.vanished import restore
 from gp_orff.models.fitting.starting_values import start, starts
 from gp_orff.models.fitting.trainer import (
     MOST_SEARCHED,
@@ -37,6 +41,7 @@ from gp_orff.models.fitting.trainer import (
 )
 
 _ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
+_ROUND_OF_SUBSETS = 1e-4  # where another subset would gain or lose more than that
 _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
@@ -57,12 +62,12 @@ def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
 
 @heavy_tailed_noise.register
 def _(likelihood: MultitaskStudentTLikelihood) -> StudentTNoise:
-    return StudentTNoise(likelihood.deg_free)
+    return StudentTNoise(likelihood.deg_free.item())
 
 
 @heavy_tailed_noise.register
 def _(likelihood: KnownNoiseLikelihood) -> StudentTNoise | None:
-    return None if likelihood.deg_free is None else StudentTNoise(likelihood.deg_free)
+    return StudentTNoise(likelihood.deg_free.item()) if likelihood.has_deg_free else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,28 @@ class EStep:
         """The data with their expected weights under the posterior of `inference`; `known` weights
         stay as they are."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
-        return data.weighted(*self._weights(data, inference, posterior, known))
+        found = self._distances(data, inference, posterior, known)
+        return data.weighted(*weights_at(found, self.heavy_tailed))
+
+    @torch.no_grad()
+    def learned(self, data: Dataset, inference: Inference) -> Dataset:
+        """The same, with the degrees of freedom that are likeliest under that posterior, and with
+        the scale of noise to which nothing is added."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        found = list(self._distances(data, inference, posterior))
+        found = Tails(self.likelihoods, _is_pure(inference)).learn(found)
+        return data.weighted(*weights_at(found, self.heavy_tailed))
+
+    def stored(self, data: Dataset) -> list[Distances]:
+        """The distances that the weights of the data follow from."""
+        pairs = zip(data.unweighted().visit(), data.all_weights(), strict=True)
+        models, empty = self.heavy_tailed, torch.zeros(0)
+        return [
+            Distances(part.key, empty)
+            if (model := models.get(part.key.label)) is None
+            else Distances(part.key, model.distance(weight, part.pattern.num_values))
+            for part, weight in pairs
+        ]
 
     @torch.no_grad()
     def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
@@ -103,53 +129,79 @@ class EStep:
         return data.weighted(weights, correction)
 
     @torch.no_grad()
-    def converged(self, representation: Representation, rounds: int = 300) -> Representation:
+    def converged(
+        self, representation: Representation, rounds: int = 300, learn: bool = False
+    ) -> Representation:
         """Repeat the E-step, from the present weights, until the ELBO converges; the data with the
-        last weights."""
+        last weights. `learn`: with the degrees of freedom and the scale of the noise, as `learned`
+        has them."""
         if not self.heavy_tailed:
             return representation
         data, inference = representation.data, representation.now()
-        plain = data.unweighted()
+        plain, tails = (
+            data.unweighted(),
+            Tails(self.likelihoods if learn else {}, _is_pure(inference)),
+        )
         keys, sizes = zip(*((part.key, len(part)) for part in plain.visit()), strict=True)
+        count = len(tails.get())
 
-        def weighted(logs: Tensor) -> Dataset:
-            weights = logs.exp().split(sizes)
+        def weighted(point: Tensor) -> Dataset:
+            tails.set(point[:count])
+            weights = point[count:].exp().split(sizes)
             return plain.weighted(weights, total_elbo_correction(keys, weights, self.heavy_tailed))
 
-        def step(logs: Tensor) -> tuple[float, Tensor]:
-            current = inference.of(weighted(logs))
+        def step(point: Tensor) -> tuple[float, Tensor]:
+            current = inference.of(weighted(point))
             posterior = current.posterior(self.kernel, self.noises, self.mean)
             log_density = posterior.evidence.log_density(self._mean(posterior), current.num_values)
-            weights, _ = self._weights(plain, current, posterior)
-            elbo = log_density + current.data.elbo_correction
-            return elbo.item(), torch.cat(weights).log()
+            elbo = (log_density + current.data.elbo_correction).item() + tails.log_prior()
+            found = tails.learn(list(self._distances(plain, current, posterior)))
+            weights, _ = weights_at(found, self.heavy_tailed)
+            logs = torch.cat(weights).log()
+            return elbo, torch.cat([tails.get().to(logs), logs])
 
-        initial = torch.cat(list(data.all_weights())).log()
+        logs = torch.cat(list(data.all_weights())).log()
         settled = _MANY_CONVERGED if plain.num_values > MOST_SEARCHED else _CONVERGED
         near, gain = _NEAR * plain.num_values, settled * plain.num_values
-        logs, converged = climb(step, initial, near, gain, rounds)
+        initial = torch.cat([tails.get().to(logs), logs])
+        point, converged = climb(step, initial, near, gain, rounds)
         if not converged:
             warnings.warn(
                 f"the weights of Student-t noise have not converged after {rounds} rounds: use a "
                 "larger deg_free or noise, or call fit, which learns the noise",
                 stacklevel=2,
             )
-        return replace(representation, data=weighted(logs))
+        return replace(representation, data=weighted(point))
 
     def _mean(self, posterior: Posterior) -> Float[Tensor, "p"]:
         return posterior.evidence.best_mean() if self.mean is None else self.mean
 
-    def _weights(
+    def _distances(
         self,
         data: Dataset,
         inference: Inference,
         posterior: Posterior,
         known: Iterable[Tensor] | None = None,
-    ) -> tuple[list[Tensor], float]:
+    ) -> Iterator[Distances]:
         parts = posterior, self.noises, self._mean(posterior), known
         same = data.sources is inference.data.sources  # observations, but for their weights
         seconds = inference.residuals(posterior) if same else None
-        return expected_weights(data.visit(), self.heavy_tailed, *parts, seconds)
+        return all_distances(data.visit(), self.heavy_tailed, *parts, seconds)
+
+
+def _is_pure(inference: Inference) -> bool:
+    """Whether all noise of the readings scales with that of their likelihood."""
+    return isinstance(inference, ExactInference) and inference.changes is None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Where a few rounds of EM have ended."""
+
+    search: Search
+    u: Float[np.ndarray, "k"]  # the coordinates
+    tails: Float[Tensor, "2*g"]
+    data: Dataset  # with weights
 
 
 @dataclass(frozen=True)
@@ -179,24 +231,30 @@ class RobustEM:
         without weights, the evidence may be largest for a field that passes through outliers."""
         trainer, candidates = self.trainer, []
         kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
+        tails = Tails(likelihoods)
+        at_first = tails.get()
         warn_of_far_points(distances)
         for initial in starts(kernel, distances):
+            tails.set(at_first)
             start(kernel, likelihoods, subset.observations, distances, initial)
             candidates.append(self._few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
-        candidates.sort(key=lambda candidate: candidate[0].value, reverse=True)
+        candidates.sort(key=lambda candidate: candidate.search.value, reverse=True)
         further = []
-        for search, u, weighted in candidates[: max(_FURTHER, len(candidates) // 3)]:
-            search.coordinates.set(u)
-            further.append(self._few_rounds(weighted, search, _FURTHER_ROUNDS))
-        search, u, _ = max(further, key=lambda candidate: candidate[0].value)
-        search.coordinates.set(u)
+        for candidate in candidates[: max(_FURTHER, len(candidates) // 3)]:
+            self._return_to(candidate)
+            further.append(self._few_rounds(candidate.data, candidate.search, _FURTHER_ROUNDS))
+        self._return_to(max(further, key=lambda candidate: candidate.search.value))
 
-    def _few_rounds(
-        self, data: Dataset, search: Search, rounds: int
-    ) -> tuple[Search, Float[np.ndarray, "k"], Dataset]:
-        """A few rounds of EM: the search, the coordinates that it reached, the weighted data."""
+    def _few_rounds(self, data: Dataset, search: Search, rounds: int) -> "Candidate":
+        """A few rounds of EM."""
         data, _ = self._rounds(data, search, self.trainer.inference, _START, rounds)
-        return search, search.coordinates.get(), data
+        tails = Tails(self.trainer.likelihoods).get()
+        return Candidate(search, search.coordinates.get(), tails, data)
+
+    def _return_to(self, candidate: "Candidate") -> None:
+        """Set the hyperparameters to where a candidate is."""
+        candidate.search.coordinates.set(candidate.u)
+        Tails(self.trainer.likelihoods).set(candidate.tails)
 
     def run(self, representation: Representation) -> Representation:
         """EM on all data, until the weights have converged.
@@ -211,7 +269,8 @@ class RobustEM:
             levels, exact = [], self.trainer.exact_inference
             for numbers in SUBSETS:
                 subset = self.trainer.subset(numbers)
-                subset = self._maximise(subset, exact, f"Student-t EM, {numbers}")
+                name = f"Student-t EM, {numbers}"
+                subset = self._maximise(subset, exact, name, _ROUND_OF_SUBSETS)
             data = self.e_step.foreseen(data, exact(subset))
         elif representation.follows:
             levels = [representation.coarse, representation.fine]
@@ -221,16 +280,25 @@ class RobustEM:
                 return replace(representation, data=weighted).inference(level())
 
             data = self._maximise(data, inference, "Student-t EM")
-        return self.e_step.converged(replace(representation, data=data))
+        tails = Tails(self.trainer.likelihoods)
+        representation = self.e_step.converged(replace(representation, data=data), learn=True)
+        for sentence in tails.notes:
+            self.trainer.journal.note(sentence)
+        return representation
 
     def _maximise(
-        self, data: Dataset, inference: Callable[[Dataset], Inference], name: str
+        self,
+        data: Dataset,
+        inference: Callable[[Dataset], Inference],
+        name: str,
+        enough: float = _ROUND,
     ) -> Dataset:
-        """Rounds of EM until the ELBO converges, as a stage `name`; the data with weights."""
+        """Rounds of EM until one gains less than `enough`, in nats per number, as a stage `name`;
+        the data with weights."""
+        restore(self.trainer.kernel)
         with self.trainer.journal.stage(name):
-            data, done = self._rounds(
-                data, self.trainer.new_search(), inference, name, _MOST_ROUNDS
-            )
+            search = self.trainer.new_search()
+            data, done = self._rounds(data, search, inference, name, _MOST_ROUNDS, enough)
         self.trainer.journal.note(f"{name}: {done} rounds of EM")
         return data
 
@@ -241,16 +309,17 @@ class RobustEM:
         inference: Callable[[Dataset], Inference],
         name: str,
         rounds: int,
+        enough: float = _ROUND,
     ) -> tuple[Dataset, int]:
         """Up to `rounds` rounds of EM, each of which goes on with the search; the weighted data,
         the number of rounds."""
         previous, done = -np.inf, 0
         while done < rounds:
             done += 1
-            data = self.e_step.weighted(data.unweighted(), inference(data))
+            data = self.e_step.learned(data.unweighted(), inference(data))
             options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR}
             self.trainer.search(search, inference(data), name, **options)
-            if search.value - previous < _ROUND:
+            if search.value - previous < enough:
                 break
             previous = search.value
         return data, done

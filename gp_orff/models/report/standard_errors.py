@@ -7,14 +7,18 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise.heavy_tails import raw_deg_frees
 from gp_orff.inference.conditioning import ExactInference, log_marginal_likelihood
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.noise.tails import Tails
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.robust_em import heavy_tailed_noise
+from gp_orff.models.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.models.fitting.trainer import MOST_SEARCHED
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names
@@ -56,7 +60,8 @@ class Curvature:
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii .
 
     The constant mean maximises the evidence at every u, so H is the Hessian of the profile
-    likelihood. Frozen coordinates and coordinates at a bound are held fixed.
+    likelihood. Frozen coordinates and coordinates at a bound are held fixed. The degrees of freedom
+    of Student-t noise have the curvature that `Tail` tells.
     """
 
     snapshot: ModelSnapshot
@@ -68,7 +73,9 @@ class Curvature:
         if self._learned_elsewhere:
             return 0
         parameters = parameter_names(self.snapshot.kernel, self._likelihoods)
-        return 2 * sum(parameters[name].numel() for name in self.trained)
+        trained = {parameters[name] for name in self.trained}
+        trained -= set().union(*map(raw_deg_frees, self._likelihoods.values()))
+        return 2 * sum(parameter.numel() for parameter in trained)
 
     @property
     def computed(self) -> bool:
@@ -115,6 +122,7 @@ class Curvature:
         errors = coordinates.by_parameter(errors_of_u * np.abs(coordinates.slopes()))
         for parameter in rotating(names):
             errors.pop(parameter, None)
+        errors.update(self._of_tails(kernel, likelihoods))
         if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
             remarks.append(
                 "standard errors hold the Student-t weights of the observations fixed, and are "
@@ -123,6 +131,17 @@ class Curvature:
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
+
+    def _of_tails(
+        self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
+    ) -> dict[nn.Parameter, Float[np.ndarray, "1"]]:
+        """Those of degrees of freedom, from the weights of readings in memory."""
+        data = self.snapshot.representation.data
+        if not (isinstance(data, Dataset) and data.weights and data.is_small):
+            return {}
+        found = EStep(kernel, likelihoods, None).stored(data)
+        errors = Tails(likelihoods, scaled=True).standard_errors(found)
+        return {parameter: np.array([error]) for parameter, error in errors.items()}
 
     @property
     def _learned_elsewhere(self) -> bool:

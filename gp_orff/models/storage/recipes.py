@@ -27,6 +27,7 @@ from gpytorch.priors import NormalPrior
 from torch import nn
 
 from gp_orff import symbols
+from gp_orff.data.noise.heavy_tails import HeavyTails
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
@@ -78,6 +79,11 @@ def _coefficients(kernel: DotProductKernel) -> list[float]:
 def _multitask(likelihood: MultitaskGaussianLikelihood) -> dict:
     names = ("num_tasks", "rank", "has_task_noise", "has_global_noise")
     return {name: getattr(likelihood, name) for name in names}
+
+
+def _tails(likelihood: HeavyTails) -> dict:
+    nu = likelihood.deg_free
+    return {"deg_free": None if nu is None else nu.item()}
 
 
 def _task_rank(kernel: Kernel) -> int:
@@ -136,9 +142,9 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     },
     GaussianLikelihood: lambda likelihood: {},
     MultitaskGaussianLikelihood: _multitask,
-    MultitaskStudentTLikelihood: lambda noise: {"deg_free": noise.deg_free, **_multitask(noise)},
+    MultitaskStudentTLikelihood: lambda noise: {**_tails(noise), **_multitask(noise)},
     TrackLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
-    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks, "deg_free": noise.deg_free},
+    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks, **_tails(noise)},
     ConstantMean: lambda mean: {},
     ZeroMean: lambda mean: {},
     MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},
@@ -189,8 +195,9 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
             f"expected a {role} like the saved {description['name']!r}, got one with other "
             f"parameters: {' '.join(str(error).split())}"
         ) from error
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name not in description["frozen"])
+    for name, parameter in module.named_parameters():  # what older files do not know was constant
+        learned = name in description["state"] and name not in description["frozen"]
+        parameter.requires_grad_(learned)
     return module
 
 
@@ -229,6 +236,8 @@ def _recipe(module: Module) -> dict | None:
 def _is_own(named_prior: tuple) -> bool:
     """Whether a prior is the one that the constructor of its module makes."""
     name, owner, prior, _, _ = named_prior
+    if isinstance(owner, HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
+        return owner.has_default_prior
     kind, scale = _OWN_PRIORS.get(name.rpartition(".")[-1], ((), None))
     if not (isinstance(owner, kind) and isinstance(prior, NormalPrior)):
         return False

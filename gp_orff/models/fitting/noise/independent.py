@@ -27,6 +27,8 @@ def _(likelihood: TrackLikelihood) -> Likelihood:
 
 @independent.register
 def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
-    p, nu = likelihood.num_tasks, likelihood.deg_free
-    plain = default_likelihood(p) if nu is None else MultitaskStudentTLikelihood(p, deg_free=nu)
+    plain = default_likelihood(likelihood.num_tasks)
+    if likelihood.has_deg_free:
+        plain = MultitaskStudentTLikelihood(likelihood.num_tasks)
+        plain.copy_deg_free(likelihood)
     return plain.to(likelihood.raw_noise_scale)

@@ -37,8 +37,9 @@ def with_known_noise(
     for label, given in known.items():
         present = groups.get(label, groups[DEFAULT])
         if given and not isinstance(present, KnownNoiseLikelihood):
-            num_tasks, nu = data.keys[0].pattern.num_outputs, getattr(present, "deg_free", None)
-            groups[label] = KnownNoiseLikelihood(num_tasks, deg_free=nu).to(device)
+            groups[label] = KnownNoiseLikelihood(data.keys[0].pattern.num_outputs)
+            groups[label].copy_deg_free(present)
+            groups[label].to(device)
         elif not given and isinstance(groups.get(label), KnownNoiseLikelihood):
             groups[label] = independent(groups[label])
     return groups

@@ -1,0 +1,156 @@
+"""The E-step of Student-t noise: weights of observations from the posterior of the field."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import GroupKey
+from gp_orff.inference.conditioning import Posterior
+from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.inference.robust.student_t import StudentTNoise
+from gp_orff.inference.weight_posterior import WeightPosterior
+
+_READINGS = 512  # along directions, at once
+
+
+class Distances(NamedTuple):
+    """The distances d_n of the residuals of a part of the data; zero under Gaussian noise."""
+
+    key: GroupKey
+    distance: Float[Tensor, "n"]
+
+
+def residuals(
+    part: Observations,
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], GroupNoise]:
+    """The residuals y − H E[f], H Cov[f] Hᵀ, and the noise of the observations."""
+    smooth, delta = posterior.distribution.split()  # δ is in the noise of each observation
+    vectors = smooth.mean(part.x) + mean
+    latent = latent_covariance(smooth, part)
+    noise = posterior.noises.get(part.key)
+    if noise is None:  # a new group
+        noise = GroupNoise(group_noise(part.key, noises), delta)
+    return part.y - part.apply(vectors), latent, noise
+
+
+def latent_covariance(field: FieldDistribution, part: Observations) -> Float[Tensor, "n v v"]:
+    """H Cov[f] Hᵀ of every observation; of numbers along directions without whole vectors."""
+    if part.direction is None or not isinstance(field, WeightPosterior):
+        return part.apply_to_covariance(field.blocks(part.x))
+
+    def variances(some: Observations) -> Float[Tensor, "n"]:
+        vectors = field.expansion.features(some.x.double()).unflatten(0, (len(some), -1))
+        return field.variance_of(torch.einsum("npf,np->nf", vectors, some.direction))
+
+    rows = torch.arange(len(part), device=part.x.device).split(_READINGS)
+    return torch.cat([variances(part.take(some)) for some in rows])[:, None, None]
+
+
+def distances(
+    part: Observations,
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+    second: Float[Tensor, "n v v"] | None = None,
+) -> Float[Tensor, "n"]:
+    """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation.
+
+    `second` is E[r rᵀ] where it is known.
+    """
+    if second is None:
+        residual, covariance, noise = residuals(part, posterior, noises, mean)
+        second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance
+    else:
+        noise = posterior.noises[part.key]
+    return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
+
+
+def all_distances(
+    parts: Iterator[Observations],
+    models: Mapping[str, StudentTNoise],
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+    stored: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
+    seconds: Iterable[Float[Tensor, "n v v"]] | None = None,
+) -> Iterator[Distances]:
+    """E[d_n] of every part of the data with Student-t noise.
+
+    Those of readings whose weight in `stored` is not NaN follow from it; `seconds` are E[r rᵀ] of
+    the residuals of every part, where they are known.
+    """
+    stored = repeat(torch.tensor(math.nan)) if stored is None else stored
+    seconds = repeat(None) if seconds is None else seconds
+    for part, weight, second in zip(parts, stored, seconds, strict=False):
+        model, values = models.get(part.key.label), part.pattern.num_values
+        if model is None:
+            yield Distances(part.key, torch.zeros_like(part.y[:, 0]))
+            continue
+        distance = model.distance(weight, values)
+        if distance.isnan().any():
+            new = distances(part, posterior, noises, mean, second)
+            distance = torch.where(distance.isnan(), new, distance)
+        yield Distances(part.key, distance)
+
+
+def weights_at(
+    found: Iterable[Distances], models: Mapping[str, StudentTNoise]
+) -> tuple[list[Float[Tensor, "n"]], float]:
+    """The weights of all observations at their distances, one under Gaussian noise, and their ELBO
+    correction."""
+    weights, elbo_correction = [], 0.0
+    for key, distance in found:
+        model, values = models.get(key.label), key.pattern.num_values
+        if model is None:
+            weights.append(torch.ones_like(distance))
+            continue
+        weights.append(model.weights(distance, values))
+        elbo_correction += model.elbo_correction(distance, values)
+    return weights, elbo_correction
+
+
+def foreseen_weights(
+    parts: Iterable[Observations],
+    models: Mapping[str, StudentTNoise],
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+) -> list[Float[Tensor, "n"]]:
+    """Weights of readings from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
+
+    Where that posterior is uncertain, by S, the E-step would give a small weight to every reading.
+    """
+    weights = []
+    for part in parts:
+        model, weight = models.get(part.key.label), torch.ones_like(part.y[:, 0])
+        if model is not None:
+            residual, latent, noise = residuals(part, posterior, noises, mean)
+            solved = torch.linalg.solve(latent + part.noise(noise), residual)
+            weight = model.weights((residual * solved).sum(-1), part.pattern.num_values)
+        weights.append(weight)
+    return weights
+
+
+def total_elbo_correction(
+    keys: Iterable[GroupKey],
+    weights: Iterable[Float[Tensor, "n"]],
+    models: Mapping[str, StudentTNoise],
+) -> float:
+    """The ELBO correction of weights, which are given part by part."""
+    total = 0.0
+    for key, weight in zip(keys, weights, strict=True):
+        if key.label in models:
+            model, values = models[key.label], key.pattern.num_values
+            total += model.elbo_correction(model.distance(weight, values), values)
+    return total
