@@ -33,6 +33,7 @@ from gp_orff.inference.memo import Memo
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.harmonic import HarmonicFactor
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.kernels.tree import terms
 
 COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a search
@@ -47,6 +48,9 @@ _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that re
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
+_SHARE_OF_LEARNED = 0.1  # of a learned spectrum, whose short waves the data do not tell of
+_PERIOD_OF_LEARNED = 2.0  # of grids, in extents: some waves of a learned spectrum are always long
+_MARGIN_OF_LEARNED = 0.25  # in the place of its lengthscale, in extents
 _SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
 _USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
 
@@ -64,6 +68,7 @@ class Representation:
     kept: Kept | None = None  # statistics that save passes over the data
     dense: bool = False  # whether all grids are small enough for a factorisation
     counts: Memo = field(default_factory=Memo, compare=False, repr=False)
+    resolved: Memo = field(default_factory=Memo, compare=False, repr=False)
     reached: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @classmethod
@@ -95,6 +100,8 @@ class Representation:
             return replace(self, rule=None)
         budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
+        if self._learns_spectrum and auto.longest_period is None:
+            trial = replace(trial, longest_period=_PERIOD_OF_LEARNED)
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
             rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
@@ -173,6 +180,10 @@ class Representation:
         """The grid; observed symbols need all frequencies along constant inputs."""
         return replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
 
+    @property
+    def _learns_spectrum(self) -> bool:
+        return has_learned_spectrum(self.kernel, trained=True)
+
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
         """The rule for evidence and predictions; it changes in steps, not with every new point."""
         rule = self.rule
@@ -188,6 +199,10 @@ class Representation:
         if not dense and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
         return self._restricted(grid)
+
+    def fits(self, grid: Grid) -> bool:
+        """Whether a grid reaches its tolerance within its budget."""
+        return self._reached(grid) <= 1.01 * grid.tolerance
 
     def _reached(self, grid: Grid) -> float:
         """The tolerance that a grid reaches within its budget."""
@@ -209,14 +224,20 @@ class Representation:
         budget = min(self.rule.max_features or _COARSE_FEATURES, _COARSE_FEATURES)
         return replace(self.fine(COARSE_FACTOR), tolerance=_COARSE_TOLERANCE, max_features=budget)
 
-    def fine(self, trust_factor: float = FINE_FACTOR, returned: bool = False) -> Grid:
-        """A grid on the data's own box.
+    def fine(
+        self,
+        trust_factor: float = FINE_FACTOR,
+        returned: bool = False,
+        most: int = MOST_TRAINING,
+    ) -> Grid:
+        """A grid on the data's own box; without a budget of the rule of at most so many features.
 
         Unless `returned`, the learned noise absorbs the truncated variance. If it were added to the
         noise, the search would increase the lengthscales to make it small.
         """
         rule, box = self.rule, self.data.box
-        grid = _grid_for(rule, box, box, self._tolerance(rule), (1 / trust_factor, trust_factor))
+        lengthscale_range = (1 / trust_factor, trust_factor)
+        grid = _grid_for(rule, box, box, self._tolerance(rule), lengthscale_range, most)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
 
@@ -298,14 +319,24 @@ class Representation:
         )
         if not signal > 0:
             return rule.tolerance
-        coarse = _grid_for(rule, self._rounded_box, None, _COARSE_TOLERANCE)
+        if not self._learns_spectrum:
+            return self._tolerance_for(rule, signal.item(), _COARSE_TOLERANCE, _SHARE_OF_POSTERIOR)
+        # most of the variance may be that of few long waves: the features of all that is resolved
+        least = self._tolerance_for(rule, signal.item(), _COARSE_TOLERANCE, _SHARE_OF_LEARNED)
+        return self._tolerance_for(rule, signal.item(), least, _SHARE_OF_LEARNED)
+
+    def _tolerance_for(self, rule: Grid, signal: float, counted: float, share: float) -> float:
+        """The tolerance that truncates a share of the posterior variance, as the features of a
+        grid of the tolerance `counted` tell it."""
+        coarse = _grid_for(rule, self._rounded_box, None, counted)
         coarse = replace(coarse, max_features=_COARSE_FEATURES)
-        count = self.counts.get(lambda: self._count(coarse), [self.kernel], coarse)
+        counts = self.counts if counted == _COARSE_TOLERANCE else self.resolved
+        count = counts.get(lambda: self._count(coarse), [self.kernel], coarse)
         posterior_to_noise = count / self.data.num_values
         noise_to_signal = min(self.data.local_noises(self._noises, 1 / posterior_to_noise).values())
-        noise_to_signal /= signal.item()
+        noise_to_signal /= signal
         tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
-        largest = _SHARE_OF_POSTERIOR * noise_to_signal * posterior_to_noise
+        largest = share * noise_to_signal * posterior_to_noise
         costly = isinstance(self.requested, Auto) and not self.on_lattice
         return max(min(tolerance, largest), _SHARE_OF_NOISE * noise_to_signal if costly else 1e-10)
 
@@ -319,7 +350,12 @@ class Representation:
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:
         d = self.data.num_inputs
-        return lengthscales(term_spectra(self.kernel, d), d)
+        scales = lengthscales(term_spectra(self.kernel, d), d)
+        if not self._learns_spectrum:
+            return scales
+        low, high = np.array(self.data.box).T
+        most = np.where(high > low, _MARGIN_OF_LEARNED * (high - low), np.inf)
+        return np.minimum(scales, most)
 
     @property
     def _rounded_box(self) -> Box:

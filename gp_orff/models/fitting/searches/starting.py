@@ -1,14 +1,16 @@
 """Where searches begin: the best of many starting values, on subsets of the data."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import join
 from gp_orff.data.survey import warn_of_far_points
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum, held_curves
 from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.search import Search
-from gp_orff.models.fitting.starting_values import Start, start, starts
+from gp_orff.models.fitting.starting_values import Start, centre_spectra, start, starts
 from gp_orff.models.fitting.trainer import SCREENED_VALUES, SUBSET_VALUES, Trainer
 
 _FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
@@ -22,10 +24,17 @@ def best_start(trainer: Trainer) -> Search:
     larger one, and the best of these to the end. Many data are also searched in a dense part."""
     warn_of_far_points(trainer.distances)
     spread = trainer.starting_subset(SUBSET_VALUES)
-    with trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
+    many = trainer.survey.num_values > _MANY and not trainer.tracks
+    held = held_curves(trainer.kernel) if many else nullcontext()
+    with held, trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
         search = _screened_search(trainer, spread)
-        many = trainer.survey.num_values > _MANY and not trainer.tracks
-        return _over_short_distances(trainer, search) if many else search
+        if not many:
+            return search
+        search = _over_short_distances(trainer, search)
+    if not has_learned_spectrum(trainer.kernel, trained=True):
+        return search
+    centre_spectra(trainer.kernel)
+    return trainer.new_search()
 
 
 def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
