@@ -230,7 +230,6 @@ class Grid:
     def _affordable_design(self, terms, num_inputs, domain):
         """The smallest tolerance, from `tolerance` on, that the budget allows, and its design."""
         budget = self.max_features or MOST_FEATURES
-
         constant = self._constant(terms, domain)
 
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):

@@ -79,7 +79,7 @@ def sample_of_hyperparameters(
     if not members:
         return []
     weights = truncated_weights(np.array(logs))
-    if not has_learned_spectrum(kernel, trained=True):  # a mixture of few curves is better than one of them
+    if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
         _warn_of_few(weights)
     kept = np.flatnonzero(weights >= _LEAST)
     total = weights[kept].sum()

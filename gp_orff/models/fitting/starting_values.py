@@ -111,18 +111,6 @@ def start(
         start_noise(likelihood, _NOISE * variance * _mean_weight(groups))
 
 
-@torch.no_grad()
-def centre_spectra(kernel: Kernel) -> None:
-    """Divide the lengths of learned spectra of fields such that those with most of the variance of
-    the field are in the middle of the curve, and give it the slope that leaves the kernel as it is:
-    variance ∝ π λ^{−2t}, for B(ω) of degree t."""
-    for term in terms(kernel):
-        for leaf in term.leaves[:1]:
-            own = leaf.kernel
-            if isinstance(own, LearnedSpectrumKernel) and own.shape.requires_grad:
-                own.centre(order=term.factor.degree)
-
-
 def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
     """Set gpytorch's output covariances B Bᵀ + diag v, which it draws from the global random state,
     to the principal components of the observed vectors; each kernel of a sum has its own."""

@@ -58,7 +58,7 @@ def score(
     curvature, known = None, start  # and where it is
     for _ in range(iterations):
         value, u, gradient = run.value, run.u, run.gradient * num_values
-        if curvature is None or np.abs(u - known).max() > _MOVED:
+        if curvature is None or small or np.abs(u - known).max() > _MOVED:
             coordinates.set(u)
             curvature, known = information(), u
         free = coordinates.at_bounds(u) * gradient <= 0
