@@ -56,7 +56,7 @@ def test_the_information_is_that_of_the_dense_covariance():
         with torch.no_grad():
             features = expand(kernel, inference.draws, 2).double().general().features(x)[known]
             noise = noises_of(kernel, likelihoods)[""][0, 0]
-            return (features @ features.mT + noise * torch.eye(len(features))).numpy()
+            return (features @ features.mT + noise * torch.eye(len(features)).double()).numpy()
 
     inverse, steps = np.linalg.inv(covariance(u)), 1e-4 * np.eye(len(u))
     slopes = [(covariance(u + s) - covariance(u - s)) / 2e-4 for s in steps]
@@ -78,10 +78,9 @@ def test_the_information_is_that_of_the_dense_covariance():
 def test_no_information_where_hyperparameters_turn_features():
     """The covariance of outputs of a separable kernel is trained too."""
     base = gp_orff.LearnedSpectrumKernel(4)
-    kernel = gp_orff.HelmholtzKernel(base, num_dims=2) + gp_orff.SeparableKernel(RBFKernel(), 2)
-    model = gp_orff.VectorFieldGP(
-        kernel.double(), frequencies=replace(GRID, tolerance=0.1)
-    ).double()
+    outputs = gp_orff.SeparableKernel(RBFKernel(), torch.nn.Parameter(torch.eye(2).double()))
+    kernel = (gp_orff.HelmholtzKernel(base, num_dims=2) + outputs).double()
+    model = gp_orff.VectorFieldGP(kernel, frequencies=replace(GRID, tolerance=0.1)).double()
     model.condition(uniform(250, 2), draw(250, 2))
     likelihoods = model.state.likelihoods
     coordinates = Coordinates(model.kernel, *likelihoods.values())

@@ -213,7 +213,7 @@ class Trainer:
 
     def warn_of_few_numbers(self, data: Data, learned: int) -> None:
         """Warn if the numbers are few for what is learned, and posteriors do not count that."""
-        if has_learned_spectrum(self.kernel) and data.num_values <= MOST_SAMPLED:
+        if has_learned_spectrum(self.kernel, True) and data.num_values <= MOST_SAMPLED:
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             repeated = " at distinct places" if numbers < data.num_values else ""
