@@ -286,9 +286,8 @@ class Grid:
         lag = self._lag(domain)
         radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
-        constant, most = self._constant(terms, domain), np.full(num_inputs, np.inf)
-        if self.longest_period is not None:
-            most = np.where(constant, np.inf, (self.longest_period - 1) * lag)
+        constant, times = self._constant(terms, domain), self.longest_period or np.inf
+        most = np.where(constant | (times == np.inf), np.inf, (min(times, 1e300) - 1) * lag)
         for leaf, axis, dim in axes_of(terms):
             if constant[dim]:  # no images
                 scale = axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
@@ -297,8 +296,7 @@ class Grid:
             bound = most[dim] / longest
             r = longest * correlation_lag(leaf, axis, aliasing, lag, bound)
             if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest
-                share = min(tolerance, aliasing)
-                strict = longest * correlation_lag(leaf, axis, share, lag, bound)
+                strict = correlation_lag(leaf, axis, min(tolerance, aliasing), lag, bound) * longest
                 r = min(strict, _FARTHER * r)
             radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
         if most_lags is not None:  # a term that hardly varies does not refine the others' grid
