@@ -54,6 +54,7 @@ class Auto:
         data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
             `VectorFieldGP` sets it itself.
         lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
+        longest_period: of the grid, as for `Grid`; `VectorFieldGP` takes 2 for learned spectra.
 
     Raises:
         ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
@@ -73,6 +74,7 @@ class Auto:
     domain: Box | None = None
     data: Box | None = None
     lengthscale_range: tuple[float, float] = (0.7, 1.4)
+    longest_period: float | None = None
 
     def __post_init__(self):
         if self.max_features is not None:
@@ -101,6 +103,7 @@ class Auto:
             tolerance=self.tolerance,
             lengthscale_range=self.lengthscale_range,
             max_features=self.max_features or MOST_DENSE,
+            longest_period=self.longest_period,
         )
         try:
             tolerance = grid.draw(terms)[0].shared.tolerance.item()

@@ -76,11 +76,12 @@ class Grid:
         sum_constant: whether to sum over the frequencies along inputs that are constant. Such an
             input has low = high in `domain` and in `data`. A field then has two features, or more,
             for each frequency in the plane that remains, and no derivatives across that plane.
+        longest_period: the longest period 2π/h, in units of L, whatever the tolerance asks for.
 
     Raises:
         ValueError: none of `data`, `domain` and `spacing` is given; a bound is not finite, or low >
             high; `tolerance` is outside (0, 1); `lengthscale_range` does not contain 1; a
-            `max_features`, `spacing` or `cutoff` is not positive.
+            `max_features`, `spacing` or `cutoff` is not positive; `longest_period` is not above 1.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -104,6 +105,7 @@ class Grid:
     diagonal_correction: bool = True
     largest_index: tuple[int, ...] | None = None
     sum_constant: bool = True
+    longest_period: float | None = None
 
     def __post_init__(self):
         if self.domain is None and self.data is None and self.spacing is None:
@@ -125,6 +127,8 @@ class Grid:
                 object.__setattr__(self, name, as_box(box, name))
         if self.max_features is not None and self.max_features < 1:
             raise ValueError(f"Grid expects a positive max_features, got {self.max_features}")
+        if not (self.longest_period is None or self.longest_period > 1):
+            raise ValueError(f"Grid expects a longest_period above 1, got {self.longest_period}")
         for name in ("spacing", "cutoff"):
             value = getattr(self, name)
             if value is not None and not np.all(np.isfinite(value) & (np.asarray(value) > 0)):
@@ -226,7 +230,6 @@ class Grid:
     def _affordable_design(self, terms, num_inputs, domain):
         """The smallest tolerance, from `tolerance` on, that the budget allows, and its design."""
         budget = self.max_features or MOST_FEATURES
-
         constant = self._constant(terms, domain)
 
         def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
@@ -283,19 +286,22 @@ class Grid:
         lag = self._lag(domain)
         radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
         longest = self.lengthscale_range[1]
-        constant = self._constant(terms, domain)
+        constant, times = self._constant(terms, domain), self.longest_period or np.inf
+        most = np.where(constant | (times == np.inf), np.inf, (min(times, 1e300) - 1) * lag)
         for leaf, axis, dim in axes_of(terms):
             if constant[dim]:  # no images
                 scale = axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
                 radius[dim] = max(radius[dim], _NO_IMAGES * scale)
                 continue
-            r = longest * correlation_lag(leaf, axis, aliasing, lag)
+            bound = most[dim] / longest
+            r = longest * correlation_lag(leaf, axis, aliasing, lag, bound)
             if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest
-                strict = longest * correlation_lag(leaf, axis, min(tolerance, aliasing), lag)
+                strict = correlation_lag(leaf, axis, min(tolerance, aliasing), lag, bound) * longest
                 r = min(strict, _FARTHER * r)
             radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
         if most_lags is not None:  # a term that hardly varies does not refine the others' grid
             radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
+        radius = np.minimum(radius, most)
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
 
     def _constant(self, terms, domain) -> Bool[np.ndarray, "d"]:

@@ -98,9 +98,14 @@ def tail_radius(leaf: LeafSpectrum, share: float) -> float:
 
 
 def correlation_lag(
-    leaf: LeafSpectrum, axis: int, share: float, extent: Float[np.ndarray, "d"] | None = None
+    leaf: LeafSpectrum,
+    axis: int,
+    share: float,
+    extent: Float[np.ndarray, "d"] | None = None,
+    most: float = math.inf,
 ) -> float:
-    """The lag r along an axis beyond which the correlation stays below this share.
+    """The lag r along an axis beyond which the correlation stays below this share; `most` if the
+    correlation there is larger.
 
     Where correlations fall like a power of the lag, the frequencies near zero take up the constant
     part of the error (see `weight_at_zero` and `moments_near_zero`). If the extent of the data is
@@ -114,15 +119,16 @@ def correlation_lag(
     def correlation(r: float) -> float:
         return leaf.correlation(r * scale, axis)
 
-    heavy = isinstance(spectrum, ScaleMixture) and leaf.variance is None
-    if extent is None or not heavy:
-        return scale * _last_crossing(correlation, share, start=1e-2)
-    longest = (extent[list(leaf.dims)] / scales).max()
-    return scale * _last_crossing(
-        lambda r: correlation(r) - 2 * correlation(r + longest) + correlation(r + 2 * longest),
-        share,
-        start=1e-2,
-    )
+    bound, heavy = correlation, isinstance(spectrum, ScaleMixture) and leaf.variance is None
+    if extent is not None and heavy:
+        longest = (extent[list(leaf.dims)] / scales).max()
+
+        def bound(r: float) -> float:
+            return correlation(r) - 2 * correlation(r + longest) + correlation(r + 2 * longest)
+
+    if most < math.inf and bound(most / scale) > share:
+        return most
+    return scale * _last_crossing(bound, share, start=1e-2)
 
 
 def _last_crossing(decreasing: Callable[[float], float], level: float, start: float) -> float:

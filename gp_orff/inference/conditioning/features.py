@@ -38,6 +38,7 @@ from gp_orff.inference.equations import (
     prefers_dual,
     whole_vectors,
 )
+from gp_orff.inference.equations.primal import Primal
 from gp_orff.inference.overconfidence import check
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.weight_posterior import WeightPosterior
@@ -78,6 +79,16 @@ class FeatureInference(Inference):
         group_noises = self._group_noises(noises, delta, statistics)
         evidence = self._with_scatter(evidence, noises, statistics)
         return Posterior(plus_white(weights, delta), evidence, group_noises)
+
+    @torch.no_grad()
+    def primal(self, kernel: Kernel, noises: Noises) -> Primal | None:
+        """The normal equations of the weights, of statistics alone; None where others serve."""
+        expansion, delta = self._expansion_and_delta(kernel)
+        statistics = self._statistics_unless_dual(expansion)
+        if statistics is None or self.data.tracks:
+            return None
+        equations = self._equations(kernel, noises, expansion, delta, statistics)
+        return equations if isinstance(equations, Primal) and not equations.rows else None
 
     def _with_scatter(
         self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None

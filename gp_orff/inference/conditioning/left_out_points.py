@@ -7,7 +7,7 @@ from gp_orff.data.survey import DataWarning
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.representation import MOST_EXACT
+from gp_orff.inference.representation.choice import MOST_EXACT
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:

@@ -4,6 +4,7 @@ from gp_orff.kernels.learned_spectrum.kernel import LearnedSpectrumKernel
 from gp_orff.kernels.learned_spectrum.related import (
     RelatedSpectrumKernel,
     has_learned_spectrum,
+    held_curves,
     related_copy,
 )
 from gp_orff.kernels.learned_spectrum.spectrum import FiniteMixture
@@ -13,5 +14,6 @@ __all__ = [
     "LearnedSpectrumKernel",
     "RelatedSpectrumKernel",
     "has_learned_spectrum",
+    "held_curves",
     "related_copy",
 ]

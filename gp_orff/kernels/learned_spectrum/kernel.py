@@ -1,5 +1,6 @@
 """A scalar kernel whose spectral density is learned from the data."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -124,6 +125,18 @@ class LearnedSpectrumKernel(Kernel):
     def rates(self) -> Float[Tensor, "J"]:
         """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
         return self.lengths.to(self.shape.device) ** -2
+
+    @torch.no_grad()
+    def centre(self, order: int) -> None:
+        """Move the start of the curve such that weights ∝ π λ^{−2t} are symmetric about λ = 1,
+        t = `order`, by lengthscale and slope: the curve goes along with the lengths.
+
+        Fields of degree t have these shares of the variance.
+        """
+        shift = -2 * order * _WIDTH**2  # of u
+        self.lengthscale = self.lengthscale * math.exp(shift)
+        self.shape.zero_()
+        self.shape[..., 0] = 2 * order / _SLOPE
 
     def forward(
         self,

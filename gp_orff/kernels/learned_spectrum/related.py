@@ -1,5 +1,7 @@
 """A learned spectrum that is another one plus a difference: the two parts of one field."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 
 import torch
@@ -81,6 +83,10 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         difference = self.shape @ self._basis.to(self.shape).mT
         return self.other.log_weights.to(self.shape) + _DIFFERENCE * difference
 
+    def centre(self, order: int) -> None:
+        """Leave the curve where that of the other kernel is."""
+        self.shape.data.zero_()
+
     def __getitem__(self, index) -> "RelatedSpectrumKernel":
         own = super().__getitem__(index)
         if own is not self:
@@ -95,9 +101,27 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         return own
 
 
-def has_learned_spectrum(kernel: Kernel) -> bool:
-    """Whether a learned spectrum is anywhere in a kernel tree."""
-    return any(isinstance(part, LearnedSpectrumKernel) for part in kernel.modules())
+def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
+    """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
+    return any(
+        isinstance(part, LearnedSpectrumKernel) and (part.shape.requires_grad or not trained)
+        for part in kernel.modules()
+    )
+
+
+@contextmanager
+def held_curves(kernel: Kernel) -> Iterator[None]:
+    """Hold the trained curves of learned spectra at their start, while other hyperparameters are
+    searched; they are trained again afterwards."""
+    curves = [part.shape for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
+    trained = [curve for curve in curves if curve.requires_grad]
+    for curve in trained:
+        curve.requires_grad_(False).zero_()
+    try:
+        yield
+    finally:
+        for curve in trained:
+            curve.requires_grad_(True)
 
 
 def related_copy(kernel: Kernel) -> Kernel:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from gp_orff.kernels.spectra.elliptical import ScaleMixture, chi2_moment, chi2_t
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 
 _LARGEST = 16.0  # coordinates of the weights, in standard deviations of their prior
-_STRETCH = 3.0  # how much faster than the frequencies these may move, in a search
+_STRETCH = 6.0  # how much faster than the frequencies these may move, in a search
 _SHARE = 0.01  # of the variance that shorter lengths may have
 
 
@@ -95,9 +96,14 @@ class FiniteMixture(ScaleMixture):
 
     def _values(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
         """s, and the weights ∝ π s^t of a batch, t = `order`."""
-        s = self.variances.detach().double().cpu().numpy()
-        weights = self.weights.detach().double().cpu().numpy().reshape(-1, len(s)) * s**order
+        s, weights = self._arrays
+        weights = weights * s**order
         return s, weights / weights.sum(-1, keepdims=True)
+
+    @cached_property
+    def _arrays(self) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
+        s = self.variances.detach().double().cpu().numpy()
+        return s, self.weights.detach().double().cpu().numpy().reshape(-1, len(s))
 
     def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
         """s of the base variables.

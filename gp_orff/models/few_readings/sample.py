@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.inference.conditioning import ExactInference, Inference, log_marginal_likelihood
-from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.models.few_readings.mixture import Member
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.ranges import parameter_ranges
@@ -29,7 +29,7 @@ _FEW = 4.0  # effective draws
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
     """Whether readings are so few that they leave a learned spectrum open."""
     few = isinstance(inference, ExactInference) and inference.num_values <= MOST_SAMPLED
-    return few and _is_learned(kernel)
+    return few and has_learned_spectrum(kernel, trained=True)
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def sample_of_hyperparameters(
     if not members:
         return []
     weights = truncated_weights(np.array(logs))
-    if not _is_learned(kernel):  # a mixture of few curves is better than one of them
+    if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
         _warn_of_few(weights)
     kept = np.flatnonzero(weights >= _LEAST)
     total = weights[kept].sum()
@@ -117,10 +117,3 @@ def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:
     weights = np.exp(logs - logs.max())
     weights = np.minimum(weights, weights.mean() * np.sqrt(len(weights)))
     return weights / weights.sum()
-
-
-def _is_learned(kernel: Kernel) -> bool:
-    return any(
-        isinstance(part, LearnedSpectrumKernel) and part.shape.requires_grad
-        for part in kernel.modules()
-    )

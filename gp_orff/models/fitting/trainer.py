@@ -44,7 +44,13 @@ from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise, score
+from gp_orff.models.fitting.scoring import (
+    MOST_SAMPLED,
+    FeatureInformation,
+    Information,
+    log_prior_of_noise,
+    score,
+)
 from gp_orff.models.fitting.search import Search
 from gp_orff.threads import update_threads
 
@@ -131,12 +137,16 @@ class Trainer:
         return search
 
     def _scoring(self, search: Search, inference: Inference) -> Callable[..., Search] | None:
-        """Fisher scoring, for learned spectra under the exact kernel of few data; else None."""
-        exact = isinstance(inference, ExactInference) and inference.size <= _MOST_SCORED
-        if not exact or not has_learned_spectrum(self.kernel):
+        """Fisher scoring, for learned spectra under the exact kernel of few data, or on grids; else
+        None."""
+        if not has_learned_spectrum(self.kernel, trained=True):
             return None
         parts = inference, self.kernel, self.likelihoods, search.coordinates
-        return partial(score, search, information=Information(*parts))
+        if not isinstance(inference, ExactInference):
+            information = FeatureInformation.of(*parts, self.mean)
+        else:
+            information = Information(*parts) if inference.size <= _MOST_SCORED else None
+        return information and partial(score, search, information=information)
 
     def short_search(
         self, search: Search, inference: Inference, name: str
@@ -203,7 +213,7 @@ class Trainer:
 
     def warn_of_few_numbers(self, data: Data, learned: int) -> None:
         """Warn if the numbers are few for what is learned, and posteriors do not count that."""
-        if has_learned_spectrum(self.kernel) and data.num_values <= MOST_SAMPLED:
+        if has_learned_spectrum(self.kernel, True) and data.num_values <= MOST_SAMPLED:
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             repeated = " at distinct places" if numbers < data.num_values else ""

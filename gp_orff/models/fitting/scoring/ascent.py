@@ -10,10 +10,12 @@ from gp_orff.models.fitting.search import Report, Run, Search, TrustRegion
 
 _NATS = 0.1  # steps that gain less, in total, end the search: the prior of curves is wider
 _SMALL_STEPS = 2  # in a row end the search
-_DAMPING, _LESS, _MORE, _LEAST = 1e-2, 1 / 6, 5.0, 1e-3
+_DAMPING, _LESS, _RISE, _LEAST = 1e-2, 1 / 6, 2.0, 1e-3
 _FLAT = 1e-3  # curvature of coordinates of which the data tell nothing
 _TRIALS = 8  # of a step, each more damped
 _LONGEST = 2.0  # step of a coordinate
+_MOVED = 0.3  # of a coordinate, which changes the curvature
+_EDGE = 0.9  # of how far a coordinate may move: beyond, the search needs another grid
 
 
 def score(
@@ -24,23 +26,25 @@ def score(
     num_values: int,
     nats: float = 0.0,
     iterations: int = 60,
+    evaluations: int | None = None,
     trust_factor: float | None = None,
     report: Report = lambda value: None,
 ) -> Search:
     """Maximise an objective, in total nats, by Fisher scoring in the coordinates of a search.
 
     A step solves (H + λ diag H) s = ∇, with the Fisher information H; λ falls after steps that gain
-    and rises after others (Levenberg 1944, Marquardt 1963). A coordinate at a bound is held while
+    what H foretells and rises after others (Marquardt 1963; Nielsen 1999, *Damping parameter in
+    Marquardt's method*). A coordinate at a bound is held while
     the objective rises outwards. The search ends with two steps that gain less than `nats`, or a
-    tenth of a nat, in total each, or after `iterations`; H is then its curvature, for others.
+    tenth of a nat, in total each, or after `iterations`; H is then its curvature, for others. H is
+    computed again where coordinates have moved.
 
     Args:
         search: goes on from where it is.
         objective, num_values, report: as for `Search.run`.
         information: H in total nats, at the present hyperparameters.
-        nats, iterations: when to end.
-        trust_factor: the largest factor by which frequencies may move, as for `Search.run`; the
-            search does not end at that edge.
+        nats, iterations, evaluations: when to end.
+        trust_factor: the largest factor by which frequencies may move, as for `Search.run`.
     """
     coordinates = search.coordinates
     region = TrustRegion.of(coordinates, None)
@@ -48,27 +52,36 @@ def score(
     reach = np.full(len(start), np.inf)
     if trust_factor is not None:
         reach = np.where(coordinates.stretch > 0, coordinates.stretch * np.log(trust_factor), reach)
-    run.evaluations_left = _TRIALS * iterations + 1
+    run.evaluations_left = evaluations or _TRIALS * iterations + 1
     run.value_and_gradient(np.zeros_like(start))
-    damping, small, curvature, least = _DAMPING, 0, None, max(nats, _NATS)
+    damping, rise, small, least = _DAMPING, _RISE, 0, max(nats, _NATS)
+    curvature, known = None, start  # and where it is
     for _ in range(iterations):
         value, u, gradient = run.value, run.u, run.gradient * num_values
-        coordinates.set(u)
-        curvature = information()
+        if curvature is None or small or np.abs(u - known).max() > _MOVED:
+            coordinates.set(u)
+            curvature, known = information(), u
         free = coordinates.at_bounds(u) * gradient <= 0
         for _ in range(_TRIALS):
             step = np.clip(_step(curvature, gradient, damping, free), -_LONGEST, _LONGEST)
-            run.value_and_gradient(np.clip(u + step - start, -reach, reach))
-            if run.value > value:
-                damping *= _LESS
+            step = np.clip(u + step - start, -reach, reach) + start - u
+            run.value_and_gradient(u + step - start)
+            gain = (run.value - value) * num_values
+            if gain > 0:
+                expected = step @ gradient - 0.5 * step @ curvature @ step
+                damping *= max(_LESS, 1 - (2 * min(gain / max(expected, gain), 1) - 1) ** 3)
+                rise = _RISE
                 break
-            damping = max(damping, _LEAST) * _MORE
-        gain = (run.value - value) * num_values
+            damping, rise = max(damping, _LEAST) * rise, _RISE * rise
+            if run.evaluations_left < 1:
+                break
         small = small + 1 if gain < least else 0
-        if not gain > 0 or small == _SMALL_STEPS:
+        if not gain > 0 or small == _SMALL_STEPS or run.evaluations_left < 1:
             break
     coordinates.set(run.u)
-    search.settled, search.value = True, run.value
+    inside = coordinates.at_bounds(run.u) == 0
+    at_edge = inside & (np.abs(run.u - start) > _EDGE * reach)
+    search.settled, search.value = not at_edge.any(), run.value
     if curvature is not None:
         flattest = _FLAT * np.eye(len(curvature))
         search.inverse_hessian = np.linalg.inv((curvature + flattest) / num_values)

@@ -16,6 +16,7 @@ from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.learned_spectrum.components import components
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.scoring.curves import learned_spectra, prior_scales
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
 _STEP = 1e-7  # of differences, in coordinates
@@ -55,8 +56,10 @@ class Information:
             half = torch.linalg.solve_triangular(factor, change, upper=False)
             return torch.linalg.solve_triangular(factor, half.mT, upper=False).flatten()
 
-        weights, rows = [], []
+        weights, rows, held = [], [], self._held
         for own, j, part in components(self.kernel):
+            if own in held:
+                continue
             weights.append((own, j))
             rows.append(whitened(self.inference.prior_covariance(part)))
         others = np.flatnonzero(~self.of_curves)
@@ -79,18 +82,13 @@ class Information:
 
     @property
     def _scales(self) -> Float[np.ndarray, "k"]:
-        """∂z/∂u of the coordinates of curves; 0 for all others."""
-        curves = {id(part.shape) for part in self._spectra}
-        return np.concatenate(
-            [
-                np.full(part.parameter.numel(), part.scale * (id(part.parameter) in curves))
-                for part in self.coordinates.parts
-            ]
-        )
+        return prior_scales(self.kernel, self.coordinates)
 
     @property
-    def _spectra(self) -> list[LearnedSpectrumKernel]:
-        return [part for part in self.kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
+    @torch.enable_grad()
+    def _held(self) -> set[LearnedSpectrumKernel]:
+        """The spectra whose weights do not change."""
+        return {part for part in learned_spectra(self.kernel) if not part.weights.requires_grad}
 
     def _covariance(self) -> Float[Tensor, "M M"]:
         noises = noises_of(self.kernel, self.likelihoods)

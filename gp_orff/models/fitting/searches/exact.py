@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gp_orff.data.dataset import Dataset
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import MOST_SEARCHED, SUBSET_VALUES, SUBSETS, Trainer
@@ -67,6 +68,7 @@ class ExactKernel:
         trainer, coordinates = self.trainer, search.coordinates
         inference = trainer.exact_inference(self.data)
 
+        @torch.no_grad()
         def value() -> float:
             found = trainer.value(inference) + float(coordinates.log_prior())
             stage.count(found / inference.num_values)
@@ -86,7 +88,8 @@ class ExactKernel:
 
 def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
     """Search under the exact kernel on growing subsets of data with `size` numbers."""
-    for numbers in SUBSETS:
+    learned = has_learned_spectrum(trainer.kernel, trained=True)  # whose curves were held
+    for numbers in (SUBSET_VALUES, *SUBSETS) if learned else SUBSETS:
         if size > _BEYOND * numbers:
             inference = trainer.exact_inference(trainer.subset(numbers))
             label = f"exact kernel, {inference.data.survey.num_points} points"

@@ -18,6 +18,7 @@ from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.inference.conditioning import has_covariance
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.searches.exact import ExactKernel, search_on_subsets
@@ -25,8 +26,10 @@ from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import Trainer
 
 _CUBIC = 40.0  # iterations with 2000 features
-_FEW_ROUNDS = 2  # on waves of other wavevectors, each of which takes a pass over the data
+_ROUNDS, _FEW_ROUNDS = 8, 2  # few on waves of other wavevectors, which take a pass over the data
 _FEW_ITERATIONS, _EACH = 6, 1.5  # the least on grids; evaluations of each iteration, about
+_NATS_OF_CURVES, _PART_OF_CURVES = 1.0, 1e-6  # as `_NATS` for learned spectra, and each number's
+_FEW_FEATURES = 1536  # on which spectra are learned, before more are used where these lack some
 _LAST_FACTOR, _LAST_ROUNDS, _LAST = 1.05, 4, {"rounds": 1, "iterations": 8}
 _NATS = 0.1  # in total, that another last grid has to gain
 MANY_POINTS = 100_000  # a visit of more takes longer than an evaluation
@@ -84,7 +87,8 @@ class Grids:
         few = self._of_sample if many else representation
         few = replace(few, data=sampled(few.data, _COARSE_BLOCKS))
         visited = [search.coordinates.get()]
-        rounds = 8 if representation.on_lattice else _FEW_ROUNDS
+        many_rounds = representation.on_lattice and not self._learns_spectrum
+        rounds = _ROUNDS if many_rounds else _FEW_ROUNDS
         options = {"rounds": rounds, "lost": partial(self._exceeds, _TOO_ROUGH)}
         self._follow(search, "coarse", COARSE_FACTOR, few, few.coarse, **options)
         visited.append(search.coordinates.get())
@@ -99,8 +103,11 @@ class Grids:
             label = f"statistics of {self.trainer.survey.num_points} points"
             with self.trainer.journal.stage(label):
                 representation = self._keeping()
-        parts = representation, representation.fine
-        self._follow(search, "fine", FINE_FACTOR, *parts, rounds=rounds)
+        if self._learns_spectrum:
+            self._learn_curves(search, representation)
+        else:
+            parts = representation, representation.fine
+            self._follow(search, "fine", FINE_FACTOR, *parts, rounds=rounds)
         visited.append(search.coordinates.get())
         if self._exceeds(_TOO_ROUGH):
             search_on_subsets(self.trainer, search, data.num_values)
@@ -115,6 +122,19 @@ class Grids:
             last = replace(self, representation=representation)
             last._search_with_truncated_variance(search.coordinates, visited)
         return representation
+
+    @property
+    def _learns_spectrum(self) -> bool:
+        return has_learned_spectrum(self.trainer.kernel, trained=True)
+
+    def _learn_curves(self, search: Search, representation: Representation) -> None:
+        """Search for learned spectra on fine grids of few features first: what coarse grids tell of
+        short waves, which large grids hold, is little."""
+        few = partial(representation.fine, most=_FEW_FEATURES)
+        self._follow(search, "fine", FINE_FACTOR, representation, few, rounds=_FEW_ROUNDS)
+        if not representation.fits(few()):
+            parts = representation, representation.fine
+            self._follow(search, "fine", FINE_FACTOR, *parts, rounds=_FEW_ROUNDS)
 
     def _exceeds(self, most: float) -> bool:
         """Whether the grids of searches truncate more than so much of the noise variance, and the
@@ -154,7 +174,7 @@ class Grids:
         trust_factor: float,
         representation: Representation,
         level: Callable[[], Grid],
-        rounds: int = 8,
+        rounds: int = _ROUNDS,
         iterations: int = 60,
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -173,6 +193,8 @@ class Grids:
             label = f"{name} grid, {features} features"
             affordable = _EACH * max(_CUBIC * (2000 / features) ** 3, _FEW_ITERATIONS)
             options = {"trust_factor": trust_factor, "iterations": iterations}
+            if self._learns_spectrum:
+                options["nats"] = max(_NATS_OF_CURVES, _PART_OF_CURVES * inference.num_values)
             options["evaluations"], before = math.ceil((1 - used) * affordable), search.evaluations
             with warnings.catch_warnings():  # the next grid is made for where the search has gone
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)

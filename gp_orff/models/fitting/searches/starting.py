@@ -1,11 +1,20 @@
 """Where searches begin: the best of many starting values, on subsets of the data."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
+
+from gpytorch.kernels import Kernel
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import join
 from gp_orff.data.survey import warn_of_far_points
+from gp_orff.kernels.learned_spectrum import (
+    LearnedSpectrumKernel,
+    has_learned_spectrum,
+    held_curves,
+)
+from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
@@ -22,10 +31,28 @@ def best_start(trainer: Trainer) -> Search:
     larger one, and the best of these to the end. Many data are also searched in a dense part."""
     warn_of_far_points(trainer.distances)
     spread = trainer.starting_subset(SUBSET_VALUES)
-    with trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
+    many = trainer.survey.num_values > _MANY and not trainer.tracks
+    held = held_curves(trainer.kernel) if many else nullcontext()
+    with held, trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
         search = _screened_search(trainer, spread)
-        many = trainer.survey.num_values > _MANY and not trainer.tracks
-        return _over_short_distances(trainer, search) if many else search
+        if not many:
+            return search
+        search = _over_short_distances(trainer, search)
+    if not has_learned_spectrum(trainer.kernel, trained=True):
+        return search
+    _centre_spectra(trainer.kernel)
+    return trainer.new_search()
+
+
+def _centre_spectra(kernel: Kernel) -> None:
+    """Divide the lengths of learned spectra of fields such that those with most of the variance of
+    the field are in the middle of the curve, and give it the slope that leaves the kernel as it is:
+    variance ∝ π λ^{−2t}, for B(ω) of degree t."""
+    for term in terms(kernel):
+        for leaf in term.leaves[:1]:
+            own = leaf.kernel
+            if isinstance(own, LearnedSpectrumKernel) and own.shape.requires_grad:
+                own.centre(order=term.factor.degree)
 
 
 def _screened_search(trainer: Trainer, spread: Dataset) -> Search:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -16,10 +15,9 @@ from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.tracks.observations import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
-from gp_orff.features.domain import Box, box_of, contains, corners, far_message, rounded, union
+from gp_orff.features.domain import Box, box_of, contains, corners, far_message, union
 from gp_orff.features.frequencies.auto import MOST_DENSE, Auto
 from gp_orff.features.frequencies.grid import Grid, GridBudgetError
-from gp_orff.features.frequencies.grid_design import lengthscales
 from gp_orff.features.frequencies.rule import Draw, Rule
 from gp_orff.inference.conditioning import (
     ExactInference,
@@ -30,24 +28,27 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.conditioning.few_sites import exact_instead
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
+from gp_orff.inference.representation.resolution import (
+    COARSE_FEATURES,
+    COARSE_TOLERANCE,
+    MOST_TRAINING,
+    PERIOD_OF_LEARNED,
+    Resolution,
+    grid_for,
+)
 from gp_orff.inference.robust import weighs
-from gp_orff.kernels.closed_form import at_zero
 from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.tree import terms
 
 COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a search
-_COARSE_TOLERANCE, _COARSE_FEATURES = 1e-2, 2000
 _FEW_FEATURES = 1000  # their cost is negligible
-_SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance is used unchanged
 _SCARCE = 10.0  # acceptable tolerance over the requested one
-MOST_TRAINING, MOST_ITERATIVE = 4096, 2**15  # features, by default: of searches, of the posterior
+MOST_ITERATIVE = 2**15  # features, by default, of the posterior
 MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
 _MOST_MERGED = 8  # repetitions of a position, up to which it is tried
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
-_SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
-_SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
 _USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
 
 
@@ -64,6 +65,7 @@ class Representation:
     kept: Kept | None = None  # statistics that save passes over the data
     dense: bool = False  # whether all grids are small enough for a factorisation
     counts: Memo = field(default_factory=Memo, compare=False, repr=False)
+    resolved: Memo = field(default_factory=Memo, compare=False, repr=False)
     reached: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @classmethod
@@ -95,6 +97,8 @@ class Representation:
             return replace(self, rule=None)
         budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
+        if self._resolution.learns_spectrum and auto.longest_period is None:
+            trial = replace(trial, longest_period=PERIOD_OF_LEARNED)
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
             rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
@@ -113,7 +117,7 @@ class Representation:
         if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
-        acceptable = max(_SCARCE * self.rule.tolerance, self._tolerance(self.rule))
+        acceptable = max(_SCARCE * self.rule.tolerance, self._resolution.tolerance(self.rule))
         affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
         return affordable and draws[0].shared.tolerance.item() <= acceptable
 
@@ -151,13 +155,13 @@ class Representation:
 
     def keeping(self) -> "Representation":
         """The same with statistics that serve grids for somewhat other lengthscales: one pass."""
-        rule, margins = self.rule, self._lengthscales
+        rule, margins = self.rule, self._resolution.lengthscales
         box = tuple(  # boxes of other lengthscales are rounded otherwise
             (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
             for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
         )
-        tolerance = self._tolerance(rule) / _STEP**2
-        grid = _grid_for(rule, box, box, tolerance, _KEPT)
+        tolerance = self._resolution.tolerance(rule) / _STEP**2
+        grid = grid_for(rule, box, box, tolerance, _KEPT)
         grid = self._with_symbols(replace(grid, max_features=MOST_ITERATIVE))
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
 
@@ -178,16 +182,20 @@ class Representation:
         rule = self.rule
         if not self.follows:
             return rule
-        box = self._rounded_box
+        box = self._resolution.rounded_box
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
-        tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
+        tolerance = _STEP ** math.floor(math.log(self._resolution.tolerance(rule), _STEP))
         most = MOST_DENSE if self.on_lattice else MOST_TRAINING
-        grid = _grid_for(rule, domain, box, tolerance, most=most)
+        grid = grid_for(rule, domain, box, tolerance, most=most)
         dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
         if not dense and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
             grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
         return self._restricted(grid)
+
+    def fits(self, grid: Grid) -> bool:
+        """Whether a grid reaches its tolerance within its budget."""
+        return self._reached(grid) <= 1.01 * grid.tolerance
 
     def _reached(self, grid: Grid) -> float:
         """The tolerance that a grid reaches within its budget."""
@@ -206,17 +214,23 @@ class Representation:
 
     def coarse(self) -> Grid:
         """A grid for a search that starts far from the optimum."""
-        budget = min(self.rule.max_features or _COARSE_FEATURES, _COARSE_FEATURES)
-        return replace(self.fine(COARSE_FACTOR), tolerance=_COARSE_TOLERANCE, max_features=budget)
+        budget = min(self.rule.max_features or COARSE_FEATURES, COARSE_FEATURES)
+        return replace(self.fine(COARSE_FACTOR), tolerance=COARSE_TOLERANCE, max_features=budget)
 
-    def fine(self, trust_factor: float = FINE_FACTOR, returned: bool = False) -> Grid:
-        """A grid on the data's own box.
+    def fine(
+        self,
+        trust_factor: float = FINE_FACTOR,
+        returned: bool = False,
+        most: int = MOST_TRAINING,
+    ) -> Grid:
+        """A grid on the data's own box; without a budget of the rule of at most so many features.
 
         Unless `returned`, the learned noise absorbs the truncated variance. If it were added to the
         noise, the search would increase the lengthscales to make it small.
         """
         rule, box = self.rule, self.data.box
-        grid = _grid_for(rule, box, box, self._tolerance(rule), (1 / trust_factor, trust_factor))
+        lengthscale_range = (1 / trust_factor, trust_factor)
+        grid = grid_for(rule, box, box, self._resolution.tolerance(rule), lengthscale_range, most)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
 
@@ -258,8 +272,12 @@ class Representation:
             phi = phi.detached()
             return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
-            domain = rule.domain or self._widened_box  # new observations may be anywhere in it
-            rule = _grid_for(rule, domain, domain, self._tolerance(rule), _SERVED, MOST_DENSE)
+            domain = (
+                rule.domain or self._resolution.widened_box
+            )  # new observations may be anywhere in it
+            rule = grid_for(
+                rule, domain, domain, self._resolution.tolerance(rule), _SERVED, MOST_DENSE
+            )
             rule = replace(rule, max_features=_WIDER * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
@@ -283,68 +301,10 @@ class Representation:
     def _noises(self) -> Noises:
         return noises_of(self.kernel, self.likelihoods)
 
-    @torch.no_grad()
-    def _tolerance(self, rule: Grid) -> float:
-        """The tolerance that the noise of the data requires.
-
-        It is the rule's own where the noise variance is a thousandth of the signal variance, and
-        tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data could not tell more of the truncated features.
-        """
-        signal = sum(
-            at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
-            for term in terms(self.kernel)
-            if term.leaves
-        )
-        if not signal > 0:
-            return rule.tolerance
-        coarse = _grid_for(rule, self._rounded_box, None, _COARSE_TOLERANCE)
-        coarse = replace(coarse, max_features=_COARSE_FEATURES)
-        count = self.counts.get(lambda: self._count(coarse), [self.kernel], coarse)
-        posterior_to_noise = count / self.data.num_values
-        noise_to_signal = min(self.data.local_noises(self._noises, 1 / posterior_to_noise).values())
-        noise_to_signal /= signal.item()
-        tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
-        largest = _SHARE_OF_POSTERIOR * noise_to_signal * posterior_to_noise
+    @property
+    def _resolution(self) -> Resolution:
         costly = isinstance(self.requested, Auto) and not self.on_lattice
-        return max(min(tolerance, largest), _SHARE_OF_NOISE * noise_to_signal if costly else 1e-10)
-
-    def _count(self, rule: Grid) -> int:
-        """F of a grid; the budget if the grid exceeds it."""
-        try:
-            return num_features(self.kernel, self._draw(rule))
-        except GridBudgetError:
-            return rule.max_features
-
-    @property
-    def _lengthscales(self) -> Float[np.ndarray, "d"]:
-        d = self.data.num_inputs
-        return lengthscales(term_spectra(self.kernel, d), d)
-
-    @property
-    def _rounded_box(self) -> Box:
-        """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
-        return rounded(self.data.box, 0.25 * self._lengthscales)
-
-    @property
-    def _widened_box(self) -> Box:
-        """The data's box and on each side a lengthscale, but at least a quarter of the extent."""
-        low, high = np.array(self.data.box).T
-        margin = np.maximum(self._lengthscales, 0.25 * (high - low))
-        return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
+        return Resolution(self.kernel, self.data, self._noises, costly, self.counts, self.resolved)
 
     def _draw(self, rule: Rule) -> list[Draw]:
         return draw(self.kernel, rule, self.data.num_inputs)
-
-
-def _grid_for(
-    rule: Grid,
-    domain: Box,
-    data: Box | None,
-    tolerance: float,
-    lengthscale_range: tuple[float, float] = (1.0, 1.0),
-    most: int = MOST_TRAINING,
-) -> Grid:
-    """The grid for a domain, within the rule's budget, or `most` features if it has none."""
-    limits = {"tolerance": tolerance, "max_features": rule.max_features or most}
-    return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)

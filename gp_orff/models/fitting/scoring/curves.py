@@ -1,0 +1,24 @@
+"""Which coordinates of a search are those of the curves of learned spectra."""
+
+import numpy as np
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.models.fitting.coordinates import Coordinates
+
+
+def learned_spectra(kernel: Kernel) -> list[LearnedSpectrumKernel]:
+    """The learned spectra of a kernel tree."""
+    return [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
+
+
+def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, "k"]:
+    """∂z/∂u of the coordinates u of the curves z ~ N(0, I) of learned spectra; 0 for all others."""
+    curves = {id(part.shape) for part in learned_spectra(kernel)}
+    return np.concatenate(
+        [
+            np.full(part.parameter.numel(), part.scale * (id(part.parameter) in curves))
+            for part in coordinates.parts
+        ]
+    )
