@@ -106,8 +106,8 @@ def _(kernel: GeneralMaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     if kernel.nu < _ROUGHEST:
         raise NotImplementedError(
             f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={kernel.nu}, whose "
-            "field changes too much between neighbouring floating-point numbers for a covariance at "
-            "lag zero; put it inside ORFFKernel, or use a larger nu"
+            "field changes too much between neighbouring floating-point numbers for a covariance "
+            "at lag zero; put it inside ORFFKernel, or use a larger nu"
         )
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
