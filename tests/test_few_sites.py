@@ -13,7 +13,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.data.repeats.merged import site_labels
 from gp_orff.features.assemble import draw as draws_of
-from gp_orff.inference import representation
+from gp_orff.inference.representation import choice as representation
 from gp_orff.inference.conditioning import (
     ExactInference,
     FeatureInference,

@@ -9,7 +9,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, num_features
-from gp_orff.inference import representation
+from gp_orff.inference.representation import choice as representation
 from gp_orff.inference.conditioning import (
     FeatureInference,
     IterativeInference,

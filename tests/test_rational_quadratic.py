@@ -330,7 +330,8 @@ def test_a_period_within_the_range_of_the_kernel():
 
 def test_a_share_below_zero_is_told():
     """A kernel whose images are not known, on a period within its range."""
-    scalar = gp_orff.GeneralMaternKernel(nu=2.8).double()
+    scalar = gp_orff.GeneralMaternKernel(nu=60.0).double()
+    scalar.lengthscale = 1.0
     kernel = gp_orff.ORFFKernel(scalar, gp_orff.Grid(spacing=2.5, cutoff=200.0), num_dims=1)
     expansion = expand(scalar, kernel.frequencies, 1)
     kept = expansion.mean_variance().item()

@@ -76,7 +76,7 @@ def test_it_is_orff_kernel_in_an_exact_gp(kind, rule, points):
             expected = posterior.mean, posterior.variance, posterior.covariance_matrix
     field = model.posterior()
     joint = field(xs)
-    assert type(joint) is type(posterior)
+    assert isinstance(joint, type(posterior))
     torch.testing.assert_close(joint.mean, expected[0], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(joint.variance, expected[1], rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(joint.covariance_matrix, expected[2], rtol=1e-8, atol=1e-9)

@@ -109,9 +109,8 @@ class PathwisePaths(Paths):
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
-            cross = self.distribution.cross(x.flatten(0, 1)).mT.unflatten(
-                0, (len(x), -1)
-            )  # (S, n·p, M)
+            cross = self.distribution.cross(x.flatten(0, 1)).mT
+            cross = cross.unflatten(0, (len(x), -1))  # (S, n·p, M)
             correction = (cross @ self.alpha.mT.unsqueeze(-1)).squeeze(-1)
             return self.prior(x) + correction.unflatten(1, (x.shape[1], -1))
         cross = self.distribution.cross(x).mT
@@ -247,10 +246,10 @@ class SamplePaths:
     """S functions drawn from a `FieldPosterior`, its mean included; made by its `sample_paths`.
 
     `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
-    features lack the truncated variance of a grid, which has no continuous paths. Paths of an exact
-    model begin with random features of the prior: near readings with little noise their spread is
-    not that of `field.variance`, by some per cent under RBF kernels, and under rough ones it may be
-    half of it. Potentials without a reference have a constant of their own in every path.
+    features lack the truncated variance of a grid, which has no continuous paths. Those of an
+    exact model begin with random features of the prior: near readings with little noise their
+    spread is off by some per cent under RBF kernels, by half under rough ones; `field.variance` is
+    not. Potentials without a reference have a constant of their own in every path.
 
     Args:
         paths: draws of the field without its mean.
