@@ -13,7 +13,6 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.data.repeats.merged import site_labels
 from gp_orff.features.assemble import draw as draws_of
-from gp_orff.inference.representation import choice as representation
 from gp_orff.inference.conditioning import (
     ExactInference,
     FeatureInference,
@@ -22,6 +21,7 @@ from gp_orff.inference.conditioning import (
 )
 from gp_orff.inference.conditioning.few_sites import exact_instead, on_few_sites
 from gp_orff.inference.conditioning.merging import changes_within, with_few_sites
+from gp_orff.inference.representation import choice as representation
 from gp_orff.models.fitting import strategy
 from tests.fields import curl_free, directions, draw, uniform
 

@@ -9,7 +9,6 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, num_features
-from gp_orff.inference.representation import choice as representation
 from gp_orff.inference.conditioning import (
     FeatureInference,
     IterativeInference,
@@ -17,6 +16,7 @@ from gp_orff.inference.conditioning import (
     iterative,
 )
 from gp_orff.inference.iterative import Accuracy, ConvergenceError, lanczos, system
+from gp_orff.inference.representation import choice as representation
 from gp_orff.models.comparison import KernelComparison
 from gp_orff.models.report.standard_errors import Curvature
 
