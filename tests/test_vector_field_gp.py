@@ -77,6 +77,7 @@ def test_it_is_orff_kernel_in_an_exact_gp(kind, rule, points):
     field = model.posterior()
     joint = field(xs)
     assert isinstance(joint, type(posterior))
+    assert len(joint.event_shape) == len(posterior.event_shape)  # (n,) or (n, p)
     torch.testing.assert_close(joint.mean, expected[0], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(joint.variance, expected[1], rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(joint.covariance_matrix, expected[2], rtol=1e-8, atol=1e-9)
