@@ -188,6 +188,20 @@ def test_few_numbers_are_factorised_in_the_place_of_iterations(monkeypatch, iter
         assert "600 numbers" in reason
 
 
+@pytest.mark.parametrize("most", [200, 199])
+def test_repeated_positions_count_once_among_numbers_that_are_factorised(monkeypatch, most):
+    monkeypatch.setattr(few_sites, "_MOST_ONCE", most)
+    x = uniform(100, 2).repeat(3, 1)
+    data = Dataset.in_memory(read(x, draw(300, 2, seed=1), 2, Options()))
+    kernel, noises = curl_free(0.5), {"": 0.1 * torch.eye(2).double()}
+    inference = IterativeInference(data, draws_of(kernel, gp_orff.Grid.for_data(x)))
+    found = exact_instead(inference, kernel, noises, 700)
+    assert (found is not None) == (most == 200)
+    if found is not None:
+        assert found[0].size == 200
+        assert "200 numbers" in found[1]
+
+
 def test_even_readings_stay_on_the_grid():
     """They average out what it truncates; sites would take the field's changes for noise. A budget
     that the same number of readings along a track merges within."""
