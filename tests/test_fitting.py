@@ -409,6 +409,25 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operation
     assert found.evidence > whole.evidence - (1 if operations else 128**0.5)
 
 
+@pytest.mark.parametrize("rule", [None, gp_orff.QuasiMonteCarlo(16)])
+def test_features_that_no_one_asked_for_are_not_searched_on_where_that_takes_long(
+    monkeypatch, rule
+):
+    """A product of kernels of one input has no grid: `Auto` takes random features."""
+    monkeypatch.setattr(features, "_OPERATIONS", 0.0)
+    monkeypatch.setattr(exact, "SUBSETS", (60,))
+    x = points(100)
+    y = torch.stack([torch.sin(6 * x[:, 0]), torch.cos(6 * x[:, 0])], dim=-1)
+    outputs = MultitaskKernel(RBFKernel(active_dims=(0,)), 2)
+    product = gp_orff.FieldProductKernel(outputs, RBFKernel(active_dims=(0,)))
+    auto = gp_orff.Auto(max_features=64, exact_values=0)
+    model = gp_orff.VectorFieldGP(product, frequencies=rule or auto)
+    with gp_orff.settings.check_features(False), gp_orff.settings.check_calibration(False):
+        report = model.fit(x, y, progress=False).report
+    assert report.method == "random"
+    assert any("exact kernel" in stage.name for stage in report.stages) == (rule is None)
+
+
 def lines_that_differ(readings=15):
     """Readings along lines, of one component, which share an error with their line."""
     x = torch.stack(torch.meshgrid(*2 * [torch.linspace(0, 1, readings)], indexing="ij"), dim=-1)
