@@ -1,5 +1,6 @@
 """What a test or an example in a docstring registers is forgotten after it."""
 
+import gc
 import inspect
 import sys
 
@@ -18,6 +19,16 @@ def dispatching():
 REGISTRIES = {
     own: inspect.getclosurevars(own.register).nonlocals["registry"] for own in dispatching()
 }
+
+
+def pytest_collection(session):
+    """Modules and tests stay to the end: nothing among them is garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
