@@ -21,14 +21,15 @@ REGISTRIES = {
 }
 
 
-def pytest_collection(session):
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Modules and tests stay to the end: nothing among them is garbage."""
     gc.disable()
-
-
-def pytest_collection_finish(session):
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
