@@ -1,5 +1,6 @@
 """What a test or an example in a docstring registers is forgotten after it."""
 
+import gc
 import inspect
 import sys
 
@@ -18,6 +19,17 @@ def dispatching():
 REGISTRIES = {
     own: inspect.getclosurevars(own.register).nonlocals["registry"] for own in dispatching()
 }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Modules and tests stay to the end: nothing among them is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -76,17 +76,17 @@ def test_what_distances_tell_is_the_maximum_over_a_grid(scaled):
     ]
     for _ in range(6):  # rounds of EM
         found = Tails({"": likelihood}, scaled).learn(found)
-    nus, scales = np.exp(np.linspace(math.log(0.4), math.log(2.5), 93)) + 2, [1.0]
+    nus, scales = np.exp(np.linspace(math.log(0.4), math.log(2.5), 93)) + 2, np.ones(1)
     if scaled:
         scales = np.exp(np.linspace(0.0, 0.5, 63))
-    best = -np.inf
-    for nu in nus:
-        for scale in scales:
-            one = scipy.stats.t(nu, scale=scale**0.5).logpdf(np.sqrt(numbers)).sum()
-            root = np.stack([np.sqrt(vectors), np.zeros(300)], axis=-1)
-            two = scipy.stats.multivariate_t(shape=scale * np.eye(2), df=nu).logpdf(root).sum()
-            if (value := one + two + log_prior(nu)) > best:
-                best, where = value, (nu, scale)
+    root = np.sqrt(np.stack([vectors, np.zeros(300)], axis=-1) / scales[:, None, None])
+    one = [scipy.stats.t(nu).logpdf(np.sqrt(numbers / scales[:, None])).sum(-1) for nu in nus]
+    laws = [scipy.stats.multivariate_t(shape=np.eye(2), df=nu) for nu in nus]
+    two = [law.logpdf(root).reshape(len(scales), -1).sum(-1) for law in laws]
+    volumes = (0.5 * len(numbers) + len(vectors)) * np.log(scales)  # of a root of the scale
+    values = np.stack(one) + two - volumes + np.array([[log_prior(nu)] for nu in nus])
+    i, j = np.unravel_index(values.argmax(), values.shape)
+    where = nus[i], scales[j]
     assert likelihood.deg_free.item() == pytest.approx(where[0], rel=0.01)  # a step of the grid
     assert likelihood.noise.item() == pytest.approx(0.2 * where[1], rel=0.008)
     assert found[0].distance.sum() == pytest.approx(vectors.sum() / where[1], rel=0.008)
@@ -217,12 +217,13 @@ def test_files_and_pickles_keep_it(tmp_path):
         assert torch.equal(other.likelihood.deg_free, model.likelihood.deg_free)
         assert other.likelihood.raw_deg_free.requires_grad
         assert other.log_marginal_likelihood() == model.log_marginal_likelihood()
-    held = fitted(x, y, T(2, learn_deg_free=False))
-    held.save(tmp_path / "held.pt")
+    held = gp_orff.VectorFieldGP(curl_free(), likelihood=T(2, learn_deg_free=False))
+    held.condition(x, y).save(tmp_path / "held.pt")
     again = gp_orff.VectorFieldGP.load(tmp_path / "held.pt")
     assert not again.likelihood.raw_deg_free.requires_grad
-    own = T(2, deg_free_prior=gpytorch.priors.GammaPrior(2.0, 0.1))
-    fitted(x, y, own).save(tmp_path / "own.pt")
+    prior = gpytorch.priors.GammaPrior(2.0, 0.1)
+    own = gp_orff.VectorFieldGP(curl_free(), likelihood=T(2, deg_free_prior=prior))
+    own.condition(x, y).save(tmp_path / "own.pt")
     with pytest.raises(ValueError, match="pass likelihood="):
         gp_orff.VectorFieldGP.load(tmp_path / "own.pt")
 

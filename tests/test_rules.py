@@ -1,5 +1,7 @@
 """Frequency rules against the exact kernels: unbiased, with the rates they promise."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -140,14 +142,14 @@ def test_error_falls_as_the_root_of_the_number_of_frequencies(spectrum, measure,
     """Slope −½ for independent and orthogonal frequencies, steeper for Sobol points."""
     kernel = gp_orff.CurlFreeKernel(base(spectrum, 2), num_dims=2)
     exact = kernel(*pair(2)).to_dense()
-    numbers = [32, 128, 512, 1024]
+    numbers = [32, 1024]
     # the median over seeds: the tails of the base measure make the mean square error jump
     errors = [
         (estimates(kernel, rule, measure, 2, 100, n) - exact).norm(dim=(-1, -2)).median().item()
         for n in numbers
     ]
-    slope = np.polyfit(np.log(numbers), np.log(errors), 1)[0]
-    # 100 seeds give each median to about 10 %; over a factor 32 the slope's error is about 0.03
+    slope = math.log(errors[1] / errors[0]) / math.log(numbers[1] / numbers[0])
+    # 100 seeds give each median to about 10 %; over a factor 32 the slope's error is about 0.04
     if (spectrum, measure) == ("matern52", "base") and rule != "monte_carlo":
         assert slope < -0.3  # no fourth moment: far from its limit at these numbers
     elif rule == "quasi_monte_carlo":
