@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import LinearObservations, block_diagonal
+from gp_orff.data.repeats.nodes import SiteMeans
 from gp_orff.features.chunked import by_chunks
 from gp_orff.inference.distributions import InChunks
 from gp_orff.kernels.cholesky import cholesky
@@ -162,7 +163,10 @@ def prior_covariance(
 def observed_covariance(
     kernel: Kernel, observed: Sequence[LinearObservations]
 ) -> Float[Tensor, "M M"]:
-    """Cov[H f]; the blocks between two kinds of observations are computed once."""
+    """Cov[H f]; the blocks between two kinds of observations are computed once.
+
+    Of means at divided sites alone, on and below the diagonal.
+    """
 
     def block(a: LinearObservations, b: LinearObservations) -> Float[Tensor, "K L"]:
         return a.apply(
@@ -176,13 +180,28 @@ def observed_covariance(
         )
 
     if len(observed) == 1:
-        return block(*observed, *observed)
+        (rows,) = observed
+        return _lower_of_sites(kernel, rows) if isinstance(rows, SiteMeans) else block(rows, rows)
     lower = [[block(a, b) for b in observed[: i + 1]] for i, a in enumerate(observed)]
     rows = [
         torch.cat([*blocks, *(below[i].mT for below in lower[i + 1 :])], dim=-1)
         for i, blocks in enumerate(lower)
     ]
     return torch.cat(rows)
+
+
+def _lower_of_sites(kernel: Kernel, observed: SiteMeans) -> Float[Tensor, "M M"]:
+    """Cov[H f] on and below the diagonal, a few sites with a few at a time."""
+    matrix = torch.zeros_like(observed.values).expand(len(observed.values), -1).clone()
+    pieces = observed.chunks()
+    for i, (rows, apply) in enumerate(pieces):
+        for columns, to_others in pieces[: i + 1]:
+            matrix[rows, columns] = apply(
+                lambda _, space, x, to_others=to_others: (
+                    to_others(lambda other, around, z: to_dense(kernel(z, x))).mT
+                )
+            )
+    return matrix
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from gp_orff.data.observations import (
     block_diagonal,
 )
 from gp_orff.data.repeats.merged import Scatter, merged_at, site_labels
+from gp_orff.data.repeats.nodes import Nodes, SiteMeans
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.inference.conditioning.base import Inference, Posterior
 from gp_orff.inference.conditioning.merging import (
@@ -42,8 +43,12 @@ from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity
 
-Changes = Callable[[Dataset], Sequence[Float[Tensor, "m"]]]
-"""The changes of the field within the sites of every group, over the noise variance."""
+Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
+"""(data, levels) ↦ the changes of the field within the sites of every group, or within the parts
+of sites that are halved, over the noise variance."""
+
+_LEVELS = 2  # of sites that are halved
+_MUCH_CHANGE = 0.1  # of the field within a site, over the noise variance of its mean
 
 
 @dataclass(frozen=True)
@@ -85,12 +90,14 @@ class ExactInference(Inference):
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
         """The same, where the changes of the field within sites count as noise of the means."""
         means, scatter = self._means
-        if self.changes is not None:
-            means = [
-                part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
-                for part, change in zip(means, self._changes_of_sites, strict=True)
-            ]
-        return means, scatter
+        return (
+            (means, scatter)
+            if self.changes is None
+            else (
+                _with_changes(means, self._changes_of_sites),
+                scatter,
+            )
+        )
 
     @cached_property
     def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:
@@ -100,6 +107,33 @@ class ExactInference(Inference):
     def observed(self) -> Sequence[LinearObservations]:
         points = [PointObservations(self._merged[0])] if self._merged[0] else []
         return (*points, *(part.condensed for part in self.data.tracks), *self.data.symbol_data)
+
+    @cached_property
+    def resolved(self) -> Sequence[LinearObservations]:
+        """The observations for a posterior: where the field changes by much of the noise of a mean
+        within its site, the mean is one of four parts, and what changes within these is noise.
+
+        As noise of its own, the change within a site hides what the mean tells of the field there:
+        variances near readings would be up to three times too large.
+        """
+        pairs = zip(self._means[0], self._changes_of_sites, strict=False)
+        if self.changes is None or not any(
+            part.weight is not None and (part.weight * change).mean() > _MUCH_CHANGE
+            for part, change in pairs
+        ):
+            return self.observed
+        means = _with_changes(self._means[0], self.changes(self.data, levels=_LEVELS))
+        return (SiteMeans(means, self._nodes), *self.observed[1:])
+
+    @property
+    def _nodes(self) -> list[Nodes]:
+        """The parts of all sites that are halved."""
+        nodes = []
+        for part, labels in zip(self.data.observations, self._sites, strict=True):
+            weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
+            site = torch.from_numpy(labels).to(part.x.device)
+            nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS))
+        return nodes
 
     @property
     def size(self) -> int:
@@ -174,16 +208,16 @@ class ExactInference(Inference):
             warnings.simplefilter("ignore", NumericalWarning)
             factor, solved, evidence = dense_posterior(covariance, design, mean)
         alpha = mean_and_response(solved)
-        distribution = ExactPosterior(kernel, self.observed, noises, factor, *alpha, Identity(), ())
+        distribution = ExactPosterior(kernel, self.resolved, noises, factor, *alpha, Identity(), ())
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
         return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
 
     def _lower(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         """Cov[H f] plus the covariance of the noise, on and below the diagonal."""
-        if self._in_tiles(kernel):
+        if self.resolved is self.observed and self._in_tiles(kernel):
             return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
-        return self._covariance_and_design(kernel, noises)[0]
+        return observed_covariance(kernel, self.resolved) + _noise(self.resolved, noises)
 
     @torch.no_grad()
     def covariance(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
@@ -193,9 +227,9 @@ class ExactInference(Inference):
     @torch.no_grad()
     def prior_covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
         """Cov[H f]."""
-        if self._in_tiles(kernel):
+        if self.resolved is self.observed and self._in_tiles(kernel):
             return _symmetric(self._tiles.covariance(kernel))
-        return observed_covariance(kernel, self.observed)
+        return _symmetric(observed_covariance(kernel, self.resolved))
 
     @torch.no_grad()
     def residuals(self, posterior):
@@ -232,12 +266,27 @@ class ExactInference(Inference):
         self, kernel: Kernel, noises: Noises
     ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
         """Cov[H f] plus the covariance of the noise, and V."""
-        noise = block_diagonal([part.noise_covariance(noises) for part in self.observed])
-        return observed_covariance(kernel, self.observed) + noise, self._design(noises)
+        covariance = observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
+        return covariance, self._design(noises)
 
     def _design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
         num_outputs = next(iter(noises.values())).shape[-1]
         return torch.cat([part.design(num_outputs) for part in self.observed])
+
+
+def _noise(observed: Sequence[LinearObservations], noises: Noises) -> Float[Tensor, "M M"]:
+    """The covariance of the noise."""
+    return block_diagonal([part.noise_covariance(noises) for part in observed])
+
+
+def _with_changes(
+    means: Sequence[Observations], changes: Sequence[Float[Tensor, "m"]]
+) -> list[Observations]:
+    """The means with the noise σ² (1/W + c), for the changes c within their sites."""
+    return [
+        part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
+        for part, change in zip(means, changes, strict=True)
+    ]
 
 
 def has_covariance(kernel: Kernel, data: Data) -> bool:

@@ -16,6 +16,7 @@ from gp_orff.data.noise.covariances import Noises, is_regular
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.repeats.merged import site_labels
+from gp_orff.data.repeats.nodes import Nodes
 from gp_orff.kernels.tree import space_of
 
 _SHARE = 1e-6  # of the variance, that the field may change within a site
@@ -127,41 +128,45 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
 
 @torch.no_grad()
 def changes_within(
-    kernel: Kernel, noises: Noises, reach: Sequence[float], data: Dataset
+    kernel: Kernel, noises: Noises, reach: Sequence[float], data: Dataset, levels: int = 0
 ) -> tuple[Float[Tensor, "m"], ...]:
     """The changes c of the field within the sites of every group, over the noise variance.
 
     The mean f̄ of the field at the records of a site is not its value at their mean position x̄;
     c = Var[f̄ − f(x̄)] / σ² under the prior, of up to eight records of the site. A mean of weight W
-    has the noise variance σ² (1/W + c).
+    has the noise variance σ² (1/W + c). Where sites are halved, c is that within the parts:
+    Var[f̄ − Σ_k s_k f(x_k)] for their shares s_k and mean positions x_k.
 
     Args:
         kernel: the prior.
         noises: Σ by the label of the group.
         reach: (d), the size of a site along each axis.
         data: the observations.
+        levels: how many times the sites are halved, as in `Nodes.of`.
     """
-    parts = data.observations
-    return tuple(_changes(kernel, noises, part, site_labels(part, reach)) for part in parts)
+    return tuple(_changes(kernel, noises, part, reach, levels) for part in data.observations)
 
 
 def _changes(
-    kernel: Kernel, noises: Noises, part: Observations, labels: Int[np.ndarray, "n"]
+    kernel: Kernel, noises: Noises, part: Observations, reach: Sequence[float], levels: int
 ) -> Float[Tensor, "m"]:
+    labels = site_labels(part, reach)
     site = torch.from_numpy(labels).to(part.x.device)
     counts = site.bincount()
     changes = torch.zeros_like(counts, dtype=part.x.dtype)
     several = (counts > 1).nonzero().squeeze(-1)
+    if not len(several):
+        return changes
     first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
     ranks = torch.arange(_RECORDS).to(site)
     spaced = torch.where(counts > _RECORDS, ranks * counts // _RECORDS, ranks.clamp_max(counts - 1))
     rows = site.argsort(stable=True)[first + spaced]
     weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
     weight = weight[rows] * (ranks < counts)
-    weight = (weight / weight.sum(-1, keepdim=True)).unsqueeze(-1)
-    x = part.x[rows]
-    x = torch.cat([x, (weight * x).sum(-2, keepdim=True)], dim=-2)
-    signs = torch.cat([weight, -torch.ones_like(weight[:, :1])], dim=-2).squeeze(-1)  # f̄ − f(x̄)
+    weight = weight / weight.sum(-1, keepdim=True)
+    nodes = _nodes(part.x[rows], weight, reach, levels)
+    x = torch.cat([part.x[rows], nodes[0]], dim=-2)
+    signs = torch.cat([weight, -nodes[1]], dim=-1)  # f̄ − Σ_k s_k f(x_k)
     size = x.shape[-2]
     covariance = to_dense(kernel(x, x)).unflatten(-1, (size, -1)).unflatten(-3, (size, -1))
     covariance = torch.einsum("mi,mipjq,mj->mpq", signs, covariance, signs)
@@ -169,6 +174,19 @@ def _changes(
     noise = group_noise(part.key, noises).diagonal().mean()
     changes[several] = variances.mean(-1).clamp_min(0.0) / noise
     return changes
+
+
+def _nodes(
+    x: Float[Tensor, "m r d"], weight: Float[Tensor, "m r"], reach: Sequence[float], levels: int
+) -> tuple[Float[Tensor, "m k d"], Float[Tensor, "m k"]]:
+    """The nodes of sites of r records each, and their shares: 0 for those that a site has not."""
+    site, record = weight.nonzero(as_tuple=True)
+    nodes = Nodes.of(x[site, record], weight[site, record], site, reach, levels)
+    counts = nodes.site.bincount()
+    rank = torch.arange(len(nodes.site)).to(site) - (counts.cumsum(0) - counts)[nodes.site]
+    places = x[:, :1].repeat(1, 2**levels, 1).index_put((nodes.site, rank), nodes.x)
+    shares = weight.new_zeros(places.shape[:2]).index_put((nodes.site, rank), nodes.share)
+    return places, shares
 
 
 def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:
