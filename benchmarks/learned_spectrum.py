@@ -46,36 +46,48 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """x, y; places and readings held out, and the field there if it is known."""
 
 
-def simulated(kind: str, points: int, seed: int) -> Split:
-    """A sum of 3000 plane waves of random directions, frequencies of a spectrum, and phases."""
+def energy(kind: str, k: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
+    """k E(k), the variance in each factor of k, up to a constant; k over the inverse length.
+
+    Of a derivative of a potential of density S(k) in the plane, E ∝ k³ S.
+    """
+    if kind == "k⁻³":
+        return k**-2
+    if kind == "RBF":
+        return k**4 * np.exp(-0.5 * k**2)
+    if kind == "RQ":  # α = 1/2: k(r) = (1 + r²)^−½
+        return k**3 * np.exp(-k)
+    nu = {"Matérn 3/2": 1.5, "Matérn 5/2": 2.5}[kind]
+    return k**4 * (2 * nu + k**2) ** -(nu + 1)
+
+
+def simulated(kind: str, points: int, seed: int, waves: int = 3000) -> Split:
+    """A sum of plane waves of random directions and phases, as many in every octave of k.
+
+    Waves drawn from the spectrum itself would be few where it is steep: above k = 60 one of 3000
+    of a k⁻³ spectrum, where 10⁵ readings tell thousands apart.
+    """
     rng = np.random.default_rng(seed)
     length = np.exp(rng.uniform(np.log(0.1), np.log(0.25)))
-    waves = 3000
-    if kind == "k⁻³":  # energy from an eighth of the lowest mode of the box on
-        low, high = 2 * np.pi / 8, 2 * np.pi * 40
-        k = (low**-2 - rng.random(waves) * (low**-2 - high**-2)) ** -0.5
-        amplitude = np.ones(waves)
+    if kind == "k⁻³":  # from an eighth of the lowest mode of the box on
+        length, low, high = 1.0, 2 * np.pi / 8, 2 * np.pi * 40
     else:
-        degrees = {"Matérn 3/2": 3.0, "Matérn 5/2": 5.0, "RQ": 1.0}.get(kind)
-        normal = rng.standard_normal((waves, 2))
-        if kind == "RQ":  # z = √s g, s ~ Gamma(1/2, rate 1/2)
-            normal *= np.sqrt(rng.gamma(0.5, 2.0, (waves, 1)))
-        elif degrees is not None:  # Student t
-            normal *= np.sqrt(degrees / rng.chisquare(degrees, (waves, 1)))
-        k = np.hypot(*normal.T) / length
-        amplitude = k  # the field is a derivative
-    angle, phase = rng.uniform(0, 2 * np.pi, (2, waves))
+        low, high = 0.1, 300.0
+    k = np.exp(np.log(low) + np.log(high / low) * (np.arange(waves) + rng.random(waves)) / waves)
+    amplitude = np.sqrt(energy(kind, k))
+    keep = amplitude > 1e-9 * amplitude.max()
+    k, amplitude = k[keep] / length, amplitude[keep]
+    angle, phase = rng.uniform(0, 2 * np.pi, (2, len(k)))
     along = np.stack([np.cos(angle), np.sin(angle)], -1)
-    turned = np.where(rng.random((waves, 1)) < 0.3, along, along[:, ::-1] * [1, -1])
+    turned = np.where(rng.random((len(k), 1)) < 0.3, along, along[:, ::-1] * [1, -1])
     x = rng.random((points + HELD_OUT, 2))
-    columns = amplitude[:, None] * turned
+    columns = amplitude[:, None] * turned / np.sqrt(0.5 * np.sum(amplitude**2))
     field = np.concatenate(
         [
             np.sin((part @ along.T) * k + phase) @ columns
             for part in np.array_split(x, len(x) // 10000 + 1)
         ]
     )
-    field *= np.sqrt(2 / np.mean(amplitude**2) / waves)
     y = field + NOISE * rng.standard_normal(field.shape)
     x, y, field = map(torch.from_numpy, (x, y, field))
     return x[:points], y[:points], x[points:], y[points:], field[points:]
