@@ -90,14 +90,9 @@ class ExactInference(Inference):
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
         """The same, where the changes of the field within sites count as noise of the means."""
         means, scatter = self._means
-        return (
-            (means, scatter)
-            if self.changes is None
-            else (
-                _with_changes(means, self._changes_of_sites),
-                scatter,
-            )
-        )
+        if self.changes is not None:
+            means = _with_changes(means, self._changes_of_sites)
+        return means, scatter
 
     @cached_property
     def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:

@@ -24,7 +24,7 @@ from gp_orff.inference.conditioning.merging import with_few_sites
 MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
 _MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
-_MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
+MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
@@ -46,7 +46,7 @@ def exact_instead(
     data = inference.data
     iterative = isinstance(inference, IterativeInference)
     once = min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
-    tried = iterative and data.num_values <= _MOST_REPEATED * once
+    tried = iterative and data.num_values <= MOST_REPEATED * once
     if not (tried and has_covariance(kernel, data)):
         return on_few_sites(inference, kernel, noises, most, weighs)
     exact = ExactInference.merging(kernel, noises, data)

@@ -25,7 +25,7 @@ from gp_orff.inference.conditioning import (
     feature_inference,
     has_covariance,
 )
-from gp_orff.inference.conditioning.few_sites import exact_instead
+from gp_orff.inference.conditioning.few_sites import MOST_REPEATED, exact_instead
 from gp_orff.inference.kept import Kept
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation.resolution import (
@@ -45,7 +45,6 @@ _FEW_FEATURES = 1000  # their cost is negligible
 _SCARCE = 10.0  # acceptable tolerance over the requested one
 MOST_ITERATIVE = 2**15  # features, by default, of the posterior
 MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
-_MOST_MERGED = 8  # repetitions of a position, up to which it is tried
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
@@ -90,7 +89,7 @@ class Representation:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        few = data.num_values <= _MOST_MERGED * most and has_covariance(self.kernel, data)
+        few = data.num_values <= MOST_REPEATED * most and has_covariance(self.kernel, data)
         size = self.inference(None).size if few else data.num_values
         exact = few and size <= most
         if exact and size <= auto.exact_values:
