@@ -5,16 +5,15 @@ import pytest
 import torch
 
 import gp_orff
-from tests.fields import draw
-from tests.test_fitting import points, swirl
+from tests.fields import draw, swirl, unit_cube
 
-XS = points(5, seed=3)
+XS = unit_cube(5, seed=3)
 
 
 @pytest.fixture(scope="module")
 def fitted():
     """A fit of 44 numbers that chose zero, with its data."""
-    x = points(22)
+    x = unit_cube(22)
     y = swirl(x) + 0.3 * draw(22, 2)
     model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
     with pytest.warns(gp_orff.DataWarning, match="poorly"):
