@@ -329,6 +329,7 @@ def test_a_fit_learns_noise_along_tracks_and_error_bars_hold():
 
 
 X, Y, LABEL, TIME = survey(10)
+GAPS = Y.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.nan).double())
 BAD = {
     "labels of another length": ({"track": LABEL[:-1]}, "label for each of the 30 readings"),
     "missing labels": ({"track": [None, *LABEL[1:]]}, "got 1 missing"),
@@ -338,7 +339,12 @@ BAD = {
     "times that run backwards": ({"track": LABEL, "time": -TIME}, "0 that repeat and 9 that run"),
     "times alone": ({"time": TIME}, "expected track= beside time="),
     "tracks of one reading": ({"track": np.arange(30)}, "got 30 of one reading each"),
-    "variances": ({"track": LABEL, "variances": np.ones(30)}, "leave out the argument"),
+    "variances": ({"track": LABEL, "variances": np.ones(30)}, "which are relative; leave them out"),
+    "gaps": ({"track": LABEL, "y": GAPS}, "got 1 NaN or infinite values among 60; drop .* points$"),
+    "gaps, masked": (
+        {"track": LABEL, "y": GAPS, "missing": "mask"},
+        "got 1 readings with components that are NaN; drop these",
+    ),
 }
 
 
@@ -348,7 +354,7 @@ def test_bad_tracks_leave_the_model_as_it_was(name):
     before, variables = model.posterior().mean(X), [t.clone() for t in model.state_dict().values()]
     options, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        model.fit(X, Y, **options, progress=False)
+        model.fit(X, **{"y": Y, **options}, progress=False)
     assert torch.equal(model.posterior().mean(X), before)
     for old, new in zip(variables, model.state_dict().values(), strict=True):
         assert torch.equal(old, new)

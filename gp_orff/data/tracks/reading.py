@@ -71,12 +71,16 @@ def readings_along(
         ValueError: labels or times of another length, missing labels, times that repeat or run
             backwards, vectors with gaps, observations with weights.
     """
-    whole = part.pattern.complete or part.direction is not None
-    if not whole or not (part.weight is None or part.key.known):
+    if not (part.weight is None or part.key.known):
         raise ValueError(
-            "expected whole vectors, or numbers along directions=, with one noise along tracks, "
-            "got missing components or variances=; drop readings with NaN, and leave out the "
-            "argument"
+            "expected one white noise for all readings of tracks, got variances=, which are "
+            "relative; leave them out, or give the known variance of each reading as noise="
+        )
+    if not (part.pattern.complete or part.direction is not None):
+        raise ValueError(
+            f"expected whole vectors along tracks, got {len(part)} readings with components that "
+            "are NaN; drop these readings, or give them as a chunk of their own without track, "
+            "under another group"
         )
     names, which = _labels(track, count)
     rows = part.index.cpu().numpy()
