@@ -108,6 +108,15 @@ def test_a_table_of_degrees_is_told_once_a_call(call):
     assert sum("look like degrees" in str(warning.message) for warning in told) == 1
 
 
+def test_reversed_arrays_are_read():
+    """numpy's `x[::-1]`, which torch does not take."""
+    model = gp_orff.VectorFieldGP(curl_free(0.4))
+    x, y = X.numpy()[::-1], Y.numpy()[::-1, ::-1]
+    found = model.condition(x, y).posterior().mean(x[::-1][:5])
+    expected = model.condition(X, Y.flip(1)).posterior().mean(X[:5])
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=0, atol=1e-9)
+
+
 def test_a_constant_column_is_no_loss():
     flat = torch.cat([X[:, :1], torch.full_like(X[:, :1], 5.0)], dim=-1).float()
     gp_orff.VectorFieldGP(curl_free(0.4)).condition(flat, Y)

@@ -1,7 +1,7 @@
 """From the arguments of `VectorFieldGP.fit` to observations, by label and pattern."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,6 +45,12 @@ class Options:
                 "expected scale_noise=False beside track=, got True; noise along tracks adds a "
                 "white variance, which is learned, to the noise that is given"
             )
+        for name in ("variances", "noise", "directions", "group", "track", "time"):
+            if isinstance(values := getattr(self, name), Mapping | Set):
+                raise TypeError(
+                    f"expected {name}= with one entry for each reading, in their order, got a "
+                    f"{type(values).__name__}; give a list or an array"
+                )
         if self.missing not in ("raise", "mask"):
             raise ValueError(
                 f"expected missing='raise' or missing='mask', got {self.missing!r}; 'mask' leaves "

@@ -32,7 +32,7 @@ from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
-from gp_orff.models.by_features import warn_of_features
+from gp_orff.models.derived.by_features import warn_of_features
 from gp_orff.models.few_readings.mixture import Member, Mixture
 from gp_orff.symbols.base import Identity, Symbol
 

@@ -82,7 +82,7 @@ def readings_along(
             "are NaN; drop these readings, or give them as a chunk of their own without track, "
             "under another group"
         )
-    names, which = _labels(track, count)
+    names, which = labels_of_tracks(track, count)
     rows = part.index.cpu().numpy()
     order = np.argsort(which[rows], kind="stable")
     present, of_track, sizes = np.unique(
@@ -104,20 +104,26 @@ def readings_along(
     return TrackObservations(key, tracks, time is not None, 0.0)
 
 
-def _labels(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:
-    """The different labels as text, and the number of that of every row."""
+def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:
+    """The different labels as text, and the number of that of every row.
+
+    Raises:
+        ValueError: labels of another length, or missing ones.
+    """
     if is_single(track):
         track = np.full(count, track, dtype=None if isinstance(track, str) else object)
     labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
     if labels.shape != (count,):
         raise ValueError(
-            f"expected a track label for each of the {count} readings, got shape {labels.shape}"
+            f"expected a track label for each of the {count} readings, got shape {labels.shape}; "
+            "give one name or number for each, or one for all"
         )
     if labels.dtype.kind not in "biufU":
         labels = np.array([str(label) for label in labels.tolist()])
     names, which = np.unique(labels, return_inverse=True)
     names = [str(name) for name in names.tolist()]
-    missing = np.isin(names, _MISSING)[which].sum()
+    masked = track.mask if isinstance(track, np.ma.MaskedArray) else False
+    missing = (np.isin(names, _MISSING)[which] | masked).sum()
     if missing:
         raise ValueError(
             f"expected a track label for each of the {count} readings, got {missing} missing "
