@@ -200,6 +200,15 @@ def test_residuals_of_records_are_those_of_their_sites():
     torch.testing.assert_close(found.flatten(), expected, rtol=1e-7, atol=1e-9)
 
 
+def test_readings_of_sites_are_not_left_out_one_by_one():
+    """Within a site the field is less certain than a reading; the remedy that is told works."""
+    x, y = track(80), draw(80, 2)
+    model = model_of().condition(x, y, merge=0.05)
+    with pytest.raises(ValueError, match="positions were merged, condition with merge=0"):
+        model.leave_one_out(x, y, merge=0.05)
+    assert model.condition(x, y, merge=0).leave_one_out(x, y, merge=0).p_value.isfinite().all()
+
+
 def test_sites_are_as_small_as_their_number_permits():
     data = Dataset.in_memory(read(track(2000), draw(2000, 2), 2, Options()))
     kernel, noises = model_of().kernel, {"": NOISE * torch.eye(2).double()}
