@@ -248,8 +248,8 @@ class SamplePaths:
 
     `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
     features lack the truncated variance of a grid, which has no continuous paths. Those of an
-    exact model begin with random features of the prior, by which their spread is off by some per
-    cent; `field.variance` is not. Potentials without a reference have a constant in every path.
+    exact model begin with random features, by which their spread is off by some per cent, more
+    under LCM kernels and spectral mixtures. Potentials without reference have a constant in each.
 
     Args:
         paths: draws of the field without its mean.

@@ -19,6 +19,7 @@ from torch import Tensor
 from gp_orff.features.frequencies.random.measures import Measure
 from gp_orff.features.frequencies.rule import Draw, LeafSpectrum
 from gp_orff.kernels.spectra.base import Spectrum
+from gp_orff.kernels.spectra.bessel import BesselSpectrum
 from gp_orff.kernels.spectra.elliptical import Radial
 
 _POWER = 3.0
@@ -62,10 +63,11 @@ class TailedDraw(Draw):
 
 @dataclass(frozen=True)
 class LongTails(Measure):
-    """The density ∝ tr A(ω), with more of the high frequencies of radial spectra."""
+    """The density ∝ tr A(ω), or p where only that can be drawn from, with more of the high
+    frequencies of radial spectra."""
 
     def order(self, leaf: LeafSpectrum) -> int:
-        return leaf.degree
+        return 0 if isinstance(leaf.spectrum, BesselSpectrum) else leaf.degree
 
     def source(self, leaf: LeafSpectrum) -> Spectrum | TailedSpectrum:
         return _tailed(leaf.spectrum)
