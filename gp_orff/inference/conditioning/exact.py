@@ -1,7 +1,7 @@
 """Inference by the exact kernel."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -240,13 +240,25 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def residuals(self, posterior):
-        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
-        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; that of
-        a record is larger by y − ȳ."""
         if self.data.tracks or self.data.symbol_data:
             return None
+        pairs = self._latent(posterior)
+        return [residual.unsqueeze(-1) * residual.unsqueeze(-2) + s for residual, s in pairs]
+
+    @torch.no_grad()
+    def latent_of_sites(self, posterior):
+        if self.changes is None or self.data.tracks or self.data.symbol_data:
+            return None
+        return list(self._latent(posterior))
+
+    def _latent(
+        self, posterior: Posterior
+    ) -> Iterator[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]]:
+        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
+        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; the
+        residual of a record is larger by y − ȳ."""
         field: ExactPosterior = posterior.distribution
-        inverse, seconds, start = torch.cholesky_inverse(field.factor), [], 0
+        inverse, start = torch.cholesky_inverse(field.factor), 0
         for part, labels, means in zip(
             self.data.observations, self._sites, self._means[0], strict=True
         ):
@@ -257,9 +269,8 @@ class ExactInference(Inference):
             blocks = inverse[span, span].unflatten(0, (-1, width)).unflatten(2, (-1, width))
             blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
             site = torch.from_numpy(labels).to(part.x.device)
-            residual = (part.y - means.y[site]).unsqueeze(-1) + (noise @ alpha)[site]
-            seconds.append(residual @ residual.mT + (noise - noise @ blocks @ noise)[site])
-        return seconds
+            residual = part.y - means.y[site] + (noise @ alpha)[site].squeeze(-1)
+            yield residual, (noise - noise @ blocks @ noise)[site]
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""
