@@ -27,9 +27,8 @@ def test_refits_do_not_wear_the_floor_down():
     model.fit(X, swirl(X), progress=False)
     least = model.likelihood.noise.item()
     assert least == pytest.approx(1e-8 * swirl(X).var(0, correction=0).mean().item(), rel=1e-2)
-    for _ in range(2):
-        model.fit(warm_start=True, progress=False)
-        assert model.likelihood.noise.item() == pytest.approx(least, rel=1e-2)
+    model.fit(warm_start=True, progress=False)
+    assert model.likelihood.noise.item() == pytest.approx(least, rel=1e-2)
     model.likelihood.noise = 1e-3 * least
     model.fit(warm_start=True, progress=False)
     assert model.likelihood.noise.item() < 0.1 * least
