@@ -65,6 +65,13 @@ class Inference(ABC):
         where it follows from the matrix that was factorised; None elsewhere."""
         return None
 
+    def latent_of_sites(
+        self, posterior: Posterior
+    ) -> list[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]] | None:
+        """Where the field changes within sites: y − E[ℓ] and Cov[ℓ] of every part, for the latent
+        vector ℓ that the records of a site have in common; None elsewhere."""
+        return None
+
     @abstractmethod
     def of(self, data: Data) -> "Inference":
         """The same inference with other data."""

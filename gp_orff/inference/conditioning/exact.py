@@ -1,7 +1,7 @@
 """Inference by the exact kernel."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -48,7 +48,7 @@ Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
 of sites that are halved, over the noise variance."""
 
 _LEVELS = 2  # of sites that are halved
-_MUCH_CHANGE = 0.1  # of the field within a site, over the noise variance of its mean
+_MUCH_CHANGE = 0.01  # of the field within a site, over the noise variance of its mean
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,35 @@ class ExactInference(Inference):
         As noise of its own, the change within a site hides what the mean tells of the field there:
         variances near readings would be up to three times too large.
         """
-        pairs = zip(self._means[0], self._changes_of_sites, strict=False)
-        if self.changes is None or not any(
-            part.weight is not None and (part.weight * change).mean() > _MUCH_CHANGE
-            for part, change in pairs
-        ):
+        divided = self._divided
+        if not any(own.any() for own in divided):
             return self.observed
-        means = _with_changes(self._means[0], self.changes(self.data, levels=_LEVELS))
-        return (SiteMeans(means, self._nodes), *self.observed[1:])
+        halved = self.changes(self.data, levels=_LEVELS)
+        changes = [
+            torch.where(own, less, change)
+            for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
+        ]
+        means = _with_changes(self._means[0], changes)
+        return (SiteMeans(means, self._nodes(divided)), *self.observed[1:])
 
-    @property
-    def _nodes(self) -> list[Nodes]:
-        """The parts of all sites that are halved."""
+    @cached_property
+    def _divided(self) -> list[Bool[Tensor, "m"]]:
+        """Whether the field changes within a site by much of the noise of its mean."""
+        if self.changes is None:
+            return []
+        pairs = zip(self._means[0], self._changes_of_sites, strict=True)
+        return [
+            (1.0 if part.weight is None else part.weight) * change > _MUCH_CHANGE
+            for part, change in pairs
+        ]
+
+    def _nodes(self, divided: Sequence[Bool[Tensor, "m"]]) -> list[Nodes]:
+        """The parts of all sites, of which some are halved."""
         nodes = []
-        for part, labels in zip(self.data.observations, self._sites, strict=True):
+        for part, labels, own in zip(self.data.observations, self._sites, divided, strict=True):
             weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
             site = torch.from_numpy(labels).to(part.x.device)
-            nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS))
+            nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS, own))
         return nodes
 
     @property
@@ -228,13 +240,25 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def residuals(self, posterior):
-        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
-        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; that of
-        a record is larger by y − ȳ."""
         if self.data.tracks or self.data.symbol_data:
             return None
+        pairs = self._latent(posterior)
+        return [residual.unsqueeze(-1) * residual.unsqueeze(-2) + s for residual, s in pairs]
+
+    @torch.no_grad()
+    def latent_of_sites(self, posterior):
+        if self.changes is None or self.data.tracks or self.data.symbol_data:
+            return None
+        return list(self._latent(posterior))
+
+    def _latent(
+        self, posterior: Posterior
+    ) -> Iterator[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]]:
+        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
+        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; the
+        residual of a record is larger by y − ȳ."""
         field: ExactPosterior = posterior.distribution
-        inverse, seconds, start = torch.cholesky_inverse(field.factor), [], 0
+        inverse, start = torch.cholesky_inverse(field.factor), 0
         for part, labels, means in zip(
             self.data.observations, self._sites, self._means[0], strict=True
         ):
@@ -245,9 +269,8 @@ class ExactInference(Inference):
             blocks = inverse[span, span].unflatten(0, (-1, width)).unflatten(2, (-1, width))
             blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
             site = torch.from_numpy(labels).to(part.x.device)
-            residual = (part.y - means.y[site]).unsqueeze(-1) + (noise @ alpha)[site]
-            seconds.append(residual @ residual.mT + (noise - noise @ blocks @ noise)[site])
-        return seconds
+            residual = part.y - means.y[site] + (noise @ alpha)[site].squeeze(-1)
+            yield residual, (noise - noise @ blocks @ noise)[site]
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""

@@ -1,7 +1,7 @@
 """Leave-one-out residuals."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +76,7 @@ def leave_one_out(
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
+    sites: Sequence[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]] | None = None,
 ) -> LeaveOneOut:
     """Leave-one-out residuals of pairs (nominal, weighted) of observations.
 
@@ -84,14 +85,15 @@ def leave_one_out(
 
         r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N .
 
-    Covariance and density use the noise of the nominal ones.
+    Covariance and density use the noise of the nominal ones. Where the field changes within sites,
+    e and S of every part are given as `sites`: those of what the records of a site have in common.
 
     Raises:
         ValueError: observations that the posterior was not conditioned on, or components of one
             vector as separate observations.
     """
     result = None
-    for nominal, weighted in pairs:
+    for number, (nominal, weighted) in enumerate(pairs):
         columns = torch.tensor(nominal.pattern.columns)
         if result is None:
             result = LeaveOneOut.empty(count, nominal.pattern.num_columns)
@@ -102,12 +104,17 @@ def leave_one_out(
                 "noise of their own, which are several; give variances (N,) or noise (N,), or "
                 "cross_validate(x, y, blocks=range(len(x)))"
             )
-        residual, latent, noise = residuals(weighted, posterior, noises, mean)
+        if sites is None:
+            residual, latent, noise = residuals(weighted, posterior, noises, mean)
+        else:
+            (residual, latent), noise = sites[number], posterior.noises[weighted.key]
         noise_covariance = weighted.noise(noise)
         if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(
-                "expected observations that the model was conditioned on, got some at which the "
-                "field is less certain than the observation; pass the data of fit or condition"
+                "expected observations that the model was conditioned on, one by one, got some at "
+                "which the field is less certain than the observation; pass the data of fit or "
+                "condition, and where the report tells that positions were merged, condition with "
+                "merge=0, or take cross_validate(x, y, blocks=range(len(x)))"
             )
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)

@@ -1,11 +1,13 @@
 """`ValidatedModel`: methods of a model that compare readings with predictions from others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from gp_orff.data.dataset import Dataset
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
+from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
@@ -45,7 +47,8 @@ class ValidatedModel(FieldModel):
         hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
         all or some of the data of `fit`, with the same options; of readings along tracks, the
         others are those given. ValueError for `variances` (N, p), `noise` (N, p) or (N, p, p), and
-        for other data where the field is less certain than the observation.
+        for other data where the field is less certain than the observation; of readings that were
+        merged at sites within which the field changes, all have to be given.
 
         Example:
             >>> import gp_orff, torch
@@ -65,12 +68,15 @@ class ValidatedModel(FieldModel):
         if data.tracks:
             representation = self._representation_of(data)
             noises = noises_of(self.kernel, representation.likelihoods)
-            parts = self.kernel, noises, self._fixed_mean, len(x)
+            parts = self.kernel, noises, self._mean_to_condition, len(x)
             along = self._along_tracks(x, y, choice, data)
             return leave_one_out_of_tracks(representation.now(), along, *parts)
-        pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
+        weighted = list(state.weighted(data, state.data).visit())
         parts = snapshot.posterior, snapshot.noises, snapshot.constant
-        return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts)
+        same = _are_all(weighted, state.data)
+        sites = snapshot.inference.latent_of_sites(snapshot.posterior) if same else None
+        pairs = zip(data.visit(), weighted, strict=True)
+        return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts, sites)
 
     @on_workers
     @chosen_threads()
@@ -133,7 +139,7 @@ class ValidatedModel(FieldModel):
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
         along = self._along_tracks(x, y, choice, data)
         representation = self._representation_of(data)
-        e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
+        e_step = EStep(self.kernel, representation.likelihoods, self._mean_to_condition)
         representation = e_step.converged(representation)
         predictor = Predictor(representation.now(), e_step, self.mean, along)
         return predictor.cross_validation(chosen.members)
@@ -177,7 +183,7 @@ class ValidatedModel(FieldModel):
                 f"expected the group of readings along tracks, {named}, got {group!r}; give "
                 "group=, or fit(x, y, track=labels)"
             )
-        parts = self.kernel, state.e_step.noises, self._fixed_mean
+        parts = self.kernel, state.e_step.noises, self._mean_to_condition
         return track_offsets(state.inference, *parts, tracks[group])
 
     def _checked(self, state: ModelState) -> ModelState:
@@ -208,3 +214,12 @@ class ValidatedModel(FieldModel):
         sources = (InMemory(list(read.visit())),)
         data = replace(read, sources=sources, repeats=Repeats(options.merge))
         return without_copies(data) if data.is_small else data
+
+
+def _are_all(read: Sequence[Observations], data: Data) -> bool:
+    """Whether the observations are all of the data, in their order."""
+    held = data.observations if isinstance(data, Dataset) else []
+    return len(read) == len(held) and all(
+        a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
+        for a, b in zip(read, held, strict=True)
+    )
