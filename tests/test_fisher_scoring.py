@@ -151,6 +151,15 @@ def test_steps_that_fail_are_shortened():
     assert search.value * 10 > 3.3  # of 3.75
 
 
+def test_one_evaluation_is_no_step():
+    """The last that a grid may take; the search stays where it is."""
+    hill = Hill()
+    search = Search(Coordinates(hill.module))
+    score(search, hill, information=hill.matrix.numpy, num_values=10, evaluations=1)
+    assert search.evaluations == 1
+    assert not hill.module.shape.any()
+
+
 def test_fits_take_few_evaluations():
     x = uniform(25, 2)
     y = torch.cos(6 * x[:, :1]) * torch.tensor([1.0, 0.3]).double() + 0.2 * draw(25, 2)

@@ -18,7 +18,7 @@ from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.inference.conditioning import has_covariance
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
-from gp_orff.kernels.learned_spectrum import has_learned_spectrum
+from gp_orff.kernels.learned_spectrum import continue_curves, has_learned_spectrum
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.searches.exact import ExactKernel, search_on_subsets
@@ -110,6 +110,7 @@ class Grids:
             self._follow(search, "fine", FINE_FACTOR, *parts, rounds=rounds)
         visited.append(search.coordinates.get())
         if self._exceeds(_TOO_ROUGH):
+            continue_curves(self.trainer.kernel, False)
             search_on_subsets(self.trainer, search, data.num_values)
             return representation
         ratios = representation.training_cuts()  # truncated variance over noise variance
@@ -129,12 +130,14 @@ class Grids:
 
     def _learn_curves(self, search: Search, representation: Representation) -> None:
         """Search for learned spectra on fine grids of few features first: what coarse grids tell of
-        short waves, which large grids hold, is little."""
+        short waves, which large grids hold, is little. At last with curves that go on beyond their
+        knots, which a search for where the curves are would take for them: a power law has no
+        scale."""
         few = partial(representation.fine, most=_FEW_FEATURES)
         self._follow(search, "fine", FINE_FACTOR, representation, few, rounds=_FEW_ROUNDS)
-        if not representation.fits(few()):
-            parts = representation, representation.fine
-            self._follow(search, "fine", FINE_FACTOR, *parts, rounds=_FEW_ROUNDS)
+        continue_curves(self.trainer.kernel)
+        parts = representation, representation.fine
+        self._follow(search, "fine", FINE_FACTOR, *parts, rounds=_FEW_ROUNDS)
 
     def _exceeds(self, most: float) -> bool:
         """Whether the grids of searches truncate more than so much of the noise variance, and the

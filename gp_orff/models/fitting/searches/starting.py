@@ -11,6 +11,7 @@ from gp_orff.data.observations import join
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.kernels.learned_spectrum import (
     LearnedSpectrumKernel,
+    continue_curves,
     has_learned_spectrum,
     held_curves,
 )
@@ -30,6 +31,7 @@ def best_start(trainer: Trainer) -> Search:
     on a small subset, from the best starting values of each lengthscale; the best three again on a
     larger one, and the best of these to the end. Many data are also searched in a dense part."""
     warn_of_far_points(trainer.distances)
+    continue_curves(trainer.kernel, False)
     spread = trainer.starting_subset(SUBSET_VALUES)
     many = trainer.survey.num_values > _MANY and not trainer.tracks
     held = held_curves(trainer.kernel) if many else nullcontext()
