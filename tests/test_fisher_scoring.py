@@ -36,7 +36,15 @@ def in_time():
     return (ScaleKernel(space) * time + ScaleKernel(smooth)).double()
 
 
-KERNELS = {"helmholtz": (helmholtz, 2), "time": (in_time, 3)}
+def continued():
+    """Curves that go on beyond their knots."""
+    kernel = helmholtz()
+    for part in (kernel.curl_free, kernel.divergence_free):
+        part.base_kernel.base_kernel.continued = True
+    return kernel
+
+
+KERNELS = {"helmholtz": (helmholtz, 2), "time": (in_time, 3), "continued": (continued, 2)}
 
 
 def conditioned(name, points=12):

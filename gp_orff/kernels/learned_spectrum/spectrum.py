@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gp_orff.kernels.learned_spectrum.ends import BEYOND
 from gp_orff.kernels.learned_spectrum.kernel import LearnedSpectrumKernel
-from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
+from gp_orff.kernels.spectra.base import GRID_INPUTS, Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import ScaleMixture, chi2_moment, chi2_tail
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 
@@ -122,10 +122,13 @@ class FiniteMixture(ScaleMixture):
             NotImplementedError: weights are trained, which the choice of a scale cannot follow.
         """
         if torch.is_grad_enabled() and self.weights.requires_grad:
+            inputs = base.shape[-1] - 1
+            remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
             raise NotImplementedError(
                 "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
-                "trained, got random frequencies, which cannot follow them; use Grid or Auto, or "
-                "freeze the weights by kernel.shape.requires_grad_(False)"
+                f"trained, which serves up to {GRID_INPUTS} inputs, got random frequencies of "
+                f"{inputs}, which cannot follow the weights; use {remedy}, or freeze the weights "
+                "by kernel.shape.requires_grad_(False)"
             )
         weights = self.weights * self.variances**order
         levels = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[..., :-1]
