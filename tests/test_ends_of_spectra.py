@@ -10,7 +10,9 @@ from gpytorch.kernels import MultitaskKernel, ScaleKernel
 import gp_orff
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.truncation import truncated_variance
+from gp_orff.inference.conditioning import FeatureInference
 from gp_orff.kernels.learned_spectrum.ends import end_lengths, end_of_curve
+from gp_orff.models.fitting.searches.unresolved import extrapolate_curves
 from tests.fields import draw, uniform
 
 KNOTS, STEP = 7, math.log(64) / 6
@@ -128,3 +130,42 @@ def test_ends_are_saved(tmp_path):
     assert again.kernel.divergence_free.base_kernel.base_kernel.continued
     variances = [one.posterior().variance(x) for one in (model, again)]
     assert torch.equal(*variances)
+
+
+def test_curves_are_lines_beyond_the_edge_of_a_grid():
+    """From the shortest length with most of its variance within the widest term's grid, with the
+    slope that the curve has from there to 4.5 times it; the rest of the curves stays."""
+    leaf = gp_orff.LearnedSpectrumKernel().double()
+    kernel = gp_orff.HelmholtzKernel(leaf, num_dims=2).double()
+    spectra = [part.base_kernel.base_kernel for part in kernel.kernels]
+    for seed, own in enumerate(spectra):
+        own.shape.data = 0.3 * draw(11, seed=seed)
+    kernel.curl_free.outputscale = 1e-3  # its own grid is small
+    spectra[0].lengthscale = 0.5
+    box = ((0.0, 1.0), (0.0, 1.0))
+    draws = drawn(kernel, gp_orff.Grid(domain=box, data=box, tolerance=0.2), 2)
+    data = gp_orff.VectorFieldGP(kernel).condition(uniform(9, 2), draw(9, 2)).state.data
+    lattice = draws[0].lattice
+    edge = (lattice.indices * lattice.spacing).norm(dim=-1).max().item()
+    resolved = (2 / edge <= 0.5 * np.geomspace(1 / 8, 8, 12)).argmax()
+    before = [own.curve.detach().clone() for own in spectra]
+    extrapolate_curves(kernel, FeatureInference(data, draws))
+    assert 1 < resolved < 8
+    for own, old in zip(spectra, before, strict=True):
+        change = own.curve.detach() - old
+        assert torch.allclose(change[resolved:], change[resolved].expand(12 - resolved), atol=1e-9)
+        slope = (old[resolved + 4] - old[resolved]) / 4
+        steps = own.curve.detach().diff()[:resolved]
+        assert torch.allclose(steps, slope.expand(resolved), atol=1e-9)
+
+
+def test_fixed_curves_are_not_extrapolated():
+    leaf = continued()
+    leaf.shape.requires_grad_(False)
+    kernel = gp_orff.CurlFreeKernel(leaf, num_dims=2)
+    before = leaf.shape.clone()
+    box = ((0.0, 1.0), (0.0, 1.0))
+    draws = drawn(kernel, gp_orff.Grid(domain=box, data=box, tolerance=0.5), 2)
+    data = gp_orff.VectorFieldGP(kernel).condition(uniform(9, 2), draw(9, 2)).state.data
+    extrapolate_curves(kernel, FeatureInference(data, draws))
+    assert torch.equal(leaf.shape, before)

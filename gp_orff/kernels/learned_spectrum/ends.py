@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 BEYOND = 4  # lengths beyond the knots, each half the one before
-_SPAN = 1.1  # of u = log λ at the end of the curve, over which its slope is taken, about
+_SPAN = 1.5  # of u = log λ at the end of the curve, over which its slope is taken, about
 _LEAST = 0.3  # q, of the variance of a field: it is finite for q > 0
 _ROUNDED = 0.25  # over how much of q the bound is rounded
 _RATIO = math.log(2.0)
@@ -39,7 +39,7 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
         curve: log weights at the knots.
         step: Δ, the logarithm of the ratio of lengths from knot to knot.
     """
-    steps = max(1, round(_SPAN / step))
+    steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
     q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
     fall, total = q * _RATIO, curve[..., 0] - q * step - _log_complement(q * step)
@@ -47,6 +47,11 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
     parts.append(total - (BEYOND - 1) * fall)
     lengths = torch.from_numpy(end_lengths(1.0, step)).to(curve)
     return torch.stack(parts[::-1], dim=-1) + 2 * lengths.log()
+
+
+def end_steps(step: float) -> int:
+    """The steps between knots over which a slope is taken."""
+    return max(1, round(_SPAN / step))
 
 
 def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:

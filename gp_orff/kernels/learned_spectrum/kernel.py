@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.closed_form import radial_derivatives
-from gp_orff.kernels.learned_spectrum.ends import BEYOND, end_lengths, end_of_curve
+from gp_orff.kernels.learned_spectrum.ends import BEYOND, end_lengths, end_of_curve, end_steps
 
 _FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
 _WIDTH = 0.7  # standard deviation of the logarithm of the lengths, by their weights at the start
@@ -169,6 +169,25 @@ class LearnedSpectrumKernel(Kernel):
         self.lengthscale = self.lengthscale * math.exp(shift)
         self.shape.zero_()
         self.shape[..., 0] = 2 * order / _SLOPE
+
+    @torch.no_grad()
+    def extrapolate(self, shortest: float) -> None:
+        """Make the curve a line at lengths λ below `shortest`, with the slope that it has from
+        there to three times this length; at least three knots are left as they are."""
+        curve, lengths = self.curve, self._lengths[BEYOND:]
+        first = min(int((lengths < shortest).sum()), self.num_knots - 3)
+        steps = min(end_steps(self._step), self.num_knots - 1 - first)
+        slope = (curve[..., first + steps] - curve[..., first]) / steps
+        number = torch.arange(first, 0, -1).to(curve)
+        line = curve[..., first, None] - slope.unsqueeze(-1) * number
+        change = torch.cat([line - curve[..., :first], torch.zeros_like(curve[..., first:])], -1)
+        self.shape += self._coordinates(change)
+
+    def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
+        """The change of `shape` that changes the curve so, up to a constant."""
+        basis = torch.cat([self._basis, torch.ones(self.num_knots, 1).to(self._basis)], dim=-1)
+        inverse = torch.linalg.inv(basis.to(change))[:-1]
+        return change @ inverse.mT
 
     def forward(
         self,

@@ -84,6 +84,10 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         difference = self.shape @ self._basis.to(self.shape).mT
         return self.other.curve.to(self.shape) + _DIFFERENCE * difference
 
+    def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
+        """The change of `shape` that changes the curve so, up to a constant."""
+        return super()._coordinates(change) / _DIFFERENCE
+
     def centre(self, order: int) -> None:
         """Leave the curve where that of the other kernel is."""
         self.shape.data.zero_()

@@ -22,10 +22,12 @@ from gp_orff.kernels.learned_spectrum import continue_curves, has_learned_spectr
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.searches.exact import ExactKernel, search_on_subsets
+from gp_orff.models.fitting.searches.unresolved import extrapolate_curves
 from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import Trainer
 
 _CUBIC = 40.0  # iterations with 2000 features
+_CURVE_ROUNDS = 4  # of curves on few features
 _ROUNDS, _FEW_ROUNDS = 8, 2  # few on waves of other wavevectors, which take a pass over the data
 _FEW_ITERATIONS, _EACH = 6, 1.5  # the least on grids; evaluations of each iteration, about
 _NATS_OF_CURVES, _PART_OF_CURVES = 1.0, 1e-6  # as `_NATS` for learned spectra, and each number's
@@ -134,10 +136,19 @@ class Grids:
         knots, which a search for where the curves are would take for them: a power law has no
         scale."""
         few = partial(representation.fine, most=_FEW_FEATURES)
-        self._follow(search, "fine", FINE_FACTOR, representation, few, rounds=_FEW_ROUNDS)
+        self._follow(search, "fine", FINE_FACTOR, representation, few, rounds=_CURVE_ROUNDS)
+        self._extrapolate(representation, few())
         continue_curves(self.trainer.kernel)
         parts = representation, representation.fine
         self._follow(search, "fine", FINE_FACTOR, *parts, rounds=_FEW_ROUNDS)
+        self._extrapolate(representation, representation.fine())
+
+    def _extrapolate(self, representation: Representation, grid: Grid) -> None:
+        """Curves in a line beyond the edge of the grid that they were learned on."""
+        try:
+            extrapolate_curves(self.trainer.kernel, representation.inference(grid))
+        except GridBudgetError as error:
+            self.trainer.journal.note(f"curves are not extrapolated: {error}")
 
     def _exceeds(self, most: float) -> bool:
         """Whether the grids of searches truncate more than so much of the noise variance, and the
