@@ -168,4 +168,5 @@ def test_many_readings_are_fitted_on_small_grids():
     error = (posterior.mean(places) - field(places)).abs()
     inside = (error < 1.96 * posterior.variance(places).sqrt()).double().mean()
     assert 0.88 < inside <= 1
+    assert models[0].kernel.base_kernel.base_kernel.continued  # a scale, the field, the curve
     assert sum(stage.evaluations for stage in models[0].report.stages) < 250
