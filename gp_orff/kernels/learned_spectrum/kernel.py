@@ -40,7 +40,7 @@ class LearnedSpectrumKernel(Kernel):
         log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
 
     At its shortest length the curve ends, or goes on as a power law if `continued`: π ∝ λ^p, with
-    the slope p between that length and three times it, but p ≥ 2.3, so that the variance of a
+    the slope p from there to 4.5 times that length, but p ≥ 2.3, so that the variance of a
     field is finite; the energy spectrum of a field in the plane falls like k^{1−p}. Four lengths
     stand for this, the last one for all shorter ones. `fit` decides: curves of many readings, which
     are learned on a frequency grid, go on, as readings may resolve all of the curve there, while
@@ -173,7 +173,7 @@ class LearnedSpectrumKernel(Kernel):
     @torch.no_grad()
     def extrapolate(self, shortest: float) -> None:
         """Make the curve a line at lengths λ below `shortest`, with the slope that it has from
-        there to three times this length; at least three knots are left as they are."""
+        there to 4.5 times this length; at least three knots are left as they are."""
         curve, lengths = self.curve, self._lengths[BEYOND:]
         first = min(int((lengths < shortest).sum()), self.num_knots - 3)
         steps = min(end_steps(self._step), self.num_knots - 1 - first)
