@@ -137,6 +137,7 @@ def test_steps_reach_a_maximum():
     score(search, hill, information=hill.matrix.numpy, num_values=10, iterations=30)
     assert hill.module.shape.tolist() == pytest.approx([1.0, 0.5, 0.2, 0.0], abs=0.02)
     assert search.value * 10 == pytest.approx(0.5 + 1.25 + 2.0, abs=0.01)
+    assert search.gained == pytest.approx(3.75, abs=0.01)
     assert search.evaluations < 10
     inverse = 10 / (hill.matrix.diagonal().numpy() + 1e-3)
     assert np.allclose(search.inverse_hessian, np.diag(inverse))

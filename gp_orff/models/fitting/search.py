@@ -31,6 +31,7 @@ class Search:
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
+    gained: float = np.inf  # nats, in the last run by Fisher scoring
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
 
     def run(
@@ -76,7 +77,7 @@ class Search:
     @property
     def reached(self) -> dict[str, object]:
         """Where the search is, as plain values."""
-        names = ("inverse_hessian", "evaluations", "failures", "value", "settled")
+        names = ("inverse_hessian", "evaluations", "failures", "value", "gained", "settled")
         return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
 
     def go_to(self, reached: Mapping[str, object]) -> None:

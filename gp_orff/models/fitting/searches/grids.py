@@ -192,8 +192,8 @@ class Grids:
         iterations: int = 60,
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Search on one grid after another, until no lengthscale reaches the edge of its range, the
-        evaluations that grids of so many features may take are used, or the search is `lost`."""
+        """Search on one grid after another, until no lengthscale reaches the edge of its range,
+        flat curves gain nothing, the evaluations that grids of so many features may take are used, or the search is `lost`."""
         used = 0.0  # of the evaluations
         for _ in range(rounds):
             if used >= 1:
@@ -214,7 +214,7 @@ class Grids:
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
                 self.trainer.search(search, inference, label, **options)
             used += (search.evaluations - before) / affordable
-            if search.settled or lost():
+            if search.settled or lost() or search.gained < options.get("nats", 0.0):
                 return
 
     def _search_with_truncated_variance(
