@@ -31,7 +31,7 @@ class Search:
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
-    gained: float = np.inf  # nats, in the last run by Fisher scoring
+    gained: float = np.inf  # nats, in the last run if by Fisher scoring
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
 
     def run(
@@ -70,7 +70,7 @@ class Search:
             if not (held | released).any() or (run.value - before) * num_values < nats:
                 break
             free = (free & ~held) | released
-        self.settled, self.value = not region.at_edge(t), run.value
+        self.settled, self.value, self.gained = not region.at_edge(t), run.value, np.inf
         self.coordinates.set(run.u)
         return self
 

@@ -193,7 +193,8 @@ class Grids:
         lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """Search on one grid after another, until no lengthscale reaches the edge of its range,
-        flat curves gain nothing, the evaluations that grids of so many features may take are used, or the search is `lost`."""
+        flat curves gain nothing, the evaluations that grids of so many features may take are used,
+        or the search is `lost`."""
         used = 0.0  # of the evaluations
         for _ in range(rounds):
             if used >= 1:
