@@ -31,6 +31,7 @@ _CURVE_ROUNDS = 4  # of curves on few features
 _ROUNDS, _FEW_ROUNDS = 8, 2  # few on waves of other wavevectors, which take a pass over the data
 _FEW_ITERATIONS, _EACH = 6, 1.5  # the least on grids; evaluations of each iteration, about
 _NATS_OF_CURVES, _PART_OF_CURVES = 1.0, 1e-6  # as `_NATS` for learned spectra, and each number's
+_ROUND_OF_CURVES = 10.0  # times these: what a grid has to gain for another
 _FEW_FEATURES = 1536  # on which spectra are learned, before more are used where these lack some
 _LAST_FACTOR, _LAST_ROUNDS, _LAST = 1.05, 4, {"rounds": 1, "iterations": 8}
 _NATS = 0.1  # in total, that another last grid has to gain
@@ -195,7 +196,7 @@ class Grids:
         """Search on one grid after another, until no lengthscale reaches the edge of its range,
         flat curves gain nothing, the evaluations that grids of so many features may take are used,
         or the search is `lost`."""
-        used = 0.0  # of the evaluations
+        used, least = 0.0, 0.0  # of the evaluations; gain of a round
         for _ in range(rounds):
             if used >= 1:
                 return
@@ -210,12 +211,13 @@ class Grids:
             options = {"trust_factor": trust_factor, "iterations": iterations}
             if self._learns_spectrum:
                 options["nats"] = max(_NATS_OF_CURVES, _PART_OF_CURVES * inference.num_values)
+                least = _ROUND_OF_CURVES * options["nats"]
             options["evaluations"], before = math.ceil((1 - used) * affordable), search.evaluations
             with warnings.catch_warnings():  # the next grid is made for where the search has gone
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
                 self.trainer.search(search, inference, label, **options)
             used += (search.evaluations - before) / affordable
-            if search.settled or lost() or search.gained < options.get("nats", 0.0):
+            if search.settled or lost() or search.gained < least:
                 return
 
     def _search_with_truncated_variance(
