@@ -31,6 +31,7 @@ class Search:
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
+    gained: float = np.inf  # nats, in the last run if by Fisher scoring
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
 
     def run(
@@ -69,14 +70,14 @@ class Search:
             if not (held | released).any() or (run.value - before) * num_values < nats:
                 break
             free = (free & ~held) | released
-        self.settled, self.value = not region.at_edge(t), run.value
+        self.settled, self.value, self.gained = not region.at_edge(t), run.value, np.inf
         self.coordinates.set(run.u)
         return self
 
     @property
     def reached(self) -> dict[str, object]:
         """Where the search is, as plain values."""
-        names = ("inverse_hessian", "evaluations", "failures", "value", "settled")
+        names = ("inverse_hessian", "evaluations", "failures", "value", "gained", "settled")
         return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
 
     def go_to(self, reached: Mapping[str, object]) -> None:

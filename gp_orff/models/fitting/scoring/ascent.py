@@ -53,10 +53,10 @@ def score(
     if trust_factor is not None:
         reach = np.where(coordinates.stretch > 0, coordinates.stretch * np.log(trust_factor), reach)
     run.evaluations_left = evaluations or _TRIALS * iterations + 1
-    run.value_and_gradient(np.zeros_like(start))
+    first, _ = run.value_and_gradient(np.zeros_like(start))
     damping, rise, small, least = _DAMPING, _RISE, 0, max(nats, _NATS)
     curvature, known = None, start  # and where it is
-    for _ in range(iterations):
+    for _ in range(iterations if run.evaluations_left > 0 else 0):
         value, u, gradient = run.value, run.u, run.gradient * num_values
         if curvature is None or small or np.abs(u - known).max() > _MOVED:
             coordinates.set(u)
@@ -82,6 +82,7 @@ def score(
     inside = coordinates.at_bounds(run.u) == 0
     at_edge = inside & (np.abs(run.u - start) > _EDGE * reach)
     search.settled, search.value = not at_edge.any(), run.value
+    search.gained = (run.value - first) * num_values
     if curvature is not None:
         flattest = _FLAT * np.eye(len(curvature))
         search.inverse_hessian = np.linalg.inv((curvature + flattest) / num_values)
