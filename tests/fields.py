@@ -28,6 +28,17 @@ def uniform(*shape, seed=0):
     return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
+def unit_cube(number, seed=0, num_dims=2):
+    """Points that are evenly distributed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(number, num_dims, generator=generator).double()
+
+
+def swirl(x):
+    """Without divergence; it varies over a few tenths."""
+    return torch.stack([torch.sin(7 * x[:, 1]), torch.cos(6 * x[:, 0])], dim=-1)
+
+
 def directions(count, seed=3):
     """Unit vectors of the plane."""
     angle = 6.3 * torch.rand(count, generator=torch.Generator().manual_seed(seed)).double()

@@ -94,6 +94,29 @@ def test_single_precision_that_loses_the_positions_is_told(offset, extent, coars
         model.condition(x.float(), Y[:50])
 
 
+@pytest.mark.parametrize("call", ["fit", "condition", "leave_one_out", "cross_validate"])
+def test_a_table_of_degrees_is_told_once_a_call(call):
+    """Also where the data are visited several times."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"lon": X[:40, 0] + 5, "lat": X[:40, 1] + 50})
+    model = gp_orff.VectorFieldGP(curl_free(0.4))
+    if call in ("leave_one_out", "cross_validate"):
+        model.condition(table.to_numpy(), Y[:40])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        getattr(model, call)(table, Y[:40], **({"progress": False} if call == "fit" else {}))
+    assert sum("look like degrees" in str(warning.message) for warning in told) == 1
+
+
+def test_reversed_arrays_are_read():
+    """numpy's `x[::-1]`, which torch does not take."""
+    model = gp_orff.VectorFieldGP(curl_free(0.4))
+    x, y = X.numpy()[::-1], Y.numpy()[::-1, ::-1]
+    found = model.condition(x, y).posterior().mean(x[::-1][:5])
+    expected = model.condition(X, Y.flip(1)).posterior().mean(X[:5])
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=0, atol=1e-9)
+
+
 def test_a_constant_column_is_no_loss():
     flat = torch.cat([X[:, :1], torch.full_like(X[:, :1], 5.0)], dim=-1).float()
     gp_orff.VectorFieldGP(curl_free(0.4)).condition(flat, Y)

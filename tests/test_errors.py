@@ -30,6 +30,21 @@ CONSTRUCTION = {
         ValueError,
         r"CurlFreeKernel needs a twice-differentiable.*nu > 1, got nu=0.5; use nu=1.5 or 2.5",
     ),
+    "rough_potential_of_any_smoothness": (
+        lambda: gp_orff.CurlFreeKernel(gp_orff.GeneralMaternKernel(nu=1), num_dims=2),
+        ValueError,
+        r"CurlFreeKernel needs a twice-differentiable.*nu > 1, got nu=1.0; use nu=1.2 or more",
+    ),
+    "smoothness_of_the_potential": (
+        lambda: gp_orff.CurlFreeKernel(nu=1, num_dims=2),
+        TypeError,
+        r"CurlFreeKernel expects the arguments base_kernel, .*, got nu; those of a kernel inside",
+    ),
+    "smoothness_in_words": (
+        lambda: gp_orff.GeneralMaternKernel(nu="5/2"),
+        TypeError,
+        r"GeneralMaternKernel expects nu as a number, got '5/2'",
+    ),
     "rough_potential_inside_a_sum": (
         lambda: gp_orff.DivergenceFreeKernel(RBFKernel() + MaternKernel(nu=0.5), num_dims=2),
         ValueError,

@@ -25,19 +25,10 @@ from gp_orff.models.fitting.searches import exact, features, grids
 from gp_orff.models.fitting.starting_values import Start, scale_noise, start_noise, starts
 from gp_orff.models.fitting.trainer import Trainer
 from gp_orff.models.report.names import parameter_names
-from tests.fields import draw
+from tests.fields import draw, swirl
+from tests.fields import unit_cube as points
 
 WITHOUT_EXACT = gp_orff.Auto(exact_values=0)
-
-
-def points(number, seed=0, num_dims=2):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(number, num_dims, generator=generator).double()
-
-
-def swirl(x):
-    """Without divergence; it varies over a few tenths."""
-    return torch.stack([torch.sin(7 * x[:, 1]), torch.cos(6 * x[:, 0])], dim=-1)
 
 
 def distances_of(x):

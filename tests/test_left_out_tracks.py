@@ -218,6 +218,20 @@ def test_blocks_are_tracks_without_a_word():
     assert ranked.cross_validations["curl-free"].names == ("leg 0", "leg 1")
 
 
+@pytest.mark.parametrize(
+    ("track", "message"),
+    [
+        (np.array([[1, 2]] * 20), "a track label for each of the 20 readings, got shape"),
+        ([None] + ["a"] * 19, "a track label for each of the 20 readings, got 1 missing"),
+        (["a"] * 19, "a track label for each of the 20 readings, got shape .19,.; give one"),
+    ],
+)
+def test_bad_labels_are_told_as_those_of_tracks(track, message):
+    """Not as those of `blocks`, which the user did not give."""
+    with pytest.raises(ValueError, match=message):
+        by_track(track, 20)
+
+
 def test_many_tracks_are_put_together_in_fifty_blocks():
     labels = np.arange(600) // 5
     blocks = np.array(by_track(labels, 600))

@@ -483,6 +483,27 @@ def test_leave_one_out_is_refused_where_only_some_vectors_are_several_readings()
         model.leave_one_out(x, y, variances=variances, missing="mask")
 
 
+def test_new_groups_along_directions_have_tails_too():
+    """One radial number in ten is wrong, and gets a small weight; the scale is in units of y."""
+    x, y, _, bad = with_outliers(60)
+    u = torch.nn.functional.normalize(torch.randn(60, 2, generator=GENERATOR).double(), dim=1)
+    likelihood = gp_orff.MultitaskStudentTLikelihood(2, deg_free=3.5, learn_deg_free=True)
+    likelihood.noise = 0.01
+    model = gp_orff.VectorFieldGP(curl_free(), likelihood=likelihood)
+    radial = {"x": x, "y": (u * y).sum(-1), "directions": u, "group": "radar"}
+    clean = {"x": x[~bad], "y": y[~bad]}
+    radar = model.condition([clean, radial]).likelihoods["radar"]
+    assert radar.deg_free.item() == pytest.approx(3.5)
+    assert radar.raw_deg_free.requires_grad
+    assert radar.noise.item() == pytest.approx(0.01)
+    weights = list(model.state.data.all_weights())[1]
+    wrong = bad & (radial["y"].abs() > 3)
+    assert weights[wrong].max() < 0.1 < 0.3 < weights[~bad].median()
+    model.condition([clean, {**radial, "y": 1e-6 * radial["y"]}])  # of another unit: no floor
+    radar.noise = 1e-14
+    assert radar.noise.item() == pytest.approx(1e-14, rel=1e-3)
+
+
 @pytest.mark.parametrize("directed", [False, True])
 def test_residuals_from_the_factor_are_those_of_the_posterior(directed):
     """E[r rᵀ] against dense covariances; exact to rounding, with weights and two groups."""

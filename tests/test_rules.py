@@ -10,6 +10,7 @@ from gpytorch.kernels import LCMKernel, MultitaskKernel
 import gp_orff
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.frequencies import Base, Measure, Trace
+from gp_orff.features.frequencies.random import LongTails
 from gp_orff.models.storage.recipes import build_rule, describe_rule
 from tests.registry import (
     FIELDS,
@@ -76,6 +77,25 @@ def test_scalar_kernels_are_unbiased(spectrum, rule, num_dims):
     kernel = base(spectrum, num_dims)
     samples = estimates(kernel, rule, "trace", num_dims, 50, 128)
     assert is_unbiased(samples, kernel(*pair(num_dims)).to_dense())
+
+
+@pytest.mark.parametrize("spectrum", list(SPECTRA))
+def test_kernels_by_many_high_frequencies_are_unbiased(spectrum):
+    kernel = base(spectrum, 2)
+    samples = estimates(kernel, "quasi_monte_carlo", LongTails(), 2, 50, 128)
+    assert is_unbiased(samples, kernel(*pair(2)).to_dense())
+
+
+def test_many_frequencies_are_high():
+    """Of 2048 frequencies, 2048 · .0001^(1/3) = 95 among the highest ten-thousandth: .2 by the
+    density itself."""
+    kernel = gp_orff.CurlFreeKernel(base("matern52", 2), num_dims=2)
+    spectrum = gp_orff.spectrum(kernel.base_kernel)
+    for measure, number in ((LongTails(), 95), ("trace", 0.2)):
+        (own,) = draw(kernel, gp_orff.QuasiMonteCarlo(2048, measure=measure), 2)
+        (omega,), _ = own.nodes([spectrum])
+        shares = [spectrum.tail(z, 1, 2) for z in spectrum.scaled_radius(omega.detach().numpy())]
+        assert abs(sum(share < 1e-4 for share in shares) - number) <= 2
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,6 +1,7 @@
 """Symbols of posteriors: against autograd, the exact kernels, each other, and closed forms."""
 
 import itertools
+import re
 
 import gpytorch
 import pytest
@@ -26,7 +27,7 @@ from gp_orff import (
 )
 from gp_orff.kernels.closed_form import derivatives
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
-from tests.fields import ALGEBRAS, helmholtz, model_of, symbols, uniform
+from tests.fields import ALGEBRAS, conditioned, draw, helmholtz, model_of, symbols, uniform
 
 pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
@@ -350,6 +351,20 @@ def test_the_parts_of_a_helmholtz_kernel(rule):
     for wrong in ("gradient", 2, "kernels"):
         with pytest.raises(ValueError, match="a term of a sum of kernels"):
             field.part(wrong)
+
+
+def test_features_that_truncate_much_say_so():
+    """A vector potential of a rough field; of a smooth one the grid is as good (below). What a grid
+    of most features lacks is the same under twice the noise, of which it is half the share."""
+
+    def told(noise):
+        model = conditioned(helmholtz(3, MaternKernel), uniform(30, 3), draw(30, 3), None, noise)
+        with pytest.warns(gp_orff.GridWarning, match="VectorPotential has no closed") as caught:
+            model.posterior().vector_potential(uniform(2, 3, seed=5))
+        model.posterior().divergence_free_part(uniform(2, 3, seed=5))  # which has one
+        return float(re.search(r"is ([\d.e+-]+) times the noise", str(caught[0].message))[1])
+
+    assert told(0.05) == pytest.approx(2 * told(0.1), rel=0.1)  # two digits are told
 
 
 def test_what_has_no_closed_form_takes_features():

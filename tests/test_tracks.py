@@ -329,8 +329,25 @@ def test_a_fit_learns_noise_along_tracks_and_error_bars_hold():
 
 
 X, Y, LABEL, TIME = survey(10)
+SECOND = np.timedelta64(1, "s")
+GAPS = Y.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.nan).double())
 BAD = {
     "labels of another length": ({"track": LABEL[:-1]}, "label for each of the 30 readings"),
+    "labels in columns": ({"track": LABEL[:, None]}, "got shape .30, 1.; give one name or number"),
+    "labels by name": ({"track": {"a": LABEL}}, "track= with one entry for each reading, .* dict"),
+    "masked labels": (
+        {"track": np.ma.masked_array(LABEL, mask=np.arange(30) == 4)},
+        "got 1 missing",
+    ),
+    "masked dates": (
+        {"track": LABEL, "time": np.ma.masked_array(TIME.numpy() * SECOND, mask=np.arange(30) < 2)},
+        "finite times, got 2",
+    ),
+    "times in words": ({"track": LABEL, "time": ["noon"] * 30}, "times as numbers, dates or dur"),
+    "times that are rounded": (
+        {"track": LABEL, "time": (1.6e9 + TIME).float()},
+        "that repeat .* give times in float64",
+    ),
     "missing labels": ({"track": [None, *LABEL[1:]]}, "got 1 missing"),
     "times of another length": ({"track": LABEL, "time": TIME[:-1]}, r"times of shape \(30,\)"),
     "times that are not finite": ({"track": LABEL, "time": TIME / 0}, "finite times, got 30"),
@@ -338,7 +355,12 @@ BAD = {
     "times that run backwards": ({"track": LABEL, "time": -TIME}, "0 that repeat and 9 that run"),
     "times alone": ({"time": TIME}, "expected track= beside time="),
     "tracks of one reading": ({"track": np.arange(30)}, "got 30 of one reading each"),
-    "variances": ({"track": LABEL, "variances": np.ones(30)}, "leave out the argument"),
+    "variances": ({"track": LABEL, "variances": np.ones(30)}, "which are relative; leave them out"),
+    "gaps": ({"track": LABEL, "y": GAPS}, "got 1 NaN or infinite values among 60; drop .* points$"),
+    "gaps, masked": (
+        {"track": LABEL, "y": GAPS, "missing": "mask"},
+        "got 1 readings with components that are NaN; drop these",
+    ),
 }
 
 
@@ -347,8 +369,8 @@ def test_bad_tracks_leave_the_model_as_it_was(name):
     model, *_ = conditioned(RULES["grid"], 0.0)
     before, variables = model.posterior().mean(X), [t.clone() for t in model.state_dict().values()]
     options, message = BAD[name]
-    with pytest.raises(ValueError, match=message):
-        model.fit(X, Y, **options, progress=False)
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.fit(X, **{"y": Y, **options}, progress=False)
     assert torch.equal(model.posterior().mean(X), before)
     for old, new in zip(variables, model.state_dict().values(), strict=True):
         assert torch.equal(old, new)

@@ -1,7 +1,7 @@
 """From the arguments of `VectorFieldGP.fit` to observations, by label and pattern."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,6 +45,12 @@ class Options:
                 "expected scale_noise=False beside track=, got True; noise along tracks adds a "
                 "white variance, which is learned, to the noise that is given"
             )
+        for name in ("variances", "noise", "directions", "group", "track", "time"):
+            if isinstance(values := getattr(self, name), Mapping | Set):
+                raise TypeError(
+                    f"expected {name}= with one entry for each reading, in their order, got a "
+                    f"{type(values).__name__}; give a list or an array"
+                )
         if self.missing not in ("raise", "mask"):
             raise ValueError(
                 f"expected missing='raise' or missing='mask', got {self.missing!r}; 'mask' leaves "
@@ -75,8 +81,6 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
         TypeError: values that are not real numbers.
         ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
     """
-    _check_precision(x)
-    _warn_of_degrees(x)
     x = as_points(x).detach()
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
@@ -87,7 +91,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
         raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
     direction = _directions(options.directions, len(x), num_outputs) if along else None
     weight = _weights(options.variances, len(x), y.shape[-1])
-    observed, parts, index = _observed(y, options.missing), [], torch.arange(len(x))
+    observed, parts, index = _observed(y, options), [], torch.arange(len(x))
     known, covariance = options.noise is not None, None
     if known:
         noise = given_noise(options.noise, len(x), y.shape[-1], observed).to(y.device)
@@ -113,6 +117,12 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
     return parts
 
 
+def warn_of_positions(x: object) -> None:
+    """Warn of positions that are coarse, or degrees by their names."""
+    _warn_of_precision(x)
+    _warn_of_degrees(x)
+
+
 def _warn_of_degrees(x: object) -> None:
     """Warn of a table whose columns are named longitude and latitude, with values that may be."""
     names = [str(name).lower() for name in getattr(x, "columns", ())]
@@ -127,7 +137,7 @@ def _warn_of_degrees(x: object) -> None:
             "length; project them onto a plane, as gp_orff.labelled.readings does with "
             'project="auto" for the xarray.Dataset of a table, or give an array without names',
             DataWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
@@ -135,7 +145,7 @@ def _within(values: Float[Tensor, "N"] | None, least: float, most: float) -> boo
     return values is not None and bool(least <= values.min() and values.max() <= most)
 
 
-def _check_precision(x: object) -> None:
+def _warn_of_precision(x: object) -> None:
     """Warn of positions in single precision whose rounding is not small against their extent."""
     matrix = as_matrix(x, "points x (N, d)")
     dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
@@ -154,7 +164,7 @@ def _check_precision(x: object) -> None:
             f"apart. That is not small against the extent {extent[j]:.3g} of column {j}: points "
             "have moved or coincide. Give positions in float64, or subtract an offset before",
             DataWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
@@ -259,17 +269,17 @@ def _weights(values: object, count: int, columns: int) -> Tensor | None:
     return variances.squeeze(-1).reciprocal() if variances.shape[-1] == 1 else 1 / variances
 
 
-def _observed(y: Float[Tensor, "n v"], missing: str) -> Bool[Tensor, "n v"] | None:
+def _observed(y: Float[Tensor, "n v"], options: Options) -> Bool[Tensor, "n v"] | None:
     """Whether each value was observed; None if all were."""
     if torch.isfinite(y.sum()):
         return None
     nan, finite = torch.isnan(y), torch.isfinite(y)
     infinite = int((~finite & ~nan).sum())
-    if infinite or (missing == "raise" and nan.any()):
+    if infinite or (options.missing == "raise" and nan.any()):
+        remedy = ", or pass missing='mask' where NaN means that a component was not observed"
         raise ValueError(
             f"expected finite observations, got {int((~finite).sum())} NaN or infinite values "
-            f"among {y.numel()}; drop those points, or pass missing='mask' where NaN means that a "
-            "component was not observed"
+            f"among {y.numel()}; drop those points{'' if options.track is not None else remedy}"
         )
     if nan.all():
         raise ValueError("expected observations, got nothing but NaN")

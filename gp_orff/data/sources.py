@@ -1,7 +1,7 @@
 """Sources of observations: arrays, chunks that can be visited again, or memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.reading import Options, chunks, read, unpack
+from gp_orff.data.reading import Options, chunks, read, unpack, warn_of_positions
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.reading import check_time, readings_along
 from gp_orff.data.validation import is_single
@@ -95,10 +95,15 @@ class Arrays(InPlace):
     x: object
     y: object
     options: Options
+    checked: set[int] = field(default_factory=set, compare=False, repr=False)
+    """The first rows of slices whose positions were looked at: a second visit does not warn."""
 
     def __call__(self) -> Parts:
         offset = 0
         for x, y, options in chunks(self.x, self.y, self.options):
+            if offset not in self.checked:
+                warn_of_positions(x)
+                self.checked.add(offset)
             for part in self.reader.read(x, y, options):
                 yield part.shift_index(offset) if offset else part
             offset += len(x)
@@ -115,6 +120,7 @@ class ChunkReader:
         x, y, options = unpack(chunk, self.options)
         for part in chunks(x, y, options):
             if len(part[0]):  # a block of land has no readings
+                warn_of_positions(part[0])
                 yield from self.reader.read(*part)
 
 

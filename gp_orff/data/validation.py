@@ -78,7 +78,8 @@ def _array(values: object, name: str) -> np.ndarray:
             f"{type(values).__name__} of type {array.dtype}"
         )
     array = array.astype(np.float64, copy=False)  # of any byte order
-    return array if array.flags.writeable else array.copy()  # a memory map: torch would warn
+    reversed_axis = any(stride < 0 for stride in array.strides)  # which torch has not
+    return array.copy() if reversed_axis or not array.flags.writeable else array  # memory maps
 
 
 def is_single(values: object) -> bool:

@@ -1,6 +1,7 @@
 """Base class of kernels that contain other kernels; checks of inputs."""
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 
 import numpy as np
 import torch
@@ -18,6 +19,17 @@ class WrapperKernel(Kernel):
     gpytorch indexes and expands every buffer of a kernel as if it were batched, even `active_dims`
     and frequencies. This class indexes and expands only the kernels inside.
     """
+
+    def __new__(cls, *args, **kwargs):
+        """A new kernel; a TypeError for arguments that belong to a kernel inside."""
+        known = list(signature(cls.__init__).parameters)[1:]
+        unknown = [name for name in kwargs if name not in known]
+        if unknown:
+            raise TypeError(
+                f"{cls.__name__} expects the arguments {', '.join(known)}, got {unknown[0]}; those "
+                "of a kernel inside belong to that, such as gpytorch.kernels.MaternKernel(nu=2.5)"
+            )
+        return super().__new__(cls)
 
     def __getitem__(self, index) -> "WrapperKernel":
         return self._with_children(lambda kernel: kernel[index])

@@ -28,6 +28,7 @@ from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
 from gp_orff.kernels.learned_spectrum import has_learned_spectrum, related_copy
 from gp_orff.kernels.pairs.forms import collected, total
 from gp_orff.kernels.pairs.hessian import FieldTerm, Pairs
+from gp_orff.kernels.scalar import GeneralMaternKernel
 from gp_orff.kernels.spectra.base import spectral_density, spectrum
 from gp_orff.kernels.tree import Term, inner_terms, terms
 
@@ -84,9 +85,10 @@ class PotentialKernel(WrapperKernel):
                 radial_derivatives(leaf, None)  # raises, and lists the kernels it knows
         elif torch.as_tensor(spectral_density(leaf, name).moment(1, self.num_dims)).isinf().any():
             base = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
+            remedy = "1.2 or more" if isinstance(leaf, GeneralMaternKernel) else "1.5 or 2.5"
             raise ValueError(
                 f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {base}; use "
-                "nu=1.5 or 2.5"
+                f"nu={remedy}"
             )
         dims = term.leaves[0].active_dims
         if dims is not None and not all(0 <= dim < self.num_dims for dim in dims):

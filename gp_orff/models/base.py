@@ -240,8 +240,9 @@ class FieldModel(torch.nn.Module):
         self, representation: Representation, notes: Sequence[str] = ()
     ) -> ModelState:
         """The state of a model that is conditioned at the present hyperparameters."""
-        history = History("conditioned").with_notes(notes)
-        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
+        history = History("conditioned") if self._assigned is None else self._assigned.history
+        history = history.conditioned.with_notes(notes)
+        return ModelState.of(Represented.of(representation), self._mean_to_condition, history)
 
     def _fit_state(
         self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
@@ -269,6 +270,12 @@ class FieldModel(torch.nn.Module):
             constants = [getattr(m, "constant", fixed[0]).detach() for m in means]
             fixed = torch.stack([value.reshape(()) for value in constants])
         return fixed
+
+    @property
+    def _mean_to_condition(self) -> Float[Tensor, "p"] | None:
+        """As `_fixed_mean`, but zero where the last fit chose it in the place of a constant."""
+        chosen = self._assigned is not None and self._assigned.history.zero_mean
+        return self._assigned.mean if chosen and is_trained(self.mean) else self._fixed_mean
 
     def _apply(self, fn, recurse=True):
         """`.to(device)` moves the data too."""

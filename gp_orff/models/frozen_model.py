@@ -1,6 +1,5 @@
 """Copies of a model's kernel, noise and mean, made when its posterior is, with its data."""
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -33,9 +32,9 @@ from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
+from gp_orff.models.derived.by_features import warn_of_features
 from gp_orff.models.few_readings.mixture import Member, Mixture
 from gp_orff.symbols.base import Identity, Symbol
-from gp_orff.symbols.patches import TooFine
 
 
 class FieldOnDomain(NamedTuple):
@@ -139,8 +138,7 @@ class Snapshot(ABC):
             features = self.feature_inference(points) if exact else None
             if features is None:
                 raise
-            if isinstance(error, TooFine):
-                _warn_of_features(error)
+            warn_of_features(symbol, error, features, self.kernel, self.noises)
             return self.apply(symbol, self._field_by(features), points)
         return FieldOnDomain(inference, image)
 
@@ -155,15 +153,6 @@ class Snapshot(ABC):
             )
         image = of_constant(symbol, len(self.space), len(self.constant)).to(points)
         return (image @ self.constant).expand(len(points), -1)
-
-
-def _warn_of_features(error: TooFine) -> None:
-    warnings.warn(
-        f"{error}. This result uses features, which are less accurate than the exact kernel; "
-        "split the integral into smaller pieces, or use features from the start",
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gp_orff.features.assemble import draw, expand
 from gp_orff.features.domain import Box
 from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.frequencies.grid import Grid
-from gp_orff.features.frequencies.random import QuasiMonteCarlo
+from gp_orff.features.frequencies.random import LongTails, QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.distributions import FieldDistribution, UnknownMean
 from gp_orff.inference.exact_posterior import ExactPosterior
@@ -99,8 +99,9 @@ class PathwisePaths(Paths):
         f_s(x) = g_s(x) + K(x, X) (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
 
     (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features; the correction is
-    exact. Far from the data, the variance of the paths is the prior's. Near the data, random
-    features change it by some per cent; under rough kernels and almost no noise, by half of it.
+    exact. Far from the data, the variance of the paths is the prior's. Between dense readings it is
+    that of frequencies which these do not resolve: many are drawn there, with weights
+    (`LongTails`).
     """
 
     distribution: ExactPosterior
@@ -237,7 +238,7 @@ def paths_of(
 def _prior_rule(kernel: Kernel, box: Box, seed: int) -> Rule:
     """Random frequencies; a harmonic kernel has a grid, in a box of three times the extent."""
     if not any(isinstance(term.factor, HarmonicFactor) for term in terms(kernel)):
-        return QuasiMonteCarlo(_PRIOR_FREQUENCIES, seed=seed)
+        return QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
     domain = tuple((2 * low - high, 2 * high - low) for low, high in box)
     return Grid(domain=domain, data=box, max_features=2 * _PRIOR_FREQUENCIES)
 
@@ -247,9 +248,8 @@ class SamplePaths:
 
     `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
     features lack the truncated variance of a grid, which has no continuous paths. Those of an
-    exact model begin with random features of the prior: near readings with little noise their
-    spread is off by some per cent under RBF kernels, by half under rough ones; `field.variance` is
-    not. Potentials without a reference have a constant of their own in every path.
+    exact model begin with random features of the prior, by which their spread is off by some per
+    cent; `field.variance` is not. Potentials without a reference have a constant in every path.
 
     Args:
         paths: draws of the field without its mean.

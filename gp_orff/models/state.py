@@ -6,16 +6,15 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import torch
-from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.noise.covariances import noise_of, noises_of
+from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
@@ -32,11 +31,10 @@ from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation
 from gp_orff.models.few_readings import leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.fitting.history import History
-from gp_orff.models.fitting.noise.independent import independent
+from gp_orff.models.fitting.noise.independent import along_directions, independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
 from gp_orff.models.fitting.noise.tracks import with_tracks
 from gp_orff.models.fitting.robust_em import EStep
-from gp_orff.models.fitting.starting_values import start_noise
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.contents import trained_names
 from gp_orff.models.report.fit_report import FitReport
@@ -158,7 +156,9 @@ class ModelState:
         if kernel is not self.kernel:  # another one was assigned to the model
             requested = self.representation.requested
             representation = Representation.of(kernel, likelihoods, requested, self.data).mended
-            return ModelState.of(Represented.of(representation), self.mean, History("conditioned"))
+            return ModelState.of(
+                Represented.of(representation), self.mean, self.history.conditioned
+            )
         return replace(self, represented=self.represented.current(likelihoods))
 
     def with_new_groups(self, data: Data) -> "ModelState":
@@ -299,8 +299,6 @@ def with_groups(
             continue
         likelihood = independent(groups[DEFAULT])
         if isinstance(key.pattern, LineOfSight):
-            variance = noise_of(likelihood, key.pattern.num_outputs).diagonal().mean()
-            likelihood = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
-            start_noise(likelihood, variance.item())
+            likelihood = along_directions(likelihood, key.pattern.num_outputs)
         groups[key.label] = deepcopy(likelihood).to(reference)
     return groups

@@ -47,8 +47,8 @@ class VectorFieldGP(ValidatedModel):
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
             `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
         mean: the prior mean μ. If None, the best constant for each output, in closed form, whose
-            variance posteriors count; `fit` may choose zero for at most 200 numbers. Other means,
-            such as `ZeroMean()`, are not trained: make a learned trend a kernel term.
+            variance posteriors count; of at most 200 numbers `fit` may choose zero, and `condition`
+            keeps it. Others, such as `ZeroMean()`, are not trained: make a trend a kernel term.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
             random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
             applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
@@ -189,7 +189,7 @@ class VectorFieldGP(ValidatedModel):
             self.counted_once(x, y, Options(**options)), self.frequencies
         )
         representation = self._representation_of(data)
-        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
+        e_step = EStep(representation.kernel, representation.likelihoods, self._mean_to_condition)
         representation = e_step.converged(representation)
         return self._assign_with_posterior(self._condition_state(representation, notes))
 

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gp_orff.data.observations import (
@@ -36,16 +36,18 @@ class Nodes:
         site: Int[Tensor, "n"],
         reach: Sequence[float],
         levels: int,
+        divided: Bool[Tensor, "m"] | None = None,
     ) -> "Nodes":
         """The mean positions of the parts of every site, halved `levels` times.
 
         Each half has half of the records, on one side along the axis on which they are widest in
-        units of the `reach`; equal positions are not divided.
+        units of the `reach`, but records that are equal along it stay together. Sites that are not
+        `divided` stay whole.
         """
-        scaled = x / torch.tensor([length or 1.0 for length in reach]).to(x)
-        part = site.clone()
+        scaled, part = _in_units_of(reach, x), site.clone()
+        whole = torch.zeros_like(site, dtype=torch.bool) if divided is None else ~divided[site]
         for _ in range(levels):
-            part = _halved(scaled, part)
+            part = _halved(scaled, part, whole)
         labels, part = part.unique(return_inverse=True)
         mass = weight.new_zeros(len(labels)).index_add(0, part, weight)
         first = torch.zeros_like(labels).scatter(0, part, torch.arange(len(x)).to(part))
@@ -69,21 +71,46 @@ class Nodes:
         return values.new_zeros(int(own[-1]) + 1, values.shape[-1]).index_add(0, own, weighted)
 
 
-def _halved(scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """The labels of both halves of every part."""
-    labels, part = part.unique(return_inverse=True)
-    index, shape = part.unsqueeze(-1).expand_as(scaled), (len(labels), scaled.shape[-1])
+def _halved(
+    scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"], whole: Bool[Tensor, "n"]
+) -> Int[Tensor, "n"]:
+    """The labels of both halves of every part, but for records whose part stays `whole`."""
+    _, part = part.unique(return_inverse=True)
+    along, extent = _along(scaled, part)
+    counts = part.bincount()
+    middle = _in_order(along, part)[counts.cumsum(0) - counts + (counts - 1) // 2]
+    upper = along > along[middle][part]
+    most = torch.zeros_like(counts).index_add(0, part, upper.to(counts)) == 0  # at the upper end
+    upper |= most[part] & (along == along[middle][part])
+    return 2 * part + (upper & (extent > 0)[part] & ~whole).to(part)
+
+
+def across_sites(
+    x: Float[Tensor, "n d"], site: Int[Tensor, "n"], reach: Sequence[float]
+) -> Int[Tensor, "n"]:
+    """The records site by site, those of a site along the axis on which it is widest."""
+    return _in_order(_along(_in_units_of(reach, x), site)[0], site)
+
+
+def _in_units_of(reach: Sequence[float], x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return x / torch.tensor([length or 1.0 for length in reach]).to(x)
+
+
+def _along(
+    scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"]
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "m"]]:
+    """Coordinates along the widest axis of their parts, and the extents of these."""
+    index, shape = part.unsqueeze(-1).expand_as(scaled), (int(part.max()) + 1, scaled.shape[-1])
     low = scaled.new_full(shape, torch.inf).scatter_reduce(0, index, scaled, "amin")
     high = scaled.new_full(shape, -torch.inf).scatter_reduce(0, index, scaled, "amax")
-    axis = (high - low).argmax(-1)[part]
-    along = scaled.gather(-1, axis.unsqueeze(-1)).squeeze(-1).cpu().numpy()
-    order = torch.from_numpy(np.lexsort((along, part.cpu().numpy()))).to(part)
-    counts = part.bincount()
-    rank = torch.empty_like(part)
-    rank[order] = torch.arange(len(part)).to(part) - (counts.cumsum(0) - counts)[part[order]]
-    upper = rank >= (counts[part] + 1) // 2
-    even = (low == high).all(-1)[part]
-    return 2 * part + (upper & ~even).to(part)
+    extent, axis = (high - low).max(-1)
+    return scaled.gather(-1, axis[part].unsqueeze(-1)).squeeze(-1), extent
+
+
+def _in_order(along: Float[Tensor, "n"], part: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """The records part by part, in the order of their coordinates."""
+    order = np.lexsort((along.cpu().numpy(), part.cpu().numpy()))
+    return torch.from_numpy(order).to(part)
 
 
 @dataclass(frozen=True)

@@ -71,14 +71,18 @@ def readings_along(
         ValueError: labels or times of another length, missing labels, times that repeat or run
             backwards, vectors with gaps, observations with weights.
     """
-    whole = part.pattern.complete or part.direction is not None
-    if not whole or not (part.weight is None or part.key.known):
+    if not (part.weight is None or part.key.known):
         raise ValueError(
-            "expected whole vectors, or numbers along directions=, with one noise along tracks, "
-            "got missing components or variances=; drop readings with NaN, and leave out the "
-            "argument"
+            "expected one white noise for all readings of tracks, got variances=, which are "
+            "relative; leave them out, or give the known variance of each reading as noise="
         )
-    names, which = _labels(track, count)
+    if not (part.pattern.complete or part.direction is not None):
+        raise ValueError(
+            f"expected whole vectors along tracks, got {len(part)} readings with components that "
+            "are NaN; drop these readings, or give them as a chunk of their own without track, "
+            "under another group"
+        )
+    names, which = labels_of_tracks(track, count)
     rows = part.index.cpu().numpy()
     order = np.argsort(which[rows], kind="stable")
     present, of_track, sizes = np.unique(
@@ -100,20 +104,26 @@ def readings_along(
     return TrackObservations(key, tracks, time is not None, 0.0)
 
 
-def _labels(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:
-    """The different labels as text, and the number of that of every row."""
+def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:
+    """The different labels as text, and the number of that of every row.
+
+    Raises:
+        ValueError: labels of another length, or missing ones.
+    """
     if is_single(track):
         track = np.full(count, track, dtype=None if isinstance(track, str) else object)
     labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
     if labels.shape != (count,):
         raise ValueError(
-            f"expected a track label for each of the {count} readings, got shape {labels.shape}"
+            f"expected a track label for each of the {count} readings, got shape {labels.shape}; "
+            "give one name or number for each, or one for all"
         )
     if labels.dtype.kind not in "biufU":
         labels = np.array([str(label) for label in labels.tolist()])
     names, which = np.unique(labels, return_inverse=True)
     names = [str(name) for name in names.tolist()]
-    missing = np.isin(names, _MISSING)[which].sum()
+    masked = track.mask if isinstance(track, np.ma.MaskedArray) else False
+    missing = (np.isin(names, _MISSING)[which] | masked).sum()
     if missing:
         raise ValueError(
             f"expected a track label for each of the {count} readings, got {missing} missing "

@@ -24,11 +24,21 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
         >>> as_times(numpy.array(["1970-01-01", "1970-01-02T00:00:00.5"], "datetime64[ms]"), 2)
         array([    0. , 86400.5])
     """
-    seconds = time if isinstance(time, Tensor) else _seconds(np.asarray(time))
+    array = None if isinstance(time, Tensor) else np.asarray(time)
+    if array is not None and array.dtype.kind in "OSU" and _seconds(array) is None:
+        raise TypeError(
+            f"expected times as numbers, dates or durations, got {type(time).__name__} of type "
+            f"{array.dtype}; convert them, as pandas.to_datetime or numpy.asarray(time, float) do"
+        )
+    seconds = None if array is None else _seconds(array)
+    if seconds is not None and isinstance(time, np.ma.MaskedArray):
+        seconds = np.where(time.mask, np.nan, seconds)
     values = as_matrix(time if seconds is None else seconds, "times (N,)").detach().cpu().numpy()
     if values.shape != (count, 1):
         shape = values.shape[:1] if values.shape[-1] == 1 else values.shape
-        raise ValueError(f"expected times of shape {(count,)}, got {shape}")
+        raise ValueError(
+            f"expected times of shape {(count,)}, got {shape}; give one for each reading"
+        )
     if not np.isfinite(values).all():
         raise ValueError(
             f"expected finite times, got {int((~np.isfinite(values)).sum())} others; drop these "
@@ -49,8 +59,8 @@ def check_increasing(
         raise ValueError(
             f"expected times that increase along every track, got {(of_this == 0).sum()} that "
             f"repeat and {(of_this < 0).sum()} that run backwards on track {names[track]!r}, first "
-            f"after {clock[wrong[0]]:.10g}; sort the readings by time, drop copies, or give each "
-            "pass its own label"
+            f"after {clock[wrong[0]] + 0.0:.10g}; sort the readings by time, drop copies, give "
+            "times in float64, or give each pass its own label"
         )
 
 

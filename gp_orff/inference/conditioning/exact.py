@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -48,7 +48,7 @@ Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
 of sites that are halved, over the noise variance."""
 
 _LEVELS = 2  # of sites that are halved
-_MUCH_CHANGE = 0.1  # of the field within a site, over the noise variance of its mean
+_MUCH_CHANGE = 0.01  # of the field within a site, over the noise variance of its mean
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,35 @@ class ExactInference(Inference):
         As noise of its own, the change within a site hides what the mean tells of the field there:
         variances near readings would be up to three times too large.
         """
-        pairs = zip(self._means[0], self._changes_of_sites, strict=False)
-        if self.changes is None or not any(
-            part.weight is not None and (part.weight * change).mean() > _MUCH_CHANGE
-            for part, change in pairs
-        ):
+        divided = self._divided
+        if not any(own.any() for own in divided):
             return self.observed
-        means = _with_changes(self._means[0], self.changes(self.data, levels=_LEVELS))
-        return (SiteMeans(means, self._nodes), *self.observed[1:])
+        halved = self.changes(self.data, levels=_LEVELS)
+        changes = [
+            torch.where(own, less, change)
+            for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
+        ]
+        means = _with_changes(self._means[0], changes)
+        return (SiteMeans(means, self._nodes(divided)), *self.observed[1:])
 
-    @property
-    def _nodes(self) -> list[Nodes]:
-        """The parts of all sites that are halved."""
+    @cached_property
+    def _divided(self) -> list[Bool[Tensor, "m"]]:
+        """Whether the field changes within a site by much of the noise of its mean."""
+        if self.changes is None:
+            return []
+        pairs = zip(self._means[0], self._changes_of_sites, strict=True)
+        return [
+            (1.0 if part.weight is None else part.weight) * change > _MUCH_CHANGE
+            for part, change in pairs
+        ]
+
+    def _nodes(self, divided: Sequence[Bool[Tensor, "m"]]) -> list[Nodes]:
+        """The parts of all sites, of which some are halved."""
         nodes = []
-        for part, labels in zip(self.data.observations, self._sites, strict=True):
+        for part, labels, own in zip(self.data.observations, self._sites, divided, strict=True):
             weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
             site = torch.from_numpy(labels).to(part.x.device)
-            nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS))
+            nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS, own))
         return nodes
 
     @property

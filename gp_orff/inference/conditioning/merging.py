@@ -16,7 +16,7 @@ from gp_orff.data.noise.covariances import Noises, is_regular
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.repeats.merged import site_labels
-from gp_orff.data.repeats.nodes import Nodes
+from gp_orff.data.repeats.nodes import Nodes, across_sites
 from gp_orff.kernels.tree import space_of
 
 _SHARE = 1e-6  # of the variance, that the field may change within a site
@@ -133,9 +133,9 @@ def changes_within(
     """The changes c of the field within the sites of every group, over the noise variance.
 
     The mean f̄ of the field at the records of a site is not its value at their mean position x̄;
-    c = Var[f̄ − f(x̄)] / σ² under the prior, of up to eight records of the site. A mean of weight W
-    has the noise variance σ² (1/W + c). Where sites are halved, c is that within the parts:
-    Var[f̄ − Σ_k s_k f(x_k)] for their shares s_k and mean positions x_k.
+    c = Var[f̄ − f(x̄)] / σ² under the prior, of up to eight records across the site. A mean of
+    weight W has the noise variance σ² (1/W + c). Where sites are halved, c is that within the
+    parts: Var[f̄ − Σ_k s_k f(x_k)] for their shares s_k and mean positions x_k.
 
     Args:
         kernel: the prior.
@@ -159,8 +159,9 @@ def _changes(
         return changes
     first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
     ranks = torch.arange(_RECORDS).to(site)
-    spaced = torch.where(counts > _RECORDS, ranks * counts // _RECORDS, ranks.clamp_max(counts - 1))
-    rows = site.argsort(stable=True)[first + spaced]
+    spaced = ranks * (counts - 1) // (_RECORDS - 1)  # with those at both ends
+    spaced = torch.where(counts > _RECORDS, spaced, ranks.clamp_max(counts - 1))
+    rows = across_sites(part.x, site, reach)[first + spaced]
     weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
     weight = weight[rows] * (ranks < counts)
     weight = weight / weight.sum(-1, keepdim=True)

@@ -106,8 +106,10 @@ def leave_one_out(
         noise_covariance = weighted.noise(noise)
         if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(
-                "expected observations that the model was conditioned on, got some at which the "
-                "field is less certain than the observation; pass the data of fit or condition"
+                "expected observations that the model was conditioned on, one by one, got some at "
+                "which the field is less certain than the observation; pass the data of fit or "
+                "condition, and where the report tells that positions were merged, condition with "
+                "merge=0, or take cross_validate(x, y, blocks=range(len(x)))"
             )
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)

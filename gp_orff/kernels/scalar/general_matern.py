@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from gpytorch.constraints import Interval
@@ -39,6 +40,7 @@ class GeneralMaternKernel(Kernel):
         lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
 
     Raises:
+        TypeError: ν is not a number.
         ValueError: ν ≤ 0.
         NotImplementedError: the covariance is evaluated without an `ORFFKernel`, for ν > 50,
             or for ν < 1.2 in a field kernel.
@@ -66,6 +68,8 @@ class GeneralMaternKernel(Kernel):
         lengthscale_prior: Prior | None = None,
         lengthscale_constraint: Interval | None = None,
     ):
+        if isinstance(nu, bool) or not isinstance(nu, Real):
+            raise TypeError(f"GeneralMaternKernel expects nu as a number, got {nu!r}")
         if not nu > 0:
             raise ValueError(f"GeneralMaternKernel expects nu > 0, got {nu}")
         super().__init__(

@@ -31,6 +31,7 @@ class Coordinate:
     constraint: Interval | None
     scale: float  # the unit of u, for a parameter without constraint
     ranges: tuple[Range, ...] = ()  # search ranges of a parameter that moves frequencies
+    floor: float | None = None  # the least value of a search, if there is one
 
     @property
     def value(self) -> Float[Tensor, "k"]:
@@ -51,7 +52,10 @@ class Coordinate:
         """The lowest and highest u of the search; the present u is always between them."""
         origin = self.get()
         if not self.ranges:
-            return origin - _FARTHEST, origin + _FARTHEST
+            low = origin - _FARTHEST
+            if self.floor is not None:
+                low = low.maximum(self._coordinate(self._expanded(self.floor))).minimum(origin)
+            return low, origin + _FARTHEST
         low, high = self._limits()
         return low.minimum(origin), high.maximum(origin)
 
@@ -149,16 +153,18 @@ class Coordinates:
     """The trainable hyperparameters of `modules` as one vector, but for degrees of freedom, which
     follow with the weights of readings.
 
-    `ranges` gives the search ranges of those that move frequencies.
+    `ranges` gives the search ranges of those that move frequencies, `floors` the least values of
+    others.
     """
 
     def __init__(
         self,
         *modules: Module,
         ranges: Mapping[nn.Parameter, tuple[Range, ...]] | None = None,
+        floors: Mapping[nn.Parameter, float] | None = None,
     ):
         self.modules = modules
-        self.parts = list(_coordinates(modules, ranges or {}))
+        self.parts = list(_coordinates(modules, ranges or {}, floors or {}))
         bounds = [part.bounds() for part in self.parts]
         self.low, self.high = (
             np.concatenate([[], *(pair[end].cpu().numpy() for pair in bounds)]) for end in (0, 1)
@@ -246,7 +252,9 @@ class Coordinates:
 
 
 def _coordinates(
-    modules: tuple[Module, ...], ranges: Mapping[nn.Parameter, tuple[Range, ...]]
+    modules: tuple[Module, ...],
+    ranges: Mapping[nn.Parameter, tuple[Range, ...]],
+    floors: Mapping[nn.Parameter, float],
 ) -> Iterator[Coordinate]:
     seen = set().union(*map(raw_deg_frees, modules))
     for module in modules:
@@ -255,4 +263,5 @@ def _coordinates(
                 continue
             seen.add(parameter)
             size = parameter.detach().double().square().mean().sqrt().item() or 1.0
-            yield Coordinate(name, parameter, constraint, size, ranges.get(parameter, ()))
+            limits = ranges.get(parameter, ()), floors.get(parameter)
+            yield Coordinate(name, parameter, constraint, size, *limits)

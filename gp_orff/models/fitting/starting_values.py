@@ -108,7 +108,7 @@ def start(
         rescale(part, factor)
     for label, likelihood in likelihoods.items():
         groups = [group for group in observations if group.key.label == label]
-        start_noise(likelihood, _NOISE * variance * _mean_weight(groups))
+        start_noise(likelihood, _NOISE * variance * mean_weight(groups))
 
 
 def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
@@ -145,7 +145,7 @@ def moments(observations: Sequence[Observations]) -> tuple[float, float]:
     return variance, mean_square
 
 
-def _mean_weight(observations: Sequence[Observations]) -> float:
+def mean_weight(observations: Sequence[Observations]) -> float:
     """The geometric mean of the weights: robust to variances that spread over decades."""
     logs = [group.weight.log().sum().item() for group in observations if group.weight is not None]
     return math.exp(sum(logs) / (sum(map(len, observations)) or 1))

@@ -77,5 +77,6 @@ def fit(
     trainer.warn_of_few_numbers(data, len(search.coordinates.get()) + means)
     if has_weights:
         representation = RobustEM(trainer).run(representation)
-    history = History("fitted", tuple(journal.stages)).with_notes(journal.notes)
-    return Fitted(representation, trainer.mean, history)
+    chosen = mean is None and trainer.mean is not None
+    history = History("fitted", tuple(journal.stages), zero_mean=chosen)
+    return Fitted(representation, trainer.mean, history.with_notes(journal.notes))

@@ -43,6 +43,7 @@ from gp_orff.kernels.learned_spectrum import has_learned_spectrum
 from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.history import Journal
+from gp_orff.models.fitting.noise.floors import noise_floors
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.scoring import (
     MOST_SAMPLED,
@@ -89,7 +90,8 @@ class Trainer:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
         ranges = parameter_ranges(self.kernel, self.distances, self.whole or self.survey)
-        search = Search(Coordinates(self.kernel, *self.likelihoods.values(), ranges=ranges))
+        limits = {"ranges": ranges, "floors": noise_floors(self.likelihoods, self.survey)}
+        search = Search(Coordinates(self.kernel, *self.likelihoods.values(), **limits))
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
         return search

@@ -100,6 +100,7 @@ class FitReport:
         stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number.
         seconds: wall time of the last fit; None without one.
         threads: the largest number of threads of the last fit; None without one.
+        zero_mean: whether the last fit chose zero in the place of a trained constant mean.
         notes: decisions and warnings, as sentences.
 
     Example:
@@ -138,6 +139,7 @@ class FitReport:
     stages: tuple[Stage, ...]
     seconds: float | None
     threads: int | None
+    zero_mean: bool
     notes: tuple[str, ...]
     _curvature: Curvature | None = field(default=None, repr=False)
 

@@ -9,6 +9,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
 
 from gp_orff.data.reading import Options
+from gp_orff.data.tracks.reading import labels_of_tracks
 from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.frequencies.grid_design import lengthscales
@@ -131,22 +132,24 @@ def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
 
 def by_track(track: object, count: int) -> Sequence[Hashable] | None:
     """The block of each reading: its track, or one of 50 sets of tracks of about equally many
-    readings; None without a label for each of `count` readings, or with a single one.
+    readings; None without labels, or with a single one.
+
+    Raises:
+        ValueError: labels of another length than `count` readings, or missing ones.
 
     Example:
         >>> from gp_orff.models.validation.blocks import by_track
         >>> by_track(["a", "a", "b"], 3), by_track("a", 3), len(set(by_track(range(400), 400)))
         (['a', 'a', 'b'], None, 50)
     """
-    if is_single(track) or len(track) != count:
+    if is_single(track):
+        return None
+    names, which = labels_of_tracks(track, count)
+    if len(names) < 2:
         return None
     labels = track.tolist() if hasattr(track, "tolist") else list(track)
-    _, which, sizes = np.unique(
-        np.array([str(label) for label in labels]), return_inverse=True, return_counts=True
-    )
-    if len(sizes) < 2:
-        return None
-    return labels if len(sizes) <= _MOST else _in_order(_together(sizes, 0)[which])
+    together = _together(np.bincount(which), 0)
+    return labels if len(names) <= _MOST else _in_order(together[which])
 
 
 def cells(

@@ -65,7 +65,7 @@ class ValidatedModel(FieldModel):
         if data.tracks:
             representation = self._representation_of(data)
             noises = noises_of(self.kernel, representation.likelihoods)
-            parts = self.kernel, noises, self._fixed_mean, len(x)
+            parts = self.kernel, noises, self._mean_to_condition, len(x)
             along = self._along_tracks(x, y, choice, data)
             return leave_one_out_of_tracks(representation.now(), along, *parts)
         pairs = zip(data.visit(), state.weighted(data, state.data).visit(), strict=True)
@@ -133,7 +133,7 @@ class ValidatedModel(FieldModel):
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
         along = self._along_tracks(x, y, choice, data)
         representation = self._representation_of(data)
-        e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
+        e_step = EStep(self.kernel, representation.likelihoods, self._mean_to_condition)
         representation = e_step.converged(representation)
         predictor = Predictor(representation.now(), e_step, self.mean, along)
         return predictor.cross_validation(chosen.members)
@@ -177,7 +177,7 @@ class ValidatedModel(FieldModel):
                 f"expected the group of readings along tracks, {named}, got {group!r}; give "
                 "group=, or fit(x, y, track=labels)"
             )
-        parts = self.kernel, state.e_step.noises, self._fixed_mean
+        parts = self.kernel, state.e_step.noises, self._mean_to_condition
         return track_offsets(state.inference, *parts, tracks[group])
 
     def _checked(self, state: ModelState) -> ModelState:

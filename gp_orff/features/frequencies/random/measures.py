@@ -19,7 +19,8 @@ class Measure(ABC):
         """t for the frequencies of this leaf."""
 
     def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
-        """What the base variables of this leaf are drawn from."""
+        """What the base variables of this leaf are drawn from; with a class `draw`, if frequencies
+        are not those of its spectrum."""
         return leaf.spectrum
 
 

@@ -24,6 +24,11 @@ class Proposal:
     spectrum: Spectrum
     sampler: Sampler | None = None
 
+    @property
+    def draw(self) -> type[Draw]:
+        """The frequencies of a term whose first leaf has a `Proposal`."""
+        return ProposedDraw
+
     def num_coordinates(self, num_dims: int) -> int:
         return num_dims
 

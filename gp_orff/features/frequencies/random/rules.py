@@ -16,7 +16,6 @@ from gp_orff.features.frequencies.random.directions import (
     rotations,
 )
 from gp_orff.features.frequencies.random.measures import NAMES, Measure, as_measure
-from gp_orff.features.frequencies.random.proposal import Proposal, ProposedDraw
 from gp_orff.features.frequencies.rule import (
     Draw,
     LeafSpectrum,
@@ -95,14 +94,17 @@ class _RandomRule(ABC):
             points = self._directions_and_coordinates(number, [lifted], rng)
             return DotProductDraw.of(term, *points[0], measure.order(lifted))
         orders = [measure.order(leaf) for leaf in term.leaves]
-        leaves = [replace(leaf, spectrum=measure.source(leaf)) for leaf in term.leaves]
+        leaves = term.leaves
+        if mixture is None:
+            leaves = [replace(leaf, spectrum=measure.source(leaf)) for leaf in term.leaves]
         points = self._directions_and_coordinates(number, leaves, rng)
         bases = [
             torch.from_numpy(leaf.spectrum.base(vectors, u, order))
             for leaf, order, (vectors, u) in zip(leaves, orders, points, strict=True)
         ]
-        proposed = isinstance(leaves[0].spectrum, Proposal)
-        return (ProposedDraw if proposed else Draw)(bases, orders, mixture)
+        kinds = [getattr(leaf.spectrum, "draw", Draw) for leaf in leaves]
+        kind = next((kind for kind in kinds if kind is not Draw), Draw)
+        return kind(bases, orders, mixture)
 
     @abstractmethod
     def _directions_and_coordinates(
