@@ -310,7 +310,7 @@ def test_few_numbers_are_factorised_in_the_place_of_iterations(monkeypatch, iter
     kernel, noises = curl_free(0.5), {"": 0.1 * torch.eye(2).double()}
     grid = draws_of(kernel, gp_orff.Grid.for_data(x))
     inference = (IterativeInference if iterative else FeatureInference)(data, grid)
-    found = exact_instead(inference, kernel, noises, 700)
+    found = exact_instead(inference, kernel, noises, 1)
     assert (found is not None) == (iterative and most == 600)
     if found is not None:
         exact, reason = found
@@ -325,11 +325,29 @@ def test_repeated_positions_count_once_among_numbers_that_are_factorised(monkeyp
     data = Dataset.in_memory(read(x, draw(300, 2, seed=1), 2, Options()))
     kernel, noises = curl_free(0.5), {"": 0.1 * torch.eye(2).double()}
     inference = IterativeInference(data, draws_of(kernel, gp_orff.Grid.for_data(x)))
-    found = exact_instead(inference, kernel, noises, 700)
+    found = exact_instead(inference, kernel, noises, 1)
     assert (found is not None) == (most == 200)
     if found is not None:
         assert found[0].size == 200
         assert "200 numbers" in found[1]
+
+
+@pytest.mark.parametrize("width", [0.002, 0.2])
+def test_clusters_within_which_the_field_hardly_changes_are_factorised(monkeypatch, width):
+    """In the place of iterations; not those within which it does change."""
+    monkeypatch.setattr(few_sites, "_MOST_ONCE", 100)
+    x = uniform(20, 2).repeat(20, 1) + width * uniform(400, 2)
+    data = Dataset.in_memory(read(x, draw(400, 2, seed=1), 2, Options()))
+    kernel, noises = curl_free(0.5), {"": 0.1 * torch.eye(2).double()}
+    inference = IterativeInference(data, draws_of(kernel, gp_orff.Grid.for_data(x)))
+    (cut,) = inference.truncation_ratios(kernel, noises).values()
+    assert cut < 0.01  # by which `on_few_sites` leaves the readings to the grid
+    assert on_few_sites(inference, kernel, noises, 100) is None
+    found = exact_instead(inference, kernel, noises, 100)
+    assert (found is not None) == (width == 0.002)
+    if found is not None:
+        assert found[0].size <= 100
+        assert found[0].mean_change <= 0.005
 
 
 def test_even_readings_stay_on_the_grid():

@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Int
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.observations import Observations
 from gp_orff.data.repeats.merged import site_labels
@@ -41,7 +41,8 @@ def exact_instead(
 
     Iterations make every variance anew, and take thousands of products where the noise is small;
     one factorisation of the covariance of some thousand numbers serves all of them, and truncates
-    nothing. The arguments are those of `on_few_sites`.
+    nothing. Where these are not few enough, means over sites are, if the field hardly changes
+    within them. The arguments are those of `on_few_sites`.
     """
     data = inference.data
     iterative = isinstance(inference, IterativeInference)
@@ -50,6 +51,9 @@ def exact_instead(
     if not (tried and has_covariance(kernel, data)):
         return on_few_sites(inference, kernel, noises, most, weighs)
     exact = ExactInference.merging(kernel, noises, data)
+    if exact.size > once and _merges(data):
+        exact = ExactInference.merging(kernel, noises, with_few_sites(kernel, noises, data, most))
+        once = most if exact.mean_change <= _LESS * _SOME_TRUNCATED else 0
     if exact.size > once:
         return on_few_sites(inference, kernel, noises, most, weighs)
     features = num_features(kernel, inference.draws)
@@ -85,9 +89,8 @@ def on_few_sites(
         weighs: whether Student-t noise weighs the readings.
     """
     data = inference.data
-    merges = isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
     waves = any(isinstance(draw, HarmonicDraw) for draw in inference.draws)
-    if not (merges and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
+    if not (_merges(data) and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
     iterative = isinstance(inference, IterativeInference)
@@ -114,6 +117,11 @@ def on_few_sites(
         f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
         f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
     )
+
+
+def _merges(data: Data) -> bool:
+    """Whether positions that differ may be merged: no distance is given, and no tracks."""
+    return isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
