@@ -36,7 +36,15 @@ def in_time():
     return (ScaleKernel(space) * time + ScaleKernel(smooth)).double()
 
 
-KERNELS = {"helmholtz": (helmholtz, 2), "time": (in_time, 3)}
+def continued():
+    """Curves that go on beyond their knots."""
+    kernel = helmholtz()
+    for part in (kernel.curl_free, kernel.divergence_free):
+        part.base_kernel.base_kernel.continued = True
+    return kernel
+
+
+KERNELS = {"helmholtz": (helmholtz, 2), "time": (in_time, 3), "continued": (continued, 2)}
 
 
 def conditioned(name, points=12):
@@ -149,6 +157,15 @@ def test_steps_that_fail_are_shortened():
     search = Search(Coordinates(hill.module))
     score(search, hill, information=lambda: 0.3 * np.eye(4), num_values=10, iterations=60)
     assert search.value * 10 > 3.3  # of 3.75
+
+
+def test_one_evaluation_is_no_step():
+    """The last that a grid may take; the search stays where it is."""
+    hill = Hill()
+    search = Search(Coordinates(hill.module))
+    score(search, hill, information=hill.matrix.numpy, num_values=10, evaluations=1)
+    assert search.evaluations == 1
+    assert not hill.module.shape.any()
 
 
 def test_fits_take_few_evaluations():

@@ -119,7 +119,7 @@ def problem(points=150, seed=0):
 @pytest.mark.parametrize("name", ["curl_free", "helmholtz", "multitask", "time"])
 def test_a_grid_is_the_exact_kernel(name):
     """Evidence, mean and variance, at a tolerance of 1e-7, or what 6000 features reach in time."""
-    error = 1e-2 if name == "time" else 1e-3
+    error = 3e-3 if name == "time" else 1e-3
     x, y = problem(40)
     leaf = learned(seed=3, lengthscale=0.3)
     time = RBFKernel(active_dims=(2,))
@@ -144,12 +144,14 @@ def test_a_grid_is_the_exact_kernel(name):
         values = model.log_marginal_likelihood(), posterior.mean(x), posterior.variance(x)
         found.append([value.detach() for value in values])
     for exact, grid in zip(*found, strict=True):
-        assert torch.allclose(exact, grid, rtol=3 * error, atol=error * exact.abs().max().item())
+        assert torch.allclose(exact, grid, rtol=error, atol=error * exact.abs().max().item())
 
 
-def test_gradients_agree_with_differences():
+@pytest.mark.parametrize("continued", [False, True])
+def test_gradients_agree_with_differences(continued):
     x, y = problem(60)
     leaf = learned(seed=1)
+    leaf.continued = continued
     kernel = ScaleKernel(gp_orff.CurlFreeKernel(leaf, num_dims=2)).double()
     for rule in (gp_orff.Auto(), gp_orff.Grid.for_data(x, max_features=3000)):
         model = gp_orff.VectorFieldGP(kernel, frequencies=rule).double()
@@ -161,14 +163,14 @@ def test_gradients_agree_with_differences():
         model.zero_grad()
         value().backward()
         gradient = leaf.shape.grad.clone()
-        for i, step in enumerate(1e-5 * torch.eye(len(gradient)).double()):
+        for i, step in enumerate(1e-4 * torch.eye(len(gradient)).double()):
             ends = []
             for sign in (1, -1):
                 leaf.shape.data += sign * step
                 ends.append(value().item())
                 leaf.shape.data -= sign * step
             assert gradient[i].item() == pytest.approx(
-                (ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-5
+                (ends[0] - ends[1]) / 2e-4, rel=1e-6, abs=1e-6
             )
 
 
@@ -281,6 +283,23 @@ def test_random_frequencies_serve_fixed_weights():
         with torch.no_grad():
             actual, expected = features(x).to_dense(), kernel(x).to_dense()
         assert (actual - expected).abs().max() < 4 * expected.abs().max() / 2**7
+
+
+def test_more_inputs_than_a_grid_serves():
+    """Auto takes random frequencies, which weights in training refuse with a remedy that serves
+    five inputs; `VectorFieldGP` takes the kernel itself."""
+    x, y = uniform(30, 5), draw(30, 2)
+    leaf = learned(4)
+    features = gp_orff.ORFFKernel(leaf, gp_orff.Auto(max_features=64).for_data(x), num_dims=5)
+    message = "up to 4 inputs, got random frequencies of 5, .* use the kernel without features"
+    with pytest.raises(NotImplementedError, match=message):
+        features(x).to_dense()
+    model = gp_orff.VectorFieldGP(
+        MultitaskKernel(leaf, num_tasks=2), frequencies=gp_orff.Auto(exact_values=0)
+    )
+    model.condition(x, y)
+    model.log_marginal_likelihood().backward()
+    assert leaf.shape.grad.abs().max() > 0
 
 
 def test_paths_of_exact_posteriors():

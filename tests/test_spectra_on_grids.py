@@ -58,8 +58,8 @@ def test_the_information_is_that_of_the_dense_covariance():
             noise = noises_of(kernel, likelihoods)[""][0, 0]
             return (features @ features.mT + noise * torch.eye(len(features)).double()).numpy()
 
-    inverse, steps = np.linalg.inv(covariance(u)), 1e-4 * np.eye(len(u))
-    slopes = [(covariance(u + s) - covariance(u - s)) / 2e-4 for s in steps]
+    inverse, steps = np.linalg.inv(covariance(u)), 1e-5 * np.eye(len(u))
+    slopes = [(covariance(u + s) - covariance(u - s)) / 2e-5 for s in steps]
     products = [inverse @ slope for slope in slopes]
     alphas = [slope @ inverse @ y.flatten()[known].numpy() for slope in slopes]
     expected = 0.5 * np.array([[np.sum(a * b.T) for b in products] for a in products])
@@ -71,7 +71,7 @@ def test_the_information_is_that_of_the_dense_covariance():
     expected += np.diag(np.square(curves))
     coordinates.set(u)
     information = FeatureInformation.of(*parts, mean=torch.zeros(2).double())
-    assert np.allclose(information(), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    assert np.allclose(information(), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
     assert np.array_equal(coordinates.get(), u)
 
 

@@ -12,8 +12,8 @@ from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.random import QuasiMonteCarlo
 from gp_orff.features.frequencies.rule import Draw, Rule, TermSpectrum
 from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.spectra.base import GRID_INPUTS
 
-_GRID_INPUTS = 4  # the most inputs of a grid: three of space, and time
 MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
 _RANDOM, _SMALL = 4096, 512  # random features, by default, and by default without data
 
@@ -95,8 +95,8 @@ class Auto:
         if box is None:
             rule = replace(self, max_features=_SMALL) if self._lacks_data(terms) else self
             return rule._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
-        if len(box) > _GRID_INPUTS:
-            return self._random(terms, f"{len(box)} inputs are more than {_GRID_INPUTS}")
+        if len(box) > GRID_INPUTS:
+            return self._random(terms, f"{len(box)} inputs are more than {GRID_INPUTS}")
         grid = Grid(
             domain=self.domain,
             data=self.data,
@@ -136,7 +136,7 @@ class Auto:
         """Whether a grid is possible, but neither data, nor a domain, nor a budget are given."""
         dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
         specified = self.domain or self.data or self.max_features
-        return not specified and max(dims, default=0) < _GRID_INPUTS
+        return not specified and max(dims, default=0) < GRID_INPUTS
 
     def _random(self, terms: Sequence[TermSpectrum], reason: str) -> tuple[QuasiMonteCarlo, str]:
         """Quasi-random frequencies, a power of two, as many as the budget allows."""

@@ -3,6 +3,7 @@
 from gp_orff.kernels.learned_spectrum.kernel import LearnedSpectrumKernel
 from gp_orff.kernels.learned_spectrum.related import (
     RelatedSpectrumKernel,
+    continue_curves,
     has_learned_spectrum,
     held_curves,
     related_copy,
@@ -13,6 +14,7 @@ __all__ = [
     "FiniteMixture",
     "LearnedSpectrumKernel",
     "RelatedSpectrumKernel",
+    "continue_curves",
     "has_learned_spectrum",
     "held_curves",
     "related_copy",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.closed_form import radial_derivatives
+from gp_orff.kernels.learned_spectrum.ends import BEYOND, end_lengths, end_of_curve, end_steps
 
 _FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
 _WIDTH = 0.7  # standard deviation of the logarithm of the lengths, by their weights at the start
@@ -38,6 +39,18 @@ class LearnedSpectrumKernel(Kernel):
 
         log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
 
+    At its shortest length the curve ends, or goes on as a power law if `continued`: π ∝ λ^p, with
+    the slope p between that length and three times it, but p ≥ 2.3, so that the variance of a
+    field is finite; the energy spectrum of a field in the plane falls like k^{1−p}. Four lengths
+    stand for this, the last one for all shorter ones. `fit` decides: curves of many readings, which
+    are learned on a frequency grid, go on, as readings may resolve all of the curve there, while
+    the truth has shorter waves. Curves of few readings, learned under the exact kernel, end: their
+    shortest lengths are not resolved, and stand for all that are shorter. What is not resolved
+    can be told from noise only by extrapolation of the curve; the prior of the one is that of the
+    curve, that of the other log σ² ~ N(log 0.1 v, 3²), v being the variance of the data. A
+    frequency grid is made to hold the curve up to its end; what it lacks beyond counts in error
+    bars, as all that grids truncate.
+
     `shape` holds b and c over their standard deviations, so that its prior is standard normal; this
     prior is one of gpytorch, and takes part in `fit` and in gpytorch's own marginal likelihood.
 
@@ -50,6 +63,8 @@ class LearnedSpectrumKernel(Kernel):
     Args:
         num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.
         smoothness: τ, how far the curve of the log weights may bend.
+        continued: whether the curve goes on beyond its shortest length; `fit` sets it where it
+            trains the curve. It is no parameter: a `state_dict` does not hold it, `save` does.
         ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
         batch_shape: the batch shape of the parameters, as in gpytorch.
         active_dims: the input columns of the kernel; all columns if None.
@@ -76,6 +91,7 @@ class LearnedSpectrumKernel(Kernel):
         num_knots: int = 12,
         smoothness: float = 4.0,
         *,
+        continued: bool = False,
         ard_num_dims: int | None = None,
         batch_shape: torch.Size | None = None,
         active_dims: Sequence[int] | None = None,
@@ -100,11 +116,14 @@ class LearnedSpectrumKernel(Kernel):
             lengthscale_constraint=lengthscale_constraint,
         )
         self.num_knots, self.smoothness = int(num_knots), float(smoothness)
-        lengths = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
-        u = np.log(lengths)
+        knots = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
+        u = np.log(knots)
+        self._step = u[1] - u[0]
         bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
         # no buffers, which gpytorch takes for batches when it indexes a kernel
-        self.lengths = torch.from_numpy(lengths)
+        ends = end_lengths(knots[0], self._step)
+        self._lengths = torch.from_numpy(np.concatenate([ends, knots]))
+        self.continued = continued
         self._start = torch.from_numpy(-0.5 * (u / _WIDTH) ** 2)
         self._basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
         size = torch.Size([*self.batch_shape, num_knots - 1])
@@ -112,17 +131,30 @@ class LearnedSpectrumKernel(Kernel):
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
 
     @property
-    def log_weights(self) -> Float[Tensor, "*b J"]:
-        """The logarithms of the weights, up to a constant."""
+    def lengths(self) -> Float[Tensor, "M+J"]:
+        """λ, shortest first: those of the knots, before them those beyond, if it is `continued`."""
+        return self._lengths if self.continued else self._lengths[BEYOND:]
+
+    @property
+    def curve(self) -> Float[Tensor, "*b J"]:
+        """The logarithms of the weights at the knots, up to a constant."""
         return self._start.to(self.shape) + self.shape @ self._basis.to(self.shape).mT
 
     @property
-    def weights(self) -> Float[Tensor, "*b J"]:
+    def log_weights(self) -> Float[Tensor, "*b M+J"]:
+        """The logarithms of the weights of all lengths, up to a constant."""
+        curve = self.curve
+        if not self.continued:
+            return curve
+        return torch.cat([end_of_curve(curve, self._step), curve], dim=-1)
+
+    @property
+    def weights(self) -> Float[Tensor, "*b M+J"]:
         """The weights π of the lengths; they add up to one."""
         return self.log_weights.softmax(dim=-1)
 
     @property
-    def rates(self) -> Float[Tensor, "J"]:
+    def rates(self) -> Float[Tensor, "M+J"]:
         """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
         return self.lengths.to(self.shape.device) ** -2
 
@@ -137,6 +169,25 @@ class LearnedSpectrumKernel(Kernel):
         self.lengthscale = self.lengthscale * math.exp(shift)
         self.shape.zero_()
         self.shape[..., 0] = 2 * order / _SLOPE
+
+    @torch.no_grad()
+    def extrapolate(self, shortest: float) -> None:
+        """Make the curve a line at lengths λ below `shortest`, with the slope that it has from
+        there to three times this length; at least three knots are left as they are."""
+        curve, lengths = self.curve, self._lengths[BEYOND:]
+        first = min(int((lengths < shortest).sum()), self.num_knots - 3)
+        steps = min(end_steps(self._step), self.num_knots - 1 - first)
+        slope = (curve[..., first + steps] - curve[..., first]) / steps
+        number = torch.arange(first, 0, -1).to(curve)
+        line = curve[..., first, None] - slope.unsqueeze(-1) * number
+        change = torch.cat([line - curve[..., :first], torch.zeros_like(curve[..., first:])], -1)
+        self.shape += self._coordinates(change)
+
+    def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
+        """The change of `shape` that changes the curve so, up to a constant."""
+        basis = torch.cat([self._basis, torch.ones(self.num_knots, 1).to(self._basis)], dim=-1)
+        inverse = torch.linalg.inv(basis.to(change))[:-1]
+        return change @ inverse.mT
 
     def forward(
         self,

@@ -47,6 +47,7 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
             ard_num_dims=other.ard_num_dims,
             batch_shape=other.batch_shape,
             active_dims=other.active_dims,
+            continued=other.continued,
         )
         self._other = (other,)  # a tuple hides it from the list of submodules
         self.has_lengthscale = True
@@ -78,10 +79,14 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         return self.other.raw_lengthscale_constraint
 
     @property
-    def log_weights(self) -> Float[Tensor, "*b J"]:
-        """The logarithms of the weights, up to a constant."""
+    def curve(self) -> Float[Tensor, "*b J"]:
+        """The logarithms of the weights at the knots, up to a constant."""
         difference = self.shape @ self._basis.to(self.shape).mT
-        return self.other.log_weights.to(self.shape) + _DIFFERENCE * difference
+        return self.other.curve.to(self.shape) + _DIFFERENCE * difference
+
+    def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
+        """The change of `shape` that changes the curve so, up to a constant."""
+        return super()._coordinates(change) / _DIFFERENCE
 
     def centre(self, order: int) -> None:
         """Leave the curve where that of the other kernel is."""
@@ -122,6 +127,13 @@ def held_curves(kernel: Kernel) -> Iterator[None]:
     finally:
         for curve in trained:
             curve.requires_grad_(True)
+
+
+def continue_curves(kernel: Kernel, continued: bool = True) -> None:
+    """Continue learned spectra that are trained beyond their last knots, or end them there."""
+    for part in kernel.modules():
+        if isinstance(part, LearnedSpectrumKernel) and part.shape.requires_grad:
+            part.continued = continued
 
 
 def related_copy(kernel: Kernel) -> Kernel:

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.kernels.learned_spectrum.ends import BEYOND
 from gp_orff.kernels.learned_spectrum.kernel import LearnedSpectrumKernel
-from gp_orff.kernels.spectra.base import Range, Spectrum, spectrum
+from gp_orff.kernels.spectra.base import GRID_INPUTS, Range, Spectrum, spectrum
 from gp_orff.kernels.spectra.elliptical import ScaleMixture, chi2_moment, chi2_tail
 from gp_orff.kernels.spectra.lengths import shortest_lengths
 
@@ -29,6 +30,8 @@ class FiniteMixture(ScaleMixture):
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
         variances: s, (J,), positive.
         weights: π, (*b, J).
+        beyond: of how many of the s, the first ones, a grid leaves out what it does not hold: those
+            that continue a learned curve beyond its last knot. `tail` does not count them.
 
     Example:
         >>> import gp_orff, torch
@@ -40,6 +43,7 @@ class FiniteMixture(ScaleMixture):
 
     variances: Float[Tensor, "J"]
     weights: Float[Tensor, "*b J"]
+    beyond: int = 0
 
     def scales(self, least: float) -> tuple[Float[Tensor, "*b J"], Float[Tensor, "*b J"]]:
         """s and weights, (*b, J); `least` is for scales without end."""
@@ -65,17 +69,18 @@ class FiniteMixture(ScaleMixture):
         return variance.expand(*variance.shape[:-1], num_dims)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
-        s, weights = self._values(order)
-        beyond = chi2_tail(scaled_radius**2 / s, num_dims + 2 * order)
-        return float((weights * beyond).sum(-1).max())
+        s, weights = self._of_curve(order)
+        outside = chi2_tail(scaled_radius**2 / s, num_dims + 2 * order)
+        return float((weights * outside).sum(-1).max())
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
         return self.scaled_radius(np.eye(num_dims)) * self.shortest
 
     @property
     def shortest(self) -> float:
-        """The length, over ℓ, below which a hundredth of the variance of a field is."""
-        s, weights = self._values(1)
+        """The length of the curve, over ℓ, below which it has a hundredth of the variance of a
+        field."""
+        s, weights = self._of_curve(1)
         below = np.cumsum(weights[:, np.argsort(-s)], axis=-1) > _SHARE
         return float(np.sort(1 / np.sqrt(s))[below.argmax(-1).min()])
 
@@ -93,6 +98,11 @@ class FiniteMixture(ScaleMixture):
         s, weights = self._values(order)
         square = s * r * r
         return float((weights * np.maximum(1, square) ** order * np.exp(-square / 2)).sum(-1).max())
+
+    def _of_curve(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
+        """Those of `_values` that are not beyond the curve."""
+        s, weights = self._values(order)
+        return s[self.beyond :], weights[:, self.beyond :]
 
     def _values(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
         """s, and the weights ∝ π s^t of a batch, t = `order`."""
@@ -112,10 +122,13 @@ class FiniteMixture(ScaleMixture):
             NotImplementedError: weights are trained, which the choice of a scale cannot follow.
         """
         if torch.is_grad_enabled() and self.weights.requires_grad:
+            inputs = base.shape[-1] - 1
+            remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
             raise NotImplementedError(
                 "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
-                "trained, got random frequencies, which cannot follow them; use Grid or Auto, or "
-                "freeze the weights by kernel.shape.requires_grad_(False)"
+                f"trained, which serves up to {GRID_INPUTS} inputs, got random frequencies of "
+                f"{inputs}, which cannot follow the weights; use {remedy}, or freeze the weights "
+                "by kernel.shape.requires_grad_(False)"
             )
         weights = self.weights * self.variances**order
         levels = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[..., :-1]
@@ -125,7 +138,8 @@ class FiniteMixture(ScaleMixture):
 
 @spectrum.register
 def _(kernel: LearnedSpectrumKernel) -> Spectrum:
-    return FiniteMixture(kernel.lengthscale, kernel.rates.detach(), kernel.weights)
+    beyond = BEYOND if kernel.continued else 0
+    return FiniteMixture(kernel.lengthscale, kernel.rates.detach(), kernel.weights, beyond)
 
 
 @shortest_lengths.register

@@ -21,6 +21,8 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
+GRID_INPUTS = 4  # the most inputs of a frequency grid by default: three of space, and time
+
 
 class Range(NamedTuple):
     """A hyperparameter and the interval in which a search looks for it."""

@@ -57,6 +57,7 @@ from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 SUBSETS = (1200, 3600)  # numbers of further searches
+MANY_VALUES = 6000  # numbers, of which dense parts are searched too
 MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
 _SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
@@ -95,6 +96,12 @@ class Trainer:
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
         return search
+
+    @property
+    def has_many(self) -> bool:
+        """Whether the data are so many that starting values are found on parts of them too, with
+        the curves of learned spectra held."""
+        return self.survey.num_values > MANY_VALUES and not self.tracks
 
     def restarted(self, search: Search) -> Search:
         """The search; with tracks a new one from where it is, since the few blocks of a subset tell

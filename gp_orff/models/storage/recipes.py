@@ -99,6 +99,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     LearnedSpectrumKernel: lambda k: {
         "num_knots": k.num_knots,
         "smoothness": k.smoothness,
+        "continued": k.continued,
         **_scalar(k),
     },
     BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},

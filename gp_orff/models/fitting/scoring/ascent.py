@@ -56,7 +56,7 @@ def score(
     run.value_and_gradient(np.zeros_like(start))
     damping, rise, small, least = _DAMPING, _RISE, 0, max(nats, _NATS)
     curvature, known = None, start  # and where it is
-    for _ in range(iterations):
+    for _ in range(iterations if run.evaluations_left > 0 else 0):
         value, u, gradient = run.value, run.u, run.gradient * num_values
         if curvature is None or small or np.abs(u - known).max() > _MOVED:
             coordinates.set(u)

@@ -18,14 +18,16 @@ from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.inference.conditioning import has_covariance
 from gp_orff.inference.conditioning.few_sites import MUCH_TRUNCATED
 from gp_orff.inference.representation import COARSE_FACTOR, FINE_FACTOR, Representation
-from gp_orff.kernels.learned_spectrum import has_learned_spectrum
+from gp_orff.kernels.learned_spectrum import continue_curves, has_learned_spectrum
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.searches.exact import ExactKernel, search_on_subsets
+from gp_orff.models.fitting.searches.unresolved import extrapolate_curves
 from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import Trainer
 
 _CUBIC = 40.0  # iterations with 2000 features
+_CURVE_ROUNDS = 4  # of curves on few features
 _ROUNDS, _FEW_ROUNDS = 8, 2  # few on waves of other wavevectors, which take a pass over the data
 _FEW_ITERATIONS, _EACH = 6, 1.5  # the least on grids; evaluations of each iteration, about
 _NATS_OF_CURVES, _PART_OF_CURVES = 1.0, 1e-6  # as `_NATS` for learned spectra, and each number's
@@ -110,6 +112,7 @@ class Grids:
             self._follow(search, "fine", FINE_FACTOR, *parts, rounds=rounds)
         visited.append(search.coordinates.get())
         if self._exceeds(_TOO_ROUGH):
+            continue_curves(self.trainer.kernel, False)
             search_on_subsets(self.trainer, search, data.num_values)
             return representation
         ratios = representation.training_cuts()  # truncated variance over noise variance
@@ -129,12 +132,23 @@ class Grids:
 
     def _learn_curves(self, search: Search, representation: Representation) -> None:
         """Search for learned spectra on fine grids of few features first: what coarse grids tell of
-        short waves, which large grids hold, is little."""
+        short waves, which large grids hold, is little. At last with curves that go on beyond their
+        knots, which a search for where the curves are would take for them: a power law has no
+        scale."""
         few = partial(representation.fine, most=_FEW_FEATURES)
-        self._follow(search, "fine", FINE_FACTOR, representation, few, rounds=_FEW_ROUNDS)
-        if not representation.fits(few()):
-            parts = representation, representation.fine
-            self._follow(search, "fine", FINE_FACTOR, *parts, rounds=_FEW_ROUNDS)
+        self._follow(search, "fine", FINE_FACTOR, representation, few, rounds=_CURVE_ROUNDS)
+        self._extrapolate(representation, few())
+        continue_curves(self.trainer.kernel)
+        parts = representation, representation.fine
+        self._follow(search, "fine", FINE_FACTOR, *parts, rounds=_FEW_ROUNDS)
+        self._extrapolate(representation, representation.fine())
+
+    def _extrapolate(self, representation: Representation, grid: Grid) -> None:
+        """Curves in a line beyond the edge of the grid that they were learned on."""
+        try:
+            extrapolate_curves(self.trainer.kernel, representation.inference(grid))
+        except GridBudgetError as error:
+            self.trainer.journal.note(f"curves are not extrapolated: {error}")
 
     def _exceeds(self, most: float) -> bool:
         """Whether the grids of searches truncate more than so much of the noise variance, and the

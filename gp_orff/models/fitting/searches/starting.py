@@ -11,6 +11,7 @@ from gp_orff.data.observations import join
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.kernels.learned_spectrum import (
     LearnedSpectrumKernel,
+    continue_curves,
     has_learned_spectrum,
     held_curves,
 )
@@ -18,10 +19,10 @@ from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.noise.tracks import Split, finalists, split_noise, splits
 from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import Start, start, starts
-from gp_orff.models.fitting.trainer import SCREENED_VALUES, SUBSET_VALUES, Trainer
+from gp_orff.models.fitting.trainer import MANY_VALUES, SCREENED_VALUES, SUBSET_VALUES, Trainer
 
 _FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
-_JUDGED, _MANY = 1200, 6000  # numbers in two dense parts of the data, if they have so many
+_JUDGED = 1200  # numbers in two dense parts of the data
 _NATS = 2.0  # for each output: what two parts do not show of long lengthscales
 
 
@@ -30,8 +31,9 @@ def best_start(trainer: Trainer) -> Search:
     on a small subset, from the best starting values of each lengthscale; the best three again on a
     larger one, and the best of these to the end. Many data are also searched in a dense part."""
     warn_of_far_points(trainer.distances)
+    continue_curves(trainer.kernel, False)
     spread = trainer.starting_subset(SUBSET_VALUES)
-    many = trainer.survey.num_values > _MANY and not trainer.tracks
+    many = trainer.has_many
     held = held_curves(trainer.kernel) if many else nullcontext()
     with held, trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
         search = _screened_search(trainer, spread)
@@ -77,7 +79,7 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
         go_to(*pair)
         candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
     large, reached = trainer.inference(spread), []
-    searched_again = trainer.tracks and trainer.survey.num_values > _MANY  # on more blocks
+    searched_again = trainer.tracks and trainer.survey.num_values > MANY_VALUES  # on more blocks
     for search, u in finalists(candidates, _FEW if searched_again else _FINALISTS):
         search.coordinates.set(u)
         reached.append(trainer.short_search(search, large, name))
