@@ -115,7 +115,7 @@ def test_a_time_is_given():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"wavenumbers": torch.tensor([1.0])}, "from 6.* two periods in the box"),
+        ({"wavenumbers": torch.tensor([1.0])}, "from 6.* two periods in the box, to higher"),
         ({"wavenumbers": torch.tensor([1e4])}, "512 points along a side"),
         ({"wavenumbers": torch.tensor(9.0)}, r"wavenumbers \(m,\)"),
         ({"level": 1.0}, "between 0 and 1"),

@@ -182,9 +182,12 @@ def _checked(
         raise ValueError(f"energy_spectrum expects wavenumbers (m,), got shape {tuple(k.shape)}")
     slack = 1e-9
     if k.min() < low * (1 - slack) or not k.max() <= highest * (1 + slack):
+        end = (
+            f"{highest:.4g}, where the paths of a grid end" if highest < math.inf else "higher ones"
+        )
         raise ValueError(
-            f"energy_spectrum expects wavenumbers from {low:.4g}, two periods in the box, to "
-            f"{highest:.4g}, where the paths of a grid end, got {k.min():.4g} to {k.max():.4g}"
+            f"energy_spectrum expects wavenumbers from {low:.4g}, two periods in the box, to {end}"
+            f", got {k.min():.4g} to {k.max():.4g}"
         )
     return k
 
