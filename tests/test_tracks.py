@@ -428,6 +428,19 @@ def test_the_scatter_of_blocks_tells_the_white_noise(count):
     assert track.squares.item() / track.degrees == pytest.approx(0.04, abs=5 * error)
 
 
+def test_pauses_do_not_lengthen_blocks():
+    """One of a thousand seconds in the middle of a track; readings each second, and in pairs."""
+    wave = torch.sin(2 * math.pi * torch.arange(4000).double() / 400).unsqueeze(-1)
+    for steps in (torch.ones(4000), torch.tensor([0.1, 1.9]).repeat(2000)):
+        time = steps.double().cumsum(0)
+        time[2000:] += 1e4
+        key, index = GroupKey("", Components.every(1)), torch.arange(4000)
+        part = Observations(key, time.unsqueeze(-1), wave, index=index)
+        (track,) = along_tracks(part, "one", time, 4000, {}).tracks
+        assert len(track.y) == pytest.approx(500, abs=10)
+        assert torch.bincount(track.block).max() < 12
+
+
 def test_tracks_shorter_than_blocks_keep_their_readings():
     """600 tracks of two: a mean for each would tell nothing of offsets."""
     index = torch.arange(1200)

@@ -170,7 +170,8 @@ def _divided(
 def block_span(
     y: Float[np.ndarray, "N p"], clock: Float[np.ndarray, "N"], of_track: Int[np.ndarray, "N"]
 ) -> float:
-    """The time of a block: that of 500 blocks of all readings, or shorter.
+    """The time of a block: that of 500 blocks of all readings, or shorter. Pauses do not count: it
+    is the median of the times that so many readings take.
 
     It is 0, for blocks of one reading, where there are at most 1000. Blocks have three readings at
     least, whose scatter about lines tells the white noise. The means ȳ of neighbouring blocks of n
@@ -196,7 +197,10 @@ def block_span(
         if _change(y, of_track, longer) > _SMOOTH * variance + white / longer:
             break
         size = longer
-    return size * float(steps.mean()) if size >= _SHORTEST else 0.0
+    if size < _SHORTEST:
+        return 0.0
+    lags = (clock[size:] - clock[:-size])[of_track[size:] == of_track[:-size]]
+    return float(np.median(lags)) or size * float(steps.mean())
 
 
 def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: int) -> float:
