@@ -169,3 +169,19 @@ def test_blocks_are_the_same_for_all_kernels():
         gp_orff.compare_kernels([(x, y)], None, kernels, progress=False, blocks="auto")
     with pytest.raises(ValueError, match="label for each"):
         gp_orff.compare_kernels(x, y, kernels, progress=False, blocks=[1, 2])
+
+
+def test_kernels_that_share_hyperparameters_are_refused():
+    """Each is trained in place: the last one would decide. Fixed ones may be shared."""
+    x, y, _ = flow(30)
+    base = gpytorch.kernels.RBFKernel()
+    kernels = {
+        "curl-free": gp_orff.CurlFreeKernel(base, num_dims=2),
+        "divergence-free": gp_orff.DivergenceFreeKernel(base, num_dims=2),
+    }
+    with pytest.raises(ValueError, match="'curl-free' and 'divergence-free', which share"):
+        gp_orff.compare_kernels(x, y, kernels, progress=False)
+    with pytest.raises(TypeError, match=r"from names to kernels, such as .*, got list"):
+        gp_orff.compare_kernels(x, y, list(kernels.values()), progress=False)
+    base.requires_grad_(False)
+    assert len(gp_orff.compare_kernels(x, y, kernels, progress=False).models) == 2

@@ -12,7 +12,7 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel
 import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
-from gp_orff.models.validation.blocks import cells
+from gp_orff.models.validation.blocks import blocks_of, cells
 from gp_orff.models.validation.scores import Scores
 from tests.fields import ALGEBRAS, curl_free, directions, draw, flow, uniform
 
@@ -294,6 +294,22 @@ def test_splitters_of_scikit_learn(name):
         model.condition(x[learned], y[learned], group=group and [group[i] for i in learned])
         expected = model.posterior().mean(x)[part.index, part.column]
         torch.testing.assert_close(part.mean, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_groups_of_a_splitter_are_tracks():
+    """Where no groups are given; and `group=`, where both are."""
+    model, x, y = small()
+    track, group = ["a", "b", "c", "d"] * 15, ["e", "f", "f"] * 20
+    for options, labels in (
+        (Options(track=track), track),
+        (Options(track=track, group=group), group),
+        (Options(track=track, group="ship"), track),
+    ):
+        blocks = blocks_of(splitters.LeaveOneGroupOut(), model.kernel, x, y, options)
+        tested = [set(np.flatnonzero(block.tested)) for block in blocks.members]
+        assert tested == [
+            set(np.flatnonzero(np.array(labels) == name)) for name in sorted({*labels})
+        ]
 
 
 class Bad:

@@ -113,6 +113,22 @@ def test_exact_and_lattice_posteriors_agree():
     assert away["ended"] > 1e-2 * prior
 
 
+def test_a_fit_that_fails_leaves_the_end_as_it_was(monkeypatch):
+    """Of all fits to few readings, which end the curve: the covariance would be another one."""
+    x, y = uniform(25, 2), draw(25, 2)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(continued(), num_dims=2))
+    before = model.kernel(x).to_dense().detach()
+
+    def interrupted(*_):
+        assert not next(own for own in model.modules() if hasattr(own, "continued")).continued
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gp_orff.models.validation.model.calibration_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, progress=False)
+    torch.testing.assert_close(model.kernel(x).to_dense().detach(), before, rtol=0, atol=0)
+
+
 def test_a_fit_of_few_readings_ends_the_curve():
     """Shortest lengths, which few readings do not resolve, stand for all that are shorter."""
     x = uniform(25, 2)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel
 
 import gp_orff
 from gp_orff.models.derived.energy_spectrum import windowed_energy
@@ -115,7 +115,7 @@ def test_a_time_is_given():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"wavenumbers": torch.tensor([1.0])}, "from 6.* two periods in the box"),
+        ({"wavenumbers": torch.tensor([1.0])}, "from 6.* two periods in the box, to higher"),
         ({"wavenumbers": torch.tensor([1e4])}, "512 points along a side"),
         ({"wavenumbers": torch.tensor(9.0)}, r"wavenumbers \(m,\)"),
         ({"level": 1.0}, "between 0 and 1"),
@@ -126,6 +126,17 @@ def test_a_time_is_given():
 def test_bad_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         posterior().energy_spectrum(**options)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_other_numbers_of_components_are_refused(outputs):
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=outputs) if outputs > 1 else RBFKernel()
+    x, y = uniform(10, 2), uniform(10, outputs, seed=1)
+    field = gp_orff.VectorFieldGP(kernel.double()).condition(x, y).posterior()
+    with pytest.raises(
+        NotImplementedError, match=f"two components, along its plane, got {outputs}"
+    ):
+        field.energy_spectrum()
 
 
 def test_spectra_end_below_the_cut_off_of_a_grid():

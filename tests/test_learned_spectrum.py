@@ -235,6 +235,7 @@ def test_priors_take_part_in_gpytorch():
         (lambda: gp_orff.LearnedSpectrumKernel(3), "at least 4, got 3"),
         (lambda: gp_orff.LearnedSpectrumKernel(2.5), "num_knots"),
         (lambda: gp_orff.LearnedSpectrumKernel(smoothness=0.0), "smoothness > 0"),
+        (lambda: gp_orff.LearnedSpectrumKernel(smoothness=float("inf")), "finite smoothness"),
     ],
 )
 def test_bad_arguments_are_refused(call, message):

@@ -2,6 +2,7 @@
 
 import gpytorch
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from gpytorch.kernels import ConstantKernel, MultitaskKernel, RBFKernel
@@ -10,7 +11,7 @@ from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 import gp_orff
 from gp_orff.data.reading import Options, read
 from tests import oracles
-from tests.fields import curl_free, directions, features_of, flow
+from tests.fields import curl_free, directions, features_of, flow, uniform
 
 RULES = {
     "exact": gp_orff.Auto(),
@@ -327,6 +328,30 @@ def test_readings_of_one_pattern_are_one_group():
     found = read(x, y, 2, Options(missing="mask"))
     patterns = {own.pattern.columns: len(own) for own in found}
     assert patterns == {(0, 1): 18, (1,): 1}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["buoy"] * 20 + [None] * 10,
+        pd.Series(["buoy"] * 20 + [None] * 10),
+        pd.Series(["buoy"] * 20 + [pd.NA] * 10, dtype="string"),
+        pd.Categorical(["buoy"] * 20 + [None] * 10),
+        np.ma.array(["buoy"] * 30, mask=[False] * 20 + [True] * 10),
+    ],
+    ids=["list", "pandas", "string", "categorical", "masked"],
+)
+def test_readings_whose_group_is_missing_have_none(labels):
+    """And no group of a noise of its own, which is called nan."""
+    x, y = uniform(30, 2), uniform(30, 2, seed=1)
+    model = gp_orff.VectorFieldGP(curl_free(0.5)).condition(x, y, group=labels)
+    rest = gp_orff.VectorFieldGP(curl_free(0.5)).condition(x[:20], y[:20], group="buoy")
+    rest.update(x[20:], y[20:])
+    assert list(model.likelihoods) == list(rest.likelihoods) == ["buoy"]
+    for own in (model, rest):
+        own.likelihoods["buoy"].noise = 0.01
+    evidence = [own.log_marginal_likelihood().item() for own in (model, rest)]
+    assert evidence[0] == pytest.approx(evidence[1], rel=1e-10)
 
 
 BAD = {

@@ -411,8 +411,42 @@ def test_blocks_of_many_readings_are_short_against_field_and_noise():
         return len(along_tracks(part, "one", time, 4000, {}).y)
 
     assert count(400) == 500
-    assert 500 < count(30) < 4000
+    assert 500 < count(60) < 4000
     assert count(4) == 4000
+
+
+@pytest.mark.parametrize("count", [1001, 1200, 1500])
+def test_the_scatter_of_blocks_tells_the_white_noise(count):
+    """On a slow wave, of variance 0.04: within 5 standard errors of χ². Blocks of two readings, as
+    1200 in 500 blocks would have, have no scatter, and any white noise is as likely."""
+    time = torch.arange(count).double()
+    y = torch.sin(2 * math.pi * time / 1000)[:, None] + 0.2 * draw(count, 1)
+    part = Observations(GroupKey("", Components.every(1)), time[:, None], y, index=time.long())
+    (track,) = along_tracks(part, "one", time, count, {}).tracks
+    assert track.degrees >= count // 3
+    error = 0.04 * math.sqrt(2 / track.degrees)
+    assert track.squares.item() / track.degrees == pytest.approx(0.04, abs=5 * error)
+
+
+def test_pauses_do_not_lengthen_blocks():
+    """One of a thousand seconds in the middle of a track; readings each second, and in pairs."""
+    wave = torch.sin(2 * math.pi * torch.arange(4000).double() / 400).unsqueeze(-1)
+    for steps in (torch.ones(4000), torch.tensor([0.1, 1.9]).repeat(2000)):
+        time = steps.double().cumsum(0)
+        time[2000:] += 1e4
+        key, index = GroupKey("", Components.every(1)), torch.arange(4000)
+        part = Observations(key, time.unsqueeze(-1), wave, index=index)
+        (track,) = along_tracks(part, "one", time, 4000, {}).tracks
+        assert len(track.y) == pytest.approx(500, abs=10)
+        assert torch.bincount(track.block).max() < 12
+
+
+def test_tracks_shorter_than_blocks_keep_their_readings():
+    """600 tracks of two: a mean for each would tell nothing of offsets."""
+    index = torch.arange(1200)
+    x, y, key = uniform(1200, 2), draw(1200, 2), GroupKey("", Components.every(2))
+    part = Observations(key, x, y, index=index)
+    assert len(along_tracks(part, index // 2, index % 2, 1200, {}).y) == 1200
 
 
 def test_means_of_blocks_are_told():

@@ -5,6 +5,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
+
 
 def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
     """Points x (N, d) as a float64 matrix.

@@ -25,6 +25,7 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning.left_out_points import warn_of_left_out
 from gp_orff.inference.representation import Representation
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
 from gp_orff.kernels.products import require_field_products
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.history import History
@@ -290,15 +291,19 @@ class FieldModel(torch.nn.Module):
 @contextmanager
 def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
     """Set all parameters and buffers back to their values if the block raises, and to whether they
-    are trained."""
+    are trained; learned spectra to where they end."""
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
+    curves = [part for part in module.modules() if isinstance(part, LearnedSpectrumKernel)]
+    continued = [curve.continued for curve in curves]
     try:
         yield
     except BaseException:
         for tensor, (value, trained) in zip(held, before, strict=True):
             tensor.data.copy_(value)
             tensor.requires_grad_(trained)
+        for curve, value in zip(curves, continued, strict=True):
+            curve.continued = value
         raise
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
+from torch.nn import Parameter
 
 from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_points
@@ -145,8 +146,9 @@ def compare_kernels(
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
-        kernels: kernels by name, trained in place; if None, RBF kernels that are curl-free,
-            divergence-free, Helmholtz, and independent for each component, with p = d.
+        kernels: kernels by name, trained in place, each with parts of its own; if None, RBF kernels
+            that are curl-free, divergence-free, Helmholtz, and independent for each component, with
+            p = d.
         progress: whether to show the progress of each fit.
         likelihood: the noise of every model, as for `VectorFieldGP`, which is copied: a
             `MultitaskStudentTLikelihood` for data with outliers.
@@ -154,10 +156,12 @@ def compare_kernels(
         blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" takes the
             lengthscale of the kernel of largest evidence. If None, the evidence ranks the models.
         options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `scale_noise`,
-            `directions`, `group`, `missing`.
+            `directions`, `group`, `missing`, `merge`, `track`, `time`.
 
     Raises:
-        ValueError, TypeError: as `VectorFieldGP.fit` and, with `blocks`, `cross_validate`.
+        TypeError: kernels without names; as `VectorFieldGP.fit`.
+        ValueError: kernels that share hyperparameters; as `VectorFieldGP.fit` and, with `blocks`,
+            `cross_validate`.
 
     Example:
         >>> import gp_orff, torch
@@ -172,6 +176,7 @@ def compare_kernels(
     """
     if kernels is None:
         kernels = _default_kernels(_num_inputs(x, y, options))
+    _check(kernels)
     choice = Options(**options)
     if blocks is not None and (y is None or not isinstance(blocks, str)):  # raises before the fits
         blocks = blocks_of(blocks, next(iter(kernels.values())), x, y, choice)
@@ -204,6 +209,25 @@ def compare_kernels(
         {name: errors[name] for name in order},
         {name: results[name] for name in order if name in results},
     )
+
+
+def _check(kernels: Mapping[str, Kernel]) -> None:
+    """Raise on kernels without names, and on some that training would change for each other."""
+    if not isinstance(kernels, Mapping) or not kernels:
+        raise TypeError(
+            "compare_kernels expects kernels= as a mapping from names to kernels, such as "
+            f"{{'curl-free': gp_orff.CurlFreeKernel(num_dims=2)}}, got {type(kernels).__name__}"
+        )
+    owners: dict[Parameter, str] = {}
+    for name, kernel in kernels.items():
+        for parameter in kernel.parameters():
+            owner = owners.setdefault(parameter, name)
+            if owner != name and parameter.requires_grad:
+                raise ValueError(
+                    "compare_kernels expects kernels with hyperparameters of their own, since each "
+                    f"is trained in place, got {owner!r} and {name!r}, which share some; give each "
+                    "a base kernel of its own, such as copy.deepcopy(k)"
+                )
 
 
 def _default_kernels(num_dims: int) -> dict[str, Kernel]:

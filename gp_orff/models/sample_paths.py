@@ -30,6 +30,7 @@ from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
 _PRIOR_FREQUENCIES = 2048  # of the prior paths of an exact model
+_BY_FEATURES = "VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x, max_features=4000))"
 
 
 class Paths(ABC):
@@ -43,8 +44,7 @@ class Paths(ABC):
         """Paths of a symbol of the field."""
         raise NotImplementedError(
             f"{type(symbol).__name__} of sample paths of an exact model is not available: expected "
-            "features, such as VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0)), or "
-            "differentiate the paths"
+            f"features, such as {_BY_FEATURES}, or differentiate the paths"
         )
 
     def less(self, weights: Float[Tensor, "k S"]) -> "Paths":
@@ -173,7 +173,7 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     if isinstance(snapshot, PartSnapshot) and isinstance(distribution.given_mean, ExactPosterior):
         raise NotImplementedError(
             "sample paths of a part of an exact model are not known: expected features, such as "
-            "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
+            + _BY_FEATURES
         )
     generator = torch.Generator().manual_seed(seed)
 

@@ -112,7 +112,7 @@ class VectorFieldGP(ValidatedModel):
                 group learns. `condition`, `update` and others take the factor as it is.
             directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
             group: a group name for all observations, or one for each. Each group learns its own
-                noise, `model.likelihoods[name]`; without a name, `model.likelihood`.
+                noise, `model.likelihoods[name]`; without a name (None, NaN), `model.likelihood`.
             missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
             merge: a distance in the units of x, within which the exact kernel merges positions; 0
                 merges none. If None, those that the prior cannot tell apart, where this saves a

@@ -1,5 +1,6 @@
 """Blocks of consecutive readings of tracks, and how long they should be."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from gp_orff.data.tracks.averages import block_means
 
 _FEW = 1000  # readings, up to which each is a block of its own
 _BLOCKS = 500  # of more readings
+_SHORTEST = 3  # readings of a block: two are on a line, whose scatter tells no white noise
 _SMOOTH = 0.1  # of the variance: what the means of neighbouring blocks may differ by
 _LARGEST = 256  # readings of a block
 
@@ -168,10 +170,12 @@ def _divided(
 def block_span(
     y: Float[np.ndarray, "N p"], clock: Float[np.ndarray, "N"], of_track: Int[np.ndarray, "N"]
 ) -> float:
-    """The time of a block: that of 500 blocks of all readings, or shorter.
+    """The time of a block: that of 500 blocks of all readings, or shorter. Pauses do not count: it
+    is the median of the times that so many readings take.
 
-    It is 0, for blocks of one reading, where there are at most 1000. The means ȳ of neighbouring
-    blocks of n readings should differ little,
+    It is 0, for blocks of one reading, where there are at most 1000. Blocks have three readings at
+    least, whose scatter about lines tells the white noise. The means ȳ of neighbouring blocks of n
+    readings should differ little,
 
         ½ E(ȳ_{b+1} − ȳ_b)² ≤ 0.1 Var(y) + ½ E(y_{i+1} − y_i)² / n ,
 
@@ -187,20 +191,23 @@ def block_span(
         return 0.0
     variance = y.var(0).mean()
     white = _change(y, of_track, 1)
-    size, most = 1, max(1, round(len(y) / _BLOCKS))
+    size, most = 1, max(_SHORTEST, round(len(y) / _BLOCKS))
     while size < most:
         longer = min(most, size + max(1, size // 4))
         if _change(y, of_track, longer) > _SMOOTH * variance + white / longer:
             break
         size = longer
-    return size * float(steps.mean()) if size > 1 else 0.0
+    if size < _SHORTEST:
+        return 0.0
+    lags = (clock[size:] - clock[:-size])[of_track[size:] == of_track[:-size]]
+    return float(np.median(lags)) or size * float(steps.mean())
 
 
 def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: int) -> float:
-    """½ E(ȳ_{b+1} − ȳ_b)² of blocks of so many readings."""
+    """½ E(ȳ_{b+1} − ȳ_b)² of blocks of so many readings; infinite where no track has two."""
     first = np.searchsorted(of_track, of_track)
     starts = np.flatnonzero((np.arange(len(y)) - first) % size == 0)
     whole = np.diff(starts, append=len(y)) == size
     means, track = np.add.reduceat(y, starts)[whole] / size, of_track[starts][whole]
     difference = np.diff(means, axis=0)[np.diff(track) == 0]
-    return 0.5 * np.square(difference).sum() / max(difference.size, 1)
+    return 0.5 * np.square(difference).mean() if difference.size else math.inf

@@ -72,7 +72,7 @@ class LearnedSpectrumKernel(Kernel):
         lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
 
     Raises:
-        ValueError: fewer than 4 knots, or a smoothness that is not positive.
+        ValueError: fewer than 4 knots, or a smoothness that is not positive and finite.
 
     Example:
         >>> import gp_orff, torch
@@ -104,9 +104,10 @@ class LearnedSpectrumKernel(Kernel):
                 f"LearnedSpectrumKernel expects num_knots of at least {_FEWEST}, got {num_knots}; "
                 "a curve needs some, the default is 12"
             )
-        if not smoothness > 0:
+        if not 0 < smoothness < math.inf:
             raise ValueError(
-                f"LearnedSpectrumKernel expects smoothness > 0, got {smoothness}; the default is 4"
+                "LearnedSpectrumKernel expects a finite smoothness > 0, got "
+                f"{smoothness}; the default is 4"
             )
         super().__init__(
             ard_num_dims=ard_num_dims,

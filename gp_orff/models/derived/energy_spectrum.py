@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.weight_posterior import WeightPosterior
+from gp_orff.kernels.tree import terms
 from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary
 
@@ -95,6 +96,12 @@ def energy_spectrum(
         raise NotImplementedError(
             f"energy_spectrum expects a planar field, with two directions of space, got "
             f"{len(space)}"
+        )
+    outputs = terms(snapshot.kernel)[0].num_outputs
+    if outputs != 2:
+        raise NotImplementedError(
+            f"energy_spectrum expects a field of two components, along its plane, got {outputs}; "
+            "fit these two by themselves"
         )
     if len(at) != others:
         raise ValueError(
@@ -182,9 +189,12 @@ def _checked(
         raise ValueError(f"energy_spectrum expects wavenumbers (m,), got shape {tuple(k.shape)}")
     slack = 1e-9
     if k.min() < low * (1 - slack) or not k.max() <= highest * (1 + slack):
+        end = (
+            f"{highest:.4g}, where the paths of a grid end" if highest < math.inf else "higher ones"
+        )
         raise ValueError(
-            f"energy_spectrum expects wavenumbers from {low:.4g}, two periods in the box, to "
-            f"{highest:.4g}, where the paths of a grid end, got {k.min():.4g} to {k.max():.4g}"
+            f"energy_spectrum expects wavenumbers from {low:.4g}, two periods in the box, to {end}"
+            f", got {k.min():.4g} to {k.max():.4g}"
         )
     return k
 

@@ -42,7 +42,7 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Opt
         blocks: "auto", labels (N,), or a splitter; or what this function returned before.
         kernel: whose lengthscales are the size of blocks, where there are no tracks.
         x, y: the readings (N, d), (N, v).
-        options: the group of each reading, for splitters that need some; its track.
+        options: the group of each reading, or its track, for splitters that need groups.
 
     Raises:
         TypeError: no y; blocks that are none of these, or labels that cannot be hashed.
@@ -68,7 +68,8 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Opt
         if blocks is None:
             blocks = cells(x, lengthscales_of(kernel, x.shape[-1]))
     if hasattr(blocks, "split") and not isinstance(blocks, Iterable):  # as tensors are
-        groups = None if is_single(options.group) else options.group
+        labels = options.group, options.track
+        groups = next((each for each in labels if not is_single(each)), None)
         return Blocks(tuple(_of_splitter(blocks, x, y, groups)))
     return Blocks(tuple(_of_labels(blocks, len(x))))
 

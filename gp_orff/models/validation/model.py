@@ -109,7 +109,7 @@ class ValidatedModel(FieldModel):
             blocks: "auto" for tracks, in at most 50 blocks, where `track` has several; else for
                 cells of two lengthscales, in 5 to 50 blocks. Or a label for each reading (N,),
                 numbers, names or anything hashable. Or a splitter of scikit-learn; a reading may be
-                in several of its sets or in none. Its `groups` are those of `group=`.
+                in several of its sets or none. Its `groups` are those of `group=`, or of `track=`.
             options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
                 `time`, as for `fit`. Readings that `condition` leaves out, such as copies, are not
                 scored; those with covariances have a number along each axis of their noise. And
