@@ -196,16 +196,16 @@ def few_readings(found: Mapping) -> str:
 def uneven(found: Mapping) -> str:
     parts = ["everywhere", "at the readings", "box averages", "potential"]
     rows = [
-        [row["layout"], row["kernel"], *(_interval(row[part]) for part in parts)]
+        [row["layout"], row["kernel"], str(row["fields"]), *(_interval(row[p]) for p in parts)]
         for row in found["rows"]
     ]
     setting = (
-        f"{found['rows'][0]['fields']} fields a row, {grouped(found['points'])} readings on 25 "
-        "tracks, in 60 clusters or evenly, curl-free kernels with true hyperparameters and no word "
-        "of tracks: shares inside 95 % intervals of the true field everywhere and at the readings, "
-        "of averages over boxes, and of differences of the potential."
+        f"{grouped(found['points'])} readings on 25 tracks, in 60 clusters or evenly, curl-free "
+        "kernels with true hyperparameters and no word of tracks: shares inside 95 % intervals of "
+        "the true field everywhere and at the readings, of averages over boxes, and of differences "
+        "of the potential, over some fields."
     )
-    return f"{setting}\n\n{table(['layout', 'kernel', *parts], rows)}"
+    return f"{setting}\n\n{table(['layout', 'kernel', 'fields', *parts], rows)}"
 
 
 @sentence
