@@ -13,7 +13,7 @@ from gp_orff.data.noise.given import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.validation import MISSING, as_matrix, as_points, is_single
+from gp_orff.data.validation import are_missing, as_matrix, as_points, is_single
 
 _LONGITUDES, _LATITUDES = ("longitude", "lon", "long", "lng"), ("latitude", "lat")
 _CHUNK = 2**20  # points of one chunk
@@ -299,8 +299,7 @@ def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | Non
             f"expected one group for all observations or {count} of them, got shape {labels.shape}"
         )
     texts = np.array([str(label) for label in labels.tolist()])
-    masked = group.mask if isinstance(group, np.ma.MaskedArray) else False
-    named = np.where(np.isin(texts, MISSING) | masked, DEFAULT, texts)
+    named = np.where(are_missing(texts, group), DEFAULT, texts)
     names, which = np.unique(named, return_inverse=True)
     return [
         (str(name), torch.from_numpy(np.flatnonzero(which == i))) for i, name in enumerate(names)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
+_MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
 
 
 def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
@@ -82,6 +82,12 @@ def _array(values: object, name: str) -> np.ndarray:
     array = array.astype(np.float64, copy=False)  # of any byte order
     reversed_axis = any(stride < 0 for stride in array.strides)  # which torch has not
     return array.copy() if reversed_axis or not array.flags.writeable else array  # memory maps
+
+
+def are_missing(texts: np.ndarray, labels: object) -> Bool[np.ndarray, "N"]:
+    """Whether each label is missing, by its text, or masked."""
+    masked = labels.mask if isinstance(labels, np.ma.MaskedArray) else False
+    return np.isin(texts, _MISSING) | masked
 
 
 def is_single(values: object) -> bool:

@@ -25,7 +25,7 @@ from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning.left_out_points import warn_of_left_out
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum import learned_spectra
 from gp_orff.kernels.products import require_field_products
 from gp_orff.kernels.tree import terms
 from gp_orff.models.fitting.history import History
@@ -294,7 +294,7 @@ def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
     are trained; learned spectra to where they end."""
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
-    curves = [part for part in module.modules() if isinstance(part, LearnedSpectrumKernel)]
+    curves = learned_spectra(module)
     continued = [curve.continued for curve in curves]
     try:
         yield

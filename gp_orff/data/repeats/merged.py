@@ -83,6 +83,19 @@ def site_labels(part: Observations, reach: Sequence[float]) -> Int[np.ndarray, "
     return sites(columns, (*reach, *turns))
 
 
+def weighted_means(
+    values: Float[Tensor, "n k"],
+    weight: Float[Tensor, "n"],
+    site: Int[Tensor, "n"],
+    record: Int[Tensor, "m"],
+) -> Float[Tensor, "m k"]:
+    """The weighted mean at every site, exact where all values are equal; any `record` of each."""
+    origin = values[record]
+    moved = weight.unsqueeze(-1) * (values - origin[site])
+    total = weight.new_zeros(len(record)).index_add(0, site, weight)
+    return origin + torch.zeros_like(origin).index_add(0, site, moved) / total.unsqueeze(-1)
+
+
 def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observations, Scatter | None]:
     count = int(labels.max()) + 1
     if count == len(part):
@@ -93,10 +106,7 @@ def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observatio
     total = weight.new_zeros(count).index_add(0, site, weight)
 
     def mean(values: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
-        """The weighted mean at every site, exact where all values are equal."""
-        origin = values[first]
-        moved = weight.unsqueeze(-1) * (values - origin[site])
-        return origin + torch.zeros_like(origin).index_add(0, site, moved) / total.unsqueeze(-1)
+        return weighted_means(values, weight, site, first)
 
     y = mean(part.y)
     residual = part.y - y[site]

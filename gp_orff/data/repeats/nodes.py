@@ -15,6 +15,7 @@ from gp_orff.data.observations import (
     Observations,
     PointObservations,
 )
+from gp_orff.data.repeats.merged import weighted_means
 from gp_orff.symbols.base import Identity
 
 _CHUNK = 256  # sites whose nodes are visited together
@@ -51,9 +52,7 @@ class Nodes:
         labels, part = part.unique(return_inverse=True)
         mass = weight.new_zeros(len(labels)).index_add(0, part, weight)
         first = torch.zeros_like(labels).scatter(0, part, torch.arange(len(x)).to(part))
-        origin = x[first]  # so that the mean of equal positions is exact
-        moved = weight.unsqueeze(-1) * (x - origin[part])
-        mean = origin + torch.zeros_like(origin).index_add(0, part, moved) / mass.unsqueeze(-1)
+        mean = weighted_means(x, weight, part, first)
         own, order = site[first].sort(stable=True)
         mean, mass = mean[order], mass[order]
         total = weight.new_zeros(int(site.max()) + 1).index_add(0, own, mass)

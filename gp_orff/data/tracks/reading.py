@@ -14,7 +14,7 @@ from gp_orff.data.tracks.blocks import tracks_in_blocks
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.patterns import means_of
 from gp_orff.data.tracks.times import as_times, check_increasing
-from gp_orff.data.validation import MISSING, is_single
+from gp_orff.data.validation import are_missing, is_single
 
 
 def check_time(track: object, time: object) -> None:
@@ -120,8 +120,7 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
         labels = np.array([str(label) for label in labels.tolist()])
     names, which = np.unique(labels, return_inverse=True)
     names = [str(name) for name in names.tolist()]
-    masked = track.mask if isinstance(track, np.ma.MaskedArray) else False
-    missing = (np.isin(names, MISSING)[which] | masked).sum()
+    missing = are_missing(np.array(names)[which], track).sum()
     if missing:
         raise ValueError(
             f"expected a track label for each of the {count} readings, got {missing} missing "

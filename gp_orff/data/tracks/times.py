@@ -24,13 +24,16 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
         >>> as_times(numpy.array(["1970-01-01", "1970-01-02T00:00:00.5"], "datetime64[ms]"), 2)
         array([    0. , 86400.5])
     """
-    array = None if isinstance(time, Tensor) else np.asarray(time)
-    if array is not None and array.dtype.kind in "OSU" and _seconds(array) is None:
-        raise TypeError(
-            f"expected times as numbers, dates or durations, got {type(time).__name__} of type "
-            f"{array.dtype}; convert them, as pandas.to_datetime or numpy.asarray(time, float) do"
-        )
-    seconds = None if array is None else _seconds(array)
+    seconds = None
+    if not isinstance(time, Tensor):
+        array = np.asarray(time)
+        seconds = _seconds(array)
+        if seconds is None and array.dtype.kind in "OSU":
+            raise TypeError(
+                f"expected times as numbers, dates or durations, got {type(time).__name__} of type "
+                f"{array.dtype}; convert them, as pandas.to_datetime or numpy.asarray(time, float) "
+                "do"
+            )
     if seconds is not None and isinstance(time, np.ma.MaskedArray):
         seconds = np.where(time.mask, np.nan, seconds)
     values = as_matrix(time if seconds is None else seconds, "times (N,)").detach().cpu().numpy()

@@ -51,16 +51,27 @@ def exact_instead(
     if not (tried and has_covariance(kernel, data)):
         return on_few_sites(inference, kernel, noises, most, weighs)
     exact = ExactInference.merging(kernel, noises, data)
-    if exact.size > once and _merges(data):
-        exact = ExactInference.merging(kernel, noises, with_few_sites(kernel, noises, data, most))
-        once = most if exact.mean_change <= _LESS * _SOME_TRUNCATED else 0
     if exact.size > once:
+        exact = _on_sites_of_one_value(kernel, noises, data, most)
+    if exact is None:
         return on_few_sites(inference, kernel, noises, most, weighs)
     features = num_features(kernel, inference.draws)
     return exact, (
         f"exact kernel: the covariance of {exact.size:.0f} numbers takes one factorisation, "
         f"{features} features would take iterations"
     )
+
+
+def _on_sites_of_one_value(
+    kernel: Kernel, noises: Noises, data: Data, most: float
+) -> ExactInference | None:
+    """Inference on at most so many numbers at sites within which the field hardly changes; None
+    where these are more."""
+    if not _merges(data):
+        return None
+    sites = ExactInference.merging(kernel, noises, with_few_sites(kernel, noises, data, most))
+    unchanged = sites.mean_change <= _LESS * _SOME_TRUNCATED
+    return sites if unchanged and sites.size <= most else None
 
 
 @torch.no_grad()

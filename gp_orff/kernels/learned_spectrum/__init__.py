@@ -6,6 +6,7 @@ from gp_orff.kernels.learned_spectrum.related import (
     continue_curves,
     has_learned_spectrum,
     held_curves,
+    learned_spectra,
     related_copy,
 )
 from gp_orff.kernels.learned_spectrum.spectrum import FiniteMixture
@@ -17,5 +18,6 @@ __all__ = [
     "continue_curves",
     "has_learned_spectrum",
     "held_curves",
+    "learned_spectra",
     "related_copy",
 ]

@@ -106,20 +106,22 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         return own
 
 
+def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
+    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
+    found = [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
+    return [part for part in found if part.shape.requires_grad or not trained]
+
+
 def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
     """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
-    return any(
-        isinstance(part, LearnedSpectrumKernel) and (part.shape.requires_grad or not trained)
-        for part in kernel.modules()
-    )
+    return bool(learned_spectra(kernel, trained))
 
 
 @contextmanager
 def held_curves(kernel: Kernel) -> Iterator[None]:
     """Hold the trained curves of learned spectra at their start, while other hyperparameters are
     searched; they are trained again afterwards."""
-    curves = [part.shape for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
-    trained = [curve for curve in curves if curve.requires_grad]
+    trained = [part.shape for part in learned_spectra(kernel, trained=True)]
     for curve in trained:
         curve.requires_grad_(False).zero_()
     try:
@@ -131,9 +133,8 @@ def held_curves(kernel: Kernel) -> Iterator[None]:
 
 def continue_curves(kernel: Kernel, continued: bool = True) -> None:
     """Continue learned spectra that are trained beyond their last knots, or end them there."""
-    for part in kernel.modules():
-        if isinstance(part, LearnedSpectrumKernel) and part.shape.requires_grad:
-            part.continued = continued
+    for part in learned_spectra(kernel, trained=True):
+        part.continued = continued
 
 
 def related_copy(kernel: Kernel) -> Kernel:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.inference.conditioning import log_marginal_likelihood
-from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum import learned_spectra
 from gp_orff.models.frozen_model import ModelSnapshot
 
 _STEP = 1e-3  # of the central differences of gradients, in standard deviations of the prior
@@ -31,11 +31,7 @@ def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
         kernel: its kernel, which tells the curves that are trained; it is not changed.
     """
     kernel, likelihoods = deepcopy((kernel, dict(snapshot.representation.likelihoods)))
-    curves = [
-        part.shape
-        for part in kernel.modules()
-        if isinstance(part, LearnedSpectrumKernel) and part.shape.requires_grad
-    ]
+    curves = [part.shape for part in learned_spectra(kernel, trained=True)]
     if not curves:
         return 0.0
     model = (snapshot.inference, kernel, likelihoods, snapshot.fixed_mean)

@@ -4,13 +4,8 @@ import numpy as np
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 
-from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum import learned_spectra
 from gp_orff.models.fitting.coordinates import Coordinates
-
-
-def learned_spectra(kernel: Kernel) -> list[LearnedSpectrumKernel]:
-    """The learned spectra of a kernel tree."""
-    return [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
 
 
 def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, "k"]:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.kernels.cholesky import cholesky
-from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
+from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel, learned_spectra
 from gp_orff.kernels.learned_spectrum.components import components
 from gp_orff.models.fitting.coordinates import Coordinates
-from gp_orff.models.fitting.scoring.curves import learned_spectra, prior_scales
+from gp_orff.models.fitting.scoring.curves import prior_scales
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
 _STEP = 1e-7  # of differences, in coordinates
