@@ -12,7 +12,8 @@ help:
 	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
 	@echo "make docs       the site, in docs/build"
 	@echo "make bench      every benchmark (an hour; SMOKE=1: minutes; DATA=folder: public data too)"
-	@echo "make readme     the numbers of the last benchmarks into README.md and docs/"
+	@echo "make readme     the numbers of the last benchmarks into README.md and docs/, and their ages"
+	@echo "                (MEASURE=seconds: first measures old ones again that took at most so long)"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gp_orff needs Python >= 3.10, this is " + sys.version)'
@@ -51,7 +52,7 @@ bench: $(VENV)/.installed
 		*) $(BIN)/python $$file $(if $(SMOKE),--smoke);; esac; done
 
 readme: $(VENV)/.installed
-	$(BIN)/python benchmarks/readme.py
+	$(BIN)/python benchmarks/readme.py $(if $(MEASURE),--measure $(MEASURE)) $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf $(VENV) demo tutorials/output docs/build docs/tutorials

@@ -88,9 +88,12 @@ def main(words: Sequence[str] | None = None) -> None:
         arguments.output.mkdir(parents=True, exist_ok=True)
         path = arguments.output / "anything.jsonl"
         records = recorded(path)
+    if arguments.again:
+        records = {}
+    arguments.began -= sum(records[key]["seconds"] for key in keys if key in records)
     fits = []
     for key in keys:
-        if arguments.again or key not in records:
+        if key not in records:
             records[key] = rounded(fitted(key, arguments.seconds))
             print(told(records[key]), flush=True)
             if path is not None:

@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +52,9 @@ def script(monkeypatch):
     return load
 
 
-def emptied(readme: str) -> str:
-    return re.sub(r"(<!-- measured: [\w-]+ -->\n).*?(<!-- end -->)", r"\1\2", readme, flags=re.S)
+def emptied(page):
+    regions = r"(<!-- measured: [^\n]+\n.*?-->\n).*?(<!-- end -->)"
+    return re.sub(regions, r"\1\2", page, flags=re.S)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -64,10 +68,57 @@ def test_pages_hold_the_results(script, tmp_path, page):
         assert copy.read_text() == expected, "run `make readme`"
 
 
-def test_every_region_has_its_place(script):
+def test_regions_are_complete(script):
+    """A page with a mistake in a comment would keep its old numbers."""
     text = "".join(page.read_text() for page in PAGES)
-    regions = re.findall(r"<!-- measured: ([\w-]+) -->", text)
-    assert sorted(regions) == sorted(script("readme").REGIONS)
+    regions = script("readme").REGION.findall(text)
+    assert len(regions) > 20
+    assert len(regions) == text.count("<!-- measured:") == text.count("<!-- end -->")
+
+
+def cells_of(page, first):
+    """Of the rows of tables that begin with this cell."""
+    lines = re.sub("<!--.*?-->", "", page, flags=re.S).splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    return [row for row in rows if row[0] == first]
+
+
+def test_cells_of_tables_are_where_they_belong():
+    """One simple table and two whose columns are looked up."""
+    text = (ROOT / "docs/measurements.md").read_text()
+    rows = json.loads((RESULTS / "magnetometer.json").read_text())["results"]["rows"]
+    errors = [f"{row['RMSE']:.2f}" for row in rows if row["model"] == "VectorFieldGP"]
+    assert [row[3] for row in cells_of(text, "`VectorFieldGP`, default settings")] == errors
+    rows = json.loads((RESULTS / "papers/le_table3.json").read_text())["results"]["rows"]
+    mnist = {row["method"]: row["RMSE"] for row in rows if row["set"] == "MNIST"}
+    (row,) = cells_of(text, "`Fastfood`, polynomial")
+    assert row[6] == f"{mnist['Fastfood, polynomial']:.3f}"
+    text = (ROOT / "docs/frequencies.md").read_text()
+    rows = json.loads((RESULTS / "papers/bounds.json").read_text())["results"]["frequencies"]
+    own = {"bound": "minh", "measure": "trace", "kernel": "curl-free", "d": 3}
+    (minh,) = (row["asks"] for row in rows if own.items() <= row.items())
+    (row,) = cells_of(text, "curl-free, d = 3")
+    assert row[4].replace(" ", "") == f"{minh:.0f}"
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("{{ 0.00526 | number }}", "0.0053"),
+        ("{{ 31.4 | number(1) }}", "31"),
+        ("{{ -0.0000234 | number }}", "−2.3e−5"),
+        ("{{ 0 | number }}", "0.0"),
+        ("{{ none | number }}{{ nothing | decimal(2) }}", ""),
+        ("{{ -1.005 | decimal(1) }}", "−1.0"),
+        ("{{ 2000 | power }} {{ 1000000 | power }} {{ 27384 | power }}", "2·10³ 10⁶ 27 384"),
+        ("{{ 2739.4 | grouped }} {{ 27384 | grouped }}", "2739 27 384"),
+        ("{{ 0.126 | percent }}", "13 %"),
+        ("{{ {'mean': 0.9494, 'standard_error': 0.0024} | average }}", "0.949 ± 0.002"),
+        ("{{ ([{'a': 1, 'b': 2}, {'a': 1, 'b': 3}, {}] | where(a=1, b=3)) | length }}", "1"),
+    ],
+)
+def test_formats(script, form, words):
+    assert script("readme").LANGUAGE.from_string(form).render(nothing=float("nan")) == words
 
 
 def test_regions_without_results_stay_and_are_named(script, tmp_path, capsys):
@@ -77,8 +128,82 @@ def test_regions_without_results_stay_and_are_named(script, tmp_path, capsys):
     assert script("readme").main(["--pages", str(copy), "--results", str(tmp_path)]) == 1
     assert copy.read_text() == page.read_text()
     named = capsys.readouterr().err
-    assert "unchanged, demo:" in named
+    assert "unchanged, measurements.md, demo: no results demo" in named
     assert "drifters" not in named
+
+
+def test_regions_that_name_what_is_not_in_the_results_stay(script, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- measured: drifters\n{{ drifters.boats }} boats\n-->\nold\n<!-- end -->")
+    before = page.read_text()
+    assert script("readme").main(["--pages", str(page)]) == 1
+    assert page.read_text() == before
+    assert "boats" in capsys.readouterr().err
+
+
+def test_ages_count_the_commits_that_changed_the_package(script, tmp_path, monkeypatch, capsys):
+    """Of the oldest commit that a file names, and of commits that a page names."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    readme = script("readme")
+    monkeypatch.setattr(sys.modules["helpers.results"], "ROOT", tmp_path)
+
+    def git(*words):
+        someone = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        command = ["git", *someone, *words]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+
+    git("init", "--quiet")
+    (tmp_path / "gp_orff").mkdir()
+    hashes = []
+    for number, path in enumerate(["gp_orff/a", "gp_orff/a", "notes", "gp_orff/b", "gp_orff/a"]):
+        (tmp_path / path).write_text(f"{number}")
+        git("add", ".")
+        git("commit", "--quiet", "-m", "change")
+        hashes.append(git("rev-parse", "--short=7", "HEAD").stdout.strip())
+    whole = json.loads((RESULTS / "drifters.json").read_text())
+    whole |= {"commit": hashes[3], "results": {"rows": [{"commit": hashes[2]}]}}
+    (tmp_path / "waves.json").write_text(json.dumps(whole))
+    page = tmp_path / "page.md"
+    text = f"0.3 (commit {hashes[0]}), 0.2 (commit abcdef0)\n<!-- measured: waves\nx\n-->\n"
+    page.write_text(text + "<!-- end -->")
+    monkeypatch.setattr(readme, "OLD", 2)
+    found = readme.ages([page], tmp_path)
+    assert [(own.commits, own.since, own.path) for own in found] == [
+        (3, hashes[0], None),
+        (2, hashes[2], tmp_path / "waves.json"),
+        (-1, "abcdef0", None),
+    ]
+    assert readme.main(["--pages", str(page), "--results", str(tmp_path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [" old " in line for line in told[1:-1]] == [True, False, False]
+    assert "unknown" in told[3]
+    assert told[-1].startswith("1 of 3 are older")
+
+
+def test_old_results_that_take_seconds_are_measured_again(script, tmp_path, monkeypatch, capsys):
+    """Not those that take longer, nor those that need public data."""
+    readme = script("readme")
+    monkeypatch.setattr(readme, "age_of", lambda commit: 101)
+    pages = {"robot_loop": {"seconds": 3.0}, "rules": {"seconds": 900.0}, "drifters": {}}
+    pages["robot_loop"]["command"] = "python benchmarks/robot_loop.py --smoke"
+    page, before = tmp_path / "page.md", {}
+    for name, changes in pages.items():
+        whole = {**json.loads((RESULTS / f"{name}.json").read_text()), **changes}
+        before[name] = json.dumps({**whole, "note": "of old"})
+        (tmp_path / f"{name}.json").write_text(before[name])
+    page.write_text(
+        "".join(f"<!-- measured: {name}\n{name}\n-->\n<!-- end -->\n" for name in pages)
+    )
+    words = ["--pages", str(page), "--results", str(tmp_path), "--measure", "300"]
+    assert readme.main(words) == 0
+    named = capsys.readouterr().err
+    assert "rules: takes 900 s" in named
+    assert "drifters: needs --data" in named
+    assert "robot_loop" not in named
+    after = {name: (tmp_path / f"{name}.json").read_text() for name in pages}
+    assert [name for name in pages if after[name] != before[name]] == ["robot_loop"]
+    assert "note" not in json.loads(after["robot_loop"])
 
 
 @pytest.mark.parametrize(

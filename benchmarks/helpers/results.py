@@ -65,13 +65,13 @@ def commit() -> str:
     """The short hash; with "+changes" where files that numbers depend on differ from it."""
     measured = ["gp_orff", "benchmarks", "tutorials", ":!benchmarks/results"]
     try:
-        own = _git("rev-parse", "--short=7", "HEAD")
-        return own + ("+changes" if _git("status", "--porcelain", "--", *measured) else "")
+        own = git("rev-parse", "--short=7", "HEAD")
+        return own + ("+changes" if git("status", "--porcelain", "--", *measured) else "")
     except (OSError, subprocess.CalledProcessError):  # not a clone
         return "unknown"
 
 
-def _git(*words: str) -> str:
+def git(*words: str) -> str:
     command = ["git", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
