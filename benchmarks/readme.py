@@ -168,7 +168,8 @@ def ages(pages: Iterable[Path], folder: Path) -> list[Age]:
             with suppress(FileNotFoundError):  # which `fill` names
                 paths = flat(files_of(match[2], folder))
                 here |= {(path, *commits(json.loads(path.read_text()))) for path in paths}
-        here |= {(None, own) for own in re.findall(r"commit ([0-9a-f]{7,})", REGION.sub("", text))}
+        by_hand = re.findall(r"\bcommit\s+([0-9a-f]{7,})", REGION.sub("", text))
+        here |= {(None, own) for own in by_hand}
         for own in here:
             found.setdefault(own, []).append(page.name)
     rows = []
@@ -212,8 +213,9 @@ def listed(rows: Sequence[Age], folder: Path) -> Iterator[str]:
         ago = ("unknown" if own.commits < 0 else own.commits, "old" if own.commits > OLD else "")
         cells = f"{ago[0]:>11}  {ago[1]:<3}  {grouped(took(own.path)):>7}  {own.since:<8}"
         yield f"{cells}  {what} ({', '.join(own.pages)})"
-    old = sum(own.commits > OLD for own in rows)
-    yield f"{old} of {len(rows)} are older than {OLD} commits of gp_orff/"
+    old, unknown = sum(own.commits > OLD for own in rows), sum(own.commits < 0 for own in rows)
+    words = f"{old} of {len(rows)} are older than {OLD} commits of gp_orff/"
+    yield f"{words}; git does not know the age of {unknown}" if unknown else words
 
 
 def measure(path: Path, arguments: argparse.Namespace) -> str:

@@ -165,7 +165,7 @@ def test_ages_count_the_commits_that_changed_the_package(script, tmp_path, monke
     whole |= {"commit": hashes[3], "results": {"rows": [{"commit": hashes[2]}]}}
     (tmp_path / "waves.json").write_text(json.dumps(whole))
     page = tmp_path / "page.md"
-    text = f"0.3 (commit {hashes[0]}), 0.2 (commit abcdef0)\n<!-- measured: waves\nx\n-->\n"
+    text = f"0.3 (commit {hashes[0]}), 0.2 (commit\nabcdef0)\n<!-- measured: waves\nx\n-->\n"
     page.write_text(text + "<!-- end -->")
     monkeypatch.setattr(readme, "OLD", 2)
     found = readme.ages([page], tmp_path)
@@ -179,6 +179,7 @@ def test_ages_count_the_commits_that_changed_the_package(script, tmp_path, monke
     assert [" old " in line for line in told[1:-1]] == [True, False, False]
     assert "unknown" in told[3]
     assert told[-1].startswith("1 of 3 are older")
+    assert told[-1].endswith("the age of 1")
 
 
 def test_old_results_that_take_seconds_are_measured_again(script, tmp_path, monkeypatch, capsys):
