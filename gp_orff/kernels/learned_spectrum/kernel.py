@@ -137,7 +137,7 @@ class LearnedSpectrumKernel(Kernel):
         return {"continued": self.continued}
 
     def set_extra_state(self, state: dict[str, bool]) -> None:
-        """Take over what `get_extra_state` returned."""
+        """Take over `state`, which `get_extra_state` returned."""
         self.continued = state["continued"]
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
