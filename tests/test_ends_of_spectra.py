@@ -185,3 +185,17 @@ def test_fixed_curves_are_not_extrapolated():
     data = gp_orff.VectorFieldGP(kernel).condition(uniform(9, 2), draw(9, 2)).state.data
     extrapolate_curves(kernel, FeatureInference(data, draws))
     assert torch.equal(leaf.shape, before)
+
+
+def test_a_state_dict_has_the_end_of_the_spectrum():
+    """Of a spectrum that goes on beyond its knots, and of older versions, which lack it."""
+    kernel, other = (gp_orff.LearnedSpectrumKernel() for _ in range(2))
+    kernel.continued = True
+    state = kernel.state_dict()
+    other.load_state_dict(state)
+    assert other.continued
+    older = {name: value for name, value in state.items() if name != "_extra_state"}
+    with pytest.warns(UserWarning, match="continued=True stays"):
+        other.load_state_dict(older)
+    x = torch.rand(6, 2, dtype=torch.float64)
+    torch.testing.assert_close(other.double()(x).to_dense(), kernel.double()(x).to_dense())

@@ -311,7 +311,7 @@ def test_the_terms_of_a_sum(rule):
     kernel = helmholtz(2) + MultitaskKernel(RBFKernel(), num_tasks=2, rank=0)
     model = model_of(kernel, ALGEBRAS[rule], 2)
     field, x = model.posterior(), uniform(6, 2, seed=5)
-    parts = [field.part(i) for i in range(3)]  # gpytorch's sums are flat
+    parts = [field.part(i) for i in range(2)]
     rest = parts[-1]
     constant = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
     total = sum(part.mean(x) for part in parts) + constant
@@ -327,6 +327,62 @@ def test_the_terms_of_a_sum(rule):
         wanted = part(x).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT)
         atol = 1e-8 if rule == "exact" else 2e-3
         torch.testing.assert_close(rest(x).covariance_matrix, wanted, rtol=0, atol=atol)
+
+
+SUMS = {
+    "field + separable": lambda: [helmholtz(2), _tasks()],
+    "separable + field": lambda: [_tasks(), helmholtz(2)],
+    "field + field": lambda: [helmholtz(2), _shorter(helmholtz(2))],
+    "three": lambda: [helmholtz(2), _tasks(), _shorter(helmholtz(2))],
+    "scaled field + separable": lambda: [ScaleKernel(helmholtz(2)), _tasks()],
+    "halves by hand": lambda: [helmholtz(2).divergence_free, helmholtz(2).curl_free],
+}
+
+
+def _shorter(kernel):
+    kernel.curl_free.base_kernel.base_kernel.lengthscale = 0.6
+    return kernel
+
+
+def _tasks():
+    return MultitaskKernel(RBFKernel(), num_tasks=2, rank=0)
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_parts_follow_the_expression_although_gpytorch_flattens_sums(name, rule, tmp_path):
+    """Each summand against dense algebra, and after a file; halves have names."""
+    summands = SUMS[name]()
+    kernel = summands[0]
+    for summand in summands[1:]:
+        kernel = kernel + summand
+    fine = gp_orff.Grid(domain=((-1.0, 1.0),) * 2, tolerance=1e-6)
+    model = model_of(kernel, ALGEBRAS["exact"] if rule == "exact" else fine, 2)
+    model.save(tmp_path / "model.pt")
+    for own in (model, gp_orff.VectorFieldGP.load(tmp_path / "model.pt")):
+        field, xs = own.posterior(), uniform(6, 2, seed=5)
+        data = model.state.data.observations[0]
+        constant = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
+        noisy = sum(k.double()(data.x).to_dense() for k in summands).detach()
+        noisy = noisy + model.likelihood.noise.item() * torch.eye(len(noisy)).double()
+        residual = (data.y - constant).flatten()
+        atol = 1e-8 if rule == "exact" else 1e-3  # a thousand times the tolerance of the grid
+        for i, summand in enumerate(summands):
+            choices = [(field.part(i), summand)]
+            if isinstance(summand, gp_orff.HelmholtzKernel):
+                choices.append((field.part(i).part("curl_free"), summand.curl_free))
+            for part, k in choices:
+                cross = k(xs, data.x).to_dense().detach()
+                mean = (cross @ torch.linalg.solve(noisy, residual)).reshape(6, 2)
+                torch.testing.assert_close(part.mean(xs), mean, rtol=0, atol=atol)
+                variance = k(xs).to_dense().detach() - cross @ torch.linalg.solve(noisy, cross.mT)
+                variance = variance.diagonal().reshape(6, 2)
+                torch.testing.assert_close(part.variance(xs), variance, rtol=0, atol=atol)
+        with pytest.raises(ValueError, match=f"its number below {len(summands)}"):
+            field.part(len(summands))
+        if sum(isinstance(k, gp_orff.HelmholtzKernel) for k in summands) > 1:
+            with pytest.raises(ValueError, match=r"part\(0\).part\('curl_free'\)"):
+                field.part("curl_free")
 
 
 @pytest.mark.parametrize("rule", ALGEBRAS)

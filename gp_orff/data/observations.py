@@ -16,6 +16,7 @@ from gp_orff.data.noise.covariances import Noises, independent
 from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
+from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.symbols.base import Composed, Identity, Symbol
@@ -296,7 +297,7 @@ class SymbolObservations(LinearObservations):
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:
     """The q×q covariance given as one variance, q variances or a matrix."""
-    covariance = torch.as_tensor(noise, dtype=torch.float64).clone()
+    covariance = as_real_tensor(noise, "noise").double().clone()
     if covariance.dim() < 2 and covariance.numel() in (1, q):
         covariance = torch.diag(covariance.expand(q))
     symmetric = covariance.shape == (q, q) and torch.allclose(covariance, covariance.mT)

@@ -5,6 +5,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gp_orff.kernels.base import as_real_tensor
+
 _MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
 
 
@@ -52,9 +54,11 @@ def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 def as_real(values: object, name: str) -> Float[Tensor, "..."]:
     """A tensor or array of any shape in float64; TypeError for values that are no real numbers."""
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
-    if tensor.dtype == torch.bool or tensor.is_complex():
+    if tensor.dtype == torch.bool:
         raise TypeError(f"expected real numbers for {name}, got {tensor.dtype}")
-    return tensor.double()
+    return as_real_tensor(
+        tensor, name, "for vectors u + iv, pass torch.view_as_real(values)"
+    ).double()
 
 
 def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
@@ -68,12 +72,17 @@ def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 
 def _array(values: object, name: str) -> np.ndarray:
     """An array-like as an array that torch accepts; masked values become NaN."""
-    if isinstance(values, np.ma.MaskedArray):
+    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind != "c":
         values = values.astype(np.float64).filled(np.nan)
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:  # rows of different lengths
         raise TypeError(f"expected {name} as a tensor or array, got {error}") from error
+    if array.dtype.kind == "c":
+        raise TypeError(
+            f"expected real numbers for {name}, got {type(values).__name__} of type {array.dtype}; "
+            "for vectors u + iv, pass np.ma.stack([np.real(values), np.imag(values)], axis=-1)"
+        )
     if array.dtype.kind not in "fiu":
         raise TypeError(
             f"expected {name} as a tensor or array of real numbers, got "

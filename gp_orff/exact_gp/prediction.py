@@ -2,10 +2,14 @@
 
 import torch
 from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
 from jaxtyping import Float
+from linear_operator import to_dense
 from linear_operator.operators import LinearOperator, ZeroLinearOperator, to_linear_operator
+from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.statistics import Statistics
@@ -15,9 +19,51 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.inference.distributions import plus_white
 from gp_orff.inference.overconfidence import check
 from gp_orff.inference.weight_posterior import WeightPosterior
+from gp_orff.kernels.base import as_real_tensor
 
 
-class ExactFieldPredictionStrategy(DefaultPredictionStrategy):
+class _VectorPredictionStrategy(DefaultPredictionStrategy):
+    """gpytorch's exact prediction, with the variance that missing components leave.
+
+    gpytorch predicts the mean from the components that were observed, but the variance as if all
+    had been observed. It ignores the noise of a `FixedNoiseGaussianLikelihood` if there are several
+    outputs, which is an error here.
+
+    Raises:
+        NotImplementedError: a `FixedNoiseGaussianLikelihood` with several outputs.
+        TypeError: complex targets.
+    """
+
+    def __init__(self, train_inputs, train_prior_dist, train_labels, likelihood, *args, **kwargs):
+        vectors = isinstance(train_prior_dist, MultitaskMultivariateNormal)
+        if vectors and isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            raise NotImplementedError(
+                "an ExactGP with several outputs expects one noise for all vectors, such as that "
+                f"of a MultitaskGaussianLikelihood, got {type(likelihood).__name__}, whose noise "
+                "gpytorch ignores; give known noise to "
+                "gp_orff.VectorFieldGP(kernel).fit(x, y, noise=noise)"
+            )
+        as_real_tensor(train_labels, "the targets of ExactGP")
+        super().__init__(train_inputs, train_prior_dist, train_labels, likelihood, *args, **kwargs)
+
+    def exact_predictive_covar(self, test_test_covar, test_train_covar):
+        policy = settings.observation_nan_policy.value()
+        seen = ~self.train_labels.isnan()
+        if policy == "ignore" or seen.all():
+            return super().exact_predictive_covar(test_test_covar, test_train_covar)
+        if settings.skip_posterior_variances.on():
+            return ZeroLinearOperator(*test_test_covar.shape)
+        if policy == "mask":  # gpytorch leaves out a component if it is missing in any batch
+            seen = seen.reshape(-1, seen.shape[-1]).all(0)
+        seen = seen.to(self.train_prior_dist.loc.dtype)
+        train = to_dense(self.lik_train_train_covar) * seen.unsqueeze(-1) * seen.unsqueeze(-2)
+        factor = psd_safe_cholesky(train + torch.diag_embed(1 - seen))
+        cross = to_dense(test_train_covar) * seen.unsqueeze(-2)
+        half = torch.linalg.solve_triangular(factor, cross.mT, upper=False)
+        return to_linear_operator(to_dense(test_test_covar) - half.mT @ half)
+
+
+class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
     """gpytorch's exact prediction for kernels with several outputs.
 
     gpytorch's own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for
@@ -31,7 +77,7 @@ class ExactFieldPredictionStrategy(DefaultPredictionStrategy):
         return type(self)(full_inputs, full_output, full_targets, likelihood)
 
 
-class ORFFPredictionStrategy(DefaultPredictionStrategy):
+class ORFFPredictionStrategy(_VectorPredictionStrategy):
     """Predictions from the posterior of the feature weights, computed once and cached.
 
     gpytorch's default strategy predicts if the training covariance is not features plus I⊗Σ.

@@ -62,6 +62,26 @@ def check_positive_integer(value: int, argument: str, owner: str) -> int:
     return int(value)
 
 
+def as_real_tensor(values: object, what: str, remedy: str = "pass the real part") -> Tensor:
+    """Values as a tensor, unless they are complex: a conversion would drop the imaginary parts.
+
+    Imaginary parts of zero are refused too. Whether they are zero can depend on the frequencies or
+    on trained parameters, and the type does not.
+
+    Args:
+        values: a tensor or numbers.
+        what: what they are, with the name of the class or function that expects them.
+        remedy: what to do.
+
+    Raises:
+        TypeError: the type of the values is complex.
+    """
+    values = torch.as_tensor(values)
+    if values.is_complex():
+        raise TypeError(f"expected real numbers for {what}, got {values.dtype}; {remedy}")
+    return values
+
+
 def check_inputs(kernel: Kernel, x: Tensor) -> None:
     """Refuse inputs that have no covariance; messages name the kernel.
 
@@ -82,6 +102,7 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         )
     if x.dtype not in (torch.float32, torch.float64):
         remedy = "x.float()" if x.is_floating_point() else "x.double()"
+        remedy = "torch.view_as_real(x) for positions x + iy" if x.is_complex() else remedy
         raise TypeError(f"{name} expects float32 or float64 inputs, got {x.dtype}; pass {remedy}")
     if x.dtype != kernel.dtype:
         raise TypeError(

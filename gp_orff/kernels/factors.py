@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.matrix_valued.variance_spectrum import VarianceSpectrum
 from gp_orff.kernels.spectra.base import Spectrum
 
@@ -180,4 +181,5 @@ def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, 
             "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r), got "
             f"{type(b).__name__}; use torch operations"
         )
-    return b.to(omega)
+    remedy = "return b.real if the imaginary part is zero; delays between outputs are not supported"
+    return as_real_tensor(b, "the amplitude B(ω) of SpectralMatrixKernel", remedy).to(omega)

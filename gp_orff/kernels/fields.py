@@ -225,6 +225,9 @@ class DivergenceFreeKernel(PotentialKernel):
         return Solenoidal(self.num_dims, dims)
 
 
+_HALVES = "curl_free", "divergence_free"
+
+
 class HelmholtzKernel(AdditiveKernel):
     """The sum of a scaled curl-free and a scaled divergence-free kernel.
 
@@ -274,8 +277,17 @@ class HelmholtzKernel(AdditiveKernel):
             for kind, base in kinds.items()
         ]
         super().__init__(*parts)
+        for name, part in zip(_HALVES, parts, strict=True):
+            part.helmholtz_half = name
         if has_learned_spectrum(first):
             self.register_prior("level_prior", NormalPrior(0.0, _LEVEL), _level, _set_level)
+
+    @classmethod
+    def of_halves(cls, *halves: ScaleKernel) -> "HelmholtzKernel":
+        """The sum of both halves of a Helmholtz kernel, which shares their hyperparameters."""
+        kernel = cls.__new__(cls)
+        AdditiveKernel.__init__(kernel, *halves)
+        return kernel
 
     @property
     def curl_free(self) -> ScaleKernel:
@@ -286,6 +298,43 @@ class HelmholtzKernel(AdditiveKernel):
     def divergence_free(self) -> ScaleKernel:
         """The scaled divergence-free kernel."""
         return self.kernels[1]
+
+
+def summands(kernel: Kernel) -> list[Kernel]:
+    """The summands of a sum of kernels as the user wrote it; empty for other kernels.
+
+    gpytorch flattens sums: H + k has three kernels if H is a `HelmholtzKernel`. Its two halves,
+    one after the other, are one summand. The summands of H alone are its halves.
+
+    Example:
+        >>> import gpytorch, gp_orff
+        >>> k = gpytorch.kernels.MultitaskKernel(gpytorch.kernels.RBFKernel(), num_tasks=2)
+        >>> kernel = gp_orff.HelmholtzKernel(num_dims=2) + k
+        >>> len(kernel.kernels)
+        3
+        >>> [type(summand).__name__ for summand in gp_orff.kernels.fields.summands(kernel)]
+        ['HelmholtzKernel', 'MultitaskKernel']
+    """
+    if not isinstance(kernel, AdditiveKernel):
+        return []
+    kernels = list(kernel.kernels)
+    if isinstance(kernel, HelmholtzKernel):
+        return kernels
+    found = []
+    while kernels:
+        names = tuple(getattr(part, "helmholtz_half", None) for part in kernels[:2])
+        count = 2 if names == _HALVES else 1
+        found.append(HelmholtzKernel.of_halves(*kernels[:2]) if count == 2 else kernels[0])
+        kernels = kernels[count:]
+    return found
+
+
+def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:
+    """The part of a copy of a kernel that corresponds to a part of the kernel itself."""
+    names = {module: name for name, module in kernel.named_modules()}
+    if part in names:
+        return copy.get_submodule(names[part])
+    return HelmholtzKernel.of_halves(*(copy.get_submodule(names[half]) for half in part.kernels))
 
 
 def _level(kernel: HelmholtzKernel) -> Float[Tensor, "*b"]:

@@ -49,7 +49,9 @@ def named(dataset: "xarray.Dataset", names: str | Sequence[str]) -> dict[str, "x
 def floats(name: str, variable: "xarray.Variable") -> np.ndarray:
     """The values of a variable as float64."""
     if variable.dtype.kind not in "fiu":
-        raise TypeError(f"expected numbers in {name!r}, got type {variable.dtype}")
+        parts = f"; for u + iv, make two variables of {name}.real and {name}.imag"
+        parts = parts if variable.dtype.kind == "c" else ""
+        raise TypeError(f"expected numbers in {name!r}, got type {variable.dtype}{parts}")
     return variable.to_numpy().astype(np.float64)
 
 

@@ -169,10 +169,14 @@ class FieldPosterior(NamedSymbols):
         `curl_free_part` instead maps the whole field to its curl-free part, for any kernel.
 
         Args:
-            name: the name of the term as an attribute of the kernel, or its number, from 0.
+            name: the number of the summand, from 0, in the sum as it was written: a + b + c has the
+                parts 0, 1 and 2, where each may be a `HelmholtzKernel`. Or the name of one of its
+                halves. If several summands have halves, select one first:
+                `field.part(0).part("curl_free")`. A `HelmholtzKernel` that is the whole kernel has
+                its halves as parts 0 and 1.
 
         Raises:
-            ValueError: the kernel is not a sum, or has no such term.
+            ValueError: the kernel is not a sum, or has no such term or several.
             NotImplementedError: features of a sum of separable kernels.
         """
         return FieldPosterior(PartSnapshot.of(self._snapshot, name))

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.models import ExactGP
 from jaxtyping import Float
@@ -30,6 +30,8 @@ from gp_orff.inference.conditioning import (
 )
 from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import Representation
+from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.fields import HelmholtzKernel, summands
 from gp_orff.kernels.symbol_covariance import require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.derived.by_features import warn_of_features
@@ -192,7 +194,8 @@ class ExactGPSnapshot(Snapshot):
         p, mean = terms(kernel)[0].num_outputs, mean.double()
         for module in (kernel, mean):
             module.requires_grad_(False)
-        x, y = model.train_inputs[0].double(), model.train_targets.double().reshape(-1, p)
+        targets = as_real_tensor(model.train_targets, "the targets of ExactGP")
+        x, y = model.train_inputs[0].double(), targets.double().reshape(-1, p)
         trend = mean(x).reshape(-1, p)
         constant = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
         observations = read(x, y + constant - trend, p, Options())
@@ -218,18 +221,32 @@ class PartSnapshot(Snapshot):
 
     @classmethod
     def of(cls, total: Snapshot, name: str | int) -> "PartSnapshot":
-        """The part of a name, such as "curl_free", or of a number."""
-        parts = list(total.kernel.kernels) if isinstance(total.kernel, AdditiveKernel) else []
-        part = parts[name] if isinstance(name, int) and -len(parts) <= name < len(parts) else None
-        part = getattr(total.kernel, name, None) if isinstance(name, str) else part
-        positions = [i for i, kernel in enumerate(parts) if kernel is part]
-        if not positions:
+        """The summand of a number, or the half of a Helmholtz kernel of that name."""
+        parts = summands(total.kernel)
+        if isinstance(name, int) and -len(parts) <= name < len(parts):
+            chosen = [parts[name]]
+        else:
+            halves = [h for k in parts if isinstance(k, HelmholtzKernel) for h in k.kernels]
+            named = [getattr(k, str(name), None) for k in (total.kernel, *parts)]
+            chosen = [k for k in named if any(k is part for part in (*parts, *halves))]
+        if len(chosen) != 1:
+            remedy = "; select one first, such as part(0).part('curl_free')" if chosen else ""
             raise ValueError(
                 f"expected a term of a sum of kernels, by its name, such as 'curl_free' of a "
-                f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}"
+                f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}, which "
+                f"{len(chosen)} terms have{remedy}"
             )
-        start = sum(len(terms(kernel)) for kernel in parts[: positions[0]])
-        return cls(total, part, tuple(range(start, start + len(terms(part)))))
+        (part,) = chosen
+        first = part.kernels[0] if isinstance(part, HelmholtzKernel) else part
+        start = 0
+        for kernel in total.kernel.kernels:
+            if kernel is first:
+                break
+            start += len(terms(kernel))
+        indices = range(start, start + len(terms(part)))
+        if isinstance(total, PartSnapshot):
+            return cls(total.total, part, tuple(total.term_indices[i] for i in indices))
+        return cls(total, part, tuple(indices))
 
     @property
     def inference(self) -> Inference:

@@ -10,6 +10,8 @@ from gpytorch.priors import LogNormalPrior, Prior
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gp_orff.kernels.base import as_real_tensor
+
 _LIKELIEST, _WIDTH = 2.0, 1.0  # of the prior of ν − 2: its mode, and the spread of its logarithm
 
 
@@ -83,7 +85,7 @@ class HeavyTails(Likelihood):
     @deg_free.setter
     def deg_free(self, value: float | Tensor) -> None:
         raw = self.raw_deg_free
-        value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device).expand_as(raw)
+        value = as_real_tensor(value, "deg_free").to(raw).expand_as(raw)
         raw_value = self.raw_deg_free_constraint.inverse_transform(value)
         self.initialize(raw_deg_free=raw_value)
 

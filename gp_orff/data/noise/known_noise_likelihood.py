@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gp_orff.data.noise.covariances import check_num_tasks, noise_of
 from gp_orff.data.noise.given import given_noise
 from gp_orff.data.noise.heavy_tails import HeavyTails
+from gp_orff.kernels.base import as_real_tensor
 
 
 class KnownNoiseLikelihood(HeavyTails):
@@ -91,7 +92,7 @@ class KnownNoiseLikelihood(HeavyTails):
     @noise_scale.setter
     def noise_scale(self, value: float | Tensor) -> None:
         raw = self.raw_noise_scale
-        value = torch.as_tensor(value, dtype=raw.dtype, device=raw.device).expand_as(raw)
+        value = as_real_tensor(value, "noise_scale").to(raw).expand_as(raw)
         raw_value = self.raw_noise_scale_constraint.inverse_transform(value)
         self.initialize(raw_noise_scale=raw_value)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gp_orff.data.noise.along_tracks import TrackNoise, along_tracks
 from gp_orff.data.noise.covariances import check_num_tasks, noise_of
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
+from gp_orff.kernels.base import as_real_tensor
 
 _NAMES = (
     "noise",
@@ -189,7 +190,7 @@ class TrackLikelihood(Likelihood):
 
     def _set(self, name: str, value: float | Tensor) -> None:
         raw = getattr(self, f"raw_{name}")
-        value = torch.as_tensor(value).to(raw).expand_as(raw)
+        value = as_real_tensor(value, name).to(raw).expand_as(raw)
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
 

@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import check_num_dims, check_points
+from gp_orff.kernels.base import as_real_tensor, check_num_dims, check_points
 from gp_orff.kernels.dot_product.series import LegendreSeries, Projections, Series, Taylor
 
 
@@ -188,7 +188,8 @@ class DotProductKernel(Kernel):
 
     @coefficients.setter
     def coefficients(self, values: Float[Tensor, "*b K"]) -> None:
-        values = torch.as_tensor(values).to(self.raw_coefficients)
+        values = as_real_tensor(values, "coefficients of DotProductKernel")
+        values = values.to(self.raw_coefficients)
         self.initialize(raw_coefficients=self.raw_coefficients_constraint.inverse_transform(values))
 
     def forward(
@@ -257,7 +258,7 @@ class ProjectionKernel(DotProductKernel):
 
 def _checked(coefficients: Sequence[float] | Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """A copy of coefficients that make a kernel."""
-    values = torch.as_tensor(coefficients).detach().clone()
+    values = as_real_tensor(coefficients, "coefficients of DotProductKernel").detach().clone()
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     if values.dim() == 0 or values.shape[-1] == 0:
         raise ValueError(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gp_orff.kernels.base import (
     FieldKernel,
+    as_real_tensor,
     check_num_dims,
     check_points,
     check_positive_integer,
@@ -150,7 +151,7 @@ class HarmonicKernel(FieldKernel):
 
     def _set(self, name: str, values: object) -> None:
         raw = getattr(self, f"raw_{name}")
-        values = torch.as_tensor(values).to(raw).expand_as(raw)
+        values = as_real_tensor(values, f"{name} of HarmonicKernel").to(raw).expand_as(raw)
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(values)})
 
@@ -263,7 +264,8 @@ def _heights(
                 "the former; give both, or neither"
             )
         return None
-    given = torch.as_tensor(reference, dtype=torch.float64).flatten().tolist()
+    given = as_real_tensor(reference, "reference_height of HarmonicKernel")
+    given = given.double().flatten().tolist()
     if len(given) != len(_SIDES[sources]) or not all(map(math.isfinite, given)):
         expected = "a pair (low, high)" if sources == "both" else "a number"
         raise ValueError(

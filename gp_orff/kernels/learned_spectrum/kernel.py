@@ -1,6 +1,7 @@
 """A scalar kernel whose spectral density is learned from the data."""
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,7 +65,7 @@ class LearnedSpectrumKernel(Kernel):
         num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.
         smoothness: τ, how far the curve of the log weights may bend.
         continued: whether the curve goes on beyond its shortest length; `fit` sets it where it
-            trains the curve. It is no parameter: a `state_dict` does not hold it, `save` does.
+            trains the curve. It is in the `state_dict`, although it is not a parameter.
         ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
         batch_shape: the batch shape of the parameters, as in gpytorch.
         active_dims: the input columns of the kernel; all columns if None.
@@ -130,6 +131,26 @@ class LearnedSpectrumKernel(Kernel):
         size = torch.Size([*self.batch_shape, num_knots - 1])
         self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
+
+    def get_extra_state(self) -> dict[str, bool]:
+        """What the covariance depends on, and no parameter or buffer has."""
+        return {"continued": self.continued}
+
+    def set_extra_state(self, state: dict[str, bool]) -> None:
+        """Take over `state`, which `get_extra_state` returned."""
+        self.continued = state["continued"]
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        key = prefix + "_extra_state"
+        if key not in state_dict:
+            warnings.warn(
+                "the state_dict is older than this version of gp_orff: it does not say whether "
+                f"the spectrum goes on beyond its shortest length; continued={self.continued} "
+                "stays, set kernel.continued if that is wrong",
+                stacklevel=2,
+            )
+            state_dict[key] = self.get_extra_state()
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def lengths(self) -> Float[Tensor, "M+J"]:

@@ -7,9 +7,11 @@ from linear_operator import to_dense
 from linear_operator.operators import KroneckerProductLinearOperator
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import WrapperKernel, check_base_kernel, check_points
+from gp_orff.kernels.base import WrapperKernel, as_real_tensor, check_base_kernel, check_points
 from gp_orff.kernels.factors import Mixing
 from gp_orff.kernels.tree import Term, inner_terms, terms
+
+_ROOT = "the root L of SeparableKernel"
 
 
 class SeparableKernel(WrapperKernel):
@@ -144,7 +146,7 @@ class SeparableKernel(WrapperKernel):
         """
         check_points(self, None, x1, x2, last_dim_is_batch)
         k = to_dense(self.base_kernel(x1, x2, diag=diag))
-        root = self.root.to(k)
+        root = as_real_tensor(self.root, _ROOT).to(k)
         if diag:
             return (k.unsqueeze(-1) * root.square().sum(-1).unsqueeze(-2)).flatten(-2)
         return KroneckerProductLinearOperator(k, root @ root.mT)
@@ -162,6 +164,8 @@ def _check_base_kernel(base_kernel: Kernel) -> None:
 
 
 def _check_root(root: Tensor) -> None:
+    if isinstance(root, Tensor):
+        as_real_tensor(root, _ROOT)
     if not isinstance(root, Tensor) or not root.is_floating_point():
         got = root.dtype if isinstance(root, Tensor) else type(root).__name__
         raise TypeError(
@@ -191,5 +195,6 @@ def _check_root(root: Tensor) -> None:
 @inner_terms.register
 def _(kernel: SeparableKernel) -> list[Term]:
     summands = terms(kernel.base_kernel)
-    mixing = Mixing(kernel.root.to(summands[0].outputscale))  # one for all: they share columns
+    root = as_real_tensor(kernel.root, _ROOT)  # which can be assigned
+    mixing = Mixing(root.to(summands[0].outputscale))  # one for all: they share columns
     return [term.with_factor(mixing) for term in summands]

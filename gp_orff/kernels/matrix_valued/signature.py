@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff import nufft
+from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.spectra.elliptical import StudentT
 
 _NU = 2.5  # smoothness of the base kernel, whose density falls more slowly than most
@@ -96,7 +97,7 @@ def amplitude_of(
 
     def signature(lag: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
         """The correlations of the outputs."""
-        return original(lag).double() / (units.unsqueeze(-1) * units)
+        return _real(original(lag)).double() / (units.unsqueeze(-1) * units)
 
     longest = np.array([_longest_lag(signature, extent, axis) for axis in range(len(extent))])
     samples, spectral_matrix = _resolve(signature, longest)
@@ -145,6 +146,7 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
             "from_signature expects a signature that returns a torch.Tensor (m, p, p), got "
             f"{type(values).__name__}; for instance torch.as_tensor(values)"
         )
+    values, opposite = _real(values), _real(opposite)
     if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
         raise ValueError(
             f"from_signature expects matrices ({len(lags)}, p, p) for {len(lags)} lags, got shape "
@@ -165,6 +167,12 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
                 "kernels with phases or delays are not supported"
             )
     return units
+
+
+def _real(values: Tensor) -> Tensor:
+    """Values of a signature; TypeError for complex ones."""
+    remedy = "return values.real if the imaginary part is zero; no real field has another one"
+    return as_real_tensor(values, "the signature K₀(δ) of from_signature", remedy)
 
 
 def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int) -> float:

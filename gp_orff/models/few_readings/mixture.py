@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import of_constant
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.kernels.fields import counterpart
 from gp_orff.symbols.base import Symbol
 
 
@@ -102,12 +103,7 @@ class Mixture(FieldDistribution):
         zero = torch.zeros_like(self.mean_of_all)
         members = []
         for own in self.members:
-            pairs = zip(_terms(self.kernel), _terms(own.kernel), strict=True)
-            part = next(mine for known, mine in pairs if known is kernel)
+            part = counterpart(kernel, self.kernel, own.kernel)
             distribution = own.distribution.split()[0].of_part(expansion, part)
             members.append(replace(own, kernel=part, distribution=distribution, mean=zero))
         return Mixture(members, zero, kernel)
-
-
-def _terms(kernel: Kernel) -> list[Kernel]:
-    return list(kernel.kernels) if isinstance(kernel, AdditiveKernel) else [kernel]

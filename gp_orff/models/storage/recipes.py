@@ -189,8 +189,10 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
         )
     if module is None:
         module = _build_recipe(description["recipe"])
+    present = module.double().state_dict()  # with what the recipe says and older files lack
+    extra = {name: value for name, value in present.items() if name.endswith("_extra_state")}
     try:
-        module.double().load_state_dict(description["state"])
+        module.load_state_dict(extra | description["state"])
     except RuntimeError as error:
         raise ValueError(
             f"expected a {role} like the saved {description['name']!r}, got one with other "
@@ -231,6 +233,7 @@ def _recipe(module: Module) -> dict | None:
         "arguments": arguments,
         "constraints": constraints,
         "active_dims": None if dims is None else dims.tolist(),
+        "half": getattr(module, "helmholtz_half", None),  # of a HelmholtzKernel in a sum
     }
 
 
@@ -252,6 +255,8 @@ def _build_recipe(recipe: Mapping) -> Module:
     if arguments.get("active_dims") is not None:
         arguments["active_dims"] = tuple(arguments["active_dims"])
     module = cls(*positional, **arguments)
+    if recipe.get("half") is not None:
+        module.helmholtz_half = recipe["half"]
     if recipe["active_dims"] is not None:  # which composite kernels do not take as an argument
         module.register_buffer("active_dims", torch.tensor(recipe["active_dims"]))
     for name, (kind, low, high) in recipe["constraints"].items():

@@ -9,8 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.frequencies.rule import Draw
+from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.factors import Sampler
 from gp_orff.kernels.spectra.base import Spectrum
+
+_RETURNED = "the frequencies that sampler returns", "the log density that sampler returns"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Proposal:
                 f"(D,), got {type(pair).__name__}"
             )
         omega, log_density = (
-            np.asarray(torch.as_tensor(part).detach().cpu(), dtype=float) for part in pair
+            np.asarray(as_real_tensor(part, what).detach().cpu(), dtype=float)
+            for part, what in zip(pair, _RETURNED, strict=True)
         )
         if omega.shape != u.shape or log_density.shape != u.shape[:1]:
             raise ValueError(
