@@ -297,7 +297,7 @@ class SymbolObservations(LinearObservations):
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:
     """The q×q covariance given as one variance, q variances or a matrix."""
-    covariance = as_real_tensor(noise, "noise").double().clone()
+    covariance = as_real_tensor(noise, "noise", dtype=torch.float64).clone()
     if covariance.dim() < 2 and covariance.numel() in (1, q):
         covariance = torch.diag(covariance.expand(q))
     symmetric = covariance.shape == (q, q) and torch.allclose(covariance, covariance.mT)

@@ -62,7 +62,12 @@ def check_positive_integer(value: int, argument: str, owner: str) -> int:
     return int(value)
 
 
-def as_real_tensor(values: object, what: str, remedy: str = "pass the real part") -> Tensor:
+def as_real_tensor(
+    values: object,
+    what: str,
+    remedy: str = "pass the real part",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Values as a tensor, unless they are complex: a conversion would drop the imaginary parts.
 
     Imaginary parts of zero are refused too. Whether they are zero can depend on the frequencies or
@@ -72,14 +77,15 @@ def as_real_tensor(values: object, what: str, remedy: str = "pass the real part"
         values: a tensor or numbers.
         what: what they are, with the name of the class or function that expects them.
         remedy: what to do.
+        dtype: of the tensor; that of the values if None.
 
     Raises:
         TypeError: the type of the values is complex.
     """
-    values = torch.as_tensor(values)
-    if values.is_complex():
-        raise TypeError(f"expected real numbers for {what}, got {values.dtype}; {remedy}")
-    return values
+    kind = values.dtype if isinstance(values, Tensor) else np.asarray(values).dtype
+    if "complex" in str(kind):
+        raise TypeError(f"expected real numbers for {what}, got {kind}; {remedy}")
+    return torch.as_tensor(values, dtype=dtype)
 
 
 def check_inputs(kernel: Kernel, x: Tensor) -> None:

@@ -85,7 +85,7 @@ class HeavyTails(Likelihood):
     @deg_free.setter
     def deg_free(self, value: float | Tensor) -> None:
         raw = self.raw_deg_free
-        value = as_real_tensor(value, "deg_free").to(raw).expand_as(raw)
+        value = as_real_tensor(value, "deg_free", dtype=raw.dtype).to(raw).expand_as(raw)
         raw_value = self.raw_deg_free_constraint.inverse_transform(value)
         self.initialize(raw_deg_free=raw_value)
 

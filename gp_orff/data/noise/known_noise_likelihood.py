@@ -92,7 +92,7 @@ class KnownNoiseLikelihood(HeavyTails):
     @noise_scale.setter
     def noise_scale(self, value: float | Tensor) -> None:
         raw = self.raw_noise_scale
-        value = as_real_tensor(value, "noise_scale").to(raw).expand_as(raw)
+        value = as_real_tensor(value, "noise_scale", dtype=raw.dtype).to(raw).expand_as(raw)
         raw_value = self.raw_noise_scale_constraint.inverse_transform(value)
         self.initialize(raw_noise_scale=raw_value)
 

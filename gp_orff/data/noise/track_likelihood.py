@@ -190,7 +190,7 @@ class TrackLikelihood(Likelihood):
 
     def _set(self, name: str, value: float | Tensor) -> None:
         raw = getattr(self, f"raw_{name}")
-        value = as_real_tensor(value, name).to(raw).expand_as(raw)
+        value = as_real_tensor(value, name, dtype=raw.dtype).to(raw).expand_as(raw)
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
 

@@ -151,7 +151,8 @@ class HarmonicKernel(FieldKernel):
 
     def _set(self, name: str, values: object) -> None:
         raw = getattr(self, f"raw_{name}")
-        values = as_real_tensor(values, f"{name} of HarmonicKernel").to(raw).expand_as(raw)
+        values = as_real_tensor(values, f"{name} of HarmonicKernel", dtype=raw.dtype)
+        values = values.to(raw).expand_as(raw)
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(values)})
 
@@ -264,8 +265,8 @@ def _heights(
                 "the former; give both, or neither"
             )
         return None
-    given = as_real_tensor(reference, "reference_height of HarmonicKernel")
-    given = given.double().flatten().tolist()
+    what = "reference_height of HarmonicKernel"
+    given = as_real_tensor(reference, what, dtype=torch.float64).flatten().tolist()
     if len(given) != len(_SIDES[sources]) or not all(map(math.isfinite, given)):
         expected = "a pair (low, high)" if sources == "both" else "a number"
         raise ValueError(
