@@ -13,6 +13,7 @@ with the package the kernels only. Larger sets have the evidence on a fine latti
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 
 import gpytorch
@@ -267,12 +268,10 @@ class Search:
     def run(self, start: Float[np.ndarray, "k"], evaluations: int = 15_000) -> float:
         """The largest value of all runs."""
         options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 1e-12, "gtol": 1e-4}
-        try:
+        with suppress(TimeoutError, RuntimeError):  # a step to where the covariance has no factor
             scipy.optimize.minimize(
                 self._loss, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options=options
             )
-        except (TimeoutError, RuntimeError):  # a step to where the covariance has no factor
-            pass
         return self.best
 
     def _loss(self, u: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
@@ -297,9 +296,9 @@ def best_known(case: Case, model: gp_orff.VectorFieldGP, starts: int, seconds: f
     search = Search(at.modules, lambda: objective(at), case, seconds)
     search.run(search.first)
     for _ in range(starts):
-        search.run((search.first + SPREAD * rng.standard_normal(len(search.first))).clip(
-            *search.bounds.T
-        ))
+        search.run(
+            (search.first + SPREAD * rng.standard_normal(len(search.first))).clip(*search.bounds.T)
+        )
     return search.best
 
 
