@@ -274,6 +274,9 @@ def main(words: Sequence[str] | None = None) -> int:
             numbers = {key: rounded(own) for key, own in more.items()}
             rows[name] = merged(rows.get(name), name, rounded(value), **numbers)
             names.append(name)
+        print(f"{found[0][0]}: {found[0][1]:.6g}", file=sys.stderr, flush=True)
+        if arguments.output is not None:
+            write(path, rows, arguments)
     for word, value in pooled(rows):
         name = f"all fits / {word}"
         if arguments.rows is None and not arguments.smoke:

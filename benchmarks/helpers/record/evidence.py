@@ -59,12 +59,11 @@ class Objective:
 
     def __call__(self, at: Hyperparameters) -> Float[Tensor, ""]:
         """Nats; −∞ where the covariance has no Cholesky factor."""
-        covariance, noise = self._prior(at.kernel), self._noise(at)
-        evidence = torch.zeros(())
-        if isinstance(at.likelihood, gp_orff.MultitaskStudentTLikelihood):
-            weights, evidence = self._weights(covariance, noise, at.likelihood.deg_free)
-            noise = noise / weights.repeat_interleave(self.y.shape[-1])
-        evidence = evidence + self._gaussian(covariance, noise)
+        constants = self._constants()
+        evidence = self.given(at, constants)
+        if self.y.numel() <= FEW_VALUES:
+            penalty = 0.5 * constants.shape[-1] * math.log(len(self.x))
+            evidence = torch.maximum(evidence - penalty, self.given(at, constants[:, :0]))
         priors = (
             prior.log_prob(value(owner)).sum()
             for module in at.modules
@@ -79,6 +78,15 @@ class Objective:
             return 0.0
         median = 0.1 * self.y.var(0, unbiased=False).mean()
         return -0.5 * ((at.likelihood.noise / median).log() / 3).square().sum()
+
+    def given(self, at: Hyperparameters, constants: Float[Tensor, "M k"]) -> Float[Tensor, ""]:
+        """The evidence, or its bound under Student-t noise, with the best of these constants."""
+        covariance, noise, more = self._prior(at.kernel), self._noise(at), 0.0
+        if isinstance(at.likelihood, gp_orff.MultitaskStudentTLikelihood):
+            nu = at.likelihood.deg_free
+            weights, more = self._weights(covariance, noise, constants, nu)
+            noise = noise / weights.repeat_interleave(self.y.shape[-1])
+        return self._gaussian(covariance, noise, constants) + more
 
     def _prior(self, kernel: Kernel) -> Float[Tensor, "M M"]:
         matrix = kernel(self.x).to_dense()
@@ -118,33 +126,32 @@ class Objective:
         white = (noise.noise + noise.block_variance).expand(len(t))
         return same * shared + torch.diag(white)
 
-    def _gaussian(self, covariance, noise) -> Float[Tensor, ""]:
+    def _gaussian(self, covariance, noise, constants) -> Float[Tensor, ""]:
         total = covariance + (noise if noise.ndim == 2 else torch.diag(noise))
         factor, failed = torch.linalg.cholesky_ex(total)
         if failed:
             return torch.tensor(-math.inf)
-        y, constants = self.y.reshape(-1, 1), self._constants()
-        design = torch.cat([y, constants], dim=-1)
+        design = torch.cat([self.y.reshape(-1, 1), constants], dim=-1)
         white = torch.linalg.solve_triangular(factor, design, upper=False)
         normal = white.mT @ white
-        size = -factor.diagonal().log().sum() - 0.5 * len(y) * math.log(2 * math.pi)
         seen = torch.linalg.pinv(normal[1:, 1:], hermitian=True)  # along one direction, one of p
-        explained = normal[0, 1:] @ seen @ normal[1:, 0]
-        constant, zero = size - 0.5 * (normal[0, 0] - explained), size - 0.5 * normal[0, 0]
-        if len(y) > FEW_VALUES:
-            return constant
-        penalty = 0.5 * constants.shape[-1] * math.log(len(self.x))
-        return torch.maximum(constant - penalty, zero)
+        squares = normal[0, 0] - normal[0, 1:] @ seen @ normal[1:, 0]
+        size = factor.diagonal().log().sum() + 0.5 * len(total) * math.log(2 * math.pi)
+        return -0.5 * squares - size
 
     @torch.no_grad()
     def _weights(
-        self, covariance: Float[Tensor, "M M"], noise: Float[Tensor, "M"], nu: Tensor
+        self,
+        covariance: Float[Tensor, "M M"],
+        noise: Float[Tensor, "M"],
+        constants: Float[Tensor, "M k"],
+        nu: Float[Tensor, "1"],
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, ""]]:
         """E[w] of q(w) = Gamma(a, b), and what it adds to the evidence under these weights,
         Σ_n ½p (E[log w] − log E[w]) − KL(q ‖ Gamma(ν/2, ν/2))."""
         n, p = self.y.shape
         half, shape = nu.double() / 2, (nu.double() + p) / 2
-        weights, y, design = torch.ones(n).double(), self.y.reshape(-1, 1), self._constants()
+        weights, y, design = torch.ones(n).double(), self.y.reshape(-1, 1), constants
         for _ in range(STEPS):
             total = covariance + torch.diag(noise / weights.repeat_interleave(p))
             inverse = torch.cholesky_inverse(torch.linalg.cholesky(total))
