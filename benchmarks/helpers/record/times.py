@@ -20,7 +20,7 @@ from helpers.known_data import EXTENT
 from helpers.measure import PeakMemory, seconds
 from helpers.unavoidable import factorisation
 
-ROUNDS, PATIENCE = 9, 20.0  # runs of one row at most; seconds after which no other begins
+ROUNDS, PATIENCE = 9, 10.0  # runs of one row at most; seconds after which no other begins
 FEW, SIDE = 1000, 3.0  # vectors that lie in so many lengthscales
 NOISE = 0.3
 
