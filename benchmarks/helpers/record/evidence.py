@@ -32,7 +32,7 @@ LATTICE = {"tolerance": 1e-6, "max_features": 6000}  # of sets with more values
 CONTINUED = 12  # evaluations of a search that is continued
 FEW_VALUES = 200  # of which a fit may choose zero for the mean
 STEPS = 200  # of the fixed point of Student-t weights, at most
-EXTENTS, SHAPES = (1e-3, 1e2), (1e-2, 1e4)  # ranges of lengthscales, and of exponents of RQ
+EXTENTS, SHAPES = (1e-3, 3.0), (1e-2, 1e4)  # ranges of lengthscales, and of exponents of RQ
 LEAST_NOISE, FARTHEST = 1e-8, 16.0  # of the variance of the data; of other coordinates
 SPREAD = 1.5  # standard deviation of random starts, in the logarithms of parameters
 
@@ -193,8 +193,11 @@ def reached(case: Case, model: gp_orff.VectorFieldGP) -> float:
 class Coordinate:
     """A parameter as its logarithm, its logit or, without constraint, as it is."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, constraint: Interval | None):
+    def __init__(
+        self, name: str, parameter: nn.Parameter, constraint: Interval | None, extent: float
+    ):
         self.name, self.parameter, self.constraint = name, parameter, constraint
+        self.extent = extent
         self.low, self.high = -math.inf, math.inf
         if constraint is not None:
             self.low, self.high = constraint.lower_bound.item(), constraint.upper_bound.item()
@@ -230,12 +233,12 @@ class Coordinate:
         value = self.value(u).reshape(self.parameter.shape)
         return value if self.constraint is None else self.constraint.inverse_transform(value)
 
-    def bounds(self, extent: float, variance: float) -> Float[np.ndarray, "k 2"]:
+    def bounds(self, variance: float) -> Float[np.ndarray, "k 2"]:
         origin = self.get()[:, None] + [-FARTHEST, FARTHEST]
         if self.constraint is None or math.isfinite(self.high):
             return origin
         if self.name.endswith("raw_lengthscale"):
-            origin[:] = np.log(np.multiply(EXTENTS, extent))
+            origin[:] = np.log(np.multiply(EXTENTS, self.extent))
         elif self.name.endswith("raw_alpha"):
             origin[:] = np.log(SHAPES)
         elif self.name.endswith("noise"):
@@ -254,13 +257,14 @@ class Search:
         seconds: float = math.inf,
     ):
         self.objective, self.until = objective, time.process_time() + seconds
-        held = [own for part in modules for own in part.named_parameters_and_constraints()]
         self.parts = [
-            Coordinate(*own) for own in held if own[1].requires_grad and "deg_free" not in own[0]
+            Coordinate(name, parameter, constraint, _extent(module, name, case.x))
+            for module in modules
+            for name, parameter, constraint in module.named_parameters_and_constraints()
+            if parameter.requires_grad and "deg_free" not in name
         ]
-        extent = (case.x.amax(0) - case.x.amin(0)).max().item() or 1.0
         variance = case.y.double().var(0).mean().item()
-        self.bounds = np.concatenate([part.bounds(extent, variance) for part in self.parts])
+        self.bounds = np.concatenate([part.bounds(variance) for part in self.parts])
         self.first = self.get().clip(*self.bounds.T)
         self.best, self.at = -math.inf, self.first
 
@@ -294,6 +298,17 @@ class Search:
         if value.item() > self.best:
             self.best, self.at = value.item(), u.copy()
         return -value.item(), -np.concatenate([part.gradient() for part in self.parts])
+
+
+def _extent(module: nn.Module, name: str, x: Float[Tensor, "N c"]) -> float:
+    """The largest extent of the inputs that the owner of a parameter sees."""
+    columns = None
+    for word in ["", *name.split(".")[:-1]]:
+        module = getattr(module, word) if word else module
+        chosen = getattr(module, "active_dims", None)
+        columns = columns if chosen is None else chosen
+    x = x if columns is None else x[:, columns]
+    return (x.amax(0) - x.amin(0)).max().item() or 1.0
 
 
 def best_known(case: Case, model: gp_orff.VectorFieldGP, starts: int, seconds: float) -> float:
