@@ -5,6 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 
 import finufft
@@ -102,6 +103,7 @@ TIMED: dict[str, Callable[[], Callable[[], object]]] = {
 def timed(name: str, smoke: bool = False) -> dict[str, float]:
     """Medians of seconds of the clock and of processors, the former over those of the reference,
     after one run to warm up (of a fit of 20 vectors, for the large ones), and MiB of the first."""
+    warnings.simplefilter("ignore")  # of few numbers
     before = reference()
     fit(20)()
     work, clock, processors = TIMED[name](), [], []
