@@ -24,10 +24,10 @@ EVERY = 4  # of the kernels of a set
 LARGER = {
     41: "curl-free RBF",
     48: "Helmholtz RBF",
-    51: "Helmholtz Matérn 5/2",
+    51: "Helmholtz RBF",
     54: "curl-free RQ",
-    56: "divergence-free Matérn 5/2",
-}  # sets with more values, and the kernel of each
+    56: "divergence-free RBF",
+}  # sets with more values, and the kernel of each, of which lattices truncate little
 
 
 Moments = tuple[Tensor, Tensor, Tensor]
