@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+_ROUNDING = 1e-12  # share of information on a mean that is zero to rounding
 _UNDETERMINED = 1e-4  # share of information on a mean below which the data do not determine it
 
 
@@ -98,6 +99,25 @@ class Evidence(NamedTuple):
         v = self.contrast(mean)
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
+
+    def restricted_log_density(self, num_values: float) -> Float[Tensor, "*b"]:
+        """log ∫ p(y | c) dc under a flat prior of the constant mean c (restricted likelihood):
+
+            −½ (log|K| + log|HᵀK⁻¹H| + min_c (y − Hc)ᵀK⁻¹(y − Hc) + (N p − q) log 2π) ,
+
+        where H has the rank q. A mean of which the data tell nothing adds nothing.
+        """
+        ones = self.quad[..., 1:, 1:]
+        size = ones.diagonal(dim1=-1, dim2=-2).detach()
+        size = torch.where(size > 0, size, torch.ones_like(size))
+        unit = size.rsqrt()
+        values = torch.linalg.eigvalsh(unit.unsqueeze(-1) * ones * unit.unsqueeze(-2))
+        told = values.detach() > _ROUNDING
+        logdet = torch.where(told, values, torch.ones_like(values)).log().sum(-1) + size.log().sum(
+            -1
+        )
+        rank = told.sum(-1)
+        return self.log_density(None, num_values) - 0.5 * (logdet - rank * math.log(2 * math.pi))
 
 
 def _eigenvectors(

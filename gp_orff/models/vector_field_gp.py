@@ -189,7 +189,7 @@ class VectorFieldGP(ValidatedModel):
             self.counted_once(x, y, Options(**options)), self.frequencies
         )
         representation = self._representation_of(data)
-        e_step = EStep(representation.kernel, representation.likelihoods, self._mean_to_condition)
+        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
         return self._assign_with_posterior(self._condition_state(representation, notes))
 
