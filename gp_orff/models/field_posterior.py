@@ -1,5 +1,6 @@
 """`FieldPosterior`: means, variances, symbols and sample paths of a field, given the data."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from torch import Tensor
 from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.kernels.cholesky import cholesky
 from gp_orff.labelled import LocalPlane, on_grid
 from gp_orff.models.derived.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.derived.named_symbols import NamedSymbols
+from gp_orff.models.derived.mixtures import mixture_quantile
 from gp_orff.models.derived.normal import FieldNormal, ScalarNormal
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -161,6 +164,77 @@ class FieldPosterior(NamedSymbols):
         at each of the points `x`; `plotting.plot_uncertainty` draws it."""
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
+
+    @chosen_threads()
+    def quantile(
+        self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q"]:
+        """Return the values (n, q) below which each component of the field, or of a `symbol` of it,
+        is with a probability, at points `x`.
+
+        Where the posterior integrates the hyperparameters, it is a mixture of normal distributions,
+        with heavier tails than one, and these are its quantiles.
+
+        Raises:
+            ValueError: a probability that is not between 0 and 1.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> x = torch.rand(7, 2)
+            >>> (field.quantile(x, 0.1) < field.quantile(x, 0.9)).all()
+            tensor(True)
+        """
+        if not 0 < probability < 1:
+            raise ValueError(f"expected a probability between 0 and 1, got {probability}")
+        weights, means, blocks = self._normals(x, symbol)
+        sds = blocks.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        return mixture_quantile(weights, means, sds, probability).to(_device(x), _dtype(x))
+
+    def confidence_region(
+        self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
+    ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
+        """Return the ends of the central intervals that hold each component of the field, or of a
+        `symbol` of it, with the probability `level`: quantiles, (n, q) each."""
+        ends = (0.5 - 0.5 * level, 0.5 + 0.5 * level)
+        low, high = (self.quantile(x, probability, symbol) for probability in ends)
+        return low, high
+
+    @chosen_threads()
+    def log_density(
+        self,
+        x: Float[Tensor, "n d"],
+        values: Float[Tensor, "n q"],
+        symbol: Symbol | None = None,
+    ) -> Float[Tensor, "n"]:
+        """Return the log density (n,) of values (n, q) of the field, or of a `symbol` of it, at
+        each of the points `x`: of the field, not of readings, which have noise.
+
+        Raises:
+            ValueError: values of another shape.
+        """
+        weights, means, blocks = self._normals(x, symbol)
+        values = torch.as_tensor(values).to(means)
+        if values.shape != means.shape[1:]:
+            raise ValueError(
+                f"expected values of shape {tuple(means.shape[1:])}, one row for each point, got "
+                f"{tuple(values.shape)}"
+            )
+        factor = cholesky(blocks)
+        scores = torch.linalg.solve_triangular(factor, (values - means).unsqueeze(-1), upper=False)
+        logs = -0.5 * scores.square().sum((-1, -2)) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        logs = logs - 0.5 * values.shape[-1] * math.log(2 * math.pi)
+        return torch.logsumexp(weights.log()[:, None] + logs, 0).to(_device(x), _dtype(x))
+
+    def _normals(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:
+        """The normal distributions that the posterior at each of the points is a mixture of."""
+        points, distribution = self._at(x, symbol)
+        weights, means, blocks = distribution.normals(points)
+        means = means + self._snapshot.mean(points, symbol)
+        return weights, means[:, : len(x)], blocks[:, : len(x)]
 
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the mean μ.

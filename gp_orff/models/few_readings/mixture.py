@@ -81,6 +81,10 @@ class Mixture(FieldDistribution):
         spread = self._spread(x).movedim(0, -1)  # (n, q, S)
         return within + spread @ spread.mT
 
+    def normals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        blocks = torch.stack([own.distribution.blocks(x) for own in self.members])
+        return self._weights, self._means(x), blocks
+
     def covariance(self, x: Tensor) -> Tensor:
         within = sum(own.weight * own.distribution.covariance(x) for own in self.members)
         spread = self._spread(x).flatten(1)
