@@ -111,8 +111,10 @@ def problem(layout: str, seed: int) -> dict[str, np.ndarray]:
     near = centres[rng.integers(2, size=clustered)] + 0.07 * rng.standard_normal((clustered, 2))
     x[:clustered] = np.clip(near, 0, 1)
     xs = rng.random((PLACES, 2))
-    lengths, noise, ratio = (between(0.15, 1), between(0.15, 1)), between(0.02, 0.3), between(
-        1 / 30, 30
+    lengths, noise, ratio = (
+        (between(0.15, 1), between(0.15, 1)),
+        between(0.02, 0.3),
+        between(1 / 30, 30),
     )
     sizes = ratio / math.hypot(1, ratio), 1 / math.hypot(1, ratio)
     if rng.random() < 0.2:

@@ -16,8 +16,8 @@ from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.labelled import LocalPlane, on_grid
 from gp_orff.models.derived.energy_spectrum import EnergySpectrum, energy_spectrum
-from gp_orff.models.derived.named_symbols import NamedSymbols
 from gp_orff.models.derived.mixtures import mixture_quantile
+from gp_orff.models.derived.named_symbols import NamedSymbols
 from gp_orff.models.derived.normal import FieldNormal, ScalarNormal
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -165,7 +165,6 @@ class FieldPosterior(NamedSymbols):
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
-    @chosen_threads()
     def quantile(
         self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
@@ -186,20 +185,26 @@ class FieldPosterior(NamedSymbols):
             >>> (field.quantile(x, 0.1) < field.quantile(x, 0.9)).all()
             tensor(True)
         """
-        if not 0 < probability < 1:
-            raise ValueError(f"expected a probability between 0 and 1, got {probability}")
-        weights, means, blocks = self._normals(x, symbol)
-        sds = blocks.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        return mixture_quantile(weights, means, sds, probability).to(_device(x), _dtype(x))
+        return self._quantiles(x, (probability,), symbol)[0]
 
     def confidence_region(
         self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
     ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
         """Return the ends of the central intervals that hold each component of the field, or of a
-        `symbol` of it, with the probability `level`: quantiles, (n, q) each."""
-        ends = (0.5 - 0.5 * level, 0.5 + 0.5 * level)
-        low, high = (self.quantile(x, probability, symbol) for probability in ends)
+        `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each."""
+        low, high = self._quantiles(x, (0.5 - 0.5 * level, 0.5 + 0.5 * level), symbol)
         return low, high
+
+    @chosen_threads()
+    def _quantiles(
+        self, x: Float[Tensor, "n d"], probabilities: Sequence[float], symbol: Symbol | None
+    ) -> list[Float[Tensor, "n q"]]:
+        if not all(0 < probability < 1 for probability in probabilities):
+            raise ValueError(f"expected probabilities between 0 and 1, got {probabilities}")
+        weights, means, blocks = self._normals(x, symbol)
+        sds = blocks.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        found = (mixture_quantile(weights, means, sds, share) for share in probabilities)
+        return [values.to(_device(x), _dtype(x)) for values in found]
 
     @chosen_threads()
     def log_density(
@@ -208,7 +213,7 @@ class FieldPosterior(NamedSymbols):
         values: Float[Tensor, "n q"],
         symbol: Symbol | None = None,
     ) -> Float[Tensor, "n"]:
-        """Return the log density (n,) of values (n, q) of the field, or of a `symbol` of it, at
+        """Return the log density (n,) of `values` (n, q) of the field, or of a `symbol` of it, at
         each of the points `x`: of the field, not of readings, which have noise.
 
         Raises:
@@ -223,7 +228,9 @@ class FieldPosterior(NamedSymbols):
             )
         factor = cholesky(blocks)
         scores = torch.linalg.solve_triangular(factor, (values - means).unsqueeze(-1), upper=False)
-        logs = -0.5 * scores.square().sum((-1, -2)) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        logs = -0.5 * scores.square().sum((-1, -2)) - factor.diagonal(dim1=-2, dim2=-1).log().sum(
+            -1
+        )
         logs = logs - 0.5 * values.shape[-1] * math.log(2 * math.pi)
         return torch.logsumexp(weights.log()[:, None] + logs, 0).to(_device(x), _dtype(x))
 

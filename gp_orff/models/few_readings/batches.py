@@ -1,7 +1,6 @@
 """Data under many hyperparameters at once."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +39,21 @@ class Model:
 
     def batch(self, u: Float[np.ndarray, "S k"]) -> tuple[Kernel, dict[str, Likelihood]]:
         """A batch of kernels and likelihoods."""
-        raw = self.coordinates.raw(u)
-        kernel = _in_batches(self.kernel, raw, len(u))
-        return kernel, {k: _in_batches(v, raw, len(u)) for k, v in self.likelihoods.items()}
+        return self._at(self.coordinates.raw(u), torch.Size([len(u)]))
+
+    def at(self, u: Float[np.ndarray, "k"]) -> tuple[Kernel, dict[str, Likelihood]]:
+        """A kernel and likelihoods."""
+        raw = self.coordinates.raw(u[None])
+        return self._at({own: values[0] for own, values in raw.items()}, torch.Size())
+
+    def _at(
+        self, raw: Mapping[nn.Parameter, Tensor], batch: torch.Size
+    ) -> tuple[Kernel, dict[str, Likelihood]]:
+        kernel, *likelihoods = (
+            with_parameters(module, raw, batch)
+            for module in (self.kernel, *self.likelihoods.values())
+        )
+        return kernel, dict(zip(self.likelihoods, likelihoods, strict=True))
 
     def evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """log p(y | u): with the constant mean integrated out, unless it is fixed; −∞ where it
@@ -54,9 +65,9 @@ class Model:
     def _evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         try:
             if len(u) == 1:
-                self.coordinates.set(u[0])
-                noises = noises_of(self.kernel, self.likelihoods)
-                return self.log_density(self.inference.evidence(self.kernel, noises))[None]
+                kernel, likelihoods = self.at(u[0])
+                noises = noises_of(kernel, likelihoods)
+                return self.log_density(self.inference.evidence(kernel, noises))[None]
             kernel, likelihoods = self.batch(u)
             whitened = self.inference.in_batches(kernel, noises_of(kernel, likelihoods))
             return self.log_density(whitened.evidence)
@@ -98,17 +109,32 @@ class Model:
         return torch.cat(means, -1).cpu().numpy(), torch.cat(variances, -1).cpu().numpy()
 
 
-def _in_batches(module: Module, raw: Mapping[nn.Parameter, Tensor], size: int) -> Module:
-    """A copy of a module with a batch of the raw parameters; those of kernels that are not given
-    are the same in all of the batch."""
-    copied = deepcopy(module).requires_grad_(False)
-    pairs = zip(module.parameters(), copied.parameters(), strict=True)
-    kernels = [part for part in copied.modules() if isinstance(part, Kernel)]
-    for parameter, own in pairs:
-        if parameter in raw:
-            own.data = raw[parameter]
-        elif kernels:
-            own.data = parameter.detach().expand(size, *parameter.shape)
-    for part in kernels:
-        part.batch_shape = torch.Size([size])
-    return copied
+def with_parameters(
+    module: Module, parameters: Mapping[nn.Parameter, Tensor], batch: torch.Size
+) -> Module:
+    """A copy of a module with other values of some parameters, which shares all else with it; of a
+    kernel, a batch of copies has a batch of every parameter."""
+    copies: dict[Module, Module] = {}
+
+    def copied(part: Module) -> Module:
+        if part not in copies:
+            copies[part] = own = object.__new__(type(part))
+            own.__dict__.update(vars(part))
+            own.__dict__["_parameters"] = {
+                name: None if raw is None else value(part, raw)
+                for name, raw in vars(part)["_parameters"].items()
+            }
+            children = vars(part)["_modules"].items()
+            own.__dict__["_modules"] = {n: None if c is None else copied(c) for n, c in children}
+            if batch and isinstance(part, Kernel):
+                own.batch_shape = batch
+        return copies[part]
+
+    def value(part: Module, raw: nn.Parameter) -> nn.Parameter:
+        values = parameters.get(raw)
+        if values is None:
+            own = isinstance(part, Kernel)
+            values = raw.detach().expand(*batch, *raw.shape) if own else raw.detach()
+        return nn.Parameter(values, requires_grad=False)
+
+    return copied(module)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy.special import gammaln, logsumexp
 
 Points = Float[np.ndarray, "S k"]

@@ -1,7 +1,6 @@
 """The prior of hyperparameters in the coordinates of a search, and draws from it."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 

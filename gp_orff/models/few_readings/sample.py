@@ -16,7 +16,6 @@ from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.inference.conditioning import ExactInference, Inference, log_marginal_likelihood
 from gp_orff.kernels.learned_spectrum import has_learned_spectrum
-from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings.batches import Model
 from gp_orff.models.few_readings.importance import Draws, adaptive_draws
 from gp_orff.models.few_readings.mixture import Member
@@ -179,10 +178,9 @@ def about_a_fit(model: Model) -> Draws | None:
 
 def _member(model: Model, u: Float[np.ndarray, "k"]) -> tuple | None:
     """Kernel, distribution and constant of the posterior at u; None if it cannot be computed."""
-    model.coordinates.set(u)
-    kernel = deepcopy(model.kernel).requires_grad_(False)
+    kernel, likelihoods = model.at(u)
     try:
-        noises = noises_of(kernel, model.likelihoods)
+        noises = noises_of(kernel, likelihoods)
         posterior = model.inference.posterior(kernel, noises, model.mean)
     except (torch.linalg.LinAlgError, ValueError, RuntimeError):
         return None

@@ -61,8 +61,9 @@ class Curvature:
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii .
 
     The constant mean maximises the evidence at every u, so H is the Hessian of the profile
-    likelihood; of few data, learned with weak priors, it is that of the restricted likelihood. Frozen coordinates and coordinates at a bound are held fixed. The degrees of freedom
-    of Student-t noise have the curvature that `Tail` tells.
+    likelihood. Of few data, which learned with weak priors, it is that of the restricted likelihood
+    plus these priors. Frozen coordinates and coordinates at a bound are held fixed. The degrees of
+    freedom of Student-t noise have the curvature that `Tail` tells.
     """
 
     snapshot: ModelSnapshot
