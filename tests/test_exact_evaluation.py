@@ -23,6 +23,7 @@ from gp_orff.data.reading import Options, read
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.exact import tiles
 from gp_orff.kernels.pairs.rows import Rows, row_covariance
+from gp_orff.models.few_readings.batches import with_parameters
 from tests import oracles
 from tests.fields import draw, uniform
 from tests.registry import CASES, SMOOTH, base
@@ -102,6 +103,45 @@ def check(kernel, inference, p):
     )
     for own, other in zip(*gradients, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-9)
+
+
+def many(kernel, size=3):
+    """A batch of kernels whose parameters differ, and each of them alone."""
+    generator = torch.Generator().manual_seed(3)
+    raw = {
+        own: own.detach() + 0.3 * torch.randn(size, *own.shape, generator=generator).double()
+        for own in kernel.parameters()
+    }
+    alone = [
+        with_parameters(kernel, {own: values[i] for own, values in raw.items()}, torch.Size())
+        for i in range(size)
+    ]
+    return with_parameters(kernel, raw, torch.Size([size])), alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", EXACT)
+def test_batches_of_kernels_are_what_each_is_alone(name, kind):
+    """Evidence and cross covariances; noise, too, is that of each. Rounding."""
+    case = CASES[name]()
+    p, inference = case.num_outputs, problem(kind, case.num_outputs, case.num_dims)
+    kernel = case.kernel.double().requires_grad_(False)
+    if not inference.serves_batches(kernel):
+        assert name in ("general_matern", "lcm", "spectral_matrix", "potential_of_a_sum")
+        return
+    batch, alone = many(kernel)
+    levels = torch.tensor([0.5, 0.8, 1.3]).double()
+    noises = {label: levels[:, None, None] * torch.eye(p).double() for label in ("", "a", "b")}
+    factor, half, evidence = inference.in_batches(batch, noises)
+    cross = inference.cross(batch, uniform(4, case.num_dims, seed=8))
+    for i, own in enumerate(alone):
+        expected = inference.evidence(own, {label: noise[i] for label, noise in noises.items()})
+        torch.testing.assert_close(evidence.quad[i], expected.quad, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(evidence.logdet[i], expected.logdet, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(half[i].mT @ half[i], expected.quad, rtol=1e-9, atol=1e-9)
+        lone = inference.cross(own, uniform(4, case.num_dims, seed=8))
+        torch.testing.assert_close(cross.expand(3, -1, -1)[i], lone, rtol=1e-9, atol=1e-9)
+    assert factor.shape[0] == 3
 
 
 @pytest.mark.parametrize("name", SMOOTH)

@@ -114,7 +114,7 @@ class PriorOfCoordinates:
 
     def precision(self, u: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k k"]:
         """The curvature of −log q at u, but for second derivatives of variances."""
-        means, widths = self._normal
+        _, widths = self._normal
         steps = _STEP * np.concatenate([np.eye(len(u)), -np.eye(len(u))])
         residuals, jacobian = self._residuals(u + steps), np.diag(1 / widths)
         for own in self._scaling:

@@ -65,9 +65,12 @@ class Search:
             before = run.value
             iterations -= run.ascend(t, free, nats, iterations)
             t = region.inverse(run.u)
-            outward = self.coordinates.at_bounds(run.u) * run.gradient
+            at_bounds = self.coordinates.at_bounds(run.u)
+            outward = at_bounds * run.gradient
             held, released = free & (outward > 0), ~free & (outward < 0)
-            if not (held | released).any() or (run.value - before) * num_values < nats:
+            inward = free & (at_bounds != 0) & (outward < 0)  # since others have moved
+            ended = not (held | released | inward).any()
+            if ended or (run.value - before) * num_values < nats:
                 break
             free = (free & ~held) | released
         self.settled, self.value, self.gained = not region.at_edge(t), run.value, np.inf
