@@ -54,7 +54,8 @@ class Mixture(FieldDistribution):
 
     @property
     def _weights(self) -> Float[Tensor, "S"]:
-        return torch.tensor([member.weight for member in self.members]).to(self.mean_of_all)
+        weights = [member.weight for member in self.members]
+        return torch.tensor(weights, dtype=torch.float64).to(self.mean_of_all.device)
 
     def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
         return torch.stack(
