@@ -6,6 +6,7 @@ import gpytorch
 import numpy as np
 import pytest
 import torch
+from gpytorch.constraints import Interval
 from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel, ScaleKernel
 
 import gp_orff
@@ -483,10 +484,11 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     names = [stage.name.split(",")[0] for stage in found.stages]
     assert names[1:] == (["coarse grid", "exact kernel"] if lost else ["coarse grid", "fine grid"])
-    assert np.array_equal(*entered[-2:]) == lost
+    assert np.allclose(*entered[-2:], rtol=1e-12) == lost
     assert found.hyperparameters["noise"].value == pytest.approx(0.01, rel=0.3)
 
 
+@pytest.mark.filterwarnings("ignore::gp_orff.SearchWarning")
 def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
     """As if these grids were so large that two evaluations are affordable, and never settled."""
     monkeypatch.setattr(grids, "_CUBIC", 0.0)
@@ -499,6 +501,23 @@ def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
         name = stage.name.split(",")[0]
         counts.setdefault(name, []).append(stage.evaluations)
     assert sum(counts["coarse grid"]) == sum(counts["fine grid"]) == 2
+
+
+def test_a_search_that_was_cut_warns(monkeypatch):
+    """With what it expected of another step."""
+    run = Search.run
+    monkeypatch.setattr(Search, "run", lambda self, *a, **k: run(self, *a, **k | {"iterations": 1}))
+    with pytest.warns(gp_orff.SearchWarning, match="promised .* nats.*warm_start=True"):
+        noisy_swirl()
+
+
+def test_a_search_that_meets_a_bound_goes_on():
+    """Where the first step is clipped at a bound, and the evidence then rises inwards."""
+    kernel = RBFKernel(lengthscale_constraint=Interval(1e-3, 2.0)).double()
+    kernel.lengthscale = 0.1
+    search = Search(Coordinates(kernel))
+    search.run(lambda: -5e3 * (kernel.lengthscale.log() - 0.5).square().sum(), num_values=1)
+    assert kernel.lengthscale.item() == pytest.approx(np.exp(0.5), rel=1e-3)
 
 
 def test_searches_on_separable_features_are_not_slow(monkeypatch):
