@@ -89,8 +89,7 @@ class Search:
             t = region.inverse(run.u)
             outward = self.coordinates.at_bounds(run.u) * run.gradient
             held, released = free & (outward > 0), ~free & (outward < 0)
-            clipped = run.expected_gain >= nats and not region.at_edge(t)  # goes on from the bound
-            changed = clipped or (held | released).any()
+            changed = run.clipped or (held | released).any()
             if not changed or (run.value - before) * num_values < nats:
                 break
             free = (free & ~held) | released
@@ -210,6 +209,7 @@ class Run:
         self.objective, self.num_values, self.report = objective, num_values, report
         self.value, self.u, self.gradient = -np.inf, region.center, np.zeros_like(region.center)
         self.evaluations_left, self.expected_gain = 0, 0.0
+        self.clipped = False  # whether the last ascent ended where a coordinate met a bound
 
     def value_and_gradient(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
         """Nats per number, and their gradient in t; a failed evaluation gets a low value."""
@@ -248,7 +248,7 @@ class Run:
         """Run BFGS in the free coordinates from t; the number of iterations it took."""
         previous, at_bounds = [np.inf], self._at_bounds(t)
         gradients: dict[bytes, np.ndarray] = {}  # in total nats, of points
-        curvature = Curvature(int(free.sum()))
+        curvature, self.clipped = Curvature(int(free.sum())), False
 
         def full(free_t: np.ndarray) -> np.ndarray:
             vector = t.copy()
@@ -265,8 +265,9 @@ class Run:
             gain = (previous[0] - intermediate_result.fun) * self.num_values
             previous[0] = intermediate_result.fun
             self.expected_gain = curvature.expected_gain(reached, gradients[reached.tobytes()])
-            clipped = (self._at_bounds(new) & ~at_bounds & free).any()
-            if max(gain, self.expected_gain) < nats or clipped or self.region.at_edge(new):
+            self.clipped = bool((self._at_bounds(new) & ~at_bounds & free).any())
+            small = max(gain, self.expected_gain) < nats
+            if small or self.clipped or self.region.at_edge(new):
                 raise StopIteration
 
         options = {
