@@ -68,9 +68,9 @@ def sample_of_hyperparameters(
 
     Where all of these have a weak prior, or one that the user registered, the sample is that of
     `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
-    learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few draws
-    have most of the weight. Under Student-t noise all draws have the weights of the readings, and
-    the degrees of freedom, of the fit.
+    learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few
+    draws have most of the weight. Under Student-t noise all draws have the weights of the readings,
+    and the degrees of freedom, of the fit.
 
     Args:
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
