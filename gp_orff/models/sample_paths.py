@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import leaves_out_constants, less_reference, of_constant
+from gp_orff.data.observations import less_reference, of_constants
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.domain import Box
@@ -23,6 +23,7 @@ from gp_orff.inference.distributions import FieldDistribution, UnknownMean
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
+from gp_orff.kernels.symbol_covariance import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
 from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
@@ -130,19 +131,18 @@ class PlusConstants(Paths):
     """Paths of a field whose constant mean is not known: each has one of its own."""
 
     paths: Paths  # given these means
-    constants: Float[Tensor, "S q"]  # the image of these means
-    known: Paths  # given the best mean
+    constants: Float[Tensor, "S p"]  # the means less the best one
+    symbol: Symbol = field(default_factory=Identity)
+    space: Sequence[int] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.paths(x) + self.constants.unsqueeze(1)
+        points = x.flatten(0, -2).double()
+        images = of_constants(self.symbol, points, self.space, self.constants.shape[-1])
+        images = images.unflatten(0, x.shape[:-1])  # (n, q, p), or (S, n, q, p)
+        return self.paths(x) + (images @ self.constants[:, None, :, None]).squeeze(-1)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> Paths:
-        sizes = len(space), self.constants.shape[-1]
-        known = self.known.apply(symbol, space)
-        if leaves_out_constants(symbol, *sizes):
-            return known
-        image = of_constant(symbol, *sizes).to(self.constants)
-        return PlusConstants(self.paths.apply(symbol, space), self.constants @ image.mT, known)
+        return replace(self, paths=self.paths.apply(symbol, space), symbol=symbol, space=space)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -185,7 +185,7 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
         return known
     means = distribution.mean_root @ normal(len(distribution.mean_root), count)
     paths = known.less(distribution.given_mean.response_to(means))
-    return PlusConstants(paths, (distribution.constants @ means).mT, known)
+    return PlusConstants(paths, means.mT) if distribution.includes_mean else paths
 
 
 def _mixed(
@@ -307,7 +307,7 @@ class SamplePaths:
             support = symbol.all_points(flat, snapshot.space)
         snapshot.require(support.detach(), symbol)
         if symbol is not None:
-            paths = paths.apply(symbol, snapshot.space)
+            paths = paths.apply(decided(symbol, snapshot.kernel), snapshot.space)
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
 

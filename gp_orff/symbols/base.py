@@ -122,6 +122,11 @@ class Symbol(ABC):
             image = image + torch.einsum("qpj,jpk->qk", rates, slope)
         return image, at_zero @ slope
 
+    def decided(self, curl_free: bool, divergence_free: bool) -> "Symbol":
+        """The same map, with the images of constants that it has under kernels that are curl-free
+        or divergence-free; see `Potential`."""
+        return self
+
     def of_constants(self, num_dims: int, p: int) -> Float[Tensor, "q p"]:
         """Q(0), the image of the constant fields 1⊗I_p."""
         return self(torch.zeros(1, num_dims, dtype=torch.float64), p)[0].real
@@ -265,6 +270,10 @@ class Composed(Symbol):
         self, value: Float[Tensor, "p k"], slope: Float[Tensor, "d p k"]
     ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:
         return self.outer.of_affine(*self.inner.of_affine(value, slope))
+
+    def decided(self, curl_free: bool, divergence_free: bool) -> Symbol:
+        parts = self.outer, self.inner
+        return Composed(*(part.decided(curl_free, divergence_free) for part in parts))
 
     def check(self, num_dims: int, p: int) -> None:
         if self.inner.reference is not None:

@@ -1,6 +1,6 @@
 """Antiderivatives of a field: potential, stream function and vector potential."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor
 from gp_orff.symbols.base import (
     TINY,
     Multiplier,
+    Symbol,
     VectorFieldSymbol,
     copy_of,
     cross_matrix,
@@ -32,8 +33,12 @@ class _Antiderivative(VectorFieldSymbol):
         return image, torch.einsum("jqp,pk->jqk", self._slopes(len(slope)).to(value), value)
 
     def _slopes(self, num_dims: int) -> Float[Tensor, "d q p"]:
-        """The image of 1⊗I_p is Σ_j x_j S_j."""
+        """S_j, where the image of 1⊗I_p is Σ_j x_j S_j."""
         raise NotImplementedError
+
+    def decided(self, curl_free: bool, divergence_free: bool) -> Symbol:
+        includes = curl_free if isinstance(self, Potential) else divergence_free
+        return self if self.background is not None else replace(self, background=includes)
 
     def _multiplier(self, omega: Float[Tensor, "D d"], rows: Float[Tensor, "D q p"]) -> Multiplier:
         """i · rows / ‖ω‖²."""
@@ -165,7 +170,9 @@ class VectorPotential(_Antiderivative):
         return 3
 
     def _slopes(self, num_dims: int) -> Float[Tensor, "3 3 3"]:
-        return -0.5 * cross_matrix(torch.eye(3, dtype=torch.float64))  # ½ c × x = −½ Σ_j x_j e_j × c
+        return -0.5 * cross_matrix(
+            torch.eye(3, dtype=torch.float64)
+        )  # ½ c × x = −½ Σ_j x_j e_j × c
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return self._multiplier(omega, cross_matrix(omega))

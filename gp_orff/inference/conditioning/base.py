@@ -40,9 +40,7 @@ class Posterior:
         if mean is not None:
             return self.distribution
         smooth, delta = self.distribution.split()
-        root = self.evidence.mean_root()
-        eye = torch.eye(len(root)).to(root)
-        return plus_white(UnknownMean(smooth, eye, root), delta)
+        return plus_white(UnknownMean(smooth, self.evidence.mean_root()), delta)
 
 
 class Inference(ABC):
