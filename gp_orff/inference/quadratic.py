@@ -129,7 +129,7 @@ class Evidence(NamedTuple):
 def _directions(
     seen: Float[Tensor, "*b p p"],
 ) -> tuple[Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
-    """An orthonormal basis of the means, first of those that no number depends on, which are marked.
+    """An orthonormal basis of the means; those of which no number tells come first, and are marked.
 
     The rank is that with a unit diagonal, which does not depend on the units of the outputs.
     """

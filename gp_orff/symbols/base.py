@@ -102,8 +102,8 @@ class Symbol(ABC):
     ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:
         """The image of k affine fields, value + Σ_j x_j slope_j, which is affine too.
 
-        With x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0, it has the value Q(0) value − i Σ_j ∂_jQ(0) slope_j
-        and the slopes Q(0) slope_j. What a reference subtracts is not subtracted here.
+        With x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0, its value is Q(0) value − i Σ_j ∂_jQ(0) slope_j,
+        and its slopes are Q(0) slope_j. What a reference subtracts is not subtracted here.
 
         Args:
             value: (p, k), the fields at x = 0.

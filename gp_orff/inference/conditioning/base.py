@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
