@@ -95,16 +95,19 @@ class Prior:
     names: tuple[str, ...]  # of the scalar kernels in space
     words: str
     derivatives: int = 99  # of the field and its covariance, together; −1 where none is known
-    parts: int = 1  # of the sum it is
+    parts: int = 1  # of the sum it is; of a Helmholtz kernel alone, its halves
 
     def __add__(self, other: "Prior") -> "Prior":
+        alone = isinstance(self.kernel, gp_orff.HelmholtzKernel)
+        terms = [replace(own, term=0) for own in self.processes] if alone else self.processes
+        count = 1 if alone else self.parts
         return Prior(
             self.kernel + other.kernel,
-            self.processes + [replace(own, term=own.term + self.parts) for own in other.processes],
+            terms + [replace(own, term=own.term + count) for own in other.processes],
             self.names + other.names,
             f"{self.words} + {other.words}",
             min(self.derivatives, other.derivatives),
-            self.parts + other.parts,
+            count + other.parts,
         )
 
 

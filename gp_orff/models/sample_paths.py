@@ -85,8 +85,12 @@ class WeightPaths(Paths):
         return self.theta.shape[-1]
 
     def less(self, weights: Tensor) -> "WeightPaths":
-        rest = self.theta[len(weights) :]  # of constants that only potentials have
-        return replace(self, theta=torch.cat([self.theta[: len(weights)] - weights, rest]))
+        return replace(self, theta=self.theta - weights)
+
+    def on(self, expansion: Expansion, further: Float[Tensor, "k S"]) -> "WeightPaths":
+        """The same functions by an expansion that has features after those of these paths, which
+        only potentials have, with drawn weights."""
+        return replace(self, expansion=expansion, theta=torch.cat([self.theta, further]))
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         image = apply_symbol(symbol, self.expansion, space)
@@ -180,12 +184,15 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(snapshot.device)
 
-    known = paths_of(distribution.given_mean, field, snapshot, count, seed, normal)
-    if not isinstance(distribution, UnknownMean):
-        return known
-    means = distribution.mean_root @ normal(len(distribution.mean_root), count)
-    paths = known.less(distribution.given_mean.response_to(means))
-    return PlusConstants(paths, means.mT) if distribution.includes_mean else paths
+    paths, means = paths_of(distribution.given_mean, snapshot, count, seed, normal), None
+    if isinstance(distribution, UnknownMean):
+        means = distribution.mean_root @ normal(len(distribution.mean_root), count)
+        paths = paths.less(distribution.given_mean.response_to(means))
+    if isinstance(paths, WeightPaths):
+        expansion = field.inference.with_constants(snapshot.kernel, paths.expansion)
+        paths = paths.on(expansion, normal(expansion.num_features - len(paths.theta), count))
+    has_mean = means is not None and distribution.includes_mean
+    return PlusConstants(paths, means.mT) if has_mean else paths
 
 
 def _mixed(
@@ -205,7 +212,6 @@ def _mixed(
 
 def paths_of(
     distribution: FieldDistribution,
-    field: FieldOnDomain,
     snapshot: Snapshot,
     count: int,
     seed: int,
@@ -214,9 +220,7 @@ def paths_of(
     """Draw `count` functions given the constant mean, by random numbers of a shape."""
     if isinstance(distribution, WeightPosterior):
         theta = distribution.weight_root(normal(distribution.expansion.num_features, count))
-        expansion = field.inference.with_constants(snapshot.kernel, distribution.expansion)
-        constants = normal(expansion.num_features - len(theta), count)  # of the prior
-        return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
+        return WeightPaths(distribution.expansion, distribution.theta + theta)
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
     rule = _prior_rule(distribution.kernel, snapshot.inference.data.box, seed)
