@@ -325,8 +325,8 @@ class Field:
         return here.minus(replace(here, nodes=there, constant=of_mean))
 
     def _of_mean(self, x: Float[Array, "n D"], role: str, background: bool | None) -> Array:
-        """The potential ⟨c, x⟩ or the stream function c₁x₂ − c₂x₁ of a constant mean; zero where the
-        mean does not belong to the process, by default where there are others."""
+        """The potential ⟨c, x⟩ or the stream function c₁x₂ − c₂x₁ of a constant mean; zero where it
+        does not belong to the process, by default where there are others."""
         if background is None:
             background = all(own.role == role for own in self.processes)
         y = x[:, list(self.space)] if background else np.zeros((len(x), len(self.space)))

@@ -341,7 +341,7 @@ SUMS = {
 
 
 def of_unknown_mean(cross, noisy):
-    """k K⁻¹H (HᵀK⁻¹H)⁻¹ HᵀK⁻¹kᵀ: what an unknown mean adds to the covariance of a part without it."""
+    """k K⁻¹H (HᵀK⁻¹H)⁻¹ HᵀK⁻¹kᵀ: what an unknown mean adds to the covariance of a part."""
     ones = torch.eye(2).double().repeat(len(noisy) // 2, 1)
     solved = torch.linalg.solve(noisy, ones)
     effect = cross @ solved
