@@ -114,22 +114,22 @@ def test_under_student_t_noise(tmp_path):
 
 
 def beams(spread):
-    """Components of a constant wind of 300, 400 along directions within an angle."""
+    """Components of a constant field of 3000, 4000 along directions within an angle."""
     angle = 0.3 + spread * torch.linspace(-1, 1, 30).double()
     directions = torch.stack([angle.cos(), angle.sin()], dim=-1)
-    return directions, directions @ torch.tensor([300.0, 400.0]).double() + 0.1 * draw(30, 1)[:, 0]
+    return directions, directions @ torch.tensor([3000.0, 4000.0]).double() + 0.1 * draw(30, 1)[:, 0]
 
 
-def scalar_noise(kernel):
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, has_task_noise=False).double()
+def scalar_noise(kernel, p=2):
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(p, has_task_noise=False).double()
     likelihood.noise = 0.01
     return gp_orff.VectorFieldGP(kernel.double(), likelihood=likelihood)
 
 
 @pytest.mark.parametrize("options", [{}, {"exact_values": 0}])
 def test_beams_that_are_nearly_parallel_tell_of_both_components(options):
-    """With 10⁻⁶ of the information, across them: by dense algebra."""
-    x, (u, y) = unit_cube(30), beams(2e-3)
+    """With 10⁻⁵ of the information across them: by dense algebra."""
+    x, (u, y) = unit_cube(30), beams(1e-4)
     model = scalar_noise(gp_orff.HelmholtzKernel(num_dims=2))
     model.frequencies = gp_orff.Auto(tolerance=1e-9, **options)
     model.condition(x, y, directions=u, merge=0)
@@ -155,7 +155,7 @@ def test_what_no_observation_depends_on_is_named():
         model.condition(x, y, directions=u)
     constant = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
     torch.testing.assert_close(constant[0] * u[0, 1], constant[1] * u[0, 0])
-    assert abs((u[0] @ constant).item() - y.mean().item()) < 1  # 373
+    assert abs((u[0] @ constant).item() - y.mean().item()) < 1  # 4048
     assert np.isnan(model.report.standard_errors()["mean"]).all()
     east = torch.stack([y, torch.full_like(y, torch.nan)], dim=-1)
     with pytest.warns(gp_orff.DataWarning, match=r"along \(-?0, -?1\): it is zero"):
@@ -168,13 +168,10 @@ def test_what_no_observation_depends_on_is_named():
 # Derived quantities ---------------------------------------------------------------------------
 
 
-def of_field(kernel, x, **options):
-    model = scalar_noise(kernel)
-    y = torch.tensor([3.0, -20.0, 7.0][: x.shape[-1]]).double() + draw(*x.shape)
-    if x.shape[-1] == 3:
-        noise = gpytorch.likelihoods.MultitaskGaussianLikelihood(3, has_task_noise=False).double()
-        model = gp_orff.VectorFieldGP(kernel.double(), likelihood=noise)
-    model.frequencies = gp_orff.Auto(**options)
+def of_field(kernel, x, rule=None, **options):
+    model = scalar_noise(kernel, x.shape[-1])
+    y = torch.tensor([3.0, -20.0, 7.0][: x.shape[-1]]).double() + 0.1 * draw(*x.shape)
+    model.frequencies = rule or gp_orff.Auto(**options)
     return model.condition(x, y, merge=0)
 
 
@@ -201,16 +198,13 @@ class Turned(Symbol):
 def test_derivatives_of_potentials_are_the_field(kernel, back, d):
     """Means, covariances and sample paths, the constant mean included."""
     x, xs = unit_cube(30, 0, d), unit_cube(5, 5, d)
-    model = of_field(kernel(num_dims=d), x, exact_values=0, tolerance=1e-4, max_features=3000)
+    with gp_orff.settings.check_features(False):  # whose posterior is exact, for their kernel
+        model = of_field(kernel(num_dims=d), x, gp_orff.MonteCarlo(200, seed=0))
     field = model.posterior()
     mean = field.mean(xs, back).flatten()
     torch.testing.assert_close(mean, field.mean(xs).flatten(), **ROUNDING)
-    smooth = field._field.distribution.split()[0]  # of waves, without what the grid truncates
-    torch.testing.assert_close(
-        smooth.apply(back.decided(True, True), field.space).covariance(xs),
-        smooth.covariance(xs),
-        **ROUNDING,
-    )
+    covariance = field(xs, back).covariance_matrix
+    torch.testing.assert_close(covariance, field(xs).covariance_matrix, **ROUNDING)
     paths = field.sample_paths(3, seed=1)
     torch.testing.assert_close(paths(xs, back), paths(xs), **ROUNDING)
 
@@ -300,7 +294,8 @@ def test_of_a_harmonic_field(name):
     sd, scale = covariance.diagonal().sqrt(), covariance.diagonal().max().item()
     assert (sd / known.diagonal().sqrt()).max() > 1.2
     found, tolerance = model.posterior()(xs, symbol), 1e-6 if name == "potential" else 1e-2
-    torch.testing.assert_close(found.mean, mean, rtol=0, atol=3 * tolerance * scale**0.5)
+    size = mean.abs().max().item()
+    torch.testing.assert_close(found.mean, mean, rtol=0, atol=3 * tolerance * max(size, scale**0.5))
     torch.testing.assert_close(found.covariance_matrix, covariance, rtol=0, atol=tolerance * scale)
 
 
