@@ -117,7 +117,9 @@ def beams(spread):
     """Components of a constant field of 3000, 4000 along directions within an angle."""
     angle = 0.3 + spread * torch.linspace(-1, 1, 30).double()
     directions = torch.stack([angle.cos(), angle.sin()], dim=-1)
-    return directions, directions @ torch.tensor([3000.0, 4000.0]).double() + 0.1 * draw(30, 1)[:, 0]
+    return directions, directions @ torch.tensor([3000.0, 4000.0]).double() + 0.1 * draw(30, 1)[
+        :, 0
+    ]
 
 
 def scalar_noise(kernel, p=2):

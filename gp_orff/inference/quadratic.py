@@ -80,7 +80,7 @@ class Evidence(NamedTuple):
             return torch.eye(ones.shape[-1]).to(ones), ones
         vectors, unknown = _directions(self.seen.detach())
         if not unknown.any():
-            return torch.eye(ones.shape[-1]).to(ones).expand_as(ones), ones
+            return vectors, ones
         basis = vectors * ~unknown.unsqueeze(-2)
         return basis, basis.mT @ ones @ basis + torch.diag_embed(unknown.to(ones))
 
@@ -137,6 +137,8 @@ def _directions(
     units = torch.where(size > 0, size, 1.0)
     shares, vectors = torch.linalg.eigh(seen / units.unsqueeze(-1) / units.unsqueeze(-2))
     unknown = shares <= _ROUNDING * shares[..., -1:]
+    if not unknown.any():
+        return torch.eye(seen.shape[-1]).to(seen).expand_as(seen), unknown
     null = vectors / units.unsqueeze(-1)  # S c = 0 where the vector is D^½ c of eigenvalue zero
     null = null / null.norm(dim=-2, keepdim=True) * unknown.unsqueeze(-2)
     basis, _, _ = torch.linalg.svd(null)

@@ -8,7 +8,8 @@ covariances and without differentiation.
 Frequencies are in radians per unit of the inputs. A divergence is in units of the field per unit of
 the inputs, a potential in units of the field times units of the inputs. The constant part of a
 field, at ω = 0, is its *background*: its curl and its divergence are zero, and neither part of a
-Helmholtz split nor any potential contains it.
+Helmholtz split contains it. A potential contains that of a constant mean under a curl-free kernel
+only, or where the user assigns it.
 """
 
 from abc import ABC, abstractmethod

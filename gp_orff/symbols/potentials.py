@@ -70,8 +70,8 @@ class Potential(_ScalarPotential):
     `Symbol`) is Q(ω) = −iωᵀ/‖ω‖².
 
     The constant mean c of the field has the potential ⟨c, x − x₀⟩, with the reference x₀, or
-    x₀ = 0 without one. If all terms of the kernel are curl-free, this is part of g, so that ∇g is
-    the field. Under other kernels it is not, unless `background=True` assigns it to g.
+    x₀ = 0 without one. If all terms of the kernel are `CurlFreeKernel`s, this is part of g, so that
+    ∇g is the field. Under other kernels it is not, unless `background=True` assigns it to g.
 
     A potential is known up to a constant. With `reference`, g is zero there, and the error bars
     grow with the distance from that point. Without it, the prior sets the constant: the mean of g
