@@ -451,7 +451,8 @@ def test_restricted_evidence_is_the_integral_over_the_mean():
     p = inverse - inverse @ h @ np.linalg.solve(information, h.T @ inverse)
     dets = np.linalg.slogdet(k)[1] + np.linalg.slogdet(information)[1]
     expected = -0.5 * ((y.T @ p @ y).item() + dets + 5 * np.log(2 * np.pi))
-    found = Evidence(quad, logdet).restricted_log_density(7)
+    seen = torch.from_numpy(v[:, 1:].T @ v[:, 1:])
+    found = Evidence(quad, logdet, seen).restricted_log_density(7)
     assert found.item() == pytest.approx(expected, rel=1e-6)
 
 

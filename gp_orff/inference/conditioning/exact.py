@@ -40,7 +40,7 @@ from gp_orff.inference.equations import (
 )
 from gp_orff.inference.exact import Tiles, covariance_of_tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
-from gp_orff.inference.quadratic import Evidence, log_determinant
+from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.rows import in_closed_form
 from gp_orff.kernels.tree import terms
@@ -218,9 +218,11 @@ class ExactInference(Inference):
     def in_batches(self, kernel: Kernel, noises: Noises) -> Whitened:
         """The evidence under every kernel of a batch, each with its noise."""
         covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
-        factor = cholesky(covariance)
-        half = torch.linalg.solve_triangular(factor, self._design(noises), upper=False)
-        return Whitened(factor, half, Evidence(half.mT @ half, log_determinant(factor)))
+        factor, design = cholesky(covariance), self._design(noises)
+        half = torch.linalg.solve_triangular(factor, design, upper=False)
+        seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+        evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
+        return Whitened(factor, half, evidence)
 
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
         """Cov[H f, f(x)] under every kernel of a batch."""
