@@ -358,7 +358,7 @@ def test_frozen_hyperparameters_stay():
         part.requires_grad_(False)
     plain = model.posterior(marginalize=False)
     assert torch.equal(model.posterior(marginalize=True).variance(XS), plain.variance(XS))
-    assert not model.posterior()._snapshot.sample.members
+    assert not model.state.snapshot(model.mean).sample.members
 
 
 def test_conditioned_and_large_models_do_not_integrate():
@@ -418,7 +418,8 @@ def test_matrices_of_outputs_keep_draws_about_the_fit(points):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gp_orff.DataWarning)
         field = model.posterior(marginalize=True)
-    assert len(field._snapshot.sample.draws.u) <= 32
+        draws = model.state.snapshot(model.mean, marginalize=True).sample.draws
+    assert len(draws.u) <= 32
     assert (field.variance(x) > model.posterior().variance(x)).double().mean() > 0.8
 
 
@@ -553,3 +554,32 @@ def test_densities_and_intervals_of_a_posterior():
     z = scipy.stats.norm.ppf(0.9)
     expected = plain.mean(xs) + z * plain.variance(xs).sqrt()
     assert torch.allclose(plain.quantile(xs, 0.9), expected)
+
+
+# -- what no scheme covers ---------------------------------------------------------------------
+
+
+def test_lengthscales_below_the_spacing_are_told_of():
+    """Of a checkerboard with little noise, whose neighbours have nothing in common."""
+    axis = torch.arange(5).double()
+    x = torch.cartesian_prod(axis, axis)
+    model = gp_orff.VectorFieldGP(gp_orff.SeparableKernel(RBFKernel(), torch.eye(2)))
+    model.likelihood.noise = 1e-4
+    model.likelihood.requires_grad_(False)
+    told = r"lengthscale is less than 1, the median distance of neighbours, with a probability of"
+    with pytest.warns(gp_orff.DataWarning, match=told):
+        model.fit(x, draw(25, 2), progress=False)
+
+
+def test_potentials_of_long_waves_are_told_of():
+    """Of a field that changes linearly over the data; other symbols are told without a warning."""
+    x = uniform(20, 2)
+    y = torch.stack([x[:, 0], -x[:, 1]], -1) + 0.001 * draw(20, 2)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+    with gp_orff.settings.check_calibration(False):
+        field = model.fit(x, y, progress=False).posterior()
+    field.divergence(x[:2])
+    told = "a lengthscale exceeds the extent of the data with a probability of .*Potential"
+    with pytest.warns(gp_orff.DataWarning, match=told):
+        field.potential(x[:2], reference=x[0])
+    model.posterior(marginalize=False).potential(x[:2], reference=x[0])

@@ -32,10 +32,10 @@ class FieldPosterior(NamedSymbols):
     """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
     `model.posterior()` makes one. Variances are those of the field, without noise. They and those
-    of all symbols count what the data leave open of a trained constant mean (universal kriging) and,
-    where a fit had few data or has learned a spectrum, of the hyperparameters: the posterior is then
-    a mixture of normal distributions, whose moments are those of `mean` and `variance`, and whose
-    intervals are those of `confidence_region`. Results have the floating type of the points x,
+    of all symbols count what the data leave open of a trained constant mean (universal kriging)
+    and, where a fit had few data or has learned a spectrum, of the hyperparameters: the posterior
+    is then a mixture of normal distributions, with moments by `mean` and `variance`, and intervals
+    by `confidence_region`. Results have the floating type of the points x,
     computed in float64. Points outside the domain of a grid make a larger one; ValueError where
     none can be made. A `symbol` is a linear map, such as `Divergence()`.
 

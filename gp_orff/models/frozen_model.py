@@ -342,6 +342,10 @@ class ModelSnapshot(Snapshot):
         """The standard error of log p(y) in nats, where iterations estimate it; 0 if exact."""
         return self.posterior.evidence.standard_error
 
+    def apply(self, symbol, field, points):
+        self.sample.check(symbol)
+        return super().apply(symbol, field, points)
+
     def feature_inference(self, points):
         box = self.representation.data.box
         rule = Grid(data=box, max_features=MOST_FEATURES, sum_constant=False)

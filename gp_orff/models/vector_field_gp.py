@@ -46,8 +46,8 @@ class VectorFieldGP(ValidatedModel):
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
             `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
-        mean: the prior mean μ. If None, the best constant for each output, in closed form, which has
-            a flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
+        mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
+            flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
             trained: make a trend a kernel term.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
             random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
@@ -91,13 +91,14 @@ class VectorFieldGP(ValidatedModel):
 
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
         Parameters with `requires_grad=False` are not trained. Few data, of less than 120 vectors or
-        as many numbers as these have, learn with weak priors in the units of the data (see
+        as many numbers as these have, learn with weak priors in the units of the data (module
         `gp_orff.models.fitting.scoring.weak_priors`), which priors that you register replace, and
-        their posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
+        the posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
         constant data, which leave the hyperparameters unchanged, for points far from all others,
-        which a frequency grid leaves out, and for fewer than 10 numbers a hyperparameter where it is
-        not integrated. A `CalibrationWarning` is given where 95 % intervals hold too few readings
-        of some blocks.
+        which a frequency grid leaves out, for fewer than 10 numbers a hyperparameter where these
+        are not integrated, for lengthscales below the distances of neighbours, and for a direction
+        of the constant mean on which no observation depends. A `CalibrationWarning` is given where
+        95 % intervals hold too few readings of some blocks.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an

@@ -1,7 +1,7 @@
 """A sample of the hyperparameters that few readings leave open."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -10,12 +10,13 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.inference.conditioning import ExactInference, Inference, log_marginal_likelihood
 from gp_orff.kernels.learned_spectrum import has_learned_spectrum
+from gp_orff.kernels.tree import leaf_dims, terms
 from gp_orff.models.few_readings.batches import Model
 from gp_orff.models.few_readings.importance import Draws, adaptive_draws
 from gp_orff.models.few_readings.mixture import Member
@@ -28,12 +29,16 @@ from gp_orff.models.fitting.scoring import (
     WeakPriors,
     log_prior_of_noise,
 )
+from gp_orff.models.report.names import parameter_names
+from gp_orff.symbols.base import Symbol
 
 _SIZE, _LEAST = 32, 1e-3  # draws about a fit, and the weight of those that are kept
 _WIDEST = 3.0  # standard deviation of a coordinate without a prior, at most
 _LARGEST = 1200  # covariance matrix of which the factors of all draws are kept: 0.4 GB
 _MEMORY = 5e7  # numbers in all factors
 _FEW = 4.0  # effective draws
+_LIKELY = 0.5  # a probability of which a warning tells
+_LIKELY = 0.5  # a probability of which a warning tells
 _EFFECTIVE, _TOLERANCE = 100.0, 0.02  # draws at least, and their error of error bars
 _PLACES, _STEP = 16, 1e-3  # where predictions tell how many draws they need
 
@@ -45,10 +50,24 @@ class Sample:
     Attributes:
         members: the posteriors with their weights.
         draws: the draws that these were taken from, in the coordinates of a search; None if empty.
+        longer: the probability that the lengthscale of a field exceeds the extent of the data.
     """
 
     members: Sequence[Member] = ()
     draws: Draws | None = None
+    longer: float = 0.0
+
+    def check(self, symbol: Symbol) -> None:
+        """Warn of potentials that have long waves, which the constant mean cannot be told from."""
+        if symbol.order < 0 and self.longer > _LIKELY:
+            warnings.warn(
+                f"a lengthscale exceeds the extent of the data with a probability of "
+                f"{self.longer:.2f}: the data hardly tell such long waves from the constant mean, "
+                f"and error bars of {type(symbol).__name__} may be too small; give more distant "
+                "readings, a prior of the lengthscale, or a mean that is known",
+                DataWarning,
+                stacklevel=6,
+            )
 
 
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
@@ -102,7 +121,44 @@ def sample_of_hyperparameters(
     members = [(w, _member(model, u)) for u, w in zip(kept.u, kept.weights, strict=True)]
     members = [(w, parts) for w, parts in members if parts is not None]
     total = sum(w for w, _ in members)
-    return Sample([Member(float(w / total), *parts) for w, parts in members], draws)
+    found = [Member(float(w / total), *parts) for w, parts in members]
+    return Sample(found, draws, 0.0 if priors is None else _longer(model, draws))
+
+
+def _longer(model: Model, draws: Draws) -> float:
+    """The probability that the lengthscale of a field exceeds the extent of the data; a
+    `DataWarning` tells of lengthscales below the distances of neighbours."""
+    distances, longest = model.inference.data.survey.distances, 0.0
+    names = {own: name for name, own in parameter_names(model.kernel, model.likelihoods).items()}
+    every = dict(_values(model, draws))
+    leaves = [(term, leaf) for term in terms(model.kernel) for leaf in term.leaves]
+    for term, leaf in leaves:
+        if not (leaf.kernel.has_lengthscale and leaf.kernel.raw_lengthscale in every):
+            continue
+        lengths = every[leaf.kernel.raw_lengthscale]
+        dims = leaf.columns(leaf_dims(term, leaf, len(distances.extent)))
+        spacing, extent = distances.typical(dims), distances.extent[list(dims)].max()
+        shorter = draws.weights @ (lengths.max(-1) < spacing)
+        if shorter > _LIKELY:
+            warnings.warn(
+                f"{names[leaf.kernel.raw_lengthscale]} is less than {spacing:.3g}, the median "
+                f"distance of neighbours, with a probability of {shorter:.2f}: the field changes "
+                "between the readings, and error bars may be too small; give denser readings, or "
+                "a prior of the lengthscale",
+                DataWarning,
+                stacklevel=4,
+            )
+        if term.factor.degree:
+            longest = max(longest, float(draws.weights @ (lengths.min(-1) > extent)))
+    return longest
+
+
+def _values(model: Model, draws: Draws) -> Iterator[tuple[nn.Parameter, Float[np.ndarray, "S k"]]]:
+    """The values of every parameter in all draws."""
+    parts = model.coordinates.parts
+    ends = np.cumsum([part.parameter.numel() for part in parts])
+    for part, u in zip(parts, np.split(draws.u, ends[:-1], axis=-1), strict=True):
+        yield part.parameter, part.values(torch.from_numpy(u)).cpu().numpy()
 
 
 def integrated(model: Model, priors: WeakPriors) -> Draws:
