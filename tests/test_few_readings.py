@@ -12,6 +12,7 @@ import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, NormalPrior
 
 import gp_orff
@@ -390,6 +391,21 @@ def test_the_constant_mean_is_kept(tmp_path):
     again = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
     assert torch.equal(again.posterior().mean(XS), model.posterior().mean(XS))
     assert torch.equal(again.posterior().variance(XS), model.posterior().variance(XS))
+
+
+def test_a_mean_that_is_set_is_kept_after_loading(tmp_path):
+    """By `condition`, as by a model that was given it."""
+    x, y = scalar_problem(0)
+    model = scalar_model(x, y)
+    model.save(tmp_path / "model.pt")
+    again = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    again.mean = ConstantMean().double()
+    again.mean.initialize(constant=3.0).requires_grad_(False)
+    again.condition(x, y)
+    assert again.mean(torch.from_numpy(XS)).eq(3.0).all()
+    known = gp_orff.VectorFieldGP(again.kernel, likelihood=again.likelihood, mean=again.mean)
+    expected = known.condition(x, y).posterior().mean(XS)
+    torch.testing.assert_close(again.posterior().mean(XS), expected)
 
 
 def test_updates_integrate_over_the_new_data_too():
