@@ -97,8 +97,13 @@ class PriorOfCoordinates:
         return (-0.5 * np.square(scores) - np.log(widths) - _LOG_ROOT).sum(-1)
 
     def log_density(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """log p(u), up to a constant."""
+        """log p(u), up to a constant; −∞ for noise below the floor of searches, where the evidence
+        is rounding."""
         total = np.zeros(len(u))
+        for columns, part in self._columns.values():
+            if part.floor is not None:
+                values = part.values(torch.from_numpy(u[:, columns]))
+                total[(values < part.floor).any(-1).numpy()] = -np.inf
         for own, residual in self._residuals(u).items():
             columns, part = self._columns[own]
             ours = torch.from_numpy(u[:, columns])

@@ -22,6 +22,7 @@ from gp_orff.models.few_readings.importance import Draws, adaptive_draws
 from gp_orff.models.few_readings.mixture import Member
 from gp_orff.models.few_readings.prior import PriorOfCoordinates
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.noise.floors import noise_floors
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.scoring import (
     MOST_SAMPLED,
@@ -102,7 +103,8 @@ def sample_of_hyperparameters(
     kernel, likelihoods = deepcopy((kernel, dict(likelihoods)))
     survey = inference.data.survey
     ranges = parameter_ranges(kernel, survey.distances)
-    coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
+    limits = {"ranges": ranges, "floors": noise_floors(likelihoods, survey)}
+    coordinates = Coordinates(kernel, *likelihoods.values(), **limits)
     if not coordinates.parts:
         return Sample()
     model = Model(inference, kernel, likelihoods, mean, coordinates)

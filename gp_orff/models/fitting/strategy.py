@@ -94,8 +94,7 @@ def _weak_priors(
     """The weak priors of few readings under the exact kernel, whose posterior integrates the
     hyperparameters; None for others."""
     few = isinstance(data, Dataset) and leave_much_open(data)
-    if not (few and isinstance(requested, Auto) and has_covariance(kernel, data)):
-        return None
-    if Representation.of(kernel, likelihoods, requested, data).rule is not None:
+    exact = isinstance(requested, Auto) and data.num_values <= requested.exact_values
+    if not (few and exact and has_covariance(kernel, data)):
         return None
     return WeakPriors.of(kernel, likelihoods, data.survey)
