@@ -1,6 +1,6 @@
 """Scores of predictions whose distribution is a mixture of Gaussians of one mean.
 
-A new reading is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
+A new reading is y = H f + ε, whose variance may have several values, as on a new track. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
 variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] + σ²/w:
 the integral over log w is a sum over equidistant nodes.
 """
@@ -52,7 +52,18 @@ class Scores:
             noise: the variance of ε; under Student-t noise, its squared scale.
             deg_free: ν of the noise; infinite for Gaussian noise.
         """
-        scales, q = _scales(deg_free)
+        return cls.of_mixture(residual, latent, noise, *_scales(deg_free))
+
+    @classmethod
+    def of_mixture(
+        cls,
+        residual: Float[Tensor, "M"],
+        latent: Float[Tensor, "M"],
+        noise: Float[Tensor, "M"],
+        scales: Float[Tensor, "k"],
+        q: Float[Tensor, "k"],
+    ) -> "Scores":
+        """As `of`, where y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
         pairs = _pairs(scales, q)
         rows = max(1, _CHUNK // len(pairs[0]))
         inputs = zip(*(t.split(rows) for t in (residual, latent, noise)), strict=True)
