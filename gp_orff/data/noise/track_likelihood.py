@@ -194,7 +194,7 @@ class TrackLikelihood(Likelihood):
         None if predictions take the parameters as they are. Setting a parameter sets it to None."""
         if not self.slow_weights.any():
             return None
-        return SlowVariance(self.slow_values, self.slow_weights)
+        return SlowVariance(self.slow_values.clone(), self.slow_weights.clone())
 
     @slow_variance.setter
     def slow_variance(self, variance: SlowVariance | None) -> None:
