@@ -48,24 +48,27 @@ class TrackLikelihood(Likelihood):
     `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
     learns its parameters by evidence. Without times, t is the length of the path.
 
-    Called on the distribution of a field, it returns that of new readings, each on a new track. If
-    you have set the parameters, that adds the variance v + σ_e² + σ², with v = σ_b² + σ_r². A fit
-    to few tracks leaves v uncertain: three tracks give two independent differences of offsets. After
-    `fit`, predictions therefore integrate over v, given all data and the other parameters, under
-    Jeffreys' prior, which is flat in log σ_b² for offsets larger than the errors of their estimates
-    (Box & Tiao 1973, *Bayesian inference in statistical analysis*, §5.2),
+    Called on the distribution of a field, it returns the distribution of new readings, each on a
+    new track. With parameters that you set, this adds the variance v + σ_e² + σ² to that of the
+    field, where v = σ_b² + σ_r².
 
-        p(v | y) ∝ p(y | v) √I(v) ,    I(v) = ½ tr[(Bᵀ P B)²] ,
+    A small number of tracks leaves v uncertain: three tracks give two independent differences of
+    offsets in each component. After `fit`, predictions therefore integrate over v, given all data
+    and the other parameters, under Jeffreys' prior for the restricted evidence p(y | v),
 
-    with the Fisher information I of the restricted evidence, the tracks B of the readings, and P =
-    K⁻¹ without the constant mean. A new reading then has a mixture of Gaussians, close to Student's
-    t distribution with one degree of freedom for each independent difference of offsets. `quantile`
-    returns its quantiles; the Gaussian that the likelihood returns has its central 95 % interval.
+        p(v | y) ∝ p(y | v) √I(v) ,    I(v) = ½ tr[(BᵀPB)²] ,
+        P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ ,
 
-    If `offset_variance` has a prior, that prior takes the place of Jeffreys'; if the parameter is
-    frozen, predictions use its value. They do so too after you set a parameter, with more than 400
-    offsets, which determine v, and where no differences of offsets are observed: one track tells
-    nothing of the offset of another.
+    where B assigns readings to tracks, and H is the effect of the constant mean. The distribution
+    of a new reading is then a mixture of Gaussians. If the offsets of T tracks are known precisely,
+    it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao 1973, *Bayesian
+    inference in statistical analysis*). `quantile` returns its quantiles. The Gaussian distribution
+    that the likelihood returns has the central 95 % interval of the mixture.
+
+    If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
+    of v if `raw_offset_variance` is frozen, after you set a parameter, if the group has more than
+    400 offsets, and if the data contain no difference of offsets: the readings of a single track do
+    not determine the offset of another.
 
     Args:
         num_tasks: p, the number of outputs.
@@ -190,8 +193,8 @@ class TrackLikelihood(Likelihood):
 
     @property
     def slow_variance(self) -> SlowVariance | None:
-        """The values of v = σ_b² + σ_r² of new tracks and their probabilities, from the last fit;
-        None if predictions take the parameters as they are. Setting a parameter sets it to None."""
+        """The values of v = σ_b² + σ_r² on new tracks and their probabilities, from the last fit;
+        None if predictions use the parameters. Setting a parameter sets it to None."""
         if not self.slow_weights.any():
             return None
         return SlowVariance(self.slow_values.clone(), self.slow_weights.clone())
@@ -211,7 +214,7 @@ class TrackLikelihood(Likelihood):
         *,
         noise: Float[Tensor, "n ..."] | None = None,
     ) -> Float[Tensor, "n p"]:
-        """The quantiles of new readings, each on a new track, of the shape of the mean.
+        """Return the quantiles (n, p) of new readings, each on a new track; (n,) for p = 1.
 
         Args:
             function_dist: the distribution of the field at n points, such as `field(xs)`.

@@ -1,8 +1,9 @@
 """Scores of predictions whose distribution is a mixture of Gaussians of one mean.
 
-A new reading is y = H f + ε, whose variance may have several values, as on a new track. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
+A new reading is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
 variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] + σ²/w:
-the integral over log w is a sum over equidistant nodes.
+the integral over log w is a sum over equidistant nodes. The noise variance of a reading on a new
+track may have several values too, each with its probability.
 """
 
 import math
@@ -63,7 +64,7 @@ class Scores:
         scales: Float[Tensor, "k"],
         q: Float[Tensor, "k"],
     ) -> "Scores":
-        """As `of`, where y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
+        """As `of`, if y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
         pairs = _pairs(scales, q)
         rows = max(1, _CHUNK // len(pairs[0]))
         inputs = zip(*(t.split(rows) for t in (residual, latent, noise)), strict=True)
