@@ -16,8 +16,7 @@ from gp_orff.data.noise.along_tracks import SlowVariance
 from gp_orff.inference.along_tracks.offsets import slow_variance
 from gp_orff.models.validation.calibration import calibration_of
 from tests.fields import curl_free, draw, uniform
-from tests.test_tracks import Oracle
-from tests.tracks import EYE, RULES, P, conditioned, likelihood, turning
+from tests.tracks import EYE, RULES, Oracle, P, conditioned, likelihood, turning
 
 
 def learned(model):

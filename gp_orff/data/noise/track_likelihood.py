@@ -6,7 +6,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import Prior
 from jaxtyping import Float
-from linear_operator.operators import DiagLinearOperator
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator
 from torch import Tensor, nn
 
 from gp_orff.data.noise.along_tracks import (
@@ -253,10 +253,14 @@ class TrackLikelihood(Likelihood):
         `function_dist` at n points; `noise`, their known noise, is added where it is given."""
         field = self._with_known(function_dist, noise)
         covariance = field.lazy_covariance_matrix
-        slow, fast = self._slow_and_fast(field.mean)
-        variance = covariance.diagonal(dim1=-1, dim2=-2)
-        added = slow.matched(variance + fast) - variance
-        return type(field)(field.mean, covariance + DiagLinearOperator(added))
+        if self.slow_variance is None:
+            total = along_tracks(self).total.to(field.mean).reshape(1)
+            added = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])
+        else:
+            slow, fast = self._slow_and_fast(field.mean)
+            variance = covariance.diagonal(dim1=-1, dim2=-2)
+            added = DiagLinearOperator(slow.matched(variance + fast) - variance)
+        return type(field)(field.mean, covariance + added)
 
     def _with_known(
         self, function_dist: MultivariateNormal, noise: Float[Tensor, "n ..."] | None

@@ -84,12 +84,13 @@ class Predictor:
         residual, latent = (part.y - mean).flatten(), latent.flatten()
         heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
         variance, label = latent + heavier * noise, part.key.label
-        slow = getattr(self.e_step.noises, "slow", {}).get(label)
-        if slow is None or found.on_new_track is None:
+        noises = self.e_step.noises
+        slow = noises.slow.get(label)
+        if slow is None:
             scores = Scores.of(residual, latent, noise, nu)
-        else:  # one value of the variance of new tracks is in `variance`, several are integrated
+        else:  # `variance` has the present value of that of new tracks, and not those integrated
             new = found.on_new_track.repeat_interleave(part.pattern.num_values)
-            rest = variance - new * self.e_step.noises.tracks[label].slow
+            rest = variance - new * noises.tracks[label].slow
             scores = Scores.of_mixture(residual, rest, new.to(rest), slow.values, slow.weights)
             variance = torch.where(new, slow.matched(rest), rest)
         trend = part.apply(varying_mean(self.prior_mean, part.x, part.pattern.num_outputs))
