@@ -291,7 +291,11 @@ def test_what_leaves_the_variance_of_new_tracks_as_it_is():
 
 @pytest.mark.parametrize(
     ("constraint", "low", "high"),
-    [(GreaterThan(0.2), 0.2, math.inf), (Interval(0.0, 0.3), 0.0, 0.3)],
+    [
+        (GreaterThan(0.2), 0.2, math.inf),
+        (Interval(0.0, 0.3), 0.0, 0.3),
+        (Interval(0.2499, 0.2501), 0.2499, 0.2501),
+    ],
 )
 def test_the_variance_of_offsets_stays_within_its_bounds(constraint, low, high):
     model, *_ = conditioned(None, 0.0)

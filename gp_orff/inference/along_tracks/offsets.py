@@ -45,7 +45,8 @@ from gp_orff.inference.weight_posterior import WeightPosterior
 _MOST = 400  # offsets: more tell their variance as well as predictions need it, to 0.3 %
 _ROUNDING = 1e-10  # of J, over what a track would tell of its offset if the field were known
 _NEGLIGIBLE = 20.0  # −log of a density, over its maximum
-_WIDE = 60.0  # of the range in log v that contains the others
+_WIDE, _STEP = 60.0, 0.1  # of the range in log v that contains the others
+_TINY = 1e-300  # a variance that is none
 
 
 @dataclass(frozen=True)
@@ -169,16 +170,17 @@ def slow_variance(
     tracks: TrackObservations,
     likelihood: TrackLikelihood,
 ) -> SlowVariance | None:
-    """The posterior of the variance of new tracks, given the other hyperparameters; None where it
-    has one value, or none: a frozen parameter, no observed differences of offsets, or very many.
+    """The posterior of the variance of new tracks, given the other hyperparameters. None if that
+    of offsets is frozen, if the data contain no difference of offsets, or more than 400 offsets.
 
-    1. Correlated noise that goes on for longer than a track cannot be told from an offset. Over a
-       duration D, σ_r² exp(−t/τ) − ℓ is a covariance for ℓ ≤ 2 τ σ_r² / (2 τ + D), the variance of
-       the best estimate of a constant under this noise. The variance that is integrated over is
-       therefore V = σ_b² + ℓ > 0, with D of the longest track, and σ_r² − ℓ stays.
-    2. s and J of the present posterior tell log p(y | V).
-    3. With the prior, the density of log V is known; the range outside of which it is negligible
-       is divided evenly.
+    1. The data cannot distinguish an offset from correlated noise whose correlation time is longer
+       than the tracks. Over a duration D, σ_r² exp(−t/τ) − ℓ is a covariance for ℓ ≤ 2 τ σ_r² /
+       (2 τ + D), the variance of the best estimate of a constant under this noise. The variance
+       that is integrated over is therefore V = σ_b² + ℓ > 0, with the duration D of the longest
+       track, and σ_r² − ℓ does not change.
+    2. s and J of the present posterior determine log p(y | V).
+    3. The density of log V follows with the prior. Its range, without the tails in which the
+       density is negligible, is divided evenly.
 
     Args:
         field, constant: the posterior of the field, and its constant mean.
@@ -196,7 +198,7 @@ def slow_variance(
     j, squares = j[told], (axes.mT @ seen.score)[told].square()
     noise = noises.tracks[tracks.key.label]
     level = _level(noise, tracks) if _are_free(likelihood) else 0.0 * noise.slow
-    present = noise.offset_variance + level
+    present = (noise.offset_variance + level).clamp_min(_TINY)
 
     def log_density(u: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
         """Of u = log V."""
@@ -208,10 +210,11 @@ def slow_variance(
         return evidence + u + _log_prior(likelihood, u.exp() - level, jeffreys)
 
     centre = -j.log()
-    u = torch.arange(centre.amin() - _WIDE, centre.amax() + _WIDE, 0.1).to(j)
+    u = torch.arange(centre.amin() - _WIDE, centre.amax() + _WIDE, _STEP).to(j)
+    u, _ = torch.cat([u, present.log().reshape(1)]).sort()  # a prior or bounds may be narrow
     density = log_density(u)
     likely = u[density > density.amax() - _NEGLIGIBLE]
-    u = torch.linspace(likely[0].item(), likely[-1].item(), NUM_VALUES).to(j)
+    u = likely[0] + (likely[-1] - likely[0]) * torch.linspace(0, 1, NUM_VALUES).to(j)
     weights = torch.softmax(log_density(u), 0)
     return SlowVariance(u.exp() + noise.correlated_variance - level, weights)
 
