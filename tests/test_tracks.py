@@ -17,6 +17,7 @@ from tests.tracks import (
     EYE,
     NAMES,
     RULES,
+    Oracle,
     P,
     conditioned,
     known,
