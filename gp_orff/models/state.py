@@ -33,7 +33,7 @@ from gp_orff.models.few_readings import leaves_spectra_open, sample_of_hyperpara
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import along_directions, independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
-from gp_orff.models.fitting.noise.tracks import with_tracks
+from gp_orff.models.fitting.noise.tracks import learn_new_tracks, with_tracks
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.contents import trained_names
@@ -263,6 +263,14 @@ class ModelState:
         state = ModelState.of(represented, self.mean, self.history.with_notes([text]))
         state.snapshot(prior_mean)
         return state
+
+    def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
+        """The state after its likelihoods learned what the data tell of new tracks."""
+        snapshot = self.snapshot(prior_mean)
+        field = snapshot.posterior.under(snapshot.fixed_mean)
+        parts = field, snapshot.constant, snapshot.noises
+        notes = learn_new_tracks(self.likelihoods, self.data, *parts)
+        return replace(self, history=self.history.with_notes(notes))
 
     def report(self, prior_mean: Mean) -> FitReport:
         """The report: one object while hyperparameters stay, so that it keeps standard errors."""

@@ -155,6 +155,7 @@ class VectorFieldGP(ValidatedModel):
             data = read()
             if data.varies:
                 state = self._fit_state(data, warm_start, display, scale_noise)
+                state = state.with_posterior(self.mean).with_new_tracks(self.mean)
             else:
                 _warn_of_constant(data.survey.num_points)
                 state = self._condition_state(self._representation_of(data))
