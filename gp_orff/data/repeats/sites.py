@@ -1,10 +1,13 @@
 """Sites: groups of positions that lie close together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import scipy.spatial
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt64
+
+_ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # of a multiplicative hash
+_OFFSET = 0.37  # of cells, so that rounded numbers do not lie at their edges
 
 
 def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray, "n"]:
@@ -65,3 +68,45 @@ def _distances(
     positions: Float[np.ndarray, "m d"], centre: Float[np.ndarray, "d"]
 ) -> Float[np.ndarray, "m"]:
     return np.linalg.norm(positions - centre, axis=-1)
+
+
+def cell_keys(
+    columns: Iterable[Float[np.ndarray, "n"]], widths: Iterable[float]
+) -> UInt64[np.ndarray, "n"]:
+    """A hash of the cell of every row of a grid.
+
+    Equal cells have equal hashes, and different cells different ones but with probability 2⁻⁶⁴.
+
+    Args:
+        columns: the coordinates, column by column.
+        widths: of a cell along each column; 0 where numbers have to be equal.
+    """
+    keys = np.zeros(1, dtype=np.uint64)
+    for column, width in zip(columns, widths, strict=True):
+        if width:
+            cells = column * (1 / width) + _OFFSET
+            with np.errstate(invalid="ignore"):  # what lies too far away shares a cell
+                cells = cells.astype(np.int64)
+        else:
+            cells = column + 0.0  # −0 becomes 0
+        mixed = (cells.view(np.uint64) + keys) * _ODD
+        keys = mixed ^ (mixed >> _HALF)
+    return keys * _ODD
+
+
+def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """For every row the number of one row with the same key: its own if no other has it.
+
+    A hash table, in which rows of different keys that share a bucket are entered in later rounds.
+    """
+    bits = (4 * len(keys)).bit_length()
+    buckets = (keys >> np.uint64(64 - bits)).astype(np.int64)
+    table, labels = np.empty(2**bits, dtype=np.int32), np.empty(len(keys), dtype=np.int64)
+    rows = np.arange(len(keys))
+    while len(rows):
+        table[buckets[rows]] = rows
+        entered = table[buckets[rows]]
+        same = keys[entered] == keys[rows]
+        labels[rows[same]] = entered[same]
+        rows = rows[~same]
+    return labels
