@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import scipy.spatial
@@ -19,16 +19,20 @@ from gp_orff.data.survey import DataWarning, Survey
 # 1. Positions and values are divided into cells, and the cells are hashed. Where no two records
 #    share a cell, there are no copies, and the search ends.
 # 2. The unit of every column of values is measured: the smallest difference that occurs.
-# 3. Pairs of records at one place are counted whose values are equal (n₀), differ by one unit (n₁),
-#    or by two to four (n₂). Independent values with noise above the unit spread over all of these:
-#    n₁ is at least 2ᵛ − 1 times n₀ in v columns, and n₂ as many times n₁. They would also be equal
-#    at different places. What these two comparisons predict for n₀ is the number of pairs that are
-#    equal by chance; if that is below 5 % of n₀, equal records are copies. If likewise n₂ predicts
-#    less than 5 % of n₁, records that differ by a unit are copies that were rounded differently.
-# 4. The copies of a record form a group, of which one record remains.
+# 3. Pairs of records at one place are counted: those with equal values (n₀), with values that
+#    differ by one unit in some columns (n₁), and by two to four units (n₂). Independent values
+#    whose noise is as large as the unit are spread over all of these. In one column, 0.27 of the
+#    pairs are equal and 0.43 differ by one unit, so that in v columns n₁ / n₀ = 2.6ᵛ − 1; the ratio
+#    increases to 3ᵛ − 1 with the noise. Chance therefore explains n₁ / (2.5ᵛ − 1) equal pairs.
+# 4. Values may be equal for other reasons, such as a rain gauge that reads zero. These are equal at
+#    different places, too: chance explains as large a share of the pairs at one place.
+# 5. If both numbers are below 5 % of n₀, equal records are copies. If also n₂ / (2.5ᵛ − 1) is below
+#    5 % of n₁, records that differ by one unit are copies that were rounded differently.
+# 6. One record of every group of copies remains.
 
 _SAME = 1e-5  # over the extent of most points, or of values: smaller differences are not resolved
 _CHANCE = 0.05  # the largest share of pairs that agree by chance among those that count as copies
+_SPREAD = 2.5  # pairs that differ by at most a unit, over equal ones, if the noise is of that size
 _EQUAL, _UNIT, _FAR = 0.5, 1.1, 4.5  # units: what is equal, one unit apart, or four
 _SAMPLE = 20_000  # values from which the first cells are measured, which may have any size
 _TURN = 1e-3  # between directions at one place: their numbers differ by 1e-6 of the variance
@@ -107,6 +111,7 @@ def _remain(
 ) -> Bool[np.ndarray, "n"]:
     """Whether each row remains; positions are in units of a place, values in their units."""
     columns, num_places = np.column_stack([places, values]), places.shape[1]
+    # one row stands for all that are equal in every column
     _, first, group, counts = np.unique(
         equal_keys(cell_keys(columns.T, np.zeros(columns.shape[1]))),
         return_index=True,
@@ -114,16 +119,19 @@ def _remain(
         return_counts=True,
     )
     near = _near(columns[first, : num_places + 1] / ([1.0] * num_places + [_FAR]))
-    pairs = _pairs_by_distance(columns[first[near]], counts[near], num_places)
-    pairs += 0.5 * (counts * (counts - 1.0)).sum()
-    tolerance = _tolerance(pairs, _pairs_by_chance(places, values), values.shape[1])
+    remain = np.ones(len(columns), dtype=bool)
+    if (len(first) == len(columns) and not len(near)) or _are_equal_elsewhere(places, values):
+        return remain
+    pairs = _pairs_by_distance(*_sample(columns[first], counts, near, num_places), num_places)
+    tolerance = _tolerance(pairs, values.shape[1])
     if tolerance is None:
-        return np.ones(len(columns), dtype=bool)
+        return remain
     scale = np.array(
         [1.0] * num_places + [tolerance * math.sqrt(values.shape[1])] * values.shape[1]
     )
     labels = np.arange(len(first))
-    labels[near] = len(first) + sites(columns[first[near]] / scale, np.ones(len(scale)))
+    if len(near):
+        labels[near] = len(first) + sites(columns[first[near]] / scale, np.ones(len(scale)))
     group = labels[group]
     remain = np.bincount(group)[group] == 1
     rows = np.flatnonzero(~remain)
@@ -132,21 +140,20 @@ def _remain(
     return remain
 
 
-def _tolerance(pairs: Float[np.ndarray, "3"], by_chance: float, num_values: int) -> float | None:
+def _tolerance(pairs: Float[np.ndarray, "3"], num_values: int) -> float | None:
     """How far the values of copies may differ, in their units; None if there are no copies.
 
     Args:
         pairs: the numbers of pairs at one place with equal values, with values that differ by one
             unit at most, and by four.
-        by_chance: the pairs of equal values at one place, if they are as frequent as elsewhere.
         num_values: v, the number of values of a record.
     """
-    spread = 2.0**num_values - 1
-    equal, unit, few = pairs[0], *np.diff(pairs)
-    if max(unit / spread, by_chance) >= _CHANCE * equal:
+    spread = _SPREAD**num_values - 1
+    equal, unit, far = pairs[0], *np.diff(pairs)
+    if unit / spread >= _CHANCE * equal:
         return None
     # one more, since there may be none by chance
-    return _EQUAL if (few + 1) / spread >= _CHANCE * unit else _UNIT
+    return _EQUAL if (far + 1) / spread >= _CHANCE * unit else _UNIT
 
 
 def _near(columns: Float[np.ndarray, "n c"]) -> Int[np.ndarray, "m"]:
@@ -163,10 +170,25 @@ def _near(columns: Float[np.ndarray, "n c"]) -> Int[np.ndarray, "m"]:
     return np.flatnonzero(shared)
 
 
+def _sample(
+    columns: Float[np.ndarray, "n c"],
+    counts: Int[np.ndarray, "n"],
+    near: Int[np.ndarray, "m"],
+    num_places: int,
+) -> tuple[Float[np.ndarray, "s c"], Int[np.ndarray, "s"]]:
+    """The rows of all places with several records, or of about `_SAMPLE` records at random places,
+    and their counts."""
+    several = counts > 1
+    several[near] = True
+    places = cell_keys(columns[:, :num_places].T, np.full(num_places, 4.0))
+    several &= places <= np.uint64(2**64 - 1) * min(1.0, _SAMPLE / max(1, several.sum()))
+    return columns[several], counts[several]
+
+
 def _pairs_by_distance(
     columns: Float[np.ndarray, "m c"], counts: Int[np.ndarray, "m"], num_places: int
 ) -> Float[np.ndarray, "3"]:
-    """The pairs of different rows at one place whose values are equal, differ by one unit, or four.
+    """The pairs at one place whose values are equal, differ by one unit at most, or by four.
 
     Row i stands for `counts[i]` records.
     """
@@ -176,12 +198,14 @@ def _pairs_by_distance(
         scaled[:, num_places:] /= distance
         tree = scipy.spatial.cKDTree(scaled)
         both_orders = tree.count_neighbors(tree, 1.0, p=math.inf, weights=(counts, counts))
-        numbers.append(0.5 * (both_orders - np.square(counts).sum()))
+        numbers.append(0.5 * (both_orders - counts.sum()))
     return np.array(numbers, dtype=float)
 
 
-def _pairs_by_chance(places: Float[np.ndarray, "n k"], values: Float[np.ndarray, "n v"]) -> float:
-    """The expected pairs of equal values at one place, if they are as frequent as elsewhere.
+def _are_equal_elsewhere(
+    places: Float[np.ndarray, "n k"], values: Float[np.ndarray, "n v"]
+) -> bool:
+    """Whether records at different places are equal so often that those at one place may be.
 
     Elsewhere, one pair more is counted than there is, since there may be none by chance.
     """
@@ -196,7 +220,7 @@ def _pairs_by_chance(places: Float[np.ndarray, "n k"], values: Float[np.ndarray,
         )
     )
     elsewhere = 0.5 * len(places) * (len(places) - 1) - within
-    return within * (equal - both + 1) / elsewhere if elsewhere else math.inf
+    return within * (equal - both + 1) >= _CHANCE * both * elsewhere
 
 
 def _pairs(keys: UInt64[np.ndarray, "n"]) -> float:

@@ -51,7 +51,12 @@ def _clusters(positions: Float[np.ndarray, "m d"]) -> Int[np.ndarray, "m"]:
     if len(positions) < 2:
         return labels
     tree = scipy.spatial.cKDTree(positions)
-    free = tree.query(positions, k=2)[0][:, 1] <= 1
+    distances, neighbours = tree.query(positions, k=3)
+    free, mate = distances[:, 1] <= 1, neighbours[:, 1]
+    single = free & (distances[:, 2] > 1)
+    pair = single & single[mate]  # both have no other neighbour
+    labels[pair] = np.minimum(labels, mate)[pair]
+    free &= ~pair
     for leader in np.flatnonzero(free):
         if not free[leader]:
             continue
@@ -100,13 +105,15 @@ def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     A hash table, in which rows of different keys that share a bucket are entered in later rounds.
     """
     bits = (4 * len(keys)).bit_length()
-    buckets = (keys >> np.uint64(64 - bits)).astype(np.int64)
-    table, labels = np.empty(2**bits, dtype=np.int32), np.empty(len(keys), dtype=np.int64)
-    rows = np.arange(len(keys))
+    table = np.empty(2**bits, dtype=np.int32)
+    labels = np.arange(len(keys))
+    rows, buckets = labels, (keys >> np.uint64(64 - bits)).view(np.int64)
     while len(rows):
-        table[buckets[rows]] = rows
-        entered = table[buckets[rows]]
+        table[buckets] = rows
+        entered = table[buckets]
+        others = np.flatnonzero(entered != rows)
+        rows, entered, buckets = rows[others], entered[others], buckets[others]
         same = keys[entered] == keys[rows]
         labels[rows[same]] = entered[same]
-        rows = rows[~same]
+        rows, buckets = rows[~same], buckets[~same]
     return labels
