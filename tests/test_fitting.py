@@ -483,10 +483,11 @@ def test_searches_that_grids_lose_go_on_under_the_exact_kernel(lost, monkeypatch
     found = noisy_swirl(gp_orff.Auto(exact_values=0))
     names = [stage.name.split(",")[0] for stage in found.stages]
     assert names[1:] == (["coarse grid", "exact kernel"] if lost else ["coarse grid", "fine grid"])
-    assert np.array_equal(*entered[-2:]) == lost
+    assert np.allclose(*entered[-2:], rtol=1e-12) == lost
     assert found.hyperparameters["noise"].value == pytest.approx(0.01, rel=0.3)
 
 
+@pytest.mark.filterwarnings("ignore::gp_orff.SearchWarning")
 def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
     """As if these grids were so large that two evaluations are affordable, and never settled."""
     monkeypatch.setattr(grids, "_CUBIC", 0.0)
@@ -499,6 +500,25 @@ def test_large_grids_of_a_search_share_their_evaluations(monkeypatch):
         name = stage.name.split(",")[0]
         counts.setdefault(name, []).append(stage.evaluations)
     assert sum(counts["coarse grid"]) == sum(counts["fine grid"]) == 2
+
+
+def test_a_search_that_was_cut_warns(monkeypatch):
+    """With what it expected of another step."""
+    run = Search.run
+    monkeypatch.setattr(Search, "run", lambda self, *a, **k: run(self, *a, **k | {"iterations": 1}))
+    with pytest.warns(gp_orff.SearchWarning, match="promised .* nats.*warm_start=True"):
+        noisy_swirl()
+
+
+def test_a_search_that_meets_a_bound_goes_on():
+    """Where the first step is clipped at a bound, and the evidence then rises inwards."""
+    kernel = RBFKernel().double()
+    coordinates = Coordinates(kernel)
+    coordinates.high = coordinates.get() + 0.5
+    u = coordinates.get().item() + 0.4  # of the maximum; the first step has length 1
+    search = Search(coordinates)
+    search.run(lambda: -5 * (kernel.lengthscale.log() - u).square().sum(), num_values=1)
+    assert coordinates.get() == pytest.approx(u, abs=0.05)
 
 
 def test_searches_on_separable_features_are_not_slow(monkeypatch):

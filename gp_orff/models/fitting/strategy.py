@@ -73,6 +73,7 @@ def fit(
         search_on_features(trainer, search, representation, name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
+    search.warn()
     means = trainer.num_outputs if mean is None else 0  # constants, or zero if that was chosen
     trainer.warn_of_few_numbers(data, len(search.coordinates.get()) + means)
     if has_weights:

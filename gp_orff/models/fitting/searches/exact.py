@@ -1,6 +1,7 @@
 """Searches under the exact kernel, of all data or of subsets."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,9 +14,7 @@ from gp_orff.models.fitting.trainer import MOST_SEARCHED, SUBSET_VALUES, SUBSETS
 
 _FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _BEYOND = 1.3  # times as many numbers as of a subset, for a search on that
-_CUBIC, _LEAST, _MOST = 40.0, 6, 60  # iterations on them with 1000 numbers, more, and at most
 _NATS_OF_CURVES = 0.5  # that a step has to gain: the prior of curves is wider
-_FEWEST = 2  # iterations on all data
 _RAISE, _RAISES = 1.3, 8  # factor of the noise variance that subsets tell, and how often at most
 
 
@@ -61,8 +60,7 @@ class ExactKernel:
         nats = 0.01
         if inference.size > SUBSET_VALUES:
             nats = _NATS_OF_CURVES if has_learned_spectrum(trainer.kernel, trained=True) else 0.1
-        iterations = int(min(max(_CUBIC * (1000 / inference.size) ** 3, _FEWEST), _MOST))
-        return trainer.search(search, inference, name, iterations=iterations, nats=nats)
+        return trainer.search(search, inference, name, nats=nats)
 
     def raise_noise(self, search: Search) -> None:
         """Multiply the noise that subsets tell, as long as this makes all data likelier: readings
@@ -89,12 +87,16 @@ class ExactKernel:
             stage.nats_per_number = best / inference.num_values
 
 
-def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
-    """Search under the exact kernel on growing subsets of data with `size` numbers."""
+def search_on_subsets(
+    trainer: Trainer, search: Search, size: float, until: Callable[[], bool] = lambda: False
+) -> None:
+    """Search under the exact kernel on growing subsets of data with `size` numbers, until what is
+    asked after each of them holds."""
     held = has_learned_spectrum(trainer.kernel, trained=True) and trainer.has_many  # curves
     for numbers in (SUBSET_VALUES, *SUBSETS) if held else SUBSETS:
         if size > _BEYOND * numbers:
             inference = trainer.exact_inference(trainer.subset(numbers))
             label = f"exact kernel, {inference.data.survey.num_points} points"
-            iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _LEAST, _MOST))
-            trainer.search(search, inference, label, nats=0.1, iterations=iterations)
+            trainer.search(search, inference, label, nats=0.1)
+            if until():
+                return
