@@ -291,6 +291,8 @@ def _blocks(
     free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
     usual = usual | (usual.double().mean() < _MAJORITY)
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
+        if not free[centre]:
+            continue
         distance = (columns - columns[:, centre, None]).abs_().amax(0)
         inside = distance <= 1.0
         if inside.sum() > share:
