@@ -268,6 +268,12 @@ def test_copies_in_single_precision_with_gaps_weights_and_groups():
     assert all((part.weight == 4).all() for part in data.visit())
     y[::3, 0] = math.nan
     assert in_memory(x, y, missing="mask").survey.num_points == 60
+    speed, look = y[:, 1], directions(60).repeat(2, 1)
+    turned = torch.nn.functional.normalize(look + 1e-5 * draw(120, 2, seed=8), dim=-1)
+    across = torch.cat([look[:60], look[:60].flip(-1) * torch.tensor([-1.0, 1.0])])
+    for u, count in ((look, 60), (turned, 60), (across, 120)):
+        data = Dataset.in_memory(read(x, speed, 2, Options(directions=u)))
+        assert without_copies(data).survey.num_points == count
 
 
 @pytest.mark.filterwarnings("ignore:copies")
