@@ -57,7 +57,7 @@ def _centre_spectra(kernel: Kernel) -> None:
                 own.centre(order=term.factor.degree)
 
 
-def _screened_search(trainer: Trainer, spread: Dataset, most: int = _FINALISTS) -> Search:
+def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     observations, name = join(small.data.survey.sample), "starting values"
 
@@ -80,7 +80,7 @@ def _screened_search(trainer: Trainer, spread: Dataset, most: int = _FINALISTS) 
         candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
     large, reached = trainer.inference(spread), []
     searched_again = trainer.tracks and trainer.survey.num_values > MANY_VALUES  # on more blocks
-    for search, u in finalists(candidates, _FEW if searched_again else most):
+    for search, u in finalists(candidates, _FEW if searched_again else _FINALISTS):
         search.coordinates.set(u)
         reached.append(trainer.short_search(search, large, name))
     search, u = max(reached, key=lambda pair: pair[0].value)
@@ -93,19 +93,20 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
     has the larger evidence on other parts.
 
     Points spread over all data do not show what varies over a few distances of neighbours by less
-    than the noise, and the evidence of all data may have a maximum for each. The other parts are
-    asked only if the dense part prefers that start to the search that goes on from this one.
+    than the noise, and the evidence of all data may have a maximum for each. A search of k
+    hyperparameters gains about k / 2 nats on the part where it is made, whether or not that differs
+    from others: the other parts are asked if it gains more than k.
     """
     u, part = search.coordinates.get(), trainer.windows(SUBSET_VALUES, 1, seed=0)
     local = replace(trainer, survey=part.survey, whole=trainer.survey)
-    dense = local.inference(part)
-    onward = trainer.search(trainer.new_search(), dense, "dense parts", nats=0.1).value
+    other = _screened_search(local, part)
+    other_u, dense = other.coordinates.get(), trainer.inference(part)
+    gain = trainer.value(dense)
     search.coordinates.set(u)
-    other = _screened_search(local, part, _FEW)
-    if (other.value - onward) * dense.num_values <= _NATS:
-        search.coordinates.set(u)
+    gain -= trainer.value(dense)
+    if gain <= len(u):
         return search
-    other_u, judge = other.coordinates.get(), trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
+    judge = trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
     for candidate, at in ((search, u), (other, other_u)):
         candidate.coordinates.set(at)
         trainer.short_search(candidate, judge, "dense parts")
