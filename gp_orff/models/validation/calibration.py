@@ -302,12 +302,16 @@ def _blocks(
     Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []
-    free = torch.ones(len(x), dtype=torch.bool)
+    columns = (x / half).mT.contiguous()
+    free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
     usual = usual | (usual.double().mean() < _MAJORITY)
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
-        distance = ((x - x[centre]).abs() / half).amax(-1)
-        most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)
-        inside = distance <= most
+        if not free[centre]:
+            continue
+        distance = (columns - columns[:, centre, None]).abs_().amax(0)
+        inside = distance <= 1.0
+        if inside.sum() > share:
+            inside = distance <= distance.kthvalue(share).values
         if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
             continue
         rows = torch.nonzero(inside & usual).squeeze(-1)
