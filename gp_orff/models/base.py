@@ -1,6 +1,7 @@
 """The modules of a `VectorFieldGP`: kernel, likelihoods, mean and rule; its state, and files."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
+from gp_orff.data.survey import DataWarning
 from gp_orff.data.tracks.reading import check_repeated
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
@@ -189,7 +191,9 @@ class FieldModel(torch.nn.Module):
 
     def _assign_with_posterior(self, state: ModelState) -> "FieldModel":
         """Compute the posterior and assign the state; a failure leaves the model as it was."""
-        self._assign(state.with_posterior(self.mean))._snapshot()
+        snapshot = self._assign(state.with_posterior(self.mean))._snapshot()
+        if snapshot.fixed_mean is None:
+            _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())
         return self
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
@@ -286,6 +290,21 @@ class FieldModel(torch.nn.Module):
         if self._assigned is not None and device != before:
             self._assigned = self._assigned.to(device)
         return self
+
+
+def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
+    """Warn of directions of the constant mean of which the data say nothing."""
+    if not len(unknown):
+        return
+    along = [", ".join(f"{value:.3g}" for value in vector) for vector in unknown.tolist()]
+    words = " and ".join(f"({vector})" for vector in along)
+    warnings.warn(
+        f"no observation depends on the constant mean of the outputs along {words}: it is zero "
+        "there, with an error bar of zero; observe other components or directions, or give a mean "
+        "that is known, such as mean=gpytorch.means.ZeroMean()",
+        DataWarning,
+        stacklevel=3,
+    )
 
 
 @contextmanager

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 class FieldPosterior(NamedSymbols):
     """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
-    `model.posterior()` makes one. Variances are those of the field, without noise. They count what
-    the data leave open of a trained constant mean (universal kriging) and, where a fit to at most
-    200 numbers has learned a spectrum, of the hyperparameters. Results have the floating
-    type of the points x, computed in float64. Points outside the domain of a grid make a larger
-    one; ValueError where none can be made. A `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` makes one. Variances are those of the field, without noise. They and those
+    of all symbols count what the data leave open of a trained constant mean (universal kriging)
+    and, where a fit to at most 200 numbers has learned a spectrum, of the hyperparameters. Results
+    have the floating type of the points x, computed in float64. Points outside the domain of a grid
+    make a larger one; ValueError where none can be made. A `symbol` is a linear map, such as
+    `Divergence()`.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
@@ -164,6 +165,8 @@ class FieldPosterior(NamedSymbols):
 
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the mean μ.
+
+        Its error bars include that a trained constant mean is not known.
 
         With a `HelmholtzKernel`, `field.part("curl_free")` is the term with the curl-free kernel.
         `curl_free_part` instead maps the whole field to its curl-free part, for any kernel.

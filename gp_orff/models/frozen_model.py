@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises, noise_of, noises_of
-from gp_orff.data.observations import of_constant
+from gp_orff.data.observations import of_constants
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
@@ -32,7 +32,7 @@ from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.fields import HelmholtzKernel, summands
-from gp_orff.kernels.symbol_covariance import require
+from gp_orff.kernels.symbol_covariance import decided, require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.derived.by_features import warn_of_features
 from gp_orff.models.few_readings.mixture import Member, Mixture
@@ -133,6 +133,7 @@ class Snapshot(ABC):
     ) -> FieldOnDomain:
         """The distribution of a symbol of the field; `points` are its support points."""
         inference, distribution = field
+        symbol = decided(symbol, self.kernel)
         try:
             image = inference.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
@@ -153,8 +154,8 @@ class Snapshot(ABC):
                 f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
                 "is not available: expected a constant mean; make the trend a term of the kernel"
             )
-        image = of_constant(symbol, len(self.space), len(self.constant)).to(points)
-        return (image @ self.constant).expand(len(points), -1)
+        symbol = decided(symbol, self.kernel)
+        return of_constants(symbol, points, self.space, len(self.constant)) @ self.constant
 
 
 @dataclass(frozen=True)

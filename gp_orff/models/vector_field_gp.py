@@ -92,7 +92,8 @@ class VectorFieldGP(ValidatedModel):
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
         Parameters with `requires_grad=False` are not trained. A `DataWarning` is given for constant
         data, which leave the hyperparameters unchanged, for points far from all others, which a
-        frequency grid leaves out, and for fewer than 10 numbers a hyperparameter. A
+        frequency grid leaves out, for fewer than 10 numbers a hyperparameter, and for a direction
+        of the constant mean on which no observation depends. A
         `CalibrationWarning` is given where 95 % intervals hold too few readings of some blocks.
 
         Args:

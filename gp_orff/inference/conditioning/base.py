@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
@@ -40,9 +39,7 @@ class Posterior:
         if mean is not None:
             return self.distribution
         smooth, delta = self.distribution.split()
-        root = self.evidence.mean_root()
-        eye = torch.eye(len(root)).to(root)
-        return plus_white(UnknownMean(smooth, eye, root), delta)
+        return plus_white(UnknownMean(smooth, self.evidence.mean_root()), delta)
 
 
 class Inference(ABC):

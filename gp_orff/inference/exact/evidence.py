@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.inference.exact.tiles import Member, Tiles
-from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
+from gp_orff.inference.quadratic import (
+    Evidence,
+    InvQuadLogdet,
+    log_determinant,
+    seen_by,
+    solve,
+)
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.forms import cotangents
 from gp_orff.kernels.pairs.rows import (
@@ -45,9 +51,9 @@ def tiled_evidence(
         noises: of each group, the noise covariance at every point, or that of all its numbers.
     """
     parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
-    return Evidence(
-        *TiledInvQuadLogdet.apply(kernel, tiles, len(noises), design, *noises, *parameters)
-    )
+    terms = TiledInvQuadLogdet.apply(kernel, tiles, len(noises), design, *noises, *parameters)
+    variances = [noise.diagonal(dim1=-1, dim2=-2).flatten() for noise in noises]
+    return Evidence(*terms, seen_by(design, torch.cat(variances)))
 
 
 class TiledInvQuadLogdet(Function):
