@@ -59,9 +59,9 @@ class Represented:
     def from_statistics(
         cls, representation: Representation, rule: Rule | None, known: FieldStatistics | None
     ) -> "Represented":
-        """Inference with the rule and the statistics of a file."""
+        """Inference with the rule of a file, and with its statistics if it has some."""
         inference = representation.inference(rule)
-        if isinstance(inference, FeatureInference):
+        if isinstance(inference, FeatureInference) and known is not None:
             phi = inference.draws[0].shared_columns()
             if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
                 return cls.of(representation)
