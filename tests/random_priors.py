@@ -95,7 +95,7 @@ class Prior:
     names: tuple[str, ...]  # of the scalar kernels in space
     words: str
     derivatives: int = 99  # of the field and its covariance, together; −1 where none is known
-    parts: int = 1  # of the sum it is; of a Helmholtz kernel alone, its halves
+    parts: int = 1  # of the sum it is
 
     def __add__(self, other: "Prior") -> "Prior":
         self, other = self._summand(), other._summand()

@@ -81,9 +81,10 @@ class Observations:
 
         return half(half(covariance).mT)
 
-    def noise(self, group: GroupNoise) -> Float[Tensor, "n v v"]:
+    def noise(self, group: GroupNoise) -> Float[Tensor, "*b n v v"]:
         """The noise covariance of every observation: Σ/w_n + H_n δ H_nᵀ."""
-        noise = group.weighted.expand(len(self), -1, -1)
+        *batch, v, _ = group.weighted.shape
+        noise = group.weighted.unsqueeze(-3).expand(*batch, len(self), v, v)
         noise = noise if self.weight is None else noise / self.weight[:, None, None]
         if group.delta is None:
             return noise

@@ -42,6 +42,14 @@ class FieldDistribution(ABC):
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
 
+    def normals(
+        self, x: Float[Tensor, "n d"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:
+        """The normal distributions that f(x_n) of every point alone is a mixture of: their
+        probabilities, means and covariances."""
+        mean = self.mean(x)
+        return torch.ones(1).to(mean), mean.unsqueeze(0), self.blocks(x).unsqueeze(0)
+
     def absorbed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n q p"]:
         """What E[f(x)] takes of constants H = 1⊗I_p in the data y: Cov[f(x), y] Cov[y]⁻¹H."""
         raise NotImplementedError

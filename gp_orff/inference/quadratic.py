@@ -125,6 +125,22 @@ class Evidence(NamedTuple):
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
 
+    def restricted_log_density(self, num_values: float) -> Float[Tensor, "*b"]:
+        """log ∫ p(y | c) dc under a flat prior of the constant mean c (restricted likelihood):
+
+            −½ (log|K| + log|HᵀK⁻¹H| + min_c (y − Hc)ᵀK⁻¹(y − Hc) + (N p − q) log 2π) ,
+
+        along the q directions of c of which the data tell.
+        """
+        basis, information = self._information(self.quad[..., 1:, 1:])
+        units = information.detach().diagonal(dim1=-1, dim2=-2).clamp_min(0).sqrt()
+        units = torch.where(units > 0, units, 1.0)
+        values = torch.linalg.eigvalsh(information / units.unsqueeze(-1) / units.unsqueeze(-2))
+        values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
+        logdet = (values.log() + 2 * units.log()).sum(-1)
+        rank = basis.detach().square().sum((-1, -2))
+        return self.log_density(None, num_values) - 0.5 * (logdet - rank * math.log(2 * math.pi))
+
 
 def _directions(
     seen: Float[Tensor, "*b p p"],

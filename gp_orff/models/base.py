@@ -250,7 +250,7 @@ class FieldModel(torch.nn.Module):
         """The state of a model that is conditioned at the present hyperparameters."""
         history = History("conditioned") if self._assigned is None else self._assigned.history
         history = history.conditioned.with_notes(notes)
-        return ModelState.of(Represented.of(representation), self._mean_to_condition, history)
+        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
 
     def _fit_state(
         self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
@@ -278,12 +278,6 @@ class FieldModel(torch.nn.Module):
             constants = [getattr(m, "constant", fixed[0]).detach() for m in means]
             fixed = torch.stack([value.reshape(()) for value in constants])
         return fixed
-
-    @property
-    def _mean_to_condition(self) -> Float[Tensor, "p"] | None:
-        """As `_fixed_mean`, but zero where the last fit chose it in the place of a constant."""
-        chosen = self._assigned is not None and self._assigned.history.zero_mean
-        return self._assigned.mean if chosen and is_trained(self.mean) else self._fixed_mean
 
     def _apply(self, fn, recurse=True):
         """`.to(device)` moves the data too."""

@@ -1,9 +1,8 @@
 """Copies of a model's kernel, noise and mean, made when its posterior is, with its data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -35,7 +34,7 @@ from gp_orff.kernels.fields import HelmholtzKernel, summands
 from gp_orff.kernels.symbol_covariance import decided, require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.derived.by_features import warn_of_features
-from gp_orff.models.few_readings.mixture import Member, Mixture
+from gp_orff.models.few_readings import Mixture, Sample
 from gp_orff.symbols.base import Identity, Symbol
 
 
@@ -292,7 +291,9 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
-    members: Sequence[Member] = ()  # under other hyperparameters, which few readings leave open
+    sample: Sample = field(
+        default_factory=Sample
+    )  # of hyperparameters, which few readings leave open
 
     @classmethod
     def of(
@@ -301,7 +302,7 @@ class ModelSnapshot(Snapshot):
         inference: Inference,
         prior_mean: Mean,
         fixed_mean: Float[Tensor, "p"] | None,
-        members: Sequence[Member] = (),
+        sample: Sample,
     ) -> "ModelSnapshot":
         """Copy the modules; data and inference are immutable and shared."""
         modules = (representation.kernel, representation.likelihoods, prior_mean)
@@ -310,11 +311,12 @@ class ModelSnapshot(Snapshot):
             module.requires_grad_(False)
         copied = replace(representation, kernel=kernel, likelihoods=likelihoods)
         noises = noises_of(kernel, likelihoods)
-        return cls(copied, inference, noises, mean, fixed_mean, members)
+        return cls(copied, inference, noises, mean, fixed_mean, sample)
 
     def field(self, points=None, symbol=None):
-        if points is None and self.members:
-            return FieldOnDomain(self.inference, Mixture(self.members, self.constant, self.kernel))
+        members = self.sample.members
+        if points is None and members:
+            return FieldOnDomain(self.inference, Mixture(members, self.constant, self.kernel))
         return super().field(points, symbol)
 
     @property
@@ -339,6 +341,10 @@ class ModelSnapshot(Snapshot):
     def log_marginal_likelihood_error(self) -> float:
         """The standard error of log p(y) in nats, where iterations estimate it; 0 if exact."""
         return self.posterior.evidence.standard_error
+
+    def apply(self, symbol, field, points):
+        self.sample.check(symbol)
+        return super().apply(symbol, field, points)
 
     def feature_inference(self, points):
         box = self.representation.data.box

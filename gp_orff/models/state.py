@@ -22,6 +22,7 @@ from gp_orff.features.domain import corners
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
+    ExactInference,
     FeatureInference,
     Inference,
     log_marginal_likelihood,
@@ -29,12 +30,13 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation
-from gp_orff.models.few_readings import leaves_spectra_open, sample_of_hyperparameters
+from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import along_directions, independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
 from gp_orff.models.fitting.noise.tracks import learn_new_tracks, with_tracks
 from gp_orff.models.fitting.robust_em import EStep
+from gp_orff.models.fitting.scoring import leave_much_open
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.contents import trained_names
 from gp_orff.models.report.fit_report import FitReport
@@ -228,7 +230,10 @@ class ModelState:
     def snapshot(self, prior_mean: Mean, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot for predictions, independent of later changes of the model; `marginalize`: as
         for `VectorFieldGP.posterior`."""
-        default = bool(self.history.stages) and leaves_spectra_open(self.inference, self.kernel)
+        few = self.history.weak_priors and leave_much_open(self.data)
+        few = few and isinstance(self.inference, ExactInference)
+        spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
+        default = bool(few or spectra)
         sampled = default if marginalize is None else marginalize
         memo = self.snapshots if sampled == default else self.others
         key = sampled, trained_names(self.kernel, self.likelihoods)
@@ -237,9 +242,9 @@ class ModelState:
     def _snapshot(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
         """A new snapshot, with a sample of the hyperparameters or without."""
         parts = self.inference, self.kernel, self.likelihoods, self.mean
-        members = sample_of_hyperparameters(*parts) if sampled else ()
+        sample = sample_of_hyperparameters(*parts) if sampled else Sample()
         model = self.representation, self.inference, prior_mean, self.mean
-        snapshot = ModelSnapshot.of(*model, members)
+        snapshot = ModelSnapshot.of(*model, sample)
         _ = snapshot.constant  # raises here if the posterior fails
         return snapshot
 

@@ -163,7 +163,12 @@ def log_marginal_likelihood(
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
+    restricted: bool = False,
 ) -> Float[Tensor, ""]:
-    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence."""
+    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence, or, if
+    `restricted`, with the constant mean integrated out."""
     evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
+    if restricted and mean is None:
+        density = evidence.restricted_log_density(inference.num_values)
+        return density + inference.data.elbo_correction
     return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction

@@ -154,23 +154,25 @@ class _Derivatives:
 @torch.no_grad()
 def covariance_of_tiles(
     kernel: Kernel, tiles: Tiles, noises: Sequence[GroupNoises]
-) -> Float[Tensor, "M M"]:
-    """The lower triangle of K = Cov[H f] + noise."""
+) -> Float[Tensor, "*b M M"]:
+    """The lower triangle of K = Cov[H f] + noise; of a batch of kernels, each with its noise."""
     covariance = tiles.covariance(kernel)
     for noise, span in zip(noises, tiles.spans, strict=True):
         if noise.dim() == 2:
             covariance[span, span] += noise.tril()
     for member in chain(*(piece.members for piece in tiles.pieces)):
-        if noises[member.group].dim() == 3:
-            blocks = _diagonal_blocks(covariance[member.span, member.span], member)
-            blocks += noises[member.group][member.points].permute(1, 2, 0)
+        if noises[member.group].dim() > 2:
+            blocks = _diagonal_blocks(covariance[..., member.span, member.span], member)
+            blocks += noises[member.group][..., member.points, :, :].movedim(-3, -1)
     return covariance
 
 
-def _diagonal_blocks(part: Float[Tensor, "n*v n*v"], member: Member) -> Float[Tensor, "v v n"]:
+def _diagonal_blocks(
+    part: Float[Tensor, "*b n*v n*v"], member: Member
+) -> Float[Tensor, "*b v v n"]:
     """A view of the blocks of single points."""
     width = member.width
-    return part.unflatten(0, (-1, width)).unflatten(2, (-1, width)).diagonal(dim1=0, dim2=2)
+    return part.unflatten(-2, (-1, width)).unflatten(-1, (-1, width)).diagonal(dim1=-4, dim2=-2)
 
 
 def _with_graph(

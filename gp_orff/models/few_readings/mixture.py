@@ -57,7 +57,8 @@ class Mixture(FieldDistribution):
 
     @property
     def _weights(self) -> Float[Tensor, "S"]:
-        return torch.tensor([member.weight for member in self.members]).to(self.mean_of_all)
+        weights = [member.weight for member in self.members]
+        return torch.tensor(weights, dtype=torch.float64).to(self.mean_of_all.device)
 
     def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
         image = of_constants(self.symbol, x.double(), self.space, len(self.mean_of_all))
@@ -87,6 +88,10 @@ class Mixture(FieldDistribution):
         within = sum(own.weight * own.distribution.blocks(x) for own in self.members)
         spread = self._spread(x).movedim(0, -1)  # (n, q, S)
         return within + spread @ spread.mT
+
+    def normals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        blocks = torch.stack([own.distribution.blocks(x) for own in self.members])
+        return self._weights, self._means(x), blocks
 
     def covariance(self, x: Tensor) -> Tensor:
         within = sum(own.weight * own.distribution.covariance(x) for own in self.members)

@@ -94,7 +94,7 @@ def _history(content: Mapping) -> History:
         sentence, notes = content["story"][0], content["notes"]
         action = sentence.split()[0]
         return History(action).with_notes([*([sentence] if sentence != action else []), *notes])
-    history = content["history"]
+    history = {key: value for key, value in content["history"].items() if key != "zero_mean"}
     stages = tuple(Stage(**stage) for stage in history["stages"])
     return History(**{**history, "stages": stages, "notes": tuple(history["notes"])})
 

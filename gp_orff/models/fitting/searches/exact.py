@@ -1,8 +1,7 @@
 """Searches under the exact kernel, of all data or of subsets."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +11,6 @@ from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import MOST_SEARCHED, SUBSET_VALUES, SUBSETS, Trainer
 
-_FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _BEYOND = 1.3  # times as many numbers as of a subset, for a search on that
 _NATS_OF_CURVES = 0.5  # that a step has to gain: the prior of curves is wider
 _RAISE, _RAISES = 1.3, 8  # factor of the noise variance that subsets tell, and how often at most
@@ -25,30 +23,7 @@ class ExactKernel:
     trainer: Trainer
     data: Dataset
 
-    def run(self, search: Search) -> Trainer:
-        """Search, and with few data choose between a constant mean and zero by the BIC
-        (Schwarz 1978); the trainer with that mean."""
-        trainer, data = self.trainer, self.data
-        self._search(search, "exact kernel")
-        if trainer.mean is not None or data.num_values > _FEW_VALUES:
-            return trainer
-        u, device = search.coordinates.get(), next(trainer.kernel.parameters()).device
-        mean = torch.zeros(trainer.num_outputs).to(device, torch.float64)
-        zero = replace(trainer, mean=mean)
-        name = "exact kernel, zero mean"
-        zero_search = replace(self, trainer=zero)._search(zero.new_search(), name)
-        gain = (search.value - zero_search.value) * data.num_values
-        penalty = 0.5 * trainer.num_outputs * math.log(data.survey.num_points)
-        better = gain > penalty
-        if better:
-            search.coordinates.set(u)
-        trainer.journal.note(
-            f"mean: {'constant' if better else 'zero'}; a constant mean changes the log evidence "
-            f"by {gain:+.2f} nats, its BIC penalty is {penalty:.2f} nats"
-        )
-        return trainer if better else zero
-
-    def _search(self, search: Search, name: str) -> Search:
+    def run(self, search: Search) -> Search:
         """Search on all data, on subsets first if they are many: the cost is cubic in N."""
         trainer = self.trainer
         inference = trainer.exact_inference(self.data)
@@ -60,7 +35,7 @@ class ExactKernel:
         nats = 0.01
         if inference.size > SUBSET_VALUES:
             nats = _NATS_OF_CURVES if has_learned_spectrum(trainer.kernel, trained=True) else 0.1
-        return trainer.search(search, inference, name, nats=nats)
+        return trainer.search(search, inference, "exact kernel", nats=nats)
 
     def raise_noise(self, search: Search) -> None:
         """Multiply the noise that subsets tell, as long as this makes all data likelier: readings
