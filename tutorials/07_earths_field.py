@@ -231,7 +231,7 @@ maps = [
 ]
 plt.rcParams["axes.titlesize"] = "medium"
 figure, axes = plt.subplots(2, 3, figsize=(13, 7.6), layout="compressed")
-for ax, (title, shade, label, how) in zip(axes.flat, maps, strict=False):
+for ax, (title, shade, label, how) in zip(axes.flat[:5], maps, strict=True):
     ax.axis([-1220, 1220, -1220, 1220])
     plot_field(ax, plane, shade=shade, label=label, **how)
     ax.set(xlabel="east (km)", ylabel="north (km)")

@@ -1,9 +1,10 @@
 """Observations of vectors and of symbols of a field: y = H f + noise."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -113,6 +114,31 @@ def join(parts: Iterable[Observations]) -> list[Observations]:
     for part in parts:
         groups.setdefault(part.key, []).append(part)
     return [pieces[0] if len(pieces) == 1 else _concatenate(pieces) for pieces in groups.values()]
+
+
+class Rows(Protocol):
+    """Values of observations, a row for each."""
+
+    def take(self, rows: slice) -> Self:
+        """Those of some observations."""
+
+
+RowsT = TypeVar("RowsT", bound=Rows)
+
+
+def with_rows(
+    parts: Iterable[Observations], groups: Mapping[GroupKey, RowsT]
+) -> Iterator[tuple[Observations, RowsT]]:
+    """Each part with its rows of the values of its group.
+
+    A group has one row for each of its observations, in the order in which `join` puts them; in
+    chunks or along directions it may have several parts.
+    """
+    taken = dict.fromkeys(groups, 0)
+    for part in parts:
+        first = taken[part.key]
+        taken[part.key] = first + len(part)
+        yield part, groups[part.key].take(slice(first, first + len(part)))
 
 
 def _concatenate(parts: list[Observations]) -> Observations:

@@ -99,9 +99,12 @@ class FieldModel(torch.nn.Module):
     def save(self, path: str | os.PathLike) -> None:
         """Save the model to one file at `path`.
 
-        Small data are saved as they are, larger data as their `statistics`; a loaded model predicts
-        from them, can be updated, and can be fitted again. The new file replaces an old one only
-        when it is complete. `torch.load(path, weights_only=True)` reads the file too.
+        The file has the data, with the weights of Student-t noise, or their `statistics`, whichever
+        take fewer bytes; an exact kernel, tracks, a `HarmonicKernel` and random frequencies that
+        outnumber the observed values need the data. A loaded model predicts, is updated and is
+        fitted again as the saved one; of statistics, for lengthscales and in a domain as
+        `statistics` has them. The new file replaces an old one only when it is complete.
+        `torch.load(path, weights_only=True)` reads the file too.
         """
         content = {
             "kernel": describe(self.kernel),

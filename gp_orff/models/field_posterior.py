@@ -35,9 +35,9 @@ class FieldPosterior(NamedSymbols):
     of all symbols count what the data leave open of a trained constant mean (universal kriging)
     and, where a fit had few data or has learned a spectrum, of the hyperparameters: the posterior
     is then a mixture of normal distributions, with moments by `mean` and `variance`, and intervals
-    by `confidence_region`. Results have the floating type of the points x,
-    computed in float64. Points outside the domain of a grid make a larger one; ValueError where
-    none can be made. A `symbol` is a linear map, such as `Divergence()`.
+    by `confidence_region`. Results have the floating type of the points x, computed in float64.
+    Points outside the domain of a grid make a larger one; ValueError where none can be made. A
+    `symbol` is a linear map, such as `Divergence()`.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.

@@ -34,7 +34,7 @@ from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_h
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import along_directions, independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
-from gp_orff.models.fitting.noise.tracks import with_tracks
+from gp_orff.models.fitting.noise.tracks import learn_new_tracks, with_tracks
 from gp_orff.models.fitting.robust_em import EStep
 from gp_orff.models.fitting.scoring import leave_much_open
 from gp_orff.models.frozen_model import ModelSnapshot
@@ -61,9 +61,9 @@ class Represented:
     def from_statistics(
         cls, representation: Representation, rule: Rule | None, known: FieldStatistics | None
     ) -> "Represented":
-        """Inference with the rule and the statistics of a file."""
+        """Inference with the rule of a file, and with its statistics if it has some."""
         inference = representation.inference(rule)
-        if isinstance(inference, FeatureInference):
+        if isinstance(inference, FeatureInference) and known is not None:
             phi = inference.draws[0].shared_columns()
             if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
                 return cls.of(representation)
@@ -268,6 +268,14 @@ class ModelState:
         state = ModelState.of(represented, self.mean, self.history.with_notes([text]))
         state.snapshot(prior_mean)
         return state
+
+    def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
+        """The state after its likelihoods learned what the data tell of new tracks."""
+        snapshot = self.snapshot(prior_mean)
+        field = snapshot.posterior.under(snapshot.fixed_mean)
+        parts = field, snapshot.constant, snapshot.noises
+        notes = learn_new_tracks(self.likelihoods, self.data, *parts)
+        return replace(self, history=self.history.with_notes(notes))
 
     def report(self, prior_mean: Mean) -> FitReport:
         """The report: one object while hyperparameters stay, so that it keeps standard errors."""

@@ -123,7 +123,7 @@ class VectorFieldGP(ValidatedModel):
                 merges none. If None, those that the prior cannot tell apart, where this saves a
                 fifth of the numbers; wider ones, where the field changes less within them than
                 grids truncate. Of small data, records with equal values at one place are copies,
-                which count once (by default if they are a tenth of the records).
+                which count once, also if they were rounded differently.
             track: a label for each reading, or one for all: readings of one track share an offset
                 and correlated noise, see `TrackLikelihood`: lines of a survey are levelled, beside
                 `directions` too. A track may go on in later chunks. Its readings stay in memory.
@@ -160,6 +160,7 @@ class VectorFieldGP(ValidatedModel):
             data = read()
             if data.varies:
                 state = self._fit_state(data, warm_start, display, scale_noise)
+                state = state.with_posterior(self.mean).with_new_tracks(self.mean)
             else:
                 _warn_of_constant(data.survey.num_points)
                 state = self._condition_state(self._representation_of(data))

@@ -90,7 +90,7 @@ class LineIntegral(VectorFieldSymbol):
 
     def patches(self, num_dims: int, p: int) -> Sequence[Patch]:
         pieces = self.path.diff(dim=0)
-        rows = zip(self.path, pieces.split(1), self._vectors(pieces).split(1), strict=False)
+        rows = zip(self.path[:-1], pieces.split(1), self._vectors(pieces).split(1), strict=True)
         return [Patch(*row) for row in rows]
 
 

@@ -23,10 +23,11 @@ from gp_orff.data.observations import (
     PointObservations,
     block_diagonal,
 )
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.merged import Scatter, merged_at, site_labels
 from gp_orff.data.repeats.nodes import Nodes, SiteMeans
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.inference.conditioning.base import Inference, Posterior
+from gp_orff.inference.conditioning.base import Inference, Posterior, Residuals
 from gp_orff.inference.conditioning.merging import (
     changes_within,
     exceeds,
@@ -279,18 +280,15 @@ class ExactInference(Inference):
     def residuals(self, posterior):
         if self.data.tracks or self.data.symbol_data:
             return None
-        pairs = self._latent(posterior)
-        return [residual.unsqueeze(-1) * residual.unsqueeze(-2) + s for residual, s in pairs]
+        return dict(self._latent(posterior))
 
     @torch.no_grad()
     def latent_of_sites(self, posterior):
         if self.changes is None or self.data.tracks or self.data.symbol_data:
             return None
-        return list(self._latent(posterior))
+        return dict(self._latent(posterior))
 
-    def _latent(
-        self, posterior: Posterior
-    ) -> Iterator[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]]:
+    def _latent(self, posterior: Posterior) -> Iterator[tuple[GroupKey, Residuals]]:
         """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
         changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; the
         residual of a record is larger by y − ȳ."""
@@ -307,7 +305,7 @@ class ExactInference(Inference):
             blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
             site = torch.from_numpy(labels).to(part.x.device)
             residual = part.y - means.y[site] + (noise @ alpha)[site].squeeze(-1)
-            yield residual, (noise - noise @ blocks @ noise)[site]
+            yield part.key, Residuals(residual, (noise - noise @ blocks @ noise)[site])
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""

@@ -132,20 +132,21 @@ class _Derivatives:
             *cotangents(products, by_directions(gradient, left, right)), strict=True
         )
         inputs = (*self.parameters, *self.leaves)
-        self._accumulate(torch.autograd.grad(heads, inputs, gradients, allow_unused=True))
+        gradients = torch.autograd.grad(heads, inputs, gradients, allow_unused=True)
+        self._accumulate(self.sums, gradients)
 
     def totals(self) -> list[Tensor]:
         """Of every parameter."""
         count = len(self.parameters)
         if self.heads:
-            sums = self.sums[count:]
-            self._accumulate(
-                torch.autograd.grad(self.heads, self.parameters, sums, allow_unused=True)
+            inner = torch.autograd.grad(
+                self.heads, self.parameters, self.sums[count:], allow_unused=True
             )
+            self._accumulate(self.sums[:count], inner)
         return self.sums[:count]
 
-    def _accumulate(self, gradients: Sequence[Tensor | None]) -> None:
-        for total, gradient in zip(self.sums, gradients, strict=False):
+    def _accumulate(self, sums: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
                 total += gradient
 

@@ -7,7 +7,7 @@ import torch
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.observations import Observations
+from gp_orff.data.observations import Observations, join
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
@@ -218,7 +218,7 @@ class ValidatedModel(FieldModel):
 
 def _are_all(read: Sequence[Observations], data: Data) -> bool:
     """Whether the observations are all of the data, in their order."""
-    held = data.observations if isinstance(data, Dataset) else []
+    held, read = data.observations if isinstance(data, Dataset) else [], join(read)
     return len(read) == len(held) and all(
         a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
         for a, b in zip(read, held, strict=True)
