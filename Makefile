@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint format tutorials docs bench readme clean help
+.PHONY: demo test lint format tutorials docs bench record readme clean help
 
 help:
 	@echo "make demo       learn a real velocity field; figure, map and table in demo/"
@@ -12,6 +12,8 @@ help:
 	@echo "make tutorials  every tutorial (SMOKE=1: at smoke size)"
 	@echo "make docs       the site, in docs/build"
 	@echo "make bench      every benchmark (an hour; SMOKE=1: minutes; DATA=folder: public data too)"
+	@echo "make record     the main job on fixed work, against the best ever reached (20 minutes; DATA=folder:"
+	@echo "                public data too)"
 	@echo "make readme     the numbers of the last benchmarks into README.md and docs/, and their ages"
 	@echo "                (MEASURE=seconds: first measures old ones again that took at most so long)"
 
@@ -44,12 +46,15 @@ docs: $(VENV)/.installed
 	@echo "open docs/build/index.html"
 
 bench: $(VENV)/.installed
-	set -e; for file in $(filter-out %/readme.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \
+	set -e; for file in $(filter-out %/readme.py %/record.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \
 		case $$file in \
 		*/magnetometer.py|*/drifters.py|*/survey.py) test -z "$(DATA)" || \
 			$(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
 		*/small_fields.py|*/derived_fields.py) $(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
 		*) $(BIN)/python $$file $(if $(SMOKE),--smoke);; esac; done
+
+record: $(VENV)/.installed
+	$(BIN)/python benchmarks/record.py $(DATA) $(if $(SMOKE),--smoke)
 
 readme: $(VENV)/.installed
 	$(BIN)/python benchmarks/readme.py $(if $(MEASURE),--measure $(MEASURE)) $(if $(DATA),--data $(DATA))

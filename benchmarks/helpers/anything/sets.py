@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from helpers.anything import layouts
-from helpers.anything.truths import polynomial, waves
+from helpers.anything.truths import Waves, polynomial, waves
 
 LEAST_TEST, MOST_TEST = 150, 400  # points held out
 HOURS, _SINCE_1970 = 1000.0, 450_000.0  # the time axis
@@ -59,6 +59,7 @@ class Problem:
     truth: Float[Tensor, "n p"]
     ys: Float[Tensor, "n p"]
     noise: float  # standard deviation
+    field: Waves | None  # the true field without its background; None for a polynomial
 
 
 def made(number: int) -> Problem:
@@ -72,7 +73,8 @@ def made(number: int) -> Problem:
     scale = np.array([kind.unit] * kind.d + [HOURS] * bool(kind.time))
     shift = np.array([kind.origin] * kind.d + [_SINCE_1970] * bool(kind.time))
     found = (shift + scale * x, y, shift + scale * xs, truth, ys)
-    return Problem(*map(torch.from_numpy, found), noise)
+    known = field.in_units(shift, scale, size) if isinstance(field, Waves) else None
+    return Problem(*map(torch.from_numpy, found), noise, known)
 
 
 def _field(rng: np.random.Generator, kind: Kind) -> Callable:

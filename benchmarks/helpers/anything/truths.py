@@ -14,7 +14,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Waves:
-    """f(x) = Σ_j a_j cos(⟨ω_j, x⟩ + φ_j)."""
+    """f(x) = Σ_j a_j cos(⟨ω_j, x⟩ + φ_j), with its derivatives and potentials."""
 
     frequencies: Float[np.ndarray, "J d"]
     phases: Float[np.ndarray, "J"]
@@ -25,6 +25,32 @@ class Waves:
         return np.concatenate(
             [np.cos(own @ self.frequencies.T + self.phases) @ self.amplitudes for own in chunks]
         )
+
+    def in_units(
+        self, shift: Float[np.ndarray, "d"], scale: Float[np.ndarray, "d"], size: float
+    ) -> "Waves":
+        """size f((x − shift) / scale)."""
+        omega = self.frequencies / scale
+        return Waves(omega, self.phases - omega @ shift, size * self.amplitudes)
+
+    def jacobian(self, x: Float[np.ndarray, "n d"], space: int) -> Float[np.ndarray, "n p space"]:
+        """∂_j f_i for the first inputs, those that are space."""
+        slopes = self.amplitudes[:, :, None] * self.frequencies[:, None, :space]
+        sines = np.sin(x @ self.frequencies.T + self.phases)
+        return -np.tensordot(sines, slopes, axes=1)
+
+    def potential(self, x: Float[np.ndarray, "n d"], space: int) -> Float[np.ndarray, "n"]:
+        """g, where ∇g is the curl-free part of f."""
+        omega = self.frequencies[:, :space]
+        return self._integrated(x, omega, (self.amplitudes * omega).sum(1))
+
+    def stream_function(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
+        """ψ, where (∂₂ψ, −∂₁ψ) is the divergence-free part of a planar f."""
+        omega, a = self.frequencies[:, :2], self.amplitudes
+        return self._integrated(x, omega, a[:, 0] * omega[:, 1] - a[:, 1] * omega[:, 0])
+
+    def _integrated(self, x, omega, along: Float[np.ndarray, "J"]) -> Float[np.ndarray, "n"]:
+        return np.sin(x @ self.frequencies.T + self.phases) @ (along / np.square(omega).sum(1))
 
 
 def smooth(rng: Rng, d: int):

@@ -1,0 +1,284 @@
+"""The data sets of the record, each with a kernel, and what a default fit makes of them."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor
+
+import gp_orff
+from helpers.anything.kernels import kernels_of
+from helpers.anything.sets import KINDS, made
+from helpers.anything.truths import Waves, waves
+from helpers.fields import nlpd, scores
+
+C, D, H = "curl-free", "divergence-free", "Helmholtz"
+MOST_DENSE = 4096  # values of a set whose objective is the exact kernel's
+EVERY = 4  # of the kernels of a set
+LARGER = {
+    41: "curl-free RBF",
+    48: "Helmholtz RBF",
+    51: "Helmholtz Matérn 5/2",
+    54: "curl-free RQ",
+    56: "divergence-free Matérn 5/2",
+}  # sets with more values, and the kernel of each
+
+
+Moments = tuple[Tensor, Tensor, Tensor]
+"""The truth, and mean and standard deviation of its posterior."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Readings with the arguments of `fit`, what is fitted, and the field at held-out places.
+
+    With `chunks`, the readings come as a stream of so many pieces.
+    """
+
+    kernel: Callable[[], Kernel]
+    x: Float[Tensor, "N c"]
+    y: Float[Tensor, "N p"]
+    options: Mapping[str, object] = field(default_factory=dict)
+    likelihood: Callable[[], Likelihood] | None = None
+    chunks: int = 0
+    xs: Float[Tensor, "n c"] | None = None
+    truth: Float[Tensor, "n p"] | None = None
+    true_field: Waves | None = None
+    constraint: str = "none"  # of the kernel
+    space: int = 2  # inputs that are directions
+
+    @property
+    def values(self) -> int:
+        return self.y.numel()
+
+    def model(self) -> gp_orff.VectorFieldGP:
+        """Not fitted, in float64."""
+        likelihood = self.likelihood() if self.likelihood else None
+        return gp_orff.VectorFieldGP(self.kernel(), likelihood=likelihood).double()
+
+    def fitted(self) -> gp_orff.VectorFieldGP:
+        """By default settings; warnings are not the subject here."""
+        data: tuple[object, ...] = self.x, self.y
+        if self.chunks:
+            data = (list(zip(*(part.chunk(self.chunks) for part in data), strict=True)),)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.model().fit(*data, **self.options, progress=False)
+
+    @torch.no_grad()
+    def error_bars(self, model: gp_orff.VectorFieldGP) -> dict[str, dict[str, float]]:
+        """RMSE, the share inside 95 % intervals and NLPD of the field, of its derivatives, and of
+        the potential or the stream function, where they exist.
+
+        Errors are over the standard deviation of the truth, so that sets can be averaged.
+        """
+        found = {}
+        for name, moments in (
+            ("field", self._field),
+            ("derivatives", self._derivatives),
+            ("potential", self._potential),
+        ):
+            try:
+                parts = moments(model.posterior(), model)
+            except (NotImplementedError, ValueError):  # it does not exist under this kernel
+                continue
+            if parts is not None:
+                size = parts[0].std()
+                truth, mean, sd = (part / size for part in parts)
+                own = scores(mean, sd.square(), truth)
+                density = nlpd(mean - truth, sd.square().clamp_min(1e-12))
+                found[name] = {"RMSE": own["error"], "inside": own["inside"], "NLPD": density}
+        return found
+
+    def _field(self, posterior, model) -> Moments | None:
+        if self.xs is None:
+            return None
+        return self.truth, posterior.mean(self.xs), posterior.variance(self.xs).sqrt()
+
+    def _derivatives(self, posterior, model) -> Moments | None:
+        if self.true_field is None:
+            return None
+        slopes = torch.from_numpy(self.true_field.jacobian(self.xs.numpy(), self.space)).flatten(1)
+        jacobian = gp_orff.Jacobian()
+        return slopes, posterior.mean(self.xs, jacobian), _sd(posterior, self.xs, jacobian)
+
+    def _potential(self, posterior, model) -> Moments | None:
+        """Less its value at the middle of the data, with that of the constant background, which is
+        linear; of kernels that have no other part."""
+        if self.true_field is None or self.constraint == "none" or self.space == 1:
+            return None
+        along, (x, d) = self.constraint == "curl-free", (self.xs.numpy(), self.space)
+        if not along and d != 2:
+            return None
+        middle, origin = self.x.numpy()[:, :d].mean(0), x.copy()
+        origin[:, :d] = middle
+        away = (x - origin)[:, :d] if along else (x - origin)[:, 1::-1] * [1, -1]
+        background = (self.truth.numpy() - self.true_field(x)).mean(0)
+        field = self.true_field
+        value = field.stream_function if not along else lambda x: field.potential(x, d)
+        truth = value(x) - value(origin) + away @ background
+        symbol = gp_orff.Potential if along else gp_orff.StreamFunction
+        known = symbol(torch.from_numpy(middle))
+        learned = torch.from_numpy(away @ np.asarray(model.report.hyperparameters["mean"].value))
+        mean = posterior.mean(self.xs, known).squeeze(-1) + learned
+        return torch.from_numpy(truth), mean, _sd(posterior, self.xs, known).squeeze(-1)
+
+
+def _sd(posterior: gp_orff.FieldPosterior, xs: Tensor, symbol: object) -> Tensor:
+    return posterior.variance(xs, symbol).clamp_min(0.0).sqrt()
+
+
+def names() -> dict[str, Callable[[], Case]]:
+    """What makes each case anew, by its name; the small ones first."""
+    return {**{name: partial(_generated, *key) for name, key in _generated_names()}, **SPECIAL}
+
+
+def _generated_names() -> Iterator[tuple[str, tuple[int, str]]]:
+    for number, kind in enumerate(KINDS):
+        kernels = list(kernels_of(kind))[number % EVERY :: EVERY]
+        if number in LARGER:
+            kernels = [LARGER[number]]
+        elif kind.n * kind.p > MOST_DENSE:
+            continue
+        yield from ((f"{number:02d} {name}", (number, name)) for name in kernels)
+
+
+def _generated(number: int, name: str) -> Case:
+    kind, problem = KINDS[number], made(number)
+    constraint = kind.constraint if name.startswith((C, D)) else "none"
+    return Case(
+        kernels_of(kind)[name],
+        problem.x,
+        problem.y,
+        xs=problem.xs,
+        truth=problem.truth,
+        true_field=problem.field,
+        constraint=constraint,
+        space=kind.d,
+    )
+
+
+# ---- kinds of data that the generated sets lack --------------------------------------------------
+
+HELD_OUT, NOISE = 150, 0.1
+
+
+def _planar(seed: int, constraint: str, kernel: Callable[[], Kernel], x=None, n=150, d=2) -> Case:
+    """Of a field of variance one with lengthscale .3, and noise of a tenth of that."""
+    rng = np.random.default_rng(seed)
+    truth = waves(rng, "Matérn 5/2", constraint, np.full(d, 0.3), d, d)
+    x = rng.random((n, d)) if x is None else x
+    xs = rng.random((HELD_OUT, d))
+    truth = truth.in_units(np.zeros(d), np.ones(d), 1 / truth(xs).std())
+    y = truth(x) + NOISE * rng.standard_normal((len(x), d))
+    x, y, xs, values = map(torch.from_numpy, (x, y, xs, truth(xs)))
+    known = {"xs": xs, "truth": values, "true_field": truth, "space": d}
+    known["constraint"] = constraint if constraint != H else "none"
+    return Case(kernel, x, y, **known)
+
+
+def _tracks(seed: int, constraint: str, kernel: Callable[[], Kernel], timed: bool) -> Case:
+    """Ten straight tracks of 16 readings, with an offset and correlated noise of .3 each."""
+    rng, count, length = np.random.default_rng(seed), 10, 16
+    start, end = rng.random((2, count, 1, 2))
+    x = (start + (end - start) * np.linspace(0, 1, length)[:, None]).reshape(-1, 2)
+    case = _planar(seed, constraint, kernel, x)
+    walk, memory = [rng.standard_normal((count, 2))], np.exp(-1 / 4)
+    for _ in range(length - 1):
+        walk.append(memory * walk[-1] + np.sqrt(1 - memory**2) * rng.standard_normal((count, 2)))
+    shared = 0.3 * (np.stack(walk, 1) + rng.standard_normal((count, 1, 2))).reshape(-1, 2)
+    options: dict[str, object] = {"track": np.repeat(np.arange(count), length)}
+    if timed:
+        options["time"] = np.tile(np.arange(float(length)), count)
+    return replace(case, y=case.y + torch.from_numpy(shared), options=options)
+
+
+def _outliers(case: Case) -> Case:
+    """A tenth of the vectors have thirty times the noise, which is Student-t noise to the model."""
+    generator = torch.Generator().manual_seed(0)
+    gross = torch.rand(len(case.y), 1, generator=generator, dtype=torch.float64) < 0.1
+    error = torch.randn(case.y.shape, generator=generator, dtype=torch.float64)
+    robust = partial(gp_orff.MultitaskStudentTLikelihood, num_tasks=case.y.shape[-1])
+    return replace(case, y=case.y + 30 * NOISE * gross * error, likelihood=robust)
+
+
+def _known_noise(case: Case) -> Case:
+    rng = np.random.default_rng(5)
+    variances = 0.04 * 25 ** rng.random(len(case.x))
+    error = np.sqrt(variances)[:, None] * rng.standard_normal(case.y.shape)
+    y = case.y + torch.from_numpy(error)
+    return replace(case, y=y, options={"noise": torch.from_numpy(variances + NOISE**2)})
+
+
+def _along_directions(case: Case) -> Case:
+    angle = 2 * np.pi * np.random.default_rng(6).random(len(case.x))
+    u = torch.from_numpy(np.stack([np.cos(angle), np.sin(angle)], -1))
+    return replace(case, y=(case.y * u).sum(-1), options={"directions": u})
+
+
+def _two_groups(case: Case) -> Case:
+    """The second half has five times the noise."""
+    half = len(case.x) // 2
+    error = np.random.default_rng(7).standard_normal((len(case.x) - half, 2))
+    y = torch.cat([case.y[:half], case.y[half:] + 5 * NOISE * torch.from_numpy(error)])
+    group = np.repeat(["fine", "rough"], [half, len(case.x) - half])
+    return replace(case, y=y, options={"group": group})
+
+
+def _harmonic(seed: int, n: int, along: bool) -> Case:
+    """The field of forty vertical dipoles below; all components, or those along one direction."""
+    rng = np.random.default_rng(seed)
+    sources = np.column_stack([4 * rng.random((40, 2)) - 2, -0.4 - 0.6 * rng.random(40)])
+    moments = rng.standard_normal(40)
+
+    def dipoles(x: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
+        r = x[:, None] - sources
+        distance = np.linalg.norm(r, axis=-1, keepdims=True)
+        towards = 3 * r * r[..., 2:] / distance**5 - np.array([0, 0, 1.0]) / distance**3
+        return (moments[:, None] * towards).sum(1)
+
+    x, xs = (
+        np.column_stack([2 * rng.random((count, 2)) - 1, 0.3 * rng.random(count)])
+        for count in (n, HELD_OUT)
+    )
+    size = dipoles(xs).std()
+    y = dipoles(x) / size + NOISE * rng.standard_normal((n, 3))
+    x, y, xs, truth = map(torch.from_numpy, (x, y, xs, dipoles(xs) / size))
+    u = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64).expand(n, 3)
+    how = {"y": (y * u).sum(-1), "options": {"directions": u}} if along else {"y": y}
+    return Case(gp_orff.HarmonicKernel, x, **how, xs=xs, truth=truth, space=3)
+
+
+def _of(build: Callable[..., Kernel], base: Callable[[], Kernel], d: int = 2):
+    return lambda: build(base(), num_dims=d)
+
+
+CURL, DIV, HELM = gp_orff.CurlFreeKernel, gp_orff.DivergenceFreeKernel, gp_orff.HelmholtzKernel
+ROUGH, SMOOTH = partial(MaternKernel, nu=1.5), partial(MaternKernel, nu=2.5)
+LEARNED = gp_orff.LearnedSpectrumKernel
+SPECIAL: dict[str, Callable[[], Case]] = {
+    "tracks curl-free RBF": lambda: _tracks(0, C, _of(CURL, RBFKernel), timed=False),
+    "tracks Helmholtz Matérn 3/2": lambda: _tracks(1, H, _of(HELM, ROUGH), timed=True),
+    "Student-t curl-free RBF": lambda: _outliers(_planar(2, C, _of(CURL, RBFKernel))),
+    "Student-t 3-D divergence-free Matérn 5/2": lambda: _outliers(
+        _planar(3, D, _of(DIV, SMOOTH, 3), d=3)
+    ),
+    "known noise Helmholtz RBF": lambda: _known_noise(_planar(4, H, _of(HELM, RBFKernel))),
+    "directions divergence-free Matérn 5/2": lambda: _along_directions(
+        _planar(5, D, _of(DIV, SMOOTH), n=300)
+    ),
+    "two groups Helmholtz RQ": lambda: _two_groups(_planar(6, H, _of(HELM, RQKernel))),
+    "harmonic": lambda: _harmonic(7, 100, along=False),
+    "harmonic directions": lambda: _harmonic(8, 300, along=True),
+    "learned spectrum curl-free": lambda: _planar(9, C, _of(CURL, LEARNED)),
+    "learned spectrum Helmholtz": lambda: _planar(10, H, _of(HELM, LEARNED)),
+    "stream divergence-free RBF": lambda: replace(
+        _planar(11, D, _of(DIV, RBFKernel), n=1000), chunks=10
+    ),
+}

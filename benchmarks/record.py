@@ -1,0 +1,298 @@
+"""A record of the main job: the best that each number ever was, and what it is now.
+
+    python benchmarks/record.py [DIR] [--rows WORD] [--search 60] [--smoke]
+
+Fits of fixed work: every fourth kernel of the generated sets of `anything.py` with up to 4096
+values, five of the larger ones, and twelve kinds of data that are missing there (tracks, Student-t
+noise, known noise, directions, groups, harmonic kernels, learned spectra, a stream). Rows:
+
+fit          the evidence of the default fit in nats, by the objective of the set, which is the same
+             whatever plan the fit used (dense algebra; on a fine lattice beyond 4096 values); the
+             regret is what is missing to the best known. On larger sets also the nats that the
+             search gains where it is continued on the features of the fit. RMSE over the standard
+             deviation of the truth, share inside 95 % intervals and NLPD of the field, its
+             derivatives and its potential; CPU seconds.
+all fits     quantiles of regrets, and means of these scores.
+time         of whole fits, a step of `ExactGP`, updates and a map: over the time of a Cholesky
+             factor and inverse of size 2000 and a transform of 10⁶ points, measured beside it; CPU
+             seconds and MiB. Each is a process that runs alone.
+public       the same scores on the data of DIR, if it is given.
+
+`results/record.json` has, for each row, the best value, the commit that reached it, and the present
+one; of an evidence also the best known, from all runs and from searches: `--search S` starts them
+at the end of each fit and at random places near it, for at most S seconds of a processor each.
+`--rows` measures rows whose name contains a match of WORD; the others stay. The exit status is 1 if
+a row is worse than its best by more than its tolerance.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from helpers.command import RESULTS, Sizes, with_folder
+from helpers.results import COMMIT, machine, versions
+
+WORKERS = 2
+STARTS = 4  # random ones of a search
+DIGITS = 10
+SMOKE = r"fit / (10 curl-free RBF|directions)|time / fit 20 "
+Row = dict[str, object]
+
+
+class Quantity(NamedTuple):
+    """Which values are better, and by how much a value may be worse than the best."""
+
+    higher: bool
+    slack: Callable[[float, float], float]  # of the best value and the number of readings
+
+
+def of_nats(best: float, values: float) -> float:
+    return max(1.0, 1e-4 * values)
+
+
+def of_share(share: float) -> Callable[[float, float], float]:
+    return lambda best, values: share * abs(best)
+
+
+def of_score(best: float, values: float) -> float:
+    return 0.02
+
+
+LEVEL = 0.95  # more inside is no better
+QUANTITIES = {
+    "evidence": Quantity(True, of_nats),
+    "NLML": Quantity(False, of_nats),
+    "gain": Quantity(False, of_nats),
+    "RMSE": Quantity(False, of_share(0.02)),
+    "inside": Quantity(True, of_score),
+    "NLPD": Quantity(False, of_score),
+    "regret": Quantity(False, of_share(0.1)),
+    "time": Quantity(False, of_share(0.2)),
+    "CPU s": Quantity(False, of_share(0.2)),
+    "MiB": Quantity(False, lambda best, values: max(20.0, 0.2 * best)),
+}
+TOLD = ("seconds", "reference s")  # of no best
+
+
+def quantity_of(name: str) -> Quantity:
+    """By the last word, or words, of the name of a row."""
+    return next(own for word, own in QUANTITIES.items() if name.endswith(word))
+
+
+def judged(name: str) -> bool:
+    """Whether the run fails if the row is worse: scores of single fits are noisy, and more evidence
+    does not always predict better; other processes slow them."""
+    section, *_, word = name.split(" / ")
+    return section != "fit" or word in ("evidence", "gain")
+
+
+def merged(before: Row | None, name: str, value: float, **more: object) -> Row:
+    """The row with a present value; the best and its commit stay if it is no better."""
+    quantity, row = quantity_of(name), dict(before or {})
+    known = [own for own in (row.get("known"), more.pop("known", None)) if own is not None]
+    row |= {"present": value, "measured": COMMIT, **more}
+    shown = min(value, LEVEL) if name.endswith("inside") else value
+    best = row.get("best")
+    if best is None or (shown > best if quantity.higher else shown < best):
+        row |= {"best": shown, "commit": COMMIT}
+    if known:
+        row["known"] = max(*known, row["best"])
+    return row
+
+
+def is_worse(name: str, row: Row) -> bool:
+    quantity, best, present = quantity_of(name), row["best"], row["present"]
+    lost = best - present if quantity.higher else present - best
+    return not lost <= quantity.slack(best, row.get("values", 0.0)) + 1e-9
+
+
+# ---- measurements --------------------------------------------------------------------------------
+
+
+def single_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def fit(name: str, seconds: float) -> list[tuple[str, float, dict[str, object]]]:
+    """Rows of one fit."""
+    from helpers.record import cases, evidence
+
+    case = cases.names()[name]()
+    began = time.process_time()
+    model = case.fitted()
+    spent = time.process_time() - began
+    value, known = evidence.reached(case, model), {}
+    large = case.values > cases.MOST_DENSE
+    if seconds and not large:
+        known["known"] = evidence.best_known(case, model, STARTS, seconds)
+    known.setdefault("known", value)
+    rows = [("evidence", value, {"values": case.values, **known}), ("CPU s", spent, {})]
+    for what, scores in case.error_bars(model).items():
+        rows += [(f"{what} {word}", number, {}) for word, number in scores.items()]
+    if large:
+        rows.append(("gain", evidence.gain(case, model), {"values": case.values}))
+    return [(f"fit / {name} / {word}", number, more) for word, number, more in rows]
+
+
+def public(name: str, folder: Path) -> list[tuple[str, float, dict[str, object]]]:
+    from helpers.record.public import measured
+
+    found = measured(name, folder)
+    return [(f"public / {name} / {word}", number, {}) for word, number in found.items()]
+
+
+def timed(name: str, smoke: bool) -> list[tuple[str, float, dict[str, object]]]:
+    """Of a process of its own, with all cores."""
+    words = [sys.executable, __file__, "--time", name, *["--smoke"] * smoke]
+    found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+    told = {word: found.pop(word) for word in TOLD}
+    return [
+        (f"time / {name} / {word}", number, told if word == "time" else {})
+        for word, number in found.items()
+    ]
+
+
+def pooled(rows: dict[str, Row]) -> Iterator[tuple[str, float]]:
+    """Of all fits: quantiles of regrets in nats and in nats a value, and means of scores."""
+    fits = [row for name, row in rows.items() if name.endswith("/ evidence") and "known" in row]
+    regrets = np.array([row["known"] - row["present"] for row in fits])
+    for share in (0.5, 0.9, 0.99) if len(fits) else ():
+        yield f"{share:.0%} regret", float(np.quantile(regrets, share))
+        each = regrets / [row["values"] for row in fits]
+        yield f"{share:.0%}, nats a value, regret", float(np.quantile(each, share))
+    scores: dict[str, list[float]] = {}
+    for name, row in rows.items():
+        section, *_, word = name.split(" / ")
+        if section == "fit" and word.endswith(("RMSE", "inside", "NLPD")):
+            scores.setdefault(word, []).append(row["present"])
+    for word, values in scores.items():
+        mean = np.median(values) if word.endswith(("RMSE", "NLPD")) else np.mean(values)
+        yield word, float(mean)
+
+
+def measured(arguments) -> Iterator[list[tuple[str, float, dict[str, object]]]]:
+    """What the command line asks for: fits side by side, then what is timed, alone."""
+    from helpers.record import cases
+    from helpers.record.times import TIMED
+
+    wanted = re.compile(arguments.rows or (SMOKE if arguments.smoke else ""))
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(WORKERS, initializer=single_thread, maxtasksperchild=20) as pool:
+        names = [name for name in cases.names() if wanted.search(f"fit / {name}")]
+        tasks = [pool.apply_async(fit, (name, arguments.search)) for name in reversed(names)]
+        if arguments.folder is not None:
+            from helpers.record.public import PUBLIC
+
+            chosen = [name for name in PUBLIC if wanted.search(f"public / {name}")]
+            folder = arguments.folder.absolute()
+            tasks += [pool.apply_async(public, (name, folder)) for name in chosen]
+        for task in tasks:
+            yield task.get()
+    del os.environ["OMP_NUM_THREADS"]
+    for name in TIMED:
+        if wanted.search(f"time / {name}"):
+            yield timed(name, arguments.smoke)
+
+
+# ---- the file and the table ----------------------------------------------------------------------
+
+
+def read(path: Path) -> dict[str, Row]:
+    return json.loads(path.read_text())["results"]["rows"] if path.exists() else {}
+
+
+def write(path: Path, rows: dict[str, Row], arguments) -> None:
+    """One row on a line."""
+    head = {
+        "command": arguments.command,
+        "commit": COMMIT,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "machine": machine(),
+        "objective": "log p(y) under the exact kernel, the constant mean at its best value, plus "
+        "log priors; helpers/record/evidence.py",
+        "seconds": round(time.perf_counter() - arguments.began, 1),
+        "versions": versions(),
+    }
+    lines = [
+        f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)},"
+        for name, value in head.items()
+    ]
+    told = [
+        f"   {json.dumps(name, ensure_ascii=False)}: {json.dumps(row, ensure_ascii=False)}"
+        for name, row in sorted(rows.items())
+    ]
+    body = ",\n".join(told)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + "\n".join(lines) + '\n  "results": {"rows": {\n' + body + "\n  }}\n}\n")
+
+
+def table(rows: dict[str, Row], names: Sequence[str]) -> Iterator[str]:
+    """Of judged rows, and of others that are worse."""
+    yield f"{'best':>12} {'of':<16} {'present':>12} {'ratio':>7} {'regret':>9}  row"
+    for name in names:
+        row, worse = rows[name], is_worse(name, rows[name])
+        if not (worse or judged(name)):
+            continue
+        best, present = row["best"], row["present"]
+        ratio = present / best if best else math.nan
+        regret = f"{row['known'] - present:9.3f}" if "known" in row else " " * 9
+        mark = ("WORSE" if judged(name) else "worse") if worse else ""
+        yield (
+            f"{best:>12.6g} {row['commit']:<16} {present:>12.6g} {ratio:>7.3f} {regret}  {name} "
+            f"{mark}"
+        ).rstrip()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = Sizes(__file__, __doc__, search=(0.0, 0.0))
+    with_folder(parser, "of public data", nargs="?")
+    parser.add_argument("--rows", help="a regular expression of the rows to measure")
+    parser.add_argument("--time", help="measure this alone, and print it")
+    arguments = parser.parse_args(words)
+    if arguments.time:
+        from helpers.record.times import timed as alone
+
+        print(json.dumps(alone(arguments.time, arguments.smoke)))
+        return 0
+    path = (arguments.output or RESULTS) / "record.json"
+    rows, names = read(path), []
+    for found in measured(arguments):
+        for name, value, more in found:
+            numbers = {key: rounded(own) for key, own in more.items()}
+            rows[name] = merged(rows.get(name), name, rounded(value), **numbers)
+            names.append(name)
+        print(f"{found[0][0]}: {found[0][1]:.6g}", file=sys.stderr, flush=True)
+        if arguments.output is not None:
+            write(path, rows, arguments)
+    for word, value in pooled(rows):
+        name = f"all fits / {word}"
+        if arguments.rows is None and not arguments.smoke:
+            rows[name] = merged(rows.get(name), name, rounded(value))
+            names.append(name)
+    print(*table(rows, sorted(names)), sep="\n")
+    failed = [name for name in names if judged(name) and is_worse(name, rows[name])]
+    print(f"{len(names)} rows, {len(failed)} of them worse than their tolerance allows")
+    if arguments.output is not None:
+        write(path, rows, arguments)
+    return int(bool(failed))
+
+
+def rounded(value: object) -> object:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
