@@ -437,6 +437,7 @@ def lines_that_differ(readings=15):
     return x, swirl(x)[:, 0] + shared + 0.01 * draw(len(x), seed=1), along
 
 
+@pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 def test_noise_that_subsets_do_not_show_is_raised(monkeypatch):
     """As long as this makes all readings likelier: they would be less so with 1.3 times as much."""
     x, y, along = lines_that_differ()

@@ -153,14 +153,14 @@ def test_beams_that_are_nearly_parallel_tell_of_both_components(options):
 def test_what_no_observation_depends_on_is_named():
     x, (u, y) = unit_cube(30), beams(0.0)
     model = scalar_noise(gp_orff.CurlFreeKernel(num_dims=2))
-    with pytest.warns(gp_orff.DataWarning, match=r"outputs along \(-?0.296, -?0.955\)"):
+    with pytest.warns(gp_orff.DataWarning, match=r"outputs along \(-0.296, 0.955\)"):
         model.condition(x, y, directions=u)
     constant = torch.stack([m.constant.detach() for m in model.mean.base_means]).flatten()
     torch.testing.assert_close(constant[0] * u[0, 1], constant[1] * u[0, 0])
     assert abs((u[0] @ constant).item() - y.mean().item()) < 1  # 4048
     assert np.isnan(model.report.standard_errors()["mean"]).all()
     east = torch.stack([y, torch.full_like(y, torch.nan)], dim=-1)
-    with pytest.warns(gp_orff.DataWarning, match=r"along \(-?0, -?1\): it is zero"):
+    with pytest.warns(gp_orff.DataWarning, match=r"along \(0, 1\): it is taken as zero"):
         model.condition(x, east, missing="mask")
     assert model.mean.base_means[1].constant.item() == 0
     model.mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), num_tasks=2)

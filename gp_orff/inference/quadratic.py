@@ -62,7 +62,8 @@ class Evidence(NamedTuple):
         units = torch.where(units > 0, units, 1.0)
         values, vectors = torch.linalg.eigh(information / units.unsqueeze(-1) / units.unsqueeze(-2))
         values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
-        return basis @ (vectors * values.rsqrt().unsqueeze(-2) / units.unsqueeze(-1))
+        root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT  # whatever the eigenvectors
+        return basis @ (root / units.unsqueeze(-1))
 
     def unknown_means(self) -> Float[Tensor, "k p"]:
         """Unit vectors: the directions of a constant mean of which the data say nothing."""

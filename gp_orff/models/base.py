@@ -293,11 +293,12 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
     """Warn of directions of the constant mean of which the data say nothing."""
     if not len(unknown):
         return
-    along = [", ".join(f"{value:.3g}" for value in vector) for vector in unknown.tolist()]
+    signs = unknown.gather(-1, unknown.abs().argmax(-1, keepdim=True)).sign()
+    along = [", ".join(f"{v:.3g}" for v in vector) for vector in (signs * unknown + 0.0).tolist()]
     words = " and ".join(f"({vector})" for vector in along)
     warnings.warn(
-        f"no observation depends on the constant mean of the outputs along {words}: it is zero "
-        "there, with an error bar of zero; observe other components or directions, or give a mean "
+        f"no observation depends on the constant mean of the outputs along {words}: it is "
+        "taken as zero there; observe other components or directions, or give a mean "
         "that is known, such as mean=gpytorch.means.ZeroMean()",
         DataWarning,
         stacklevel=3,

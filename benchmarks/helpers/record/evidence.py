@@ -29,7 +29,7 @@ import gp_orff
 from helpers.record.cases import MOST_DENSE, Case
 
 LATTICE = {"tolerance": 1e-6, "max_features": 6000}  # of sets with more values
-CONTINUED = 12  # evaluations of a search that is continued
+CONTINUED, NEAR = 12, 0.1  # evaluations of a continued search, and how far it goes: a grid serves
 FEW_VALUES = 200  # of which a fit may choose zero for the mean
 STEPS = 200  # of the fixed point of Student-t weights, at most
 EXTENTS, SHAPES = (1e-3, 3.0), (1e-2, 1e4)  # ranges of lengthscales, and of exponents of RQ
@@ -330,4 +330,5 @@ def gain(case: Case, model: gp_orff.VectorFieldGP) -> float:
     with torch.no_grad():
         before = model.log_marginal_likelihood().item()
     search = Search(modules, model.log_marginal_likelihood, case)
+    search.bounds = search.first[:, None] + [-NEAR, NEAR]
     return max(0.0, search.run(search.first, CONTINUED) - before)
