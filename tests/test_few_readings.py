@@ -540,6 +540,7 @@ def test_quantiles_of_mixtures():
     assert np.allclose(one, scipy.stats.norm.ppf(0.9, means[0], sds[0]))
 
 
+@pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 def test_densities_and_intervals_of_a_posterior():
     """The density of the mixture of its members' joint distributions at each point."""
     x, y = problem(8)

@@ -41,10 +41,11 @@ class PriorOfCoordinates:
             for label, module in modules.items()
             for name, parameter in module.named_parameters()
         }
-        ends = np.cumsum([0, *(p.parameter.numel() for p in self.model.coordinates.parts)])
+        parts = self.model.coordinates.parts
+        ends = np.cumsum([part.parameter.numel() for part in parts])
         return {
-            owners[part.parameter]: (slice(low, high), part)
-            for part, low, high in zip(self.model.coordinates.parts, ends, ends[1:], strict=False)
+            owners[part.parameter]: (slice(end - part.parameter.numel(), end), part)
+            for part, end in zip(parts, ends, strict=True)
         }
 
     @cached_property

@@ -169,12 +169,10 @@ def _registered(
     for module in modules.values():
         for _, owner, prior, closure, _ in module.named_priors():
             value = closure(owner)
-            slopes = (
-                torch.autograd.grad(value.sum(), list(owners), allow_unused=True)
-                if (value.requires_grad)
-                else ()
-            )
-            reached = [own for own, slope in zip(owners, slopes, strict=False) if slope is not None]
+            if not value.requires_grad:
+                continue
+            slopes = torch.autograd.grad(value.sum(), list(owners), allow_unused=True)
+            reached = [own for own, slope in zip(owners, slopes, strict=True) if slope is not None]
             if not reached:
                 continue
             of = owners[reached[0]]
