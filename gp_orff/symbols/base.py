@@ -124,12 +124,20 @@ class Symbol(ABC):
         return image, at_zero @ slope
 
     def decided(self, curl_free: bool, divergence_free: bool) -> "Symbol":
-        """The same map, with the images of constants that it has under kernels that are curl-free
-        or divergence-free; see `Potential`."""
+        """The same map, in which it is decided whether constant fields have an image under it.
+
+        Args:
+            curl_free, divergence_free: whether all terms of the kernel are; see `Potential`.
+        """
         return self
 
     def of_constants(self, num_dims: int, p: int) -> Float[Tensor, "q p"]:
-        """Q(0), the image of the constant fields 1⊗I_p."""
+        """Q(0), the image of the constant fields 1⊗I_p.
+
+        Args:
+            num_dims: d, the number of inputs in space.
+            p: the number of components of the field.
+        """
         return self(torch.zeros(1, num_dims, dtype=torch.float64), p)[0].real
 
     def check(self, num_dims: int, p: int) -> None:
