@@ -8,8 +8,8 @@ in five without a curl-free part), noise between 2 and 30 % of the standard devi
 logarithms; a constant mean of that size. 60 % of the points are in two clusters. `VectorFieldGP`
 learns all hyperparameters by default settings. Shares of the truth at ten random places inside the
 intervals of `posterior()` and of `posterior(marginalize=False)`, with standard errors over fields,
-of the field, its vorticity, its divergence and differences of the potential of the curl-free part;
-the divergence of fields that have one. Effective draws, Pareto k, and CPU seconds of the fit with
+of the field, its vorticity, its divergence and differences of the potential of the curl-free part
+and the constant mean; the divergence of fields that have one. Effective draws, Pareto k, and CPU seconds of the fit with
 its posterior.
 
 `--rows` is a part of the names of the rows that are measured; all if empty.
@@ -130,12 +130,11 @@ def problem(layout: str, seed: int) -> dict[str, np.ndarray]:
     if outliers:
         errors *= np.where(rng.random((count, 1)) < OUTLIERS, FARTHER, 1.0)
     truth = {"field": np.stack([s1 - t2, s2 + t1], 1) + constant}
-    if family == "curl-free":
-        potential = potential + xs @ constant
-    else:
+    if family == "helmholtz":
         truth["vorticity"] = vorticity
     if sizes[0]:
         truth["divergence"] = divergence
+    potential = potential + xs @ constant
     truth["potential"] = potential[1:] - potential[0]
     return {"x": x, "y": y + errors, "xs": xs, "truth": truth}
 
@@ -167,7 +166,7 @@ def measured(task: tuple[str, int]) -> dict[str, float]:
         "field": None,
         "vorticity": gp_orff.Curl(),
         "divergence": gp_orff.Divergence(),
-        "potential": gp_orff.Potential(reference=xs[0]),
+        "potential": gp_orff.Potential(reference=xs[0], background=True),
     }
     for how, posterior in (("default", field), ("plug-in", model.posterior(marginalize=False))):
         for name, truth in own["truth"].items():
