@@ -8,7 +8,8 @@ component are white, an offset of the track, and an Ornstein–Uhlenbeck process
 each with a standard deviation of .3. `VectorFieldGP` learns everything from default settings, once
 with `track=` and `time=`, and once from the same readings alone. Share of the latent components at
 64 places inside the 95 % intervals, the root mean square error, and the parameters that were
-learned with tracks.
+learned with tracks. And the share of the readings of one more track inside their 95 % intervals,
+which integrate over the variance of new tracks, and if it had the value that was learned.
 """
 
 import warnings
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
 from helpers.command import Sizes
 from helpers.fields import curl_free, field_of, mean_and_standard_error, quantiles, scores
 from helpers.results import rounded, save
@@ -64,6 +66,8 @@ def measured(seed: int, tracks: int, readings: int) -> tuple[dict[str, object], 
     x = straight(rng, tracks, readings)
     y = field(x) + errors(rng, tracks, readings)
     label, time = np.repeat(np.arange(tracks), readings), np.tile(np.arange(readings), tracks)
+    further = straight(rng, 1, readings)
+    reading = field(further) + errors(rng, 1, readings)
     found = []
     for options in ({"track": label, "time": time}, {}):
         model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
@@ -74,8 +78,21 @@ def measured(seed: int, tracks: int, readings: int) -> tuple[dict[str, object], 
         own["warned"] = any(w.category is gp_orff.CalibrationWarning for w in caught)
         if options:
             own |= {name: getattr(model.likelihood, name).item() for name in TRUTH}
+            own |= of_new_track(model, posterior(further), reading)
         found.append(own)
     return tuple(found)
+
+
+def of_new_track(
+    model: gp_orff.VectorFieldGP, field: MultitaskMultivariateNormal, reading: Float[Tensor, "n 2"]
+) -> dict[str, float]:
+    """The share of readings inside their intervals: integrated, and at the learned variance."""
+    found, noise = {}, model.likelihood
+    for name in ("integrated", "learned"):
+        low, high = (noise.quantile(field, level) for level in (0.025, 0.975))
+        found[name] = ((low < reading) & (reading < high)).double().mean().item()
+        noise.slow_variance = None
+    return found
 
 
 def summary(rows: Rows) -> dict[str, object]:
@@ -100,6 +117,10 @@ def main(words: Sequence[str] | None = None) -> None:
         **{name: getattr(arguments, name) for name in sizes},
         "with track=": summary(along),
         "alone": summary(alone),
+        "new track": {
+            name: mean_and_standard_error(np.array([row[name] for row in along]))
+            for name in ("integrated", "learned")
+        },
         "learned": {
             name: {"truth": TRUTH[name], **quantiles(np.array([row[name] for row in along]))}
             for name in TRUTH

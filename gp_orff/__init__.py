@@ -50,6 +50,7 @@ from gp_orff.models.comparison import compare_kernels
 from gp_orff.models.derived.energy_spectrum import EnergySpectrum
 from gp_orff.models.exact_comparison import compare_with_exact
 from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.fitting.search import SearchWarning
 from gp_orff.models.report.fit_report import FitReport
 from gp_orff.models.validation.calibration import CalibrationWarning
 from gp_orff.models.validation.cross_validation import CrossValidation
@@ -115,6 +116,7 @@ __all__ = [
     "Potential",
     "QuasiMonteCarlo",
     "ReductionToPole",
+    "SearchWarning",
     "SeparableKernel",
     "SpectralMatrixKernel",
     "StreamFunction",

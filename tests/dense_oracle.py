@@ -306,21 +306,39 @@ class Field:
         )
 
     def process(
-        self, x: Float[Array, "n D"], role: str, reference: Float[Array, "d"] | None = None
+        self,
+        x: Float[Array, "n D"],
+        role: str,
+        reference: Float[Array, "d"] | None = None,
+        background: bool | None = None,
     ) -> Functional:
-        """The sum of the processes of a role itself, less its value at a reference."""
+        """The sum of the processes of a role itself, less its value at a reference; `background`:
+        with that of the constant mean."""
         chosen = np.array([own.role == role for own in self.processes], dtype=float)
         weights = {self._none: np.eye(len(x))[..., None] * chosen}
-        here = Functional(x, weights, np.zeros((len(x), self.num_outputs)))
+        here = Functional(x, weights, self._of_mean(x, role, background))
         if reference is None:
             return here
         there = x.copy()
         there[:, list(self.space)] = reference
-        return here.minus(replace(here, nodes=there))
+        of_mean = self._of_mean(there, role, background)
+        return here.minus(replace(here, nodes=there, constant=of_mean))
 
-    def part(self, x: Float[Array, "n D"], chosen: Callable[[Process], bool]) -> Functional:
-        """What some of the processes make of the field."""
-        return self.values(x).of([chosen(own) for own in self.processes])
+    def _of_mean(self, x: Float[Array, "n D"], role: str, background: bool | None) -> Array:
+        """The potential ⟨c, x⟩ or the stream function c₁x₂ − c₂x₁ of a constant mean; zero where it
+        does not belong to the process, by default where there are others."""
+        if background is None:
+            background = all(own.role == role for own in self.processes)
+        y = x[:, list(self.space)] if background else np.zeros((len(x), len(self.space)))
+        return y if role == "potential" else np.stack([y[:, 1], -y[:, 0]], axis=-1)
+
+    def part(
+        self, x: Float[Array, "n D"], chosen: Callable[[Process], bool], with_mean: bool = False
+    ) -> Functional:
+        """What some of the processes make of the field, with the constant mean or without it."""
+        values = self.values(x)
+        part = values.of([chosen(own) for own in self.processes])
+        return replace(part, constant=values.constant) if with_mean else part
 
     @property
     def _here(self) -> Float[Array, "d"]:
@@ -409,9 +427,13 @@ class Posterior:
         self.factor = np.linalg.cholesky(np.block(blocks))
         self.ones = self._white(np.concatenate([own.functional.constant for own in readings]))
         y = self._white(np.concatenate([own.y for own in readings]))
+        self.squares = y @ y  # of which the evidence is a small difference
         self.of_mean = np.zeros((self.ones.shape[1],) * 2)  # its covariance
-        if mean is None:  # generalised least squares; the shortest where there are many
-            inverse = np.linalg.pinv(self.ones, rcond=1e-6)
+        if mean is None:  # generalised least squares, along directions that readings depend on
+            seen = np.concatenate([own.functional.constant for own in readings])
+            _, sizes, directions = np.linalg.svd(seen, full_matrices=False)
+            seen = directions[sizes > 1e-10 * sizes.max()].T
+            inverse = seen @ np.linalg.pinv(self.ones @ seen, rcond=0)
             mean, self.of_mean = inverse @ y, inverse @ inverse.T
         self.mean, self.white = mean, y - self.ones @ mean
         logdet = 2 * np.log(np.diagonal(self.factor)).sum()
@@ -425,9 +447,7 @@ class Posterior:
     def _white(self, columns: Array) -> Array:
         return np.linalg.solve(self.factor, columns)
 
-    def predict(
-        self, functional: Functional, known_mean: bool = False
-    ) -> tuple[Array, Array, Array]:
+    def predict(self, functional: Functional) -> tuple[Array, Array, Array]:
         """Mean, covariance, and the covariance before the readings."""
         cross = [self.field.covariance(own.functional, functional) for own in self.readings]
         gain, prior = (
@@ -435,7 +455,5 @@ class Posterior:
             self.field.covariance(functional, functional),
         )
         effect = functional.constant - gain.T @ self.ones
-        covariance = prior - gain.T @ gain
-        if not known_mean:
-            covariance = covariance + effect @ self.of_mean @ effect.T
+        covariance = prior - gain.T @ gain + effect @ self.of_mean @ effect.T
         return gain.T @ self.white + functional.constant @ self.mean, covariance, prior

@@ -61,6 +61,8 @@ class Twin:
     story: list[str]
     closed_forms: bool  # of the exact kernel alone
     extras: tuple[str, ...]  # further steps
+    level: np.ndarray  # of all values: the image of this constant is added to them
+    flat: bool  # whether directions are parallel, and vectors have one component
     seen: list[np.ndarray] = field(default_factory=list)
     readings: list[dense.Reading] = field(default_factory=list)
     integrals: bool = False  # whether one was observed
@@ -88,12 +90,15 @@ class Twin:
         covariance = np.stack([self.noises[label].covariance for label in labels])
         given, noise = self._weighted(covariance)
         kept = np.ones((n, self.p), dtype=bool)
-        if self.rng.random() < 0.4:
+        if self.flat:
+            kept[:, 1:] = False
+        elif self.rng.random() < 0.4:
             kept = self.rng.random((n, self.p)) < 0.7
             kept[0, 0] = True
             self.story[-1] += " with gaps"
         rows = kept.flatten()
         own = self.field.values(x).rows(rows)
+        y = y + self.level
         self.readings.append(dense.Reading(own, y[kept], noise[np.ix_(rows, rows)]))
         if any(labels):
             same = len(set(labels)) == 1
@@ -103,7 +108,10 @@ class Twin:
     def _along(self, n: int) -> dict[str, object]:
         """Components along directions, of the default instrument if its noise has none."""
         x, y, u = self.points(n), self.rng.normal(size=n), self.rng.normal(size=(n, self.p))
+        if self.flat:
+            u = np.tile(np.eye(self.p)[0], (n, 1)) * np.sign(u[:, :1])
         u = u / np.linalg.norm(u, axis=-1, keepdims=True)
+        y = y + u @ self.level
         label = "" if self.noises[""].isotropic and self.rng.random() < 0.5 else "radar"
         variance = self.noises[label].covariance[:1, :1]
         given, noise = self._weighted(np.broadcast_to(variance, (n, 1, 1)))
@@ -184,6 +192,7 @@ class Twin:
             "each": (variances, np.diag(variances)),
             "full": (covariance, covariance),
         }[self.rng.choice(["one", "each", "full"])]
+        y = y + (functional.constant @ self.level).reshape(y.shape)
         self.model.observe(tensor(x), tensor(y), chosen.symbol, noise=tensor(noise))
         covariance = np.kron(np.eye(len(x)), covariance)
         self.readings.append(dense.Reading(functional, y.flatten(), covariance))
@@ -265,18 +274,22 @@ class Twin:
         if "mixed" in roles:
             return found
         reference = self.corner[list(own.space)] + self.rng.uniform(-0.2, 1.2, p)
+        background = [None, True, False][len(self.seen) % 3]  # whether the mean belongs to a part
         for role, value, part in (
             ("potential", gp_orff.Potential, gp_orff.CurlFreePart),
             ("stream", gp_orff.StreamFunction, gp_orff.DivergenceFreePart),
         ):
             if role not in roles:
                 continue
-            found.append(Question(part(), partial(own.part, chosen=_has(role=role))))
+            chosen = _has(role=role)
+            functional = partial(own.part, chosen=chosen, with_mean=bool(background))
+            found.append(Question(part(bool(background)), functional))
             if role == "potential" or p == 2:
-                process = partial(own.process, role=role)
-                found.append(Question(value(reference), partial(process, reference=reference)))
+                process = partial(own.process, role=role, background=background)
+                symbol = value(reference, background)
+                found.append(Question(symbol, partial(process, reference=reference)))
                 if self.closed_forms and p == len(self.corner):
-                    found.append(Question(value(), process))
+                    found.append(Question(value(None, background), process))
         if "constant" in roles:
             found.append(Question(gp_orff.Background(), self._background))
         terms = range(self.prior.parts) if self.prior.parts > 1 else []
@@ -284,8 +297,7 @@ class Twin:
 
     def _background(self, x: np.ndarray) -> dense.Functional:
         """Constant terms, with the mean."""
-        found = self.field.part(x, _has(role="constant"))
-        return dense.Functional(found.nodes, found.weights, self.field.values(x).constant)
+        return self.field.part(x, _has(role="constant"), with_mean=True)
 
     def _one_of(self, found: Sequence[Question]) -> Question:
         return found[self.rng.integers(len(found))]
@@ -349,6 +361,7 @@ def _twin(
     noises = {label: Noise.draw(rng, kind, p) for label in ("", "B", "C")}
     noises["radar"] = Noise.draw(rng, "global", p)
     mean, module = _mean(rng, p)
+    level, flat = _level(words, mean, p)
     corner = rng.choice([0.0, 3.0]) * np.ones(inputs.number)
     model = gp_orff.VectorFieldGP(
         prior.kernel,
@@ -368,10 +381,20 @@ def _twin(
         mean,
         corner,
         model,
-        [f"{words}, {where}: {prior.words}", about],
+        [f"{words}, {where}: {prior.words}", f"{about}, level {level.round(1)}" + ", flat" * flat],
         closed_forms=tolerance is None,
         extras=extras,
+        level=level,
+        flat=flat,
     )
+
+
+def _level(words: str, mean: np.ndarray | None, p: int) -> tuple[np.ndarray, bool]:
+    """How large values are if the mean is not known, and whether they tell of one direction of it
+    alone."""
+    rng = np.random.default_rng(list(words.encode()))  # leaves all else as it was
+    size = rng.choice([0.0, 10.0, 290.0, 1e4]) if mean is None else 0.0
+    return size * rng.uniform(0.5, 1.0, p), bool(mean is None and p > 1 and rng.random() < 0.2)
 
 
 def _mean(rng, p: int) -> tuple[np.ndarray | None, gpytorch.means.Mean | None]:

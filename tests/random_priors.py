@@ -98,6 +98,7 @@ class Prior:
     parts: int = 1  # of the sum it is
 
     def __add__(self, other: "Prior") -> "Prior":
+        self, other = self._summand(), other._summand()
         return Prior(
             self.kernel + other.kernel,
             self.processes + [replace(own, term=own.term + self.parts) for own in other.processes],
@@ -106,6 +107,12 @@ class Prior:
             min(self.derivatives, other.derivatives),
             self.parts + other.parts,
         )
+
+    def _summand(self) -> "Prior":
+        """In a sum, both halves of a Helmholtz kernel are one part."""
+        if not isinstance(self.kernel, gp_orff.HelmholtzKernel):
+            return self
+        return replace(self, processes=[replace(p, term=0) for p in self.processes], parts=1)
 
 
 # Fields that derive from a potential --------------------------------------------------------------

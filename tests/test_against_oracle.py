@@ -48,15 +48,14 @@ def compare(own: Twin, tolerance) -> list[str]:
 
     right = dense.Posterior(own.field, own.readings, own.mean)
     evidence, count = own.model.log_marginal_likelihood(), len(right.white)
-    check("evidence", evidence, right.evidence, count, tolerance(own, None))
+    rounding = np.finfo(float).eps * right.squares / count
+    check("evidence", evidence, right.evidence, count, max(tolerance(own, None), rounding))
     whole = own.model.posterior()
     for question in own.asked():
         x, words, symbol = own.points(4), question.words, question.symbol
         bound = tolerance(own, question)
         functional = question.functional(x)
-        order = 0 if symbol is None else symbol.order
-        of_part = question.part is not None or (order <= 0 and not functional.constant.any())
-        mean, covariance, prior = right.predict(functional, known_mean=of_part)
+        mean, covariance, prior = right.predict(functional)
         scale = max(np.diagonal(prior).max(), np.diagonal(covariance).max(), 1e-6)
         field = whole if question.part is None else whole.part(question.part)
         joint, blocks = field(tensor(x), symbol), field.pointwise_covariance(tensor(x), symbol)
@@ -81,6 +80,10 @@ def wrong(make, seeds: range, folder: Path, tolerance) -> list[str]:
         if found:
             stories.append(f"{'; '.join(own.story)}: {', '.join(found)}")
     return stories
+
+
+# Some readings are along one direction, and nothing tells of the mean across it.
+pytestmark = pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 
 
 def batches(number: int, size: int) -> list:

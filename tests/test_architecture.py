@@ -117,6 +117,16 @@ def test_no_module_uses_private_names_of_another(name):
     assert not used & others
 
 
+@pytest.mark.parametrize("name", SOURCES)
+def test_no_zip_ends_with_the_shortest(name):
+    """What should have one entry for each part, and has another number of them, raises."""
+    calls = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)]
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "zip":
+            strict = [word.value for word in call.keywords if word.arg == "strict"]
+            assert [getattr(value, "value", None) for value in strict] == [True], call.lineno
+
+
 def test_importing_warns_of_nothing_and_leaves_extras_alone():
     """Not of what linear_operator does while it is imported, of any category."""
     code = (

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gp_orff
+from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.regression import ORFFRidge
 
 ROOT = Path(__file__).parents[1]
@@ -554,3 +555,34 @@ def test_generated_sets_are_sixty_of_the_sizes_that_they_name(script):
             assert error == pytest.approx(problem.noise, rel=0.25)
             if kind.n > 25:
                 assert torch.cdist(problem.xs, problem.x).min() > 0
+
+
+@pytest.mark.parametrize("kind", ["rbf", "matern"])
+def test_few_vectors_come_from_the_prior(script, kind):
+    """The covariances of the potential, its derivatives and its Laplacian are those of symbols."""
+    few = script("few_vectors")
+    kernel = few.kernel_of("curl-free", kind).double()
+    kernel.base_kernel.lengthscale = 0.4
+    x, z = np.random.default_rng(0).random((2, 3, 2))
+    symbols = {
+        "p": gp_orff.Potential(),
+        "1": gp_orff.Component([1.0, 0.0]),
+        "2": gp_orff.Component([0.0, 1.0]),
+        "L": gp_orff.Divergence(),
+    }
+    for a, left in symbols.items():
+        for b, right in symbols.items():
+            covariance = SymbolCovariance(kernel, left, right, (0, 1))
+            with torch.no_grad():
+                expected = covariance(torch.from_numpy(x), torch.from_numpy(z)).numpy()
+            assert np.allclose(few.covariance(kind, a, x, b, z, 0.4), expected, atol=1e-7)
+
+
+def test_few_vectors_are_scored(script):
+    few = script("few_vectors")
+    found = few.measured(("curl-free RBF, 30 vectors", 0))
+    assert found["default, field"] > 0.6
+    assert found["draws"] > 99
+    assert found["log width, default, field"] > found["log width, plug-in, field"]
+    again = few.summary([found, found])
+    assert again["default, field"]["standard_error"] == 0

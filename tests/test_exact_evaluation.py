@@ -22,7 +22,8 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.exact import tiles
-from gp_orff.kernels.pairs.rows import Rows, row_covariance
+from gp_orff.kernels.pairs.rows import Rows, in_closed_form, row_covariance
+from gp_orff.models.few_readings.batches import with_parameters
 from tests import oracles
 from tests.fields import draw, uniform
 from tests.registry import CASES, SMOOTH, base
@@ -32,6 +33,8 @@ FIELDS = (gp_orff.CurlFreeKernel, gp_orff.DivergenceFreeKernel, gp_orff.Helmholt
 EXACT = sorted(  # of several outputs, with a covariance in closed form
     name for name, build in CASES.items() if build().num_outputs > 1 and name != "spectral_mixture"
 )
+BATCHED = [name for name in EXACT if in_closed_form(CASES[name]().kernel)]
+assert {"curl_free", "helmholtz", "separable_sum", "field_times_time"} <= set(BATCHED)
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +105,43 @@ def check(kernel, inference, p):
     )
     for own, other in zip(*gradients, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-9)
+
+
+def many(kernel, size=3):
+    """A batch of kernels whose parameters differ, and each of them alone."""
+    generator = torch.Generator().manual_seed(3)
+    raw = {
+        own: own.detach() + 0.3 * torch.randn(size, *own.shape, generator=generator).double()
+        for own in kernel.parameters()
+    }
+    alone = [
+        with_parameters(kernel, {own: values[i] for own, values in raw.items()}, torch.Size())
+        for i in range(size)
+    ]
+    return with_parameters(kernel, raw, torch.Size([size])), alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", BATCHED)
+def test_batches_of_kernels_are_what_each_is_alone(name, kind):
+    """Evidence and cross covariances; noise, too, is that of each. Rounding."""
+    case = CASES[name]()
+    p, inference = case.num_outputs, problem(kind, case.num_outputs, case.num_dims)
+    kernel = case.kernel.double().requires_grad_(False)
+    assert inference.serves_batches(kernel)
+    batch, alone = many(kernel)
+    levels = torch.tensor([0.5, 0.8, 1.3]).double()
+    noises = {label: levels[:, None, None] * torch.eye(p).double() for label in ("", "a", "b")}
+    factor, half, evidence = inference.in_batches(batch, noises)
+    cross = inference.cross(batch, uniform(4, case.num_dims, seed=8))
+    for i, own in enumerate(alone):
+        expected = inference.evidence(own, {label: noise[i] for label, noise in noises.items()})
+        torch.testing.assert_close(evidence.quad[i], expected.quad, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(evidence.logdet[i], expected.logdet, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(half[i].mT @ half[i], expected.quad, rtol=1e-9, atol=1e-9)
+        lone = inference.cross(own, uniform(4, case.num_dims, seed=8))
+        torch.testing.assert_close(cross.expand(3, -1, -1)[i], lone, rtol=1e-9, atol=1e-9)
+    assert factor.shape[0] == 3
 
 
 @pytest.mark.parametrize("name", SMOOTH)

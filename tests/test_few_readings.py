@@ -1,12 +1,23 @@
 """Posteriors of few readings: mixtures over what these leave open of the hyperparameters."""
 
+import itertools
+import warnings
+
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.special
+import scipy.stats
 import torch
-from gpytorch.kernels import RBFKernel
-from gpytorch.means import MultitaskMean, ZeroMean
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.priors import GammaPrior, NormalPrior
 
 import gp_orff
+from gp_orff.inference.quadratic import Evidence
+from gp_orff.models.derived.mixtures import mixture_quantile
 from gp_orff.models.few_readings import (
     Member,
     Mixture,
@@ -14,6 +25,7 @@ from gp_orff.models.few_readings import (
     sample,
     sample_of_hyperparameters,
 )
+from gp_orff.models.few_readings.importance import adaptive_draws, pareto, smoothed_logs
 from gp_orff.models.few_readings.sample import truncated_weights
 from gp_orff.models.sample_paths import JoinedPaths, Paths
 from tests.fields import draw, uniform
@@ -111,15 +123,13 @@ def sample_of(state):
 def test_posteriors_of_fits_are_mixtures(fitted):
     """Of the sample, its means included; those of conditioned models are not."""
     x, state, field = uniform(50, 2, seed=7), fitted.state, fitted.posterior()
-    members = sample_of_hyperparameters(
-        state.inference, state.kernel, state.likelihoods, state.mean
-    )
+    members = sample_of(state).members
     means = torch.stack([own.distribution.mean(x) + own.mean for own in members])
     weights = torch.tensor([own.weight for own in members]).double()[:, None, None]
     assert torch.allclose(field.mean(x), (weights * means).sum(0))
     assert means.std(0).mean() > 0.01
     twin = gp_orff.VectorFieldGP(fitted.kernel).condition(*problem())
-    assert not twin.state.snapshot(twin.mean).members
+    assert not twin.state.snapshot(twin.mean).sample.members
 
 
 def test_weights_are_truncated():
@@ -131,9 +141,7 @@ def test_weights_are_truncated():
 
 def test_a_sample_leaves_the_model_alone(fitted):
     state, before = fitted.state, [p.clone() for p in fitted.kernel.parameters()]
-    members = sample_of_hyperparameters(
-        state.inference, state.kernel, state.likelihoods, state.mean
-    )
+    members = sample_of(state).members
     assert 5 < len(members) <= 32
     assert min(own.weight for own in members) >= 1e-3
     assert sum(own.weight for own in members) == pytest.approx(1.0)
@@ -178,7 +186,7 @@ def test_saved_and_updated_models_count_it_too(fitted, tmp_path):
     again = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
     assert torch.allclose(again.posterior().variance(x), fitted.posterior().variance(x))
     again.update(uniform(2, 2, seed=9), draw(2, 2))
-    assert again.state.snapshot(again.mean).members
+    assert again.state.snapshot(again.mean).sample.members
 
 
 @pytest.mark.parametrize("name", ["many", "fixed", "no curve"])
@@ -192,94 +200,403 @@ def test_others_are_not_sampled(name):
     assert not leaves_spectra_open(model.state.inference, kernel)
 
 
-# -- posterior(marginalize=) ------------------------------------------------------------------
+# -- fewer than 120 vectors -------------------------------------------------------------------
 
 
-def with_open_lengthscale(points=12):
-    """A model that has learned a lengthscale and nothing else, with its data."""
-    x, y = problem(points)
-    kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
-    model = gp_orff.VectorFieldGP(kernel, mean=MultitaskMean(ZeroMean(), 2))
-    model.likelihood.noise = 0.04
-    model.likelihood.requires_grad_(False)
-    model.kernel.outputscale = 0.1
-    model.kernel.raw_outputscale.requires_grad_(False)
+def scalar_problem(seed, count=8):
+    """Readings of a line, with an offset."""
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.random((count, 1)), 0) * 3
+    prior = np.exp(-0.5 * ((x - x.T) / 0.5) ** 2) + 1e-9 * np.eye(count)
+    y = np.linalg.cholesky(prior) @ rng.normal(size=(count, 1))
+    return x, 5.0 + y + 0.2 * rng.normal(size=(count, 1))
+
+
+def scalar_model(x, y, **how):
+    kernel = gp_orff.SeparableKernel(RBFKernel(), torch.eye(1))
+    model = gp_orff.VectorFieldGP(kernel, **how)
     with gp_orff.settings.check_calibration(False):
-        return model.fit(x, y - 9, progress=False), x, y - 9
+        return model.fit(x, y, progress=False)
 
 
-def by_quadrature(x, y, xs):
-    """Moments of a curl-free field given y, integrated over log ℓ with numpy alone."""
+def bulk(x):
+    """The extent of evenly spread points with the same middle 90 %."""
+    low, high = np.quantile(x, [0.05, 0.95])
+    return min((high - low) / 0.9, np.ptp(x))
 
-    def covariance(a, b, length):
-        lag = a[:, None, :] - b[None, :, :]
-        decay = np.exp(-0.5 * (lag**2).sum(-1) / length**2)[..., None, None]
-        outer = lag[..., :, None] * lag[..., None, :]
-        blocks = 0.1 * decay * (np.eye(2) / length**2 - outer / length**4)
-        return blocks.transpose(0, 2, 1, 3).reshape(2 * len(a), 2 * len(b))
 
+def scalar_posteriors(x, y, xs, priors, steps=25, factor=None):
+    """Mixture of the posteriors on a grid of logarithms of lengthscale, variance and noise, with
+    numpy alone: probabilities, means and variances at xs. `priors`: their medians and widths;
+    `factor`: multiplies the density."""
+    h = np.ones_like(y)
+    axes = [np.log(m) + w * np.linspace(-4, 4, steps) for m, w in priors]
     logs, means, variances = [], [], []
-    for length in np.exp(np.linspace(np.log(0.03), np.log(6.0), 300)):
-        noisy = covariance(x, x, length) + 0.04 * np.eye(y.size)
-        solved = np.linalg.solve(noisy, np.column_stack([y.ravel(), covariance(x, xs, length)]))
-        logs.append(-0.5 * y.ravel() @ solved[:, 0] - 0.5 * np.linalg.slogdet(noisy)[1])
-        means.append(covariance(xs, x, length) @ solved[:, 0])
-        reduction = covariance(xs, x, length) @ solved[:, 1:]
-        variances.append((covariance(xs, xs, length) - reduction).diagonal())
+    for u in itertools.product(*axes):
+        length, variance, noise = np.exp(u)
+        k = variance * np.exp(-0.5 * ((x - x.T) / length) ** 2)
+        cross = variance * np.exp(-0.5 * ((x - xs.T) / length) ** 2)
+        root = np.linalg.cholesky(k + (noise + 1e-12 * variance) * np.eye(len(x)))
+        solved = np.linalg.solve(root, np.hstack([y, h, cross]))
+        a, b, c = solved[:, :1], solved[:, 1:2], solved[:, 2:]
+        information = (b.T @ b)[0, 0]
+        mean = (b.T @ a)[0, 0] / information
+        rest, absorbed = a - b * mean, 1 - (c.T @ b)[:, 0]
+        log = -0.5 * (rest.T @ rest)[0, 0] - np.log(np.diag(root)).sum() - 0.5 * np.log(information)
+        scores = [(v - np.log(m)) / w for v, (m, w) in zip(u, priors, strict=True)]
+        logs.append(log - 0.5 * np.square(scores).sum() + (0.0 if factor is None else factor(*u)))
+        means.append((c.T @ rest)[:, 0] + mean)
+        variances.append(variance - (c * c).sum(0) + absorbed**2 / information)
     weights = np.exp(np.array(logs) - max(logs))
-    weights /= weights.sum()
+    return weights / weights.sum(), np.array(means), np.array(variances)
+
+
+def scalar_priors(x, y):
+    s = y.std()
+    return [(0.4 * bulk(x), 0.8), (s**2, 1.6), (0.01 * s**2, 2.4)]
+
+
+XS = np.linspace(-0.5, 3.5, 9)[:, None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hyperparameters_are_integrated_out(seed):
+    """Against quadrature. Draws err by their number: the effective one is 100 at least, which makes
+    10 % of a standard deviation in means, and 7 % in standard deviations, at one standard error."""
+    x, y = scalar_problem(seed)
+    weights, means, variances = scalar_posteriors(x, y, XS, scalar_priors(x, y))
     mean = weights @ means
-    return mean, weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
+    sd = np.sqrt(weights @ (variances + (means - mean) ** 2))
+    model = scalar_model(x, y)
+    field, plain = model.posterior(), model.posterior(marginalize=False)
+    assert model.report.effective_draws >= 100
+    assert np.abs((field.mean(XS)[:, 0].numpy() - mean) / sd).max() < 0.2
+    found = field.variance(XS)[:, 0].sqrt().numpy()
+    assert np.abs(np.log(found / sd)).max() < 0.2
+    assert (found > plain.variance(XS)[:, 0].sqrt().numpy()).mean() > 0.6
+    for share in (0.025, 0.3, 0.975):  # of the mixture on the grid, by its distribution function
+        quantile = field.quantile(XS, share)[:, 0].numpy()
+        below = weights @ scipy.stats.norm.cdf((quantile - means) / np.sqrt(variances))
+        assert np.abs(below - share).max() < 4 * np.sqrt(share * (1 - share) / 100)
 
 
-@pytest.mark.parametrize(("size", "least", "error"), [(32, 1e-3, 0.2), (200, 0.0, 0.07)])
-def test_hyperparameters_are_integrated_out(size, least, error, monkeypatch):
-    """Draws err by their number: 1/√S, of the sd for the mean, and of the variance."""
-    monkeypatch.setattr(sample, "_SIZE", size)
-    monkeypatch.setattr(sample, "_LEAST", least)
-    model, x, y = with_open_lengthscale()
-    xs = uniform(30, 2, seed=5)
-    mean, variance = by_quadrature(x.numpy(), y.numpy(), xs.numpy())
-    field, plain = model.posterior(marginalize=True), model.posterior()
-    assert np.abs(field.mean(xs).flatten().numpy() - mean).max() < error * variance.max() ** 0.5
-    ratio = field.variance(xs).flatten() / torch.from_numpy(variance)
-    assert ratio.log().abs().max() < error
-    assert (plain.variance(xs).flatten() / torch.from_numpy(variance)).mean() < ratio.mean() - 0.1
-    again = model.posterior(marginalize=False)
-    assert torch.equal(again.variance(xs), plain.variance(xs))
+def test_the_learned_values_maximise_the_posterior_density():
+    """Of the logarithms, with the mean integrated out, by quadrature's density around them."""
+    x, y = scalar_problem(1)
+    model = scalar_model(x, y)
+    u = np.log(
+        [
+            model.kernel.base_kernel.base_kernel.lengthscale.item(),
+            model.kernel.outputscale.item(),
+            model.likelihood.noise.item(),
+        ]
+    )
+
+    def density(u):
+        length, variance, noise = np.exp(u)
+        k = variance * np.exp(-0.5 * ((x - x.T) / length) ** 2) + noise * np.eye(len(x))
+        h = np.ones_like(y)
+        inverse = np.linalg.inv(k)
+        p = inverse - inverse @ h @ h.T @ inverse / (h.T @ inverse @ h)
+        log = -0.5 * (np.linalg.slogdet(k)[1] + np.log(h.T @ inverse @ h) + y.T @ p @ y).item()
+        medians, widths = np.array(scalar_priors(x, y)).T
+        return log - 0.5 * np.square((u - np.log(medians)) / widths).sum()
+
+    best = scipy.optimize.minimize(lambda v: -density(v), u, method="Nelder-Mead").x
+    assert density(best) - density(u) < 0.02
+    evidence = model.log_marginal_likelihood().item()  # the plain one
+    length, variance, noise = np.exp(u)
+    k = variance * np.exp(-0.5 * ((x - x.T) / length) ** 2) + noise * np.eye(len(x))
+    inverse = np.linalg.inv(k)
+    mean = inverse.sum(0) @ y / inverse.sum()
+    rest = y - mean
+    plain = -0.5 * ((rest.T @ inverse @ rest).item() + np.linalg.slogdet(2 * np.pi * k)[1])
+    assert evidence == pytest.approx(plain, abs=1e-6)
 
 
-def test_spectra_are_taken_as_they_are_if_asked(fitted):
-    x = uniform(5, 2, seed=3)
-    known = gp_orff.VectorFieldGP(fitted.kernel, likelihood=fitted.likelihood)
-    known.condition(*problem())
-    plain = fitted.posterior(marginalize=False)
-    assert torch.allclose(plain.variance(x), known.posterior().variance(x))
+def test_priors_of_the_user_replace_weak_ones():
+    """A gamma prior of the lengthscale, and a normal one of the noise, by quadrature of their
+    densities of values, which are those of logarithms times the values."""
+    x, y = scalar_problem(2)
+    gamma, normal = GammaPrior(40.0, 40.0 / 1.5), NormalPrior(0.3, 0.03)
+    kernel = gp_orff.SeparableKernel(RBFKernel(lengthscale_prior=gamma), torch.eye(1))
+    noise = GaussianLikelihood(noise_prior=normal, noise_constraint=GreaterThan(0.0))
+    model = gp_orff.VectorFieldGP(kernel, likelihood=noise)
+    with gp_orff.settings.check_calibration(False):
+        model.fit(x, y, progress=False)
+
+    def factor(length, variance, noise):
+        logs = scipy.stats.gamma.logpdf(np.exp(length), 40.0, scale=1.5 / 40.0) + length
+        return logs + scipy.stats.norm.logpdf(np.exp(noise), 0.3, 0.03) + noise
+
+    flat = [(1.5, 0.3), scalar_priors(x, y)[1], (0.3, 0.1)]
+
+    def whole(*u):  # without the priors of the grid
+        scores = [(v - np.log(m)) / w for v, (m, w) in zip(u, flat, strict=True)]
+        return factor(*u) + 0.5 * (scores[0] ** 2 + scores[2] ** 2)
+
+    weights, means, variances = scalar_posteriors(x, y, XS, flat, factor=whole)
+    mean = weights @ means
+    sd = np.sqrt(weights @ (variances + (means - mean) ** 2))
+    field = model.posterior()
+    assert np.abs((field.mean(XS)[:, 0].numpy() - mean) / sd).max() < 0.2
+    assert np.abs(np.log(field.variance(XS)[:, 0].sqrt().numpy() / sd)).max() < 0.2
 
 
-def test_nothing_open_is_nothing_integrated():
-    model, _, _ = with_open_lengthscale()
-    x = uniform(5, 2, seed=3)
-    assert not torch.equal(model.posterior(True).variance(x), model.posterior().variance(x))
-    model.kernel.requires_grad_(False)
-    field = model.posterior(marginalize=True)
-    assert torch.equal(field.variance(x), model.posterior().variance(x))
+def test_frozen_hyperparameters_stay():
+    x, y = scalar_problem(0)
+    kernel = ScaleKernel(gp_orff.SeparableKernel(RBFKernel(), torch.eye(1)))
+    kernel.base_kernel.base_kernel.lengthscale = 0.7
+    kernel.base_kernel.base_kernel.raw_lengthscale.requires_grad_(False)
+    model = gp_orff.VectorFieldGP(kernel)
+    with gp_orff.settings.check_calibration(False):
+        model.fit(x, y, progress=False)
+    members = model.state.snapshot(model.mean).sample.members
+    for own in members:
+        assert own.kernel.base_kernel.base_kernel.lengthscale.item() == pytest.approx(0.7)
+    assert len({own.kernel.outputscale.item() for own in members}) > 30
+    for part in (model.kernel, model.likelihood):
+        part.requires_grad_(False)
+    plain = model.posterior(marginalize=False)
+    assert torch.equal(model.posterior(marginalize=True).variance(XS), plain.variance(XS))
+    assert not model.state.snapshot(model.mean).sample.members
 
 
-def test_few_draws_that_count_are_told_of(monkeypatch):
-    model, _, _ = with_open_lengthscale()
-    monkeypatch.setattr(sample, "_SIZE", 3)
-    with pytest.warns(gp_orff.DataWarning, match="3 draws of hyperparameters tell as much as"):
-        model.posterior(marginalize=True)
+def test_conditioned_and_large_models_do_not_integrate():
+    x, y = scalar_problem(0)
+    model = scalar_model(x, y)
+    assert model.report.weak_priors
+    twin = gp_orff.VectorFieldGP(model.kernel, likelihood=model.likelihood).condition(x, y)
+    assert twin.report.effective_draws is None
+    plain = model.posterior(marginalize=False)
+    assert torch.allclose(twin.posterior().variance(XS), plain.variance(XS))
+    assert scalar_model(*scalar_problem(0, 119)).report.weak_priors
+    many = scalar_model(*scalar_problem(0, 120)).report
+    assert not many.weak_priors
+    assert many.effective_draws is None
+    assert "effective draws, Pareto k" in str(model.report)
+    assert "integrated" not in str(many)
 
 
-def test_many_readings_are_refused(monkeypatch):
-    model, _, _ = with_open_lengthscale()
+def test_the_constant_mean_is_kept(tmp_path):
+    """Of data with one and without; zero in the place of a constant is no choice any more."""
+    x, y = scalar_problem(0)
+    for offset in (0.0, 290.0):
+        model = scalar_model(x, y - 5.0 + offset)
+        mean = model.posterior(marginalize=False)
+        far = mean.mean(np.array([[1e6]])).item()
+        assert far == pytest.approx(model.report.hyperparameters["mean"].value, abs=1e-6)
+        assert abs(far - offset) < 2
+    model.save(tmp_path / "model.pt")
+    again = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    assert torch.equal(again.posterior().mean(XS), model.posterior().mean(XS))
+    assert torch.equal(again.posterior().variance(XS), model.posterior().variance(XS))
+
+
+def test_a_mean_that_is_set_is_kept_after_loading(tmp_path):
+    """By `condition`, as by a model that was given it."""
+    x, y = scalar_problem(0)
+    model = scalar_model(x, y)
+    model.save(tmp_path / "model.pt")
+    again = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+    again.mean = ConstantMean().double()
+    again.mean.initialize(constant=3.0).requires_grad_(False)
+    again.condition(x, y)
+    assert again.mean(torch.from_numpy(XS)).eq(3.0).all()
+    known = gp_orff.VectorFieldGP(again.kernel, likelihood=again.likelihood, mean=again.mean)
+    expected = known.condition(x, y).posterior().mean(XS)
+    torch.testing.assert_close(again.posterior().mean(XS), expected)
+
+
+def test_updates_integrate_over_the_new_data_too():
+    """As a model that holds all of them, from where the hyperparameters are: within the error of
+    the draws."""
+    x, y = scalar_problem(0, 12)
+    model = scalar_model(x[:8], y[:8])
+    model.update(x[8:], y[8:])
+    weights, means, variances = scalar_posteriors(x, y, XS, scalar_priors(x, y))
+    mean = weights @ means
+    sd = np.sqrt(weights @ (variances + (means - mean) ** 2))
+    field = model.posterior()
+    assert np.abs((field.mean(XS)[:, 0].numpy() - mean) / sd).max() < 0.2
+    assert np.abs(np.log(field.variance(XS)[:, 0].sqrt().numpy() / sd)).max() < 0.2
+
+
+@pytest.mark.parametrize("points", [10, 20])
+def test_matrices_of_outputs_keep_draws_about_the_fit(points):
+    """They have no weak prior: the fit is as before, and integration takes 32 draws if asked."""
+    x, y = problem(points)
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=2, rank=1)
+    model = gp_orff.VectorFieldGP(kernel)
+    with pytest.warns(gp_orff.DataWarning, match="poorly"):
+        model.fit(x, y, progress=False)
+    assert not model.report.weak_priors
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gp_orff.DataWarning)
+        field = model.posterior(marginalize=True)
+        draws = model.state.snapshot(model.mean, marginalize=True).sample.draws
+    assert len(draws.u) <= 32
+    assert (field.variance(x) > model.posterior().variance(x)).double().mean() > 0.8
+
+
+def test_many_readings_are_refused(monkeypatch, fitted):
     monkeypatch.setattr(sample, "_LARGEST", 20)
-    with pytest.raises(ValueError, match=r"expected at most 20 numbers .* got 24; .*gp_orff\.thin"):
-        model.posterior(marginalize=True)
+    with pytest.raises(ValueError, match=r"expected at most 20 numbers .* got 40; .*gp_orff\.thin"):
+        sample_of(fitted.state)
     x, y = problem()
     kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
     grid = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
     with pytest.raises(ValueError, match=r"under the exact kernel.* got 40"):
         grid.condition(x, y).posterior(marginalize=True)
+
+
+# -- the parts of the sampler -----------------------------------------------------------------
+
+
+def test_restricted_evidence_is_the_integral_over_the_mean():
+    """∫ N(y; Hc, K) dc, by dense algebra; a mean of which nothing is known is left out."""
+    rng = np.random.default_rng(0)
+    y, root = rng.normal(size=(7, 1)), rng.normal(size=(7, 7))
+    k = root @ root.T + np.eye(7)
+    h = np.stack([np.ones(7), 1e-4 * rng.normal(size=7), np.zeros(7)], 1)
+    v = np.hstack([y, h])
+    quad = torch.from_numpy(v.T @ np.linalg.solve(k, v))
+    logdet = torch.tensor(np.linalg.slogdet(k)[1])
+    inverse = np.linalg.inv(k)
+    h = h[:, :2]
+    information = h.T @ inverse @ h
+    p = inverse - inverse @ h @ np.linalg.solve(information, h.T @ inverse)
+    dets = np.linalg.slogdet(k)[1] + np.linalg.slogdet(information)[1]
+    expected = -0.5 * ((y.T @ p @ y).item() + dets + 5 * np.log(2 * np.pi))
+    seen = torch.from_numpy(v[:, 1:].T @ v[:, 1:])
+    found = Evidence(quad, logdet, seen).restricted_log_density(7)
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_draws_have_the_moments_of_a_target():
+    """Of a skew posterior in two dimensions, log-gamma and its shifted twin, in closed form: the
+    error is a few times 1/√ESS of a standard deviation."""
+
+    def log_posterior(u):
+        a, b = u[:, 0], u[:, 1] - 0.5 * u[:, 0]
+        return 3 * a - np.exp(a) + 0.7 * b - np.exp(b)
+
+    prior = scipy.stats.norm(0, 4)
+    draws = adaptive_draws(
+        log_posterior,
+        lambda n, rng: 4 * rng.standard_normal((n, 2)),
+        lambda u: prior.logpdf(u).sum(-1),
+        np.zeros(2),
+        np.eye(2),
+        400.0,
+        np.random.default_rng(1),
+    )
+    assert draws.effective >= 400
+    assert draws.pareto_k < 0.5
+    means = np.array([scipy.special.digamma(3), scipy.special.digamma(0.7)])
+    sds = np.sqrt([scipy.special.polygamma(1, 3), scipy.special.polygamma(1, 0.7)])
+    values = np.stack([draws.u[:, 0], draws.u[:, 1] - 0.5 * draws.u[:, 0]])
+    found = values @ draws.weights
+    assert np.abs((found - means) / sds).max() < 4 / 20
+    spread = np.sqrt(np.square(values - found[:, None]) @ draws.weights)
+    assert np.abs(np.log(spread / sds)).max() < 4 / 20
+    kept = draws.resampled(300, np.random.default_rng(0))
+    assert kept.weights.sum() == pytest.approx(1)
+    assert len(kept.u) <= 300
+    again = np.stack([kept.u[:, 0], kept.u[:, 1] - 0.5 * kept.u[:, 0]]) @ kept.weights
+    assert np.abs((again - found) / sds).max() < 0.1
+
+
+@pytest.mark.parametrize("shape", [0.1, 0.5, 0.9])
+def test_tails_have_the_shape_of_a_pareto_distribution(shape):
+    """Of 4000 draws: a standard error of (1 + k)/√M of the fit."""
+    x = np.sort(scipy.stats.genpareto.rvs(shape, scale=3.0, size=4000, random_state=0))
+    k, scale = pareto(x)
+    assert abs(k - shape) < 4 * (1 + shape) / np.sqrt(4000)
+    assert scale == pytest.approx(3.0, rel=0.15)
+
+
+def test_smoothing_changes_the_tail_only():
+    logs = np.random.default_rng(0).normal(scale=2.0, size=400)
+    smoothed, k = smoothed_logs(logs)
+    order = np.argsort(logs)
+    size = int(min(80, 3 * 20))
+    assert np.array_equal(smoothed[order[:-size]], logs[order[:-size]] - logs.max())
+    assert (np.diff(smoothed[order]) >= 0).all()
+    assert smoothed.max() <= 0
+    assert 0 < k < 1
+    assert smoothed_logs(np.zeros(400))[1] == -np.inf
+
+
+def test_quantiles_of_mixtures():
+    """Against the distribution function of scipy; of one normal distribution, its own."""
+    weights = torch.tensor([0.2, 0.5, 0.3]).double()
+    means, sds = draw(3, 4).reshape(3, 2, 2), draw(3, 4, seed=1).abs().reshape(3, 2, 2) + 0.1
+    for share in (0.01, 0.5, 0.9):
+        found = mixture_quantile(weights, means, sds, share).numpy()
+        cdf = scipy.stats.norm.cdf((found - means.numpy()) / sds.numpy())
+        assert np.allclose(np.tensordot(weights.numpy(), cdf, 1), share, atol=1e-12)
+    one = mixture_quantile(torch.ones(1).double(), means[:1], sds[:1], 0.9)
+    assert np.allclose(one, scipy.stats.norm.ppf(0.9, means[0], sds[0]))
+
+
+@pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
+def test_densities_and_intervals_of_a_posterior():
+    """The density of the mixture of its members' joint distributions at each point."""
+    x, y = problem(8)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+    with gp_orff.settings.check_calibration(False):
+        field = model.fit(x, y, progress=False).posterior()
+    xs, values = uniform(3, 2, seed=4), 9 + draw(3, 2, seed=5)
+    members = model.state.snapshot(model.mean).sample.members
+    for n in range(3):
+        density = sum(
+            own.weight
+            * scipy.stats.multivariate_normal.pdf(
+                values[n],
+                (own.distribution.mean(xs) + own.mean)[n],
+                own.distribution.blocks(xs)[n],
+            )
+            for own in members
+        )
+        assert field.log_density(xs, values)[n].item() == pytest.approx(np.log(density), abs=1e-8)
+    low, high = field.confidence_region(xs, 0.8)
+    assert torch.equal(low, field.quantile(xs, 0.1))
+    assert torch.equal(high, field.quantile(xs, 0.9))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        field.quantile(xs, 1.0)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\), .* got \(3,\)"):
+        field.log_density(xs, values[:, 0])
+    plain = model.posterior(marginalize=False)
+    z = scipy.stats.norm.ppf(0.9)
+    expected = plain.mean(xs) + z * plain.variance(xs).sqrt()
+    assert torch.allclose(plain.quantile(xs, 0.9), expected)
+
+
+# -- what no scheme covers ---------------------------------------------------------------------
+
+
+def test_lengthscales_below_the_spacing_are_told_of():
+    """Of a checkerboard with little noise, whose neighbours have nothing in common."""
+    axis = torch.arange(5).double()
+    x = torch.cartesian_prod(axis, axis)
+    model = gp_orff.VectorFieldGP(gp_orff.SeparableKernel(RBFKernel(), torch.eye(2)))
+    model.likelihood.noise = 1e-4
+    model.likelihood.requires_grad_(False)
+    told = r"lengthscale is less than 1, the median distance of neighbours, with a probability of"
+    with pytest.warns(gp_orff.DataWarning, match=told):
+        model.fit(x, draw(25, 2), progress=False)
+
+
+def test_potentials_of_long_waves_are_told_of():
+    """Of a field that changes linearly over the data; other symbols are told without a warning."""
+    x = uniform(20, 2)
+    y = torch.stack([x[:, 0], -x[:, 1]], -1) + 0.001 * draw(20, 2)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+    with gp_orff.settings.check_calibration(False):
+        field = model.fit(x, y, progress=False).posterior()
+    field.divergence(x[:2])
+    told = "a lengthscale exceeds the extent of the data with a probability of .*Potential"
+    with pytest.warns(gp_orff.DataWarning, match=told):
+        field.potential(x[:2], reference=x[0])
+    model.posterior(marginalize=False).potential(x[:2], reference=x[0])

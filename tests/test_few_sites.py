@@ -184,7 +184,7 @@ def test_residuals_of_records_are_those_of_their_sites():
     data = with_few_sites(kernel, noises, Dataset.in_memory([part]), 60)
     inference = ExactInference.merging(kernel, noises, data)
     posterior = inference.posterior(kernel, noises, torch.zeros(2).double())
-    (found,) = inference.residuals(posterior)
+    (found,) = inference.residuals(posterior).values()
     site = torch.from_numpy(site_labels(part, inference.reach))
     average, count, halves, share = averages_of(part, inference.reach)
     h = torch.kron(torch.eye(len(count)).double(), u[:1])
@@ -197,7 +197,8 @@ def test_residuals_of_records_are_those_of_their_sites():
     noise = white @ torch.linalg.solve(total, means)
     variance = (white - white @ torch.linalg.solve(total, white)).diagonal()
     expected = (part.y[:, 0] - means[site] + noise[site]).square() + variance[site]
-    torch.testing.assert_close(found.flatten(), expected, rtol=1e-7, atol=1e-9)
+    second = found.residual.square()[:, 0] + found.covariance[:, 0, 0]
+    torch.testing.assert_close(second, expected, rtol=1e-7, atol=1e-9)
 
 
 def test_readings_of_sites_are_left_out_one_by_one():

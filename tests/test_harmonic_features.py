@@ -297,7 +297,8 @@ def test_rounding_tells_nothing_of_a_mean():
         quad = torch.zeros(4, 4).double()
         quad[1:, 1:] = scale[:, None] * information * scale
         quad[1:, 0] = quad[0, 1:] = scale * y
-        evidence = Evidence(quad, torch.zeros(()))
+        seen = scale[:, None] * torch.outer(u, u) * scale
+        evidence = Evidence(quad, torch.zeros(()), seen)
         mean, root = evidence.best_mean(), evidence.mean_root()
         assert (scale * u) @ mean == pytest.approx(5.0 * (u @ u).item(), rel=1e-3)
         assert mean.norm() < 1.1 * 5.0 * (u @ u) / (scale * u).norm()

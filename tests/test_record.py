@@ -110,9 +110,9 @@ def test_objectives_have_the_gradient_of_their_values(helpers, name):
         assert objective(at).item() == pytest.approx(model.log_marginal_likelihood().item(), 1e-9)
     search = evidence.Search(at.modules, lambda: objective(at), case)
     u = search.first + 0.3 * np.random.default_rng(0).standard_normal(len(search.first))
-    slope, step = search._loss(u)[1], 1e-5
+    slope, step = search.loss(u)[1], 1e-5
     for place, unit in enumerate(np.eye(len(u))):
-        sides = [search._loss(u + sign * step * unit)[0] for sign in (1, -1)]
+        sides = [search.loss(u + sign * step * unit)[0] for sign in (1, -1)]
         assert slope[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-5, abs=1e-5)
 
 

@@ -183,7 +183,17 @@ def test_a_log_is_plain_and_complete(fit):
         *("action", "method", "features", "tolerance_reached", "aliasing", "share_cut"),
         *("cut_over_noise", "points", "numbers", "held", "observed", "evidence"),
         *("evidence_error", "noise"),
-        *("hyperparameters", "stages", "seconds", "threads", "zero_mean", "notes", "remarks"),
+        *(
+            "hyperparameters",
+            "stages",
+            "seconds",
+            "threads",
+            "weak_priors",
+            "effective_draws",
+            "pareto_k",
+            "notes",
+            "remarks",
+        ),
     ]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert set(found["stages"][0]) == {"name", "evaluations", "seconds", "nats_per_number"}

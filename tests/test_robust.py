@@ -1,6 +1,8 @@
 """Student-t noise and leave-one-out scores."""
 
+import itertools
 import math
+import warnings
 from dataclasses import replace
 
 import gpytorch
@@ -16,6 +18,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey, LineOfSight
 from gp_orff.data.reading import Options, read
+from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.robust import StudentTNoise, climb, latent_covariance
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.models.fitting.robust_em import heavy_tailed_noise
@@ -244,6 +247,110 @@ def test_weights_settle(rule, deg_free, seed):
     field = model.posterior()
     assert ((field.mean(x) - mean).abs() < 0.01 * variance.sqrt()).all()  # of 1e-6 nats: 0.0015
     torch.testing.assert_close(field.variance(x), variance, rtol=5e-4, atol=0)
+
+
+KINDS = ("vectors", "gaps", "groups", "variances", "covariances", "radial", "radial with noise")
+
+
+def readings_of(kind, points=60):
+    """Readings of a kind with wrong ones among them, as a mapping; and the rows that see the field,
+    the numbers that they see, the noise variance of each, and which of them share a weight."""
+    x, y, _, _ = with_outliers(points, share=0.2, noise=0.3)
+    content, axes = {"x": x, "y": y}, torch.eye(2).double().expand(points, 2, 2)
+    noise = torch.full((points, 2), 0.1).double()
+    shared = torch.arange(points)[:, None].expand(points, 2)
+    if kind == "gaps":
+        y[::4, 0] = float("nan")
+    elif kind == "groups":
+        content["group"] = np.array(["a", "b", ""] * (points // 3))
+    elif kind == "variances":  # a weight for each number
+        spread = 0.5 + torch.rand(points, 2, generator=torch.Generator().manual_seed(1)).double()
+        content["variances"], noise = spread, 0.1 * spread
+        shared = torch.arange(2 * points).reshape(points, 2)
+    elif kind == "covariances":
+        root = torch.randn(points, 2, 2, generator=torch.Generator().manual_seed(1)).double()
+        content["noise"] = 0.1 * (root @ root.mT + 0.2 * torch.eye(2).double())
+        noise, axes = torch.linalg.eigh(content["noise"])
+        axes, shared = axes.mT, torch.arange(2 * points).reshape(points, 2)
+    elif kind.startswith("radial"):
+        axes = torch.nn.functional.normalize(y.roll(1, 0), dim=1)[:, None]
+        content["directions"], noise, shared = axes[:, 0], noise[:, :1], shared[:, :1]
+        content["y"] = y = (axes @ y[:, :, None])[:, 0, 0]
+        if kind.endswith("noise"):
+            noise = noise * torch.linspace(0.5, 2, points).double()[:, None]
+            content["noise"] = noise[:, 0]
+    rows = torch.block_diag(*axes)
+    values = y.flatten() if kind.startswith("radial") else rows @ y.nan_to_num().flatten()
+    seen = ~y.flatten().isnan()
+    return content, (rows[seen], values[seen], noise.flatten()[seen], shared.flatten()[seen])
+
+
+def cut(content, *places):
+    """A mapping of readings in pieces."""
+    edges = [0, *places, len(content["x"])]
+    return [
+        {name: values[first:last] for name, values in content.items()}
+        for first, last in itertools.pairwise(edges)
+    ]
+
+
+def new_robust(rule=None):
+    model = robust_model(4.0, rule)
+    model.kernel.base_kernel.base_kernel.lengthscale = 0.7
+    model.likelihood.noise = 0.1
+    model.mean = gpytorch.means.ZeroMean()
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_settle_whatever_the_chunks(rule, kind):
+    """A group has several parts in chunks, and with a covariance for each reading: EM ends where
+    dense algebra has its fixed point, and where it ends for a single array, to rounding."""
+    content, (rows, y, noise, shared) = readings_of(kind)
+    chunked = new_robust(RULES[rule]).condition(cut(content, 7, 33), missing="mask")
+    options = {name: content[name] for name in content if name not in ("x", "y")}
+    whole = new_robust(RULES[rule]).condition(content["x"], content["y"], missing="mask", **options)
+    for model in (chunked, whole):
+        assert isinstance(model.state.inference, ExactInference) == (rule == "exact")
+    xs = content["x"][:20]
+    torch.testing.assert_close(
+        chunked.log_marginal_likelihood(), whole.log_marginal_likelihood(), rtol=0, atol=1e-6
+    )
+    prior = whole.kernel(content["x"]).to_dense().detach()
+    count, weights, change = torch.bincount(shared), torch.ones(len(y)).double(), 1.0
+    observed, start = rows @ prior @ rows.mT, rows @ prior
+    while change > 1e-10:
+        noisy = observed + torch.diag(noise / weights)
+        mean, covariance = oracles.condition(observed, observed, noisy, y)
+        distance = torch.bincount(shared, ((y - mean).square() + covariance.diagonal()) / noise)
+        new = ((4 + count) / (4 + distance))[shared]
+        weights, change = new, (new - weights).abs().max()
+    mean, covariance = oracles.condition(prior, start.mT, noisy, y)
+    sd = covariance.diagonal().sqrt().reshape(-1, 2)[:20]
+    for model in (chunked, whole):
+        field = model.posterior()
+        assert ((field.mean(xs) - mean.reshape(-1, 2)[:20]).abs() < 0.01 * sd).all()
+        torch.testing.assert_close(field.variance(xs).sqrt(), sd, rtol=5e-4, atol=0)
+    torch.testing.assert_close(
+        chunked.posterior().mean(xs), whole.posterior().mean(xs), rtol=0, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("kind", ["vectors", "gaps", "covariances"])
+def test_updates_are_learned_from_as_chunks_are(kind):
+    """More of them than are held apart."""
+    content, _ = readings_of(kind)
+    first, *rest = cut(content, *range(20, 60))
+    model = robust_model().condition([first], missing="mask")
+    for piece in rest:
+        model.update([piece], missing="mask")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few numbers and of their calibration
+        model.fit(progress=False)
+        fresh = robust_model().fit([first, *rest], missing="mask", progress=False)
+    for mine, theirs in zip(model.parameters(), fresh.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_that_do_not_settle_are_told():
@@ -517,7 +624,8 @@ def test_residuals_from_the_factor_are_those_of_the_posterior(directed):
     model = robust_model().condition(x, y, **options)
     state, constant = model.state, model.mean(x[:1]).detach()[0]
     posterior = state.inference.posterior(model.kernel, state.e_step.noises, state.mean)
-    found = torch.cat(state.inference.residuals(posterior))
+    found = state.inference.residuals(posterior).values()
+    found = torch.cat([r[:, :, None] * r[:, None] + covariance for r, covariance in found])
     width = 1 if directed else 2
     weights = torch.cat(list(state.data.all_weights())).repeat_interleave(width)
     noise = torch.cat(

@@ -122,6 +122,7 @@ def test_surveys_in_degrees_warn():
     gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1)).condition(metres, x)
 
 
+@pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 @pytest.mark.parametrize("case", ["numbers", "vectors", "two heights", "one side"])
 def test_two_sides_and_one_height_warn(case):
     """Numbers at one height do not tell the sides apart; vectors do, and so do two heights."""
@@ -139,6 +140,7 @@ def test_two_sides_and_one_height_warn(case):
         model.condition(x, y, **options)  # warnings are errors
 
 
+@pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 def test_the_report_tells_the_limit_of_waves():
     """4096 features, not the 8192 of a lattice."""
     x = points(1100)

@@ -189,7 +189,7 @@ for name, (positions, turned) in {"no scale": (x, angle), "no map": (flat, 0 * a
 # The winds are as accurate as before. Their derivatives are not, and the error bars do not show it:
 # they are those of a field on the plane. The map and its scale take six lines.
 #
-# ## The figure (the stream function includes the model's constant mean)
+# ## The figure (`background=True` assigns the model's constant mean to the stream function)
 
 # %%
 matplotlib.use("agg")
@@ -198,9 +198,7 @@ from matplotlib import pyplot as plt
 east, north = (torch.arange(*ends, step).double() for ends in ((100, 180.5), (15, 55.5)))
 raster = torch.cartesian_prod(east, north)
 xs, m, tilt = lambert(raster)
-parts = spread, gp_orff.DivergenceFreePart()
-constant = (field.mean(xs) - sum(field.mean(xs, part) for part in parts))[0]
-psi = field.stream_function(xs).mean + constant[0] * xs[:, 1] - constant[1] * xs[:, 0]
+psi = field.mean(xs, gp_orff.StreamFunction(background=True))[:, 0]
 blown, parted = (turn(field.mean(xs, part), m, -tilt) for part in (None, spread))
 
 plt.rcParams["axes.titlesize"] = "medium"

@@ -397,7 +397,7 @@ figure, axes = plt.subplots(2, 3, figsize=(13, 8.4), layout="constrained")
 figure.get_layout_engine().set(w_pad=0.1)
 x, y, xs, truth, *means = shown
 titles = "Fold, 20 outcrops only", f"with {num_unlabelled} other points, weight 0.1"
-for ax, title, mean in zip(axes[0], titles, means, strict=False):
+for ax, title, mean in zip(axes[0, :2], titles, means, strict=True):
     miss = np.linalg.norm(mean - truth, axis=1)
     dots = ax.scatter(*xs.T, c=miss, s=9, vmin=0, vmax=1, cmap="viridis_r")
     ax.quiver(*x[:20].T, *y[:20].T, color=orange, width=0.008, scale=14, zorder=3)

@@ -168,7 +168,9 @@ plt.rcParams["axes.titlesize"] = "medium"
 figure, axes = plt.subplots(1, 3, figsize=(12.5, 4.2), layout="compressed")
 shared = {"norm": matplotlib.colors.Normalize(0, 0.3), "cmap": "cividis", "colorbar": False}
 titles, colors = ("independent errors", "tracks"), ("#D55E00", "#0072B2")
-for ax, title, color, (name, (mean, sd)) in zip(axes, titles, colors, maps.items(), strict=False):
+for ax, title, color, (name, (mean, sd)) in zip(
+    axes[:2], titles, colors, maps.items(), strict=True
+):
     miss = (mean - truth).norm(dim=-1)
     shaded = plot_field(ax, grid, mean, shade=miss, arrows=18, reference="m/s", **shared)
     for course, *_ in cruises[:ships]:

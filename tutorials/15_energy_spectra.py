@@ -100,7 +100,7 @@ cells = (torch.arange(160, dtype=torch.float64) + 0.5) / 160
 places = torch.cartesian_prod(cells, cells)
 figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
 square = [(0, 1), (0, 1)]  # of the readings and the truth
-for ax, (title, slope) in zip(axes, {"k⁻³": -3.0, "k⁻⁵ᐟ³": -5 / 3}.items(), strict=False):
+for ax, (title, slope) in zip(axes[:2], {"k⁻³": -3.0, "k⁻⁵ᐟ³": -5 / 3}.items(), strict=True):
     truth = flow(slope, seed=1)
     known = windowed_energy(
         truth(places).reshape(1, 160, 160, 2), torch.ones(2).double(), wavenumbers

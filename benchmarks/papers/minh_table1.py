@@ -71,7 +71,8 @@ def errors(field: Field, runs: int, numbers: Sequence[int]) -> dict[tuple, list[
 
 
 def row(kernel: str, name: str, number: int | None, found: Sequence[tuple[int, float]]) -> dict:
-    printed = dict(zip(NUMBERS, PAPER.get((kernel, name), ()), strict=False))
+    values = PAPER.get((kernel, name), ())
+    printed = dict(zip(NUMBERS[: len(values)], values, strict=True))
     mean, sd = printed.get(number, (None, None))
     features, values = zip(*found, strict=True)
     return {

@@ -108,7 +108,8 @@ def run(seed: int, numbers: Sequence[int]) -> dict[tuple, tuple[int | None, floa
 
 
 def row(number: int | None, name: str, found: Sequence[tuple[int | None, float]]) -> dict:
-    printed = dict(zip(NUMBERS, PAPER.get(name, ()), strict=False))
+    values = PAPER.get(name, ())
+    printed = dict(zip(NUMBERS[: len(values)], values, strict=True))
     mean, sd = printed.get(number or NUMBERS[0], (None, None))
     features, errors = zip(*found, strict=True)
     return {

@@ -2,10 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -51,9 +50,10 @@ class Data(ABC):
         """Whether the observed values differ from each other, or may do so."""
         return True
 
-    def stored_weights(self, data: "Dataset") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
-        """The stored weights of the observations in `data`, part by part; NaN where not stored."""
-        return repeat(torch.tensor(math.nan))
+    def stored_weights(self, data: "Dataset") -> Sequence[Float[Tensor, "n"]] | None:
+        """The stored weights of the observations in `data`, an entry for each part of a visit, NaN
+        where not stored; None without any."""
+        return None
 
     @property
     def box(self) -> Box:
@@ -216,9 +216,9 @@ class Dataset(Data):
         tensors = [tensor for pair in pairs for tensor in pair if tensor is not None]
         return bool(self.symbol_data) or any((values != values[:1]).any() for values in tensors)
 
-    def stored_weights(self, data: "Dataset") -> Iterable[Float[Tensor, "n"] | Float[Tensor, ""]]:
+    def stored_weights(self, data: "Dataset") -> Sequence[Float[Tensor, "n"]] | None:
         if self.weights is None:
-            return super().stored_weights(data)
+            return None
         wanted = [fingerprints(part) for part in data.visit()]
         stored = np.concatenate([fingerprints(part) for part in self.visit()])
         weights = torch.cat(self.weights)

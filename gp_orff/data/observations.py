@@ -1,9 +1,10 @@
 """Observations of vectors and of symbols of a field: y = H f + noise."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ from gp_orff.data.noise.groups import GroupNoise, group_noise
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.kernels.base import as_real_tensor
-from gp_orff.kernels.symbol_covariance import require
+from gp_orff.kernels.symbol_covariance import decided, require
 from gp_orff.kernels.tree import space_of, terms
-from gp_orff.symbols.base import Composed, Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 TruncatedVariance = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
 """The prior variance that the features lack: white, and common to all points."""
@@ -80,9 +81,10 @@ class Observations:
 
         return half(half(covariance).mT)
 
-    def noise(self, group: GroupNoise) -> Float[Tensor, "n v v"]:
+    def noise(self, group: GroupNoise) -> Float[Tensor, "*b n v v"]:
         """The noise covariance of every observation: Σ/w_n + H_n δ H_nᵀ."""
-        noise = group.weighted.expand(len(self), -1, -1)
+        *batch, v, _ = group.weighted.shape
+        noise = group.weighted.unsqueeze(-3).expand(*batch, len(self), v, v)
         noise = noise if self.weight is None else noise / self.weight[:, None, None]
         if group.delta is None:
             return noise
@@ -114,6 +116,31 @@ def join(parts: Iterable[Observations]) -> list[Observations]:
     return [pieces[0] if len(pieces) == 1 else _concatenate(pieces) for pieces in groups.values()]
 
 
+class Rows(Protocol):
+    """Values of observations, a row for each."""
+
+    def take(self, rows: slice) -> Self:
+        """Those of some observations."""
+
+
+RowsT = TypeVar("RowsT", bound=Rows)
+
+
+def with_rows(
+    parts: Iterable[Observations], groups: Mapping[GroupKey, RowsT]
+) -> Iterator[tuple[Observations, RowsT]]:
+    """Each part with its rows of the values of its group.
+
+    A group has one row for each of its observations, in the order in which `join` puts them; in
+    chunks or along directions it may have several parts.
+    """
+    taken = dict.fromkeys(groups, 0)
+    for part in parts:
+        first = taken[part.key]
+        taken[part.key] = first + len(part)
+        yield part, groups[part.key].take(slice(first, first + len(part)))
+
+
 def _concatenate(parts: list[Observations]) -> Observations:
     if any(part.weight is not None for part in parts):
         parts = [part.weighted(torch.ones_like(part.y[:, 0])) for part in parts]
@@ -141,17 +168,17 @@ def less_reference(
     return values(x) if reference is None else values(x) - values(reference)
 
 
-def of_constant(symbol: Symbol, num_dims: int, num_outputs: int) -> Float[Tensor, "q p"]:
-    """Q 1⊗I_p: the image of constant fields under a symbol."""
-    image = symbol(torch.zeros(1, num_dims, dtype=torch.float64), num_outputs)[0].real
-    return image if symbol.reference is None else 0 * image
+def of_constants(
+    symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], num_outputs: int
+) -> Float[Tensor, "n q p"]:
+    """Q (1⊗I_p)(x): the image of constant fields under a symbol, linear in x for potentials."""
+    eye = torch.eye(num_outputs, dtype=x.dtype, device=x.device)
+    value, slope = symbol.of_affine(eye, eye.new_zeros(len(space), *eye.shape))
 
+    def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
+        return value + torch.einsum("nj,jqp->nqp", points[:, list(space)], slope)
 
-def leaves_out_constants(symbol: Symbol, num_dims: int, num_outputs: int) -> bool:
-    """Whether a map has no image of constants by convention, as potentials and parts, whose
-    multipliers have no limit at ω = 0: then it is that of the field less its mean."""
-    singular = symbol.order <= 0 and (symbol.homogeneous or isinstance(symbol, Composed))
-    return singular and not of_constant(symbol, num_dims, num_outputs).any()
+    return less_reference(image, x, symbol, space)
 
 
 class LinearObservations(ABC):
@@ -178,7 +205,7 @@ class LinearObservations(ABC):
         """V = [y, H(1⊗I_p)]: the values, and the constant mean of each output as H observes it."""
 
         def ones(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
-            return of_constant(symbol, len(space), num_outputs).to(x).repeat(len(x), 1)
+            return of_constants(symbol, x, space, num_outputs).flatten(0, 1)
 
         return torch.cat([self.values.unsqueeze(-1), self.apply(ones)], dim=-1)
 
@@ -257,6 +284,7 @@ class SymbolObservations(LinearObservations):
             )
         space = space_of(kernel, num_inputs)
         require(symbol, kernel, space)
+        symbol = decided(symbol, kernel)
         x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
         q = symbol.num_outputs(terms(kernel)[0].num_outputs)
         if y.shape != (len(x), q) or not torch.isfinite(y).all():

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import independent
-from gp_orff.data.observations import leaves_out_constants, of_constant
+from gp_orff.data.observations import of_constants
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 
 class FieldDistribution(ABC):
@@ -41,6 +41,14 @@ class FieldDistribution(ABC):
     @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+
+    def normals(
+        self, x: Float[Tensor, "n d"]
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:
+        """The normal distributions that f(x_n) of every point alone is a mixture of: their
+        probabilities, means and covariances."""
+        mean = self.mean(x)
+        return torch.ones(1).to(mean), mean.unsqueeze(0), self.blocks(x).unsqueeze(0)
 
     def absorbed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n q p"]:
         """What E[f(x)] takes of constants H = 1⊗I_p in the data y: Cov[f(x), y] Cov[y]⁻¹H."""
@@ -104,13 +112,17 @@ class UnknownMean(FieldDistribution):
 
         Cov[f(x), f(z) | c] + R(x) V R(z)ᵀ ,    R(x) = I_p − Cov[f(x), y] Cov[y]⁻¹H
 
-    (universal kriging; Rasmussen & Williams 2006, eq. 2.42). A symbol Q has Q I_p, the image of
-    constants, in the place of I_p. Potentials and parts are those of f − ĉ, as if c = ĉ.
+    (universal kriging; Rasmussen & Williams 2006, eq. 2.42). A symbol Q of f has Q I_p, the image
+    of constant fields, in the place of I_p, and Q f in that of the first f(x) of the covariance
+    with y. Q I_p is zero for parts of the field, for derivatives, and for a potential to which the
+    constant does not belong; R is not, as f − c depends on c given the data.
     """
 
     distribution: FieldDistribution  # given c = ĉ
-    constants: Float[Tensor, "q p"]  # the image of constants
     mean_root: Float[Tensor, "p p"]  # a root of V
+    symbol: Symbol = field(default_factory=Identity)  # Q
+    space: Sequence[int] = ()
+    includes_mean: bool = True  # false for a term of a sum of kernels
 
     @property
     def given_mean(self) -> FieldDistribution:
@@ -122,7 +134,10 @@ class UnknownMean(FieldDistribution):
 
     def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
         """R(x) times the root of V."""
-        return (self.constants - self.distribution.absorbed(x)) @ self.mean_root
+        effect = -self.distribution.absorbed(x)
+        if self.includes_mean:
+            effect = effect + of_constants(self.symbol, x.double(), self.space, len(self.mean_root))
+        return effect @ self.mean_root
 
     def mean(self, x: Tensor) -> Tensor:
         return self.distribution.mean(x)
@@ -146,14 +161,13 @@ class UnknownMean(FieldDistribution):
         return torch.cat([self.distribution.root(x), self.effect(x).flatten(0, 1)], dim=-1)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
-        known, sizes = self.distribution.apply(symbol, space), (len(space), len(self.constants))
-        if leaves_out_constants(symbol, *sizes):
-            return known
-        image = of_constant(symbol, *sizes).to(self.constants)
-        return UnknownMean(known, image @ self.constants, self.mean_root)
+        image = replace(self, distribution=self.distribution.apply(symbol, space))
+        symbol = symbol if isinstance(self.symbol, Identity) else symbol @ self.symbol
+        return replace(image, symbol=symbol, space=tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
-        return self.distribution.of_part(expansion, kernel)
+        part = self.distribution.of_part(expansion, kernel)
+        return replace(self, distribution=part, includes_mean=False)
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,24 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-_UNDETERMINED = 1e-4  # share of information on a mean below which the data do not determine it
+_ROUNDING = 1e-12  # relative error of an eigenvalue that should be zero
 
 
 class Evidence(NamedTuple):
     """The terms of the Gaussian log density of y, for every constant mean c of the outputs.
 
-    With V = [y, 1⊗I_p] and noise included in K, the log density is
-    −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π).
+    With V = [y, H], where H = 1⊗I_p are the constants as the data see them, and noise included in
+    K, the log density is −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π).
+
+    The data determine c along all directions for which H is not zero, however little they tell of
+    some under a kernel. `seen` = HᵀD⁻¹H decides that, with any variances D of the data, such as
+    those of their noise: in it, unlike in HᵀK⁻¹H, a direction of little information is no
+    difference of large numbers.
     """
 
     quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
     logdet: Float[Tensor, "*b"]  # log |K + I⊗Σ|
+    seen: Float[Tensor, "*b p p"] | None = None  # HᵀD⁻¹H; None: the data determine all of c
 
     @property
     def inv_quad(self) -> Float[Tensor, "*b"]:
@@ -40,23 +46,44 @@ class Evidence(NamedTuple):
     def best_mean(self) -> Float[Tensor, "*b p"]:
         """The constant mean of largest evidence (generalised least squares).
 
-        Where the data do not determine it, the one of smallest norm.
+        Where the data say nothing of it, the one of smallest norm.
         """
-        ones, y = self.quad[..., 1:, 1:], self.quad[..., 1:, :1]
-        values, vectors, determined = _eigenvectors(ones.detach())
-        if determined.all():
-            return torch.linalg.solve(ones, y).squeeze(-1)
-        known = vectors * determined.unsqueeze(-2)  # no derivatives along what is not known
-        inverse = known.mT @ ones @ known + torch.diag_embed(1.0 - determined.to(values))
-        return (known @ torch.linalg.solve(inverse, known.mT @ y)).squeeze(-1)
+        basis, information = self._information(self.quad[..., 1:, 1:])
+        y = basis.mT @ self.quad[..., 1:, :1]
+        return (basis @ torch.linalg.solve(information, y)).squeeze(-1)
 
     def mean_root(self) -> Float[Tensor, "*b p p"]:
-        """R with R Rᵀ = (HᵀK⁻¹H)⁻¹, H = 1⊗I_p: the covariance of the best constant mean.
+        """R with R Rᵀ = (HᵀK⁻¹H)⁻¹: the covariance of the best constant mean.
 
-        Zero where the data do not determine the mean.
+        Zero along directions of which the data say nothing.
         """
-        values, vectors, determined = _eigenvectors(self.quad[..., 1:, 1:])
-        return vectors * torch.where(determined, values, torch.inf).rsqrt().unsqueeze(-2)
+        basis, information = self._information(self.quad[..., 1:, 1:])
+        units = information.diagonal(dim1=-1, dim2=-2).clamp_min(0).sqrt()
+        units = torch.where(units > 0, units, 1.0)
+        values, vectors = torch.linalg.eigh(information / units.unsqueeze(-1) / units.unsqueeze(-2))
+        values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
+        root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT  # whatever the eigenvectors
+        return basis @ (root / units.unsqueeze(-1))
+
+    def unknown_means(self) -> Float[Tensor, "k p"]:
+        """Unit vectors: the directions of a constant mean of which the data say nothing."""
+        if self.seen is None:
+            return self.quad.new_zeros(0, self.quad.shape[-1] - 1)
+        vectors, unknown = _directions(self.seen.detach())
+        return vectors.mT[unknown]
+
+    def _information(
+        self, ones: Float[Tensor, "*b p p"]
+    ) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p p"]]:
+        """Orthonormal directions of which the data tell, as columns beside columns of zeros, and
+        the information on the mean along them, with ones for the columns of zeros."""
+        if self.seen is None:
+            return torch.eye(ones.shape[-1]).to(ones), ones
+        vectors, unknown = _directions(self.seen.detach())
+        if not unknown.any():
+            return vectors, ones
+        basis = vectors * ~unknown.unsqueeze(-2)
+        return basis, basis.mT @ ones @ basis + torch.diag_embed(unknown.to(ones))
 
     def contrast(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
         """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
@@ -79,7 +106,7 @@ class Evidence(NamedTuple):
         for squares, change in terms:
             zeros = (0, quad.shape[-1] - 1)
             quad, logdet = quad + pad(squares.sum().reshape(1, 1), zeros * 2), logdet + change
-        return Evidence(quad, logdet)
+        return Evidence(quad, logdet, self.seen)
 
     @property
     def logdet_error(self) -> float:
@@ -99,22 +126,49 @@ class Evidence(NamedTuple):
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
 
+    def restricted_log_density(self, num_values: float) -> Float[Tensor, "*b"]:
+        """log ∫ p(y | c) dc under a flat prior of the constant mean c (restricted likelihood):
 
-def _eigenvectors(
-    ones: Float[Tensor, "*b p p"],
-) -> tuple[Float[Tensor, "*b p"], Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
-    """The eigenvalues and eigenvectors of the information on a mean, and which ones tell of it.
+            −½ (log|K| + log|HᵀK⁻¹H| + min_c (y − Hc)ᵀK⁻¹(y − Hc) + (N p − q) log 2π) ,
 
-    They are as many as the data determine with unit information on each output, whatever its
-    units: readings along nearly one direction tell of the mean along it only.
+        along the q directions of c of which the data tell.
+        """
+        basis, information = self._information(self.quad[..., 1:, 1:])
+        units = information.detach().diagonal(dim1=-1, dim2=-2).clamp_min(0).sqrt()
+        units = torch.where(units > 0, units, 1.0)
+        values = torch.linalg.eigvalsh(information / units.unsqueeze(-1) / units.unsqueeze(-2))
+        values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
+        logdet = (values.log() + 2 * units.log()).sum(-1)
+        rank = basis.detach().square().sum((-1, -2))
+        return self.log_density(None, num_values) - 0.5 * (logdet - rank * math.log(2 * math.pi))
+
+
+def _directions(
+    seen: Float[Tensor, "*b p p"],
+) -> tuple[Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
+    """An orthonormal basis of the means; those of which no number tells come first, and are marked.
+
+    The rank is that with a unit diagonal, which does not depend on the units of the outputs.
     """
-    size = ones.diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
-    unit = torch.where(size > 0, size, torch.inf).reciprocal()
-    shares = torch.linalg.eigvalsh(unit.unsqueeze(-1) * ones * unit.unsqueeze(-2))
-    count = (shares > _UNDETERMINED * shares[..., -1:]).sum(-1, keepdim=True)
-    values, vectors = torch.linalg.eigh(ones)
-    place = torch.arange(values.shape[-1], device=values.device)
-    return values, vectors, place >= values.shape[-1] - count
+    size = seen.diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
+    units = torch.where(size > 0, size, 1.0)
+    shares, vectors = torch.linalg.eigh(seen / units.unsqueeze(-1) / units.unsqueeze(-2))
+    unknown = shares <= _ROUNDING * shares[..., -1:]
+    if not unknown.any():
+        return torch.eye(seen.shape[-1]).to(seen).expand_as(seen), unknown
+    null = vectors / units.unsqueeze(-1)  # S c = 0 where the vector is D^½ c of eigenvalue zero
+    null = null / null.norm(dim=-2, keepdim=True) * unknown.unsqueeze(-2)
+    basis, _, _ = torch.linalg.svd(null)
+    place = torch.arange(seen.shape[-1], device=seen.device)
+    return basis, place < unknown.sum(-1, keepdim=True)
+
+
+def seen_by(
+    design: Float[Tensor, "*b M 1+p"], variances: Float[Tensor, "*b M"]
+) -> Float[Tensor, "*b p p"]:
+    """HᵀD⁻¹H of V = [y, H] and some variances D of y."""
+    scaled = design[..., 1:].detach() / variances.detach().sqrt().unsqueeze(-1)
+    return scaled.mT @ scaled
 
 
 def log_determinant(factor: Float[Tensor, "*b F F"]) -> Float[Tensor, "*b"]:

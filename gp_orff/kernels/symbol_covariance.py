@@ -19,7 +19,7 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.kernels.closed_form import derivatives, polynomial, scalar_covariance
-from gp_orff.kernels.factors import embedded
+from gp_orff.kernels.factors import Gradient, Solenoidal, embedded
 from gp_orff.kernels.harmonic.derivatives import harmonic_covariance
 from gp_orff.kernels.harmonic.spectrum import HarmonicFactor
 from gp_orff.kernels.spectra.base import Spectrum, spectrum
@@ -191,6 +191,14 @@ def _has_kink(kernel: Kernel) -> bool:
     except NotImplementedError:
         return True
     return not torch.isfinite(torch.as_tensor(moment)).all()
+
+
+def decided(symbol: Symbol, kernel: Kernel) -> Symbol:
+    """The symbol with its image of constants under this kernel: potentials and stream functions
+    include that of the constant mean where all terms are curl-free, or divergence-free."""
+    factors = [term.factor for term in terms(kernel)]
+    every = (all(isinstance(f, kind) for f in factors) for kind in (Gradient, Solenoidal))
+    return symbol.decided(*every)
 
 
 def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:

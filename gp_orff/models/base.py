@@ -1,6 +1,7 @@
 """The modules of a `VectorFieldGP`: kernel, likelihoods, mean and rule; its state, and files."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
 from gp_orff.data.repeats.request import Repeats
 from gp_orff.data.sources import Arrays, Chunks, Reader, base_means, is_constant
+from gp_orff.data.survey import DataWarning
 from gp_orff.data.tracks.reading import check_repeated
 from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.rule import Rule
@@ -97,9 +99,12 @@ class FieldModel(torch.nn.Module):
     def save(self, path: str | os.PathLike) -> None:
         """Save the model to one file at `path`.
 
-        Small data are saved as they are, larger data as their `statistics`; a loaded model predicts
-        from them, can be updated, and can be fitted again. The new file replaces an old one only
-        when it is complete. `torch.load(path, weights_only=True)` reads the file too.
+        The file has the data, with the weights of Student-t noise, or their `statistics`, whichever
+        take fewer bytes; an exact kernel, tracks, a `HarmonicKernel` and random frequencies that
+        outnumber the observed values need the data. A loaded model predicts, is updated and is
+        fitted again as the saved one; of statistics, for lengthscales and in a domain as
+        `statistics` has them. The new file replaces an old one only when it is complete.
+        `torch.load(path, weights_only=True)` reads the file too.
         """
         content = {
             "kernel": describe(self.kernel),
@@ -189,7 +194,9 @@ class FieldModel(torch.nn.Module):
 
     def _assign_with_posterior(self, state: ModelState) -> "FieldModel":
         """Compute the posterior and assign the state; a failure leaves the model as it was."""
-        self._assign(state.with_posterior(self.mean))._snapshot()
+        snapshot = self._assign(state.with_posterior(self.mean))._snapshot()
+        if snapshot.fixed_mean is None:
+            _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())
         return self
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
@@ -243,7 +250,7 @@ class FieldModel(torch.nn.Module):
         """The state of a model that is conditioned at the present hyperparameters."""
         history = History("conditioned") if self._assigned is None else self._assigned.history
         history = history.conditioned.with_notes(notes)
-        return ModelState.of(Represented.of(representation), self._mean_to_condition, history)
+        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
 
     def _fit_state(
         self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
@@ -272,12 +279,6 @@ class FieldModel(torch.nn.Module):
             fixed = torch.stack([value.reshape(()) for value in constants])
         return fixed
 
-    @property
-    def _mean_to_condition(self) -> Float[Tensor, "p"] | None:
-        """As `_fixed_mean`, but zero where the last fit chose it in the place of a constant."""
-        chosen = self._assigned is not None and self._assigned.history.zero_mean
-        return self._assigned.mean if chosen and is_trained(self.mean) else self._fixed_mean
-
     def _apply(self, fn, recurse=True):
         """`.to(device)` moves the data too."""
         before = next(self.kernel.parameters()).device
@@ -286,6 +287,22 @@ class FieldModel(torch.nn.Module):
         if self._assigned is not None and device != before:
             self._assigned = self._assigned.to(device)
         return self
+
+
+def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
+    """Warn of directions of the constant mean of which the data say nothing."""
+    if not len(unknown):
+        return
+    signs = unknown.gather(-1, unknown.abs().argmax(-1, keepdim=True)).sign()
+    along = [", ".join(f"{v:.3g}" for v in vector) for vector in (signs * unknown + 0.0).tolist()]
+    words = " and ".join(f"({vector})" for vector in along)
+    warnings.warn(
+        f"no observation depends on the constant mean of the outputs along {words}: it is "
+        "taken as zero there; observe other components or directions, or give a mean "
+        "that is known, such as mean=gpytorch.means.ZeroMean()",
+        DataWarning,
+        stacklevel=3,
+    )
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class KernelComparison:
         points = self.num_values / self.models[names[0]].num_outputs
         lines = [f"{'kernel':<{width}}  {'nats':>12}  {'nats/point':>10}  {'behind':>8}"]
         lines[0] += f"  {'error':>8}" if estimated else ""
-        for above, (name, nats) in zip([None, *names], self.evidence.items(), strict=False):
+        for above, (name, nats) in zip([None, *names[:-1]], self.evidence.items(), strict=True):
             line = f"{name:<{width}}  {nats:>12.1f}  {nats / points:>10.4f}"
             line += f"  {(nats - best_nats) / points:>8.4f}"
             if estimated:

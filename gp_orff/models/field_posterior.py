@@ -1,5 +1,6 @@
 """`FieldPosterior`: means, variances, symbols and sample paths of a field, given the data."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.posterior_covariance import posterior_covariance
 from gp_orff.inference.distributions import FieldDistribution
+from gp_orff.kernels.cholesky import cholesky
 from gp_orff.labelled import LocalPlane, on_grid
 from gp_orff.models.derived.energy_spectrum import EnergySpectrum, energy_spectrum
+from gp_orff.models.derived.mixtures import mixture_quantile
 from gp_orff.models.derived.named_symbols import NamedSymbols
 from gp_orff.models.derived.normal import FieldNormal, ScalarNormal
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
@@ -28,11 +31,13 @@ if TYPE_CHECKING:
 class FieldPosterior(NamedSymbols):
     """The posterior of the field, mean μ included, given the data; a snapshot of a model.
 
-    `model.posterior()` makes one. Variances are those of the field, without noise. They count what
-    the data leave open of a trained constant mean (universal kriging) and, where a fit to at most
-    200 numbers has learned a spectrum, of the hyperparameters. Results have the floating
-    type of the points x, computed in float64. Points outside the domain of a grid make a larger
-    one; ValueError where none can be made. A `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` makes one. Variances are those of the field, without noise. They and those
+    of all symbols count what the data leave open of a trained constant mean (universal kriging)
+    and, where a fit had few data or has learned a spectrum, of the hyperparameters: the posterior
+    is then a mixture of normal distributions, with moments by `mean` and `variance`, and intervals
+    by `confidence_region`. Results have the floating type of the points x, computed in float64.
+    Points outside the domain of a grid make a larger one; ValueError where none can be made. A
+    `symbol` is a linear map, such as `Divergence()`.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
@@ -162,8 +167,88 @@ class FieldPosterior(NamedSymbols):
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
+    def quantile(
+        self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q"]:
+        """Return the values (n, q) below which each component of the field, or of a `symbol` of it,
+        is with a probability, at points `x`.
+
+        Where the posterior integrates the hyperparameters, it is a mixture of normal distributions,
+        with heavier tails than one, and these are its quantiles.
+
+        Raises:
+            ValueError: a probability that is not between 0 and 1.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> x = torch.rand(7, 2)
+            >>> (field.quantile(x, 0.1) < field.quantile(x, 0.9)).all()
+            tensor(True)
+        """
+        return self._quantiles(x, (probability,), symbol)[0]
+
+    def confidence_region(
+        self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
+    ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
+        """Return the ends of the central intervals that hold each component of the field, or of a
+        `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each."""
+        low, high = self._quantiles(x, (0.5 - 0.5 * level, 0.5 + 0.5 * level), symbol)
+        return low, high
+
+    @chosen_threads()
+    def _quantiles(
+        self, x: Float[Tensor, "n d"], probabilities: Sequence[float], symbol: Symbol | None
+    ) -> list[Float[Tensor, "n q"]]:
+        if not all(0 < probability < 1 for probability in probabilities):
+            raise ValueError(f"expected probabilities between 0 and 1, got {probabilities}")
+        weights, means, blocks = self._normals(x, symbol)
+        sds = blocks.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+        found = (mixture_quantile(weights, means, sds, share) for share in probabilities)
+        return [values.to(_device(x), _dtype(x)) for values in found]
+
+    @chosen_threads()
+    def log_density(
+        self,
+        x: Float[Tensor, "n d"],
+        values: Float[Tensor, "n q"],
+        symbol: Symbol | None = None,
+    ) -> Float[Tensor, "n"]:
+        """Return the log density (n,) of `values` (n, q) of the field, or of a `symbol` of it, at
+        each of the points `x`: of the field, not of readings, which have noise.
+
+        Raises:
+            ValueError: values of another shape.
+        """
+        weights, means, blocks = self._normals(x, symbol)
+        values = torch.as_tensor(values).to(means)
+        if values.shape != means.shape[1:]:
+            raise ValueError(
+                f"expected values of shape {tuple(means.shape[1:])}, one row for each point, got "
+                f"{tuple(values.shape)}"
+            )
+        factor = cholesky(blocks)
+        scores = torch.linalg.solve_triangular(factor, (values - means).unsqueeze(-1), upper=False)
+        logs = -0.5 * scores.square().sum((-1, -2)) - factor.diagonal(dim1=-2, dim2=-1).log().sum(
+            -1
+        )
+        logs = logs - 0.5 * values.shape[-1] * math.log(2 * math.pi)
+        return torch.logsumexp(weights.log()[:, None] + logs, 0).to(_device(x), _dtype(x))
+
+    def _normals(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None
+    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:
+        """The normal distributions that the posterior at each of the points is a mixture of."""
+        points, distribution = self._at(x, symbol)
+        weights, means, blocks = distribution.normals(points)
+        means = means + self._snapshot.mean(points, symbol)
+        return weights, means[:, : len(x)], blocks[:, : len(x)]
+
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the mean μ.
+
+        Its error bars include that a trained constant mean is not known.
 
         With a `HelmholtzKernel`, `field.part("curl_free")` is the term with the curl-free kernel.
         `curl_free_part` instead maps the whole field to its curl-free part, for any kernel.

@@ -1,9 +1,8 @@
 """Copies of a model's kernel, noise and mean, made when its posterior is, with its data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise.covariances import Noises, noise_of, noises_of
-from gp_orff.data.observations import of_constant
+from gp_orff.data.observations import of_constants
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
@@ -32,10 +31,10 @@ from gp_orff.inference.distributions import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.fields import HelmholtzKernel, summands
-from gp_orff.kernels.symbol_covariance import require
+from gp_orff.kernels.symbol_covariance import decided, require
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.derived.by_features import warn_of_features
-from gp_orff.models.few_readings.mixture import Member, Mixture
+from gp_orff.models.few_readings import Mixture, Sample
 from gp_orff.symbols.base import Identity, Symbol
 
 
@@ -133,6 +132,7 @@ class Snapshot(ABC):
     ) -> FieldOnDomain:
         """The distribution of a symbol of the field; `points` are its support points."""
         inference, distribution = field
+        symbol = decided(symbol, self.kernel)
         try:
             image = inference.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
@@ -153,8 +153,8 @@ class Snapshot(ABC):
                 f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
                 "is not available: expected a constant mean; make the trend a term of the kernel"
             )
-        image = of_constant(symbol, len(self.space), len(self.constant)).to(points)
-        return (image @ self.constant).expand(len(points), -1)
+        symbol = decided(symbol, self.kernel)
+        return of_constants(symbol, points, self.space, len(self.constant)) @ self.constant
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,9 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
-    members: Sequence[Member] = ()  # under other hyperparameters, which few readings leave open
+    sample: Sample = field(
+        default_factory=Sample
+    )  # of hyperparameters, which few readings leave open
 
     @classmethod
     def of(
@@ -300,7 +302,7 @@ class ModelSnapshot(Snapshot):
         inference: Inference,
         prior_mean: Mean,
         fixed_mean: Float[Tensor, "p"] | None,
-        members: Sequence[Member] = (),
+        sample: Sample,
     ) -> "ModelSnapshot":
         """Copy the modules; data and inference are immutable and shared."""
         modules = (representation.kernel, representation.likelihoods, prior_mean)
@@ -309,11 +311,12 @@ class ModelSnapshot(Snapshot):
             module.requires_grad_(False)
         copied = replace(representation, kernel=kernel, likelihoods=likelihoods)
         noises = noises_of(kernel, likelihoods)
-        return cls(copied, inference, noises, mean, fixed_mean, members)
+        return cls(copied, inference, noises, mean, fixed_mean, sample)
 
     def field(self, points=None, symbol=None):
-        if points is None and self.members:
-            return FieldOnDomain(self.inference, Mixture(self.members, self.constant, self.kernel))
+        members = self.sample.members
+        if points is None and members:
+            return FieldOnDomain(self.inference, Mixture(members, self.constant, self.kernel))
         return super().field(points, symbol)
 
     @property
@@ -338,6 +341,10 @@ class ModelSnapshot(Snapshot):
     def log_marginal_likelihood_error(self) -> float:
         """The standard error of log p(y) in nats, where iterations estimate it; 0 if exact."""
         return self.posterior.evidence.standard_error
+
+    def apply(self, symbol, field, points):
+        self.sample.check(symbol)
+        return super().apply(symbol, field, points)
 
     def feature_inference(self, points):
         box = self.representation.data.box

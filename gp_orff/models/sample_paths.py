@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import leaves_out_constants, less_reference, of_constant
+from gp_orff.data.observations import less_reference, of_constants
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.domain import Box
@@ -23,6 +23,7 @@ from gp_orff.inference.distributions import FieldDistribution, UnknownMean
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.weight_posterior import WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
+from gp_orff.kernels.symbol_covariance import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
 from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
@@ -84,8 +85,12 @@ class WeightPaths(Paths):
         return self.theta.shape[-1]
 
     def less(self, weights: Tensor) -> "WeightPaths":
-        rest = self.theta[len(weights) :]  # of constants that only potentials have
-        return replace(self, theta=torch.cat([self.theta[: len(weights)] - weights, rest]))
+        return replace(self, theta=self.theta - weights)
+
+    def on(self, expansion: Expansion, further: Float[Tensor, "k S"]) -> "WeightPaths":
+        """The same functions by an expansion that has features after those of these paths, which
+        only potentials have, with drawn weights."""
+        return replace(self, expansion=expansion, theta=torch.cat([self.theta, further]))
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
         image = apply_symbol(symbol, self.expansion, space)
@@ -130,19 +135,18 @@ class PlusConstants(Paths):
     """Paths of a field whose constant mean is not known: each has one of its own."""
 
     paths: Paths  # given these means
-    constants: Float[Tensor, "S q"]  # the image of these means
-    known: Paths  # given the best mean
+    constants: Float[Tensor, "S p"]  # the means less the best one
+    symbol: Symbol = field(default_factory=Identity)
+    space: Sequence[int] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.paths(x) + self.constants.unsqueeze(1)
+        points = x.flatten(0, -2).double()
+        images = of_constants(self.symbol, points, self.space, self.constants.shape[-1])
+        images = images.unflatten(0, x.shape[:-1])  # (n, q, p), or (S, n, q, p)
+        return self.paths(x) + (images @ self.constants[:, None, :, None]).squeeze(-1)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> Paths:
-        sizes = len(space), self.constants.shape[-1]
-        known = self.known.apply(symbol, space)
-        if leaves_out_constants(symbol, *sizes):
-            return known
-        image = of_constant(symbol, *sizes).to(self.constants)
-        return PlusConstants(self.paths.apply(symbol, space), self.constants @ image.mT, known)
+        return replace(self, paths=self.paths.apply(symbol, space), symbol=symbol, space=space)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -180,12 +184,15 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(snapshot.device)
 
-    known = paths_of(distribution.given_mean, field, snapshot, count, seed, normal)
-    if not isinstance(distribution, UnknownMean):
-        return known
-    means = distribution.mean_root @ normal(len(distribution.mean_root), count)
-    paths = known.less(distribution.given_mean.response_to(means))
-    return PlusConstants(paths, (distribution.constants @ means).mT, known)
+    paths, means = paths_of(distribution.given_mean, snapshot, count, seed, normal), None
+    if isinstance(distribution, UnknownMean):
+        means = distribution.mean_root @ normal(len(distribution.mean_root), count)
+        paths = paths.less(distribution.given_mean.response_to(means))
+    if isinstance(paths, WeightPaths):
+        expansion = field.inference.with_constants(snapshot.kernel, paths.expansion)
+        paths = paths.on(expansion, normal(expansion.num_features - len(paths.theta), count))
+    has_mean = means is not None and distribution.includes_mean
+    return PlusConstants(paths, means.mT) if has_mean else paths
 
 
 def _mixed(
@@ -205,7 +212,6 @@ def _mixed(
 
 def paths_of(
     distribution: FieldDistribution,
-    field: FieldOnDomain,
     snapshot: Snapshot,
     count: int,
     seed: int,
@@ -214,9 +220,7 @@ def paths_of(
     """Draw `count` functions given the constant mean, by random numbers of a shape."""
     if isinstance(distribution, WeightPosterior):
         theta = distribution.weight_root(normal(distribution.expansion.num_features, count))
-        expansion = field.inference.with_constants(snapshot.kernel, distribution.expansion)
-        constants = normal(expansion.num_features - len(theta), count)  # of the prior
-        return WeightPaths(expansion, torch.cat([distribution.theta + theta, constants]))
+        return WeightPaths(distribution.expansion, distribution.theta + theta)
     if not isinstance(distribution, ExactPosterior):
         raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
     rule = _prior_rule(distribution.kernel, snapshot.inference.data.box, seed)
@@ -307,7 +311,7 @@ class SamplePaths:
             support = symbol.all_points(flat, snapshot.space)
         snapshot.require(support.detach(), symbol)
         if symbol is not None:
-            paths = paths.apply(symbol, snapshot.space)
+            paths = paths.apply(decided(symbol, snapshot.kernel), snapshot.space)
         mean = snapshot.mean(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
 

@@ -22,6 +22,7 @@ from gp_orff.features.domain import corners
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
 from gp_orff.inference.conditioning import (
+    ExactInference,
     FeatureInference,
     Inference,
     log_marginal_likelihood,
@@ -29,12 +30,13 @@ from gp_orff.inference.conditioning import (
 from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.memo import Memo
 from gp_orff.inference.representation import Representation
-from gp_orff.models.few_readings import leaves_spectra_open, sample_of_hyperparameters
+from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.fitting.history import History
 from gp_orff.models.fitting.noise.independent import along_directions, independent
 from gp_orff.models.fitting.noise.known import note_of, with_known_noise
-from gp_orff.models.fitting.noise.tracks import with_tracks
+from gp_orff.models.fitting.noise.tracks import learn_new_tracks, with_tracks
 from gp_orff.models.fitting.robust_em import EStep
+from gp_orff.models.fitting.scoring import leave_much_open
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.contents import trained_names
 from gp_orff.models.report.fit_report import FitReport
@@ -59,9 +61,9 @@ class Represented:
     def from_statistics(
         cls, representation: Representation, rule: Rule | None, known: FieldStatistics | None
     ) -> "Represented":
-        """Inference with the rule and the statistics of a file."""
+        """Inference with the rule of a file, and with its statistics if it has some."""
         inference = representation.inference(rule)
-        if isinstance(inference, FeatureInference):
+        if isinstance(inference, FeatureInference) and known is not None:
             phi = inference.draws[0].shared_columns()
             if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
                 return cls.of(representation)
@@ -228,7 +230,10 @@ class ModelState:
     def snapshot(self, prior_mean: Mean, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot for predictions, independent of later changes of the model; `marginalize`: as
         for `VectorFieldGP.posterior`."""
-        default = bool(self.history.stages) and leaves_spectra_open(self.inference, self.kernel)
+        few = self.history.weak_priors and leave_much_open(self.data)
+        few = few and isinstance(self.inference, ExactInference)
+        spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
+        default = bool(few or spectra)
         sampled = default if marginalize is None else marginalize
         memo = self.snapshots if sampled == default else self.others
         key = sampled, trained_names(self.kernel, self.likelihoods)
@@ -237,9 +242,9 @@ class ModelState:
     def _snapshot(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
         """A new snapshot, with a sample of the hyperparameters or without."""
         parts = self.inference, self.kernel, self.likelihoods, self.mean
-        members = sample_of_hyperparameters(*parts) if sampled else ()
+        sample = sample_of_hyperparameters(*parts) if sampled else Sample()
         model = self.representation, self.inference, prior_mean, self.mean
-        snapshot = ModelSnapshot.of(*model, members)
+        snapshot = ModelSnapshot.of(*model, sample)
         _ = snapshot.constant  # raises here if the posterior fails
         return snapshot
 
@@ -263,6 +268,14 @@ class ModelState:
         state = ModelState.of(represented, self.mean, self.history.with_notes([text]))
         state.snapshot(prior_mean)
         return state
+
+    def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
+        """The state after its likelihoods learned what the data tell of new tracks."""
+        snapshot = self.snapshot(prior_mean)
+        field = snapshot.posterior.under(snapshot.fixed_mean)
+        parts = field, snapshot.constant, snapshot.noises
+        notes = learn_new_tracks(self.likelihoods, self.data, *parts)
+        return replace(self, history=self.history.with_notes(notes))
 
     def report(self, prior_mean: Mean) -> FitReport:
         """The report: one object while hyperparameters stay, so that it keeps standard errors."""

@@ -46,9 +46,9 @@ class VectorFieldGP(ValidatedModel):
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
             `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
-        mean: the prior mean μ. If None, the best constant for each output, in closed form, whose
-            variance posteriors count; of at most 200 numbers `fit` may choose zero, and `condition`
-            keeps it. Others, such as `ZeroMean()`, are not trained: make a trend a kernel term.
+        mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
+            flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
+            trained: make a trend a kernel term.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
             random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
             applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
@@ -90,10 +90,15 @@ class VectorFieldGP(ValidatedModel):
         """Learn the hyperparameters from observations y at x, condition on them, and return self.
 
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
-        Parameters with `requires_grad=False` are not trained. A `DataWarning` is given for constant
-        data, which leave the hyperparameters unchanged, for points far from all others, which a
-        frequency grid leaves out, and for fewer than 10 numbers a hyperparameter. A
-        `CalibrationWarning` is given where 95 % intervals hold too few readings of some blocks.
+        Parameters with `requires_grad=False` are not trained. Few data, of less than 120 vectors or
+        as many numbers as these have, learn with weak priors in the units of the data (module
+        `gp_orff.models.fitting.scoring.weak_priors`), which priors that you register replace, and
+        the posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
+        constant data, which leave the hyperparameters unchanged, for points far from all others,
+        which a frequency grid leaves out, for fewer than 10 numbers a hyperparameter where these
+        are not integrated, for lengthscales below the distances of neighbours, and for a direction
+        of the constant mean on which no observation depends. A `CalibrationWarning` is given where
+        95 % intervals hold too few readings of some blocks.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
@@ -118,7 +123,7 @@ class VectorFieldGP(ValidatedModel):
                 merges none. If None, those that the prior cannot tell apart, where this saves a
                 fifth of the numbers; wider ones, where the field changes less within them than
                 grids truncate. Of small data, records with equal values at one place are copies,
-                which count once (by default if they are a tenth of the records).
+                which count once, also if they were rounded differently.
             track: a label for each reading, or one for all: readings of one track share an offset
                 and correlated noise, see `TrackLikelihood`: lines of a survey are levelled, beside
                 `directions` too. A track may go on in later chunks. Its readings stay in memory.
@@ -155,6 +160,7 @@ class VectorFieldGP(ValidatedModel):
             data = read()
             if data.varies:
                 state = self._fit_state(data, warm_start, display, scale_noise)
+                state = state.with_posterior(self.mean).with_new_tracks(self.mean)
             else:
                 _warn_of_constant(data.survey.num_points)
                 state = self._condition_state(self._representation_of(data))
@@ -189,7 +195,7 @@ class VectorFieldGP(ValidatedModel):
             self.counted_once(x, y, Options(**options)), self.frequencies
         )
         representation = self._representation_of(data)
-        e_step = EStep(representation.kernel, representation.likelihoods, self._mean_to_condition)
+        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
         return self._assign_with_posterior(self._condition_state(representation, notes))
 
@@ -324,8 +330,15 @@ class VectorFieldGP(ValidatedModel):
         """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data.
 
         With `marginalize` error bars count what few readings leave open of the hyperparameters: the
-        mixture of the posteriors under 32 draws about those of `fit`; ValueError for more than 1200
-        numbers. None does so for `LearnedSpectrumKernel` and up to 200 numbers, after `fit`.
+        posterior is a mixture of those under draws of all of them, whose importance weights follow
+        from the restricted likelihood and the weak priors of `fit`, or those that are registered.
+        They are drawn until error bars are known to 2 %; the report has their effective number and
+        the Pareto k of the weights. False takes the learned values as known. None integrates after
+        a `fit` to fewer than 120 vectors, and to up to 200 numbers with a `LearnedSpectrumKernel`.
+
+        Kernels with a learned spectrum or with trained matrices of outputs, and readings along
+        tracks, take 32 draws about the learned values instead. ValueError for more than 1200
+        numbers, and for features, whose hyperparameters are taken as known.
         """
         return FieldPosterior(self._snapshot(marginalize))
 

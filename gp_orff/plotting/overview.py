@@ -89,7 +89,7 @@ def overview(
         panels = {f"{first} (dots: {_DATA})": draw, **dict(others)}
     limits = np.stack([plane.min(0), plane.max(0)], axis=-1)
     figure, axes = _subplots(len(panels), limits, in_space)
-    for ax, (title, draw) in zip(axes.flat, panels.items(), strict=False):
+    for ax, (title, draw) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         ax.set(xlim=limits[0], ylim=limits[1])
         draw(ax)
         if x is not None:

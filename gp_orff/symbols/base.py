@@ -8,7 +8,8 @@ covariances and without differentiation.
 Frequencies are in radians per unit of the inputs. A divergence is in units of the field per unit of
 the inputs, a potential in units of the field times units of the inputs. The constant part of a
 field, at ω = 0, is its *background*: its curl and its divergence are zero, and neither part of a
-Helmholtz split nor any potential contains it.
+Helmholtz split contains it. A potential contains that of a constant mean under a curl-free kernel
+only, or where the user assigns it.
 """
 
 from abc import ABC, abstractmethod
@@ -96,6 +97,48 @@ class Symbol(ABC):
 
         At ω = 0: the action of the map on a constant field.
         """
+
+    def of_affine(
+        self, value: Float[Tensor, "p k"], slope: Float[Tensor, "d p k"]
+    ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:
+        """The image of k affine fields, value + Σ_j x_j slope_j, which is affine too.
+
+        With x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0, its value is Q(0) value − i Σ_j ∂_jQ(0) slope_j,
+        and its slopes are Q(0) slope_j. What a reference subtracts is not subtracted here.
+
+        Args:
+            value: (p, k), the fields at x = 0.
+            slope: (d, p, k), their derivatives along the directions of space.
+        """
+        d, p = slope.shape[:2]
+        at_zero = self.of_constants(d, p).to(value)
+        image = at_zero @ value
+        if slope.any():
+
+            def multiplier(omega: Float[Tensor, "d"]) -> Float[Tensor, "q p"]:
+                return self(omega.unsqueeze(0), p)[0].imag
+
+            zero = torch.zeros(d, dtype=torch.float64)
+            rates = torch.autograd.functional.jacobian(multiplier, zero).to(value)  # (q, p, d)
+            image = image + torch.einsum("qpj,jpk->qk", rates, slope)
+        return image, at_zero @ slope
+
+    def decided(self, curl_free: bool, divergence_free: bool) -> "Symbol":
+        """The same map, in which it is decided whether constant fields have an image under it.
+
+        Args:
+            curl_free, divergence_free: whether all terms of the kernel are; see `Potential`.
+        """
+        return self
+
+    def of_constants(self, num_dims: int, p: int) -> Float[Tensor, "q p"]:
+        """Q(0), the image of the constant fields 1⊗I_p.
+
+        Args:
+            num_dims: d, the number of inputs in space.
+            p: the number of components of the field.
+        """
+        return self(torch.zeros(1, num_dims, dtype=torch.float64), p)[0].real
 
     def check(self, num_dims: int, p: int) -> None:
         """Refuse fields on which the map is not defined.
@@ -231,6 +274,15 @@ class Composed(Symbol):
         if outer is None or inner is None:
             return None
         return [left @ right for left in outer for right in inner]
+
+    def of_affine(
+        self, value: Float[Tensor, "p k"], slope: Float[Tensor, "d p k"]
+    ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:
+        return self.outer.of_affine(*self.inner.of_affine(value, slope))
+
+    def decided(self, curl_free: bool, divergence_free: bool) -> Symbol:
+        parts = self.outer, self.inner
+        return Composed(*(part.decided(curl_free, divergence_free) for part in parts))
 
     def check(self, num_dims: int, p: int) -> None:
         if self.inner.reference is not None:

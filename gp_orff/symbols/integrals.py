@@ -82,12 +82,15 @@ class LineIntegral(VectorFieldSymbol):
         waves = phase * torch.sinc(omega @ pieces.mT / (2 * math.pi))  # (D, s)
         return (waves @ self._vectors(pieces).to(waves)).unsqueeze(-2)
 
+    def of_constants(self, num_dims: int, p: int) -> Float[Tensor, "1 p"]:
+        return self._vectors(self.path[-1:] - self.path[:1])  # exactly zero for a closed path
+
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "n*k d"]:
         return _shifted(x, space, self.path)
 
     def patches(self, num_dims: int, p: int) -> Sequence[Patch]:
         pieces = self.path.diff(dim=0)
-        rows = zip(self.path, pieces.split(1), self._vectors(pieces).split(1), strict=False)
+        rows = zip(self.path[:-1], pieces.split(1), self._vectors(pieces).split(1), strict=True)
         return [Patch(*row) for row in rows]
 
 

@@ -11,8 +11,20 @@ from torch import Tensor
 from gp_orff.symbols.base import TINY, Identity, Multiplier, Symbol, VectorFieldSymbol, copy_of
 
 
+class _Part(VectorFieldSymbol):
+    """A part of the Helmholtz split, with the constant mean of the field or without it."""
+
+    background: bool = False
+
+    def num_outputs(self, p: int) -> int:
+        return p
+
+    def of_constants(self, num_dims: int, p: int) -> Float[Tensor, "p p"]:
+        return float(self.background) * torch.eye(p, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
-class CurlFreePart(VectorFieldSymbol):
+class CurlFreePart(_Part):
     """The curl-free part of a field: the gradient of a potential, with the outputs and units of f.
 
     The background, which is the constant part of the field, belongs to neither the curl-free nor
@@ -20,6 +32,9 @@ class CurlFreePart(VectorFieldSymbol):
 
     The data cannot tell the two parts apart where a smooth field has neither curl nor divergence.
     The error bars include this uncertainty, so they are wide near the edge of the data.
+
+    Args:
+        background: whether the constant mean of the field is assigned to this part.
 
     Example:
         At ω = (0, 2), the part of a wave v is its component along ω:
@@ -29,8 +44,7 @@ class CurlFreePart(VectorFieldSymbol):
         [[[0.0, 0.0], [0.0, 1.0]]]
     """
 
-    def num_outputs(self, p: int) -> int:
-        return p
+    background: bool = False
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         unit = omega / omega.norm(dim=-1, keepdim=True).clamp_min(math.sqrt(TINY))
@@ -38,12 +52,15 @@ class CurlFreePart(VectorFieldSymbol):
 
 
 @dataclass(frozen=True)
-class DivergenceFreePart(VectorFieldSymbol):
+class DivergenceFreePart(_Part):
     """The divergence-free part of a field, without its background.
 
     Its Fourier multiplier, see `Symbol`, is Q(ω) = I − ωωᵀ/‖ω‖², and zero at ω = 0.
 
     The number of outputs and the units are those of the field.
+
+    Args:
+        background: whether the constant mean of the field is assigned to this part.
 
     Example:
         >>> import gp_orff, torch
@@ -51,8 +68,7 @@ class DivergenceFreePart(VectorFieldSymbol):
         [[[1.0, 0.0], [0.0, 0.0]]]
     """
 
-    def num_outputs(self, p: int) -> int:
-        return p
+    background: bool = False
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         eye = torch.eye(p, dtype=omega.dtype, device=omega.device)

@@ -281,11 +281,11 @@ class Search:
         options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 1e-12, "gtol": 1e-4}
         with suppress(TimeoutError, RuntimeError):  # a step to where the covariance has no factor
             scipy.optimize.minimize(
-                self._loss, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options=options
+                self.loss, start, jac=True, method="L-BFGS-B", bounds=self.bounds, options=options
             )
         return self.best
 
-    def _loss(self, u: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
+    def loss(self, u: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
         if time.process_time() > self.until:
             raise TimeoutError
         self.set(u)

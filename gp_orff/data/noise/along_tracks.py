@@ -1,12 +1,19 @@
 """Noise along tracks: an offset, an Ornstein–Uhlenbeck process and white noise."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import NamedTuple
 
+import torch
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
+
+_LEVEL = 0.95
+_HALVINGS = 52  # of an interval: the digits of a double
+_CHUNK = 2**16  # quantiles that are computed at once
 
 
 class TrackNoise(NamedTuple):
@@ -19,10 +26,14 @@ class TrackNoise(NamedTuple):
     block_variance: Float[Tensor, ""]  # of what readings of one block share, and others do not
 
     @property
+    def slow(self) -> Float[Tensor, ""]:
+        """The variance of the offset and of the correlated noise of a new track."""
+        return self.offset_variance + self.correlated_variance
+
+    @property
     def total(self) -> Float[Tensor, ""]:
         """The variance of a new reading of a new track."""
-        slow = self.offset_variance + self.correlated_variance
-        return self.noise + self.block_variance + slow
+        return self.noise + self.block_variance + self.slow
 
 
 @singledispatch
@@ -31,9 +42,68 @@ def along_tracks(likelihood: Likelihood) -> TrackNoise | None:
     return None
 
 
-class NoisesOfGroups(dict[str, Tensor]):
-    """Σ of one reading by the label of the group, and the noise along tracks of some groups."""
+@dataclass(frozen=True)
+class SlowVariance:
+    """The variance v of the offset and the correlated noise of a new track, integrated over.
 
-    def __init__(self, covariances: Mapping[str, Tensor], tracks: Mapping[str, TrackNoise]):
+    It has the value v_j with the probability w_j, so that a reading of a new track has the
+    distribution Σ_j w_j N(m, s + v_j) about its mean m, with the variance s of all the rest.
+    """
+
+    values: Float[Tensor, "J"]
+    weights: Float[Tensor, "J"]
+
+    def sd(self, level: float) -> float:
+        """The quantile of √v."""
+        below = self.weights.cumsum(0) - 0.5 * self.weights
+        place = int(torch.searchsorted(below, level).clamp_max(len(below) - 1))
+        return self.values[place].sqrt().item()
+
+    def quantile(self, level: float, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """The z with Σ_j w_j Φ(z / √(s + v_j)) = level, for every s in `variance`."""
+        if len(self.values) == 1:
+            z = torch.special.ndtri(torch.tensor(level).to(variance))
+            return z * (variance + self.values.to(variance)).sqrt()
+        parts = variance.flatten().split(_CHUNK)
+        return torch.cat([self._quantile(level, part) for part in parts]).view_as(variance)
+
+    def _quantile(self, level: float, variance: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        """By bisection between the quantiles of the widest and of the narrowest Gaussian."""
+        sd = (variance.unsqueeze(-1) + self.values.to(variance)).sqrt()
+        weights, upper = self.weights.to(variance), max(level, 1 - level)
+        z = torch.special.ndtri(torch.tensor(upper).to(variance))
+        low, high = z * sd.amin(-1), z * sd.amax(-1)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            below = torch.special.ndtr(middle.unsqueeze(-1) / sd) @ weights < upper
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return math.copysign(1.0, level - 0.5) * 0.5 * (low + high)
+
+    def matched(self, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """The variance of the Gaussian that has the central 95 % interval of this distribution. Its
+        variance may not exist, as that of Student's t distribution of two degrees of freedom."""
+        if len(self.values) == 1:
+            return variance + self.values.to(variance)
+        upper = 0.5 + 0.5 * _LEVEL
+        z = torch.special.ndtri(torch.tensor(upper).to(variance))
+        return (self.quantile(upper, variance) / z).square()
+
+
+@singledispatch
+def slow_variance_of(likelihood: Likelihood) -> SlowVariance | None:
+    """What a fit learned of the variance of new tracks; None where that is one value."""
+    return None
+
+
+class NoisesOfGroups(dict[str, Tensor]):
+    """Σ of one reading by the label of the group; the noise along tracks of some groups, and what
+    is known of its variance on new tracks."""
+
+    def __init__(
+        self,
+        covariances: Mapping[str, Tensor],
+        tracks: Mapping[str, TrackNoise],
+        slow: Mapping[str, SlowVariance],
+    ):
         super().__init__(covariances)
-        self.tracks = tracks
+        self.tracks, self.slow = tracks, slow

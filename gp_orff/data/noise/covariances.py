@@ -10,7 +10,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussi
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.noise.along_tracks import NoisesOfGroups, along_tracks
+from gp_orff.data.noise.along_tracks import NoisesOfGroups, along_tracks, slow_variance_of
 from gp_orff.kernels.tree import terms
 
 Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ by the label of the group
@@ -101,7 +101,9 @@ def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
     covariances = {label: noise_of(noise, num_outputs) for label, noise in likelihoods.items()}
     tracks = {label: along_tracks(likelihood) for label, likelihood in likelihoods.items()}
     known = {label: noise for label, noise in tracks.items() if noise is not None}
-    return NoisesOfGroups(covariances, known)
+    slow = {label: slow_variance_of(likelihood) for label, likelihood in likelihoods.items()}
+    slow = {label: variance for label, variance in slow.items() if variance is not None}
+    return NoisesOfGroups(covariances, known, slow)
 
 
 def independent(noise: Float[Tensor, "*b p p"], count: int) -> Float[Tensor, "*b n*p n*p"]:

@@ -150,5 +150,5 @@ class KnownNoiseLikelihood(HeavyTails):
 @noise_of.register
 def _(likelihood: KnownNoiseLikelihood, num_outputs: int) -> Tensor:
     check_num_tasks(likelihood, num_outputs)
-    scale = likelihood.noise_scale
+    scale = likelihood.noise_scale.unsqueeze(-1)
     return scale * torch.eye(num_outputs, dtype=scale.dtype, device=scale.device)

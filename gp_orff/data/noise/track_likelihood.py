@@ -6,10 +6,15 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import Prior
 from jaxtyping import Float
-from linear_operator.operators import ConstantDiagLinearOperator
+from linear_operator.operators import ConstantDiagLinearOperator, DiagLinearOperator
 from torch import Tensor, nn
 
-from gp_orff.data.noise.along_tracks import TrackNoise, along_tracks
+from gp_orff.data.noise.along_tracks import (
+    SlowVariance,
+    TrackNoise,
+    along_tracks,
+    slow_variance_of,
+)
 from gp_orff.data.noise.covariances import check_num_tasks, noise_of
 from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
 from gp_orff.kernels.base import as_real_tensor
@@ -21,6 +26,8 @@ _NAMES = (
     "correlation_time",
     "block_variance",
 )
+NUM_VALUES = 64
+"""Values of the variance of new tracks over which predictions integrate."""
 
 
 class TrackLikelihood(Likelihood):
@@ -39,9 +46,29 @@ class TrackLikelihood(Likelihood):
     were stated with the readings. The mean of a block weighs its readings alike.
 
     `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
-    learns its parameters by evidence. Without times, t is the length of the path. Called on the
-    distribution of a field, it adds the variance σ_b² + σ_r² + σ_e² + σ² of new readings, each on a
-    new track.
+    learns its parameters by evidence. Without times, t is the length of the path.
+
+    Called on the distribution of a field, it returns the distribution of new readings, each on a
+    new track. With parameters that you set, this adds the variance v + σ_e² + σ² to that of the
+    field, where v = σ_b² + σ_r².
+
+    A small number of tracks leaves v uncertain: three tracks give two independent differences of
+    offsets in each component. After `fit`, predictions therefore integrate over v, given all data
+    and the other parameters, under Jeffreys' prior for the restricted evidence p(y | v),
+
+        p(v | y) ∝ p(y | v) √I(v) ,    I(v) = ½ tr[(BᵀPB)²] ,
+        P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ ,
+
+    where B assigns readings to tracks, and H is the effect of the constant mean. The distribution
+    of a new reading is then a mixture of Gaussians. If the offsets of T tracks are known precisely,
+    it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao 1973, *Bayesian
+    inference in statistical analysis*). `quantile` returns its quantiles. The Gaussian distribution
+    that the likelihood returns has the central 95 % interval of the mixture.
+
+    If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
+    of v if `raw_offset_variance` is frozen, after you set a parameter, if the group has more than
+    400 offsets, and if the data contain no difference of offsets: the readings of a single track do
+    not determine the offset of another.
 
     Args:
         num_tasks: p, the number of outputs.
@@ -72,6 +99,9 @@ class TrackLikelihood(Likelihood):
         >>> field = model.posterior()
         >>> reading = model.likelihood(field(x[:1]))  # of a new track
         >>> bool((reading.variance > field.variance(x[:1]) + model.likelihood.noise).all())
+        True
+        >>> upper = model.likelihood.quantile(field(x[:1]), 0.975)
+        >>> torch.allclose(upper, reading.mean + 1.96 * reading.stddev, rtol=1e-4)
         True
     """
 
@@ -113,6 +143,8 @@ class TrackLikelihood(Likelihood):
                 )
         self.register_buffer("span", torch.zeros(()))
         self.register_buffer("duration", torch.zeros(()))
+        self.register_buffer("slow_values", torch.zeros(NUM_VALUES))
+        self.register_buffer("slow_weights", torch.zeros(NUM_VALUES))  # zeros: nothing learned
 
     @property
     def noise(self) -> Float[Tensor, "1"]:
@@ -159,9 +191,53 @@ class TrackLikelihood(Likelihood):
     def block_variance(self, value: float | Tensor) -> None:
         self._set("block_variance", value)
 
+    @property
+    def slow_variance(self) -> SlowVariance | None:
+        """The values of v = σ_b² + σ_r² on new tracks and their probabilities, from the last fit;
+        None if predictions use the parameters. Setting a parameter sets it to None."""
+        if not self.slow_weights.any():
+            return None
+        return SlowVariance(self.slow_values.clone(), self.slow_weights.clone())
+
+    @slow_variance.setter
+    def slow_variance(self, variance: SlowVariance | None) -> None:
+        self.slow_values.zero_()
+        self.slow_weights.zero_()
+        if variance is not None:
+            self.slow_values.copy_(variance.values)
+            self.slow_weights.copy_(variance.weights)
+
+    def quantile(
+        self,
+        function_dist: MultivariateNormal,
+        level: float,
+        *,
+        noise: Float[Tensor, "n ..."] | None = None,
+    ) -> Float[Tensor, "n p"]:
+        """Return the quantiles (n, p) of new readings, each on a new track; (n,) for p = 1.
+
+        Args:
+            function_dist: the distribution of the field at n points, such as `field(xs)`.
+            level: the probability of a smaller number, between 0 and 1.
+            noise: the known noise of the new readings, as for calling the likelihood.
+
+        Raises:
+            ValueError: a level that is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(
+                f"expected a level between 0 and 1, got {level}; use 0.975 for the upper end of a "
+                "central 95 % interval"
+            )
+        field = self._with_known(function_dist, noise)
+        slow, fast = self._slow_and_fast(field.mean)
+        z = slow.quantile(level, field.variance + fast)
+        return field.mean + z
+
     def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
         """New readings of new tracks, given values of the field, `function_samples` (n, p)."""
-        deviation = along_tracks(self).total.sqrt()
+        slow, fast = self._slow_and_fast(function_samples)
+        deviation = slow.matched(fast).sqrt()
         return torch.distributions.Independent(
             torch.distributions.Normal(function_samples, deviation), 1
         )
@@ -175,14 +251,31 @@ class TrackLikelihood(Likelihood):
     ) -> MultivariateNormal:
         """The distribution of new readings, each on a new track, from that of the field, which is
         `function_dist` at n points; `noise`, their known noise, is added where it is given."""
-        if noise is not None:
-            function_dist = KnownNoiseLikelihood(self.num_tasks).marginal(
-                function_dist, noise=noise
-            )
-        covariance = function_dist.lazy_covariance_matrix
-        total = along_tracks(self).total.to(function_dist.mean).reshape(1)
-        noise = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])
-        return type(function_dist)(function_dist.mean, covariance + noise)
+        field = self._with_known(function_dist, noise)
+        covariance = field.lazy_covariance_matrix
+        if self.slow_variance is None:
+            total = along_tracks(self).total.to(field.mean).reshape(1)
+            added = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])
+        else:
+            slow, fast = self._slow_and_fast(field.mean)
+            variance = covariance.diagonal(dim1=-1, dim2=-2)
+            added = DiagLinearOperator(slow.matched(variance + fast) - variance)
+        return type(field)(field.mean, covariance + added)
+
+    def _with_known(
+        self, function_dist: MultivariateNormal, noise: Float[Tensor, "n ..."] | None
+    ) -> MultivariateNormal:
+        """The distribution of the field with the known noise of new readings."""
+        if noise is None:
+            return function_dist
+        return KnownNoiseLikelihood(self.num_tasks).marginal(function_dist, noise=noise)
+
+    def _slow_and_fast(self, values: Tensor) -> tuple[SlowVariance, Float[Tensor, ""]]:
+        """The variance of new tracks, and that of other noise, in the type of `values`."""
+        noise = along_tracks(self)
+        value = noise.slow.unsqueeze(-1)
+        slow = self.slow_variance or SlowVariance(value, torch.ones_like(value))
+        return slow, (noise.noise + noise.block_variance).to(values)
 
     def _value(self, name: str) -> Tensor:
         raw = getattr(self, f"raw_{name}")
@@ -193,6 +286,12 @@ class TrackLikelihood(Likelihood):
         value = as_real_tensor(value, name, dtype=raw.dtype).to(raw).expand_as(raw)
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
+        self.slow_variance = None
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        for name in ("slow_values", "slow_weights"):  # older files have none
+            state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 @along_tracks.register
@@ -205,3 +304,8 @@ def _(likelihood: TrackLikelihood, num_outputs: int) -> Tensor:
     check_num_tasks(likelihood, num_outputs)
     total = along_tracks(likelihood).total
     return total * torch.eye(num_outputs, dtype=total.dtype, device=total.device)
+
+
+@slow_variance_of.register
+def _(likelihood: TrackLikelihood) -> SlowVariance | None:
+    return likelihood.slow_variance

@@ -1,10 +1,13 @@
 """Sites: groups of positions that lie close together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import scipy.spatial
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt64
+
+_ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # of a multiplicative hash
+_OFFSET = 0.37  # of cells, so that rounded numbers do not lie at their edges
 
 
 def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray, "n"]:
@@ -48,7 +51,12 @@ def _clusters(positions: Float[np.ndarray, "m d"]) -> Int[np.ndarray, "m"]:
     if len(positions) < 2:
         return labels
     tree = scipy.spatial.cKDTree(positions)
-    free = tree.query(positions, k=2)[0][:, 1] <= 1
+    distances, neighbours = tree.query(positions, k=3)
+    free, mate = distances[:, 1] <= 1, neighbours[:, 1]
+    single = free & (distances[:, 2] > 1)
+    pair = single & single[mate]  # both have no other neighbour
+    labels[pair] = np.minimum(labels, mate)[pair]
+    free &= ~pair
     for leader in np.flatnonzero(free):
         if not free[leader]:
             continue
@@ -65,3 +73,47 @@ def _distances(
     positions: Float[np.ndarray, "m d"], centre: Float[np.ndarray, "d"]
 ) -> Float[np.ndarray, "m"]:
     return np.linalg.norm(positions - centre, axis=-1)
+
+
+def cell_keys(
+    columns: Iterable[Float[np.ndarray, "n"]], widths: Iterable[float]
+) -> UInt64[np.ndarray, "n"]:
+    """A hash of the cell of every row of a grid.
+
+    Equal cells have equal hashes, and different cells different ones but with probability 2⁻⁶⁴.
+
+    Args:
+        columns: the coordinates, column by column.
+        widths: of a cell along each column; 0 where numbers have to be equal.
+    """
+    keys = np.zeros(1, dtype=np.uint64)
+    for column, width in zip(columns, widths, strict=True):
+        if width:
+            cells = column * (1 / width) + _OFFSET
+            with np.errstate(invalid="ignore"):  # what lies too far away shares a cell
+                cells = cells.astype(np.int64)
+        else:
+            cells = column + 0.0  # −0 becomes 0
+        mixed = (cells.view(np.uint64) + keys) * _ODD
+        keys = mixed ^ (mixed >> _HALF)
+    return keys * _ODD
+
+
+def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """For every row the number of one row with the same key: its own if no other has it.
+
+    A hash table, in which rows of different keys that share a bucket are entered in later rounds.
+    """
+    bits = (4 * len(keys)).bit_length()
+    table = np.empty(2**bits, dtype=np.int32)
+    labels = np.arange(len(keys))
+    rows, buckets = labels, (keys >> np.uint64(64 - bits)).view(np.int64)
+    while len(rows):
+        table[buckets] = rows
+        entered = table[buckets]
+        others = np.flatnonzero(entered != rows)
+        rows, entered, buckets = rows[others], entered[others], buckets[others]
+        same = keys[entered] == keys[rows]
+        labels[rows[same]] = entered[same]
+        rows, buckets = rows[~same], buckets[~same]
+    return labels

@@ -164,8 +164,7 @@ def parameters_of(readings: TrackObservations, noises: Noises) -> TrackNoise:
 
 def _slow(readings: TrackObservations, noises: Noises) -> Float[Tensor, ""]:
     """Var[n]."""
-    noise = parameters_of(readings, noises)
-    return noise.offset_variance + noise.correlated_variance
+    return parameters_of(readings, noises).slow
 
 
 def slow_covariance(

@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
@@ -40,9 +40,19 @@ class Posterior:
         if mean is not None:
             return self.distribution
         smooth, delta = self.distribution.split()
-        root = self.evidence.mean_root()
-        eye = torch.eye(len(root)).to(root)
-        return plus_white(UnknownMean(smooth, eye, root), delta)
+        return plus_white(UnknownMean(smooth, self.evidence.mean_root()), delta)
+
+
+class Residuals(NamedTuple):
+    """Of observations of a group: y − H E[f], and H Cov[f] Hᵀ, which is also the covariance of the
+    residual without its noise."""
+
+    residual: Float[Tensor, "n v"]
+    covariance: Float[Tensor, "n v v"]
+
+    def take(self, rows: slice) -> "Residuals":
+        """Those of some observations."""
+        return Residuals(self.residual[rows], self.covariance[rows])
 
 
 class Inference(ABC):
@@ -60,15 +70,13 @@ class Inference(ABC):
     ) -> Posterior:
         """The posterior under a constant mean; if None, under that of largest evidence."""
 
-    def residuals(self, posterior: Posterior) -> list[Float[Tensor, "n v v"]] | None:
-        """E[r rᵀ] of the residuals r = y − H f of every part of the data under their posterior,
-        where it follows from the matrix that was factorised; None elsewhere."""
+    def residuals(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
+        """The residuals of every group of the data under their posterior, where they follow from
+        the matrix that was factorised; None elsewhere."""
         return None
 
-    def latent_of_sites(
-        self, posterior: Posterior
-    ) -> list[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]] | None:
-        """Where the field changes within sites: y − E[ℓ] and Cov[ℓ] of every part, for the latent
+    def latent_of_sites(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
+        """Where the field changes within sites: y − E[ℓ] and Cov[ℓ] of every group, for the latent
         vector ℓ that the records of a site have in common; None elsewhere."""
         return None
 
@@ -155,7 +163,12 @@ def log_marginal_likelihood(
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
+    restricted: bool = False,
 ) -> Float[Tensor, ""]:
-    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence."""
+    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence, or, if
+    `restricted`, with the constant mean integrated out."""
     evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
+    if restricted and mean is None:
+        density = evidence.restricted_log_density(inference.num_values)
+        return density + inference.data.elbo_correction
     return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction

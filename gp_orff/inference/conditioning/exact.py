@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +23,11 @@ from gp_orff.data.observations import (
     PointObservations,
     block_diagonal,
 )
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.repeats.merged import Scatter, merged_at, site_labels
 from gp_orff.data.repeats.nodes import Nodes, SiteMeans
 from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.inference.conditioning.base import Inference, Posterior
+from gp_orff.inference.conditioning.base import Inference, Posterior, Residuals
 from gp_orff.inference.conditioning.merging import (
     changes_within,
     exceeds,
@@ -39,9 +41,20 @@ from gp_orff.inference.equations import (
 )
 from gp_orff.inference.exact import Tiles, covariance_of_tiles, tiled_evidence
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
-from gp_orff.inference.quadratic import Evidence
+from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by
+from gp_orff.kernels.cholesky import cholesky
+from gp_orff.kernels.pairs.rows import in_closed_form
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity
+
+
+class Whitened(NamedTuple):
+    """Data under every kernel of a batch: the factors L of their covariances, and L⁻¹V."""
+
+    factor: Float[Tensor, "*b M M"]
+    half: Float[Tensor, "*b M 1+p"]
+    evidence: Evidence
+
 
 Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
 """(data, levels) ↦ the changes of the field within the sites of every group, or within the parts
@@ -196,6 +209,26 @@ class ExactInference(Inference):
             evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
         return self._with_scatter(evidence, noises)
 
+    def serves_batches(self, kernel: Kernel) -> bool:
+        """Whether `in_batches` serves the data: vectors and components of the field, each a number
+        of its own, under a kernel in closed form."""
+        single = not self.data.tracks and not self.data.symbol_data and not self._merged[1]
+        return single and self.resolved is self.observed and in_closed_form(kernel)
+
+    @torch.no_grad()
+    def in_batches(self, kernel: Kernel, noises: Noises) -> Whitened:
+        """The evidence under every kernel of a batch, each with its noise."""
+        covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+        factor, design = cholesky(covariance), self._design(noises)
+        half = torch.linalg.solve_triangular(factor, design, upper=False)
+        seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+        evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
+        return Whitened(factor, half, evidence)
+
+    def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
+        """Cov[H f, f(x)] under every kernel of a batch."""
+        return self._tiles.cross(kernel, x, terms(kernel)[0].num_outputs)
+
     def _in_tiles(self, kernel: Kernel) -> bool:
         """Whether every number is one of a single point, and the covariance needs no graph."""
         single = all(part.one_by_one for part in self.data.tracks) and not self.data.symbol_data
@@ -238,22 +271,24 @@ class ExactInference(Inference):
             return _symmetric(self._tiles.covariance(kernel))
         return _symmetric(observed_covariance(kernel, self.resolved))
 
+    def constants(self, noises: Noises) -> Float[Tensor, "M p"]:
+        """H: the constant mean of each output as the rows of `covariance` observe it."""
+        num_outputs = next(iter(noises.values())).shape[-1]
+        return torch.cat([part.design(num_outputs)[:, 1:] for part in self.resolved])
+
     @torch.no_grad()
     def residuals(self, posterior):
         if self.data.tracks or self.data.symbol_data:
             return None
-        pairs = self._latent(posterior)
-        return [residual.unsqueeze(-1) * residual.unsqueeze(-2) + s for residual, s in pairs]
+        return dict(self._latent(posterior))
 
     @torch.no_grad()
     def latent_of_sites(self, posterior):
         if self.changes is None or self.data.tracks or self.data.symbol_data:
             return None
-        return list(self._latent(posterior))
+        return dict(self._latent(posterior))
 
-    def _latent(
-        self, posterior: Posterior
-    ) -> Iterator[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]]:
+    def _latent(self, posterior: Posterior) -> Iterator[tuple[GroupKey, Residuals]]:
         """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
         changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; the
         residual of a record is larger by y − ȳ."""
@@ -270,7 +305,7 @@ class ExactInference(Inference):
             blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
             site = torch.from_numpy(labels).to(part.x.device)
             residual = part.y - means.y[site] + (noise @ alpha)[site].squeeze(-1)
-            yield residual, (noise - noise @ blocks @ noise)[site]
+            yield part.key, Residuals(residual, (noise - noise @ blocks @ noise)[site])
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""

@@ -43,7 +43,8 @@ def evidence_of(
 ) -> Evidence:
     """The evidence from BᵀA⁻¹B, log|A| and the terms VᵀN⁻¹V and log|N| of all noise N."""
     squares, logdets = zip(*noise_terms, strict=True)
-    return Evidence(sum(squares) - explained, logdet + sum(logdets))
+    square = sum(squares)
+    return Evidence(square - explained, logdet + sum(logdets), square[..., 1:, 1:].detach())
 
 
 def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:

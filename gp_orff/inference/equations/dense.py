@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -23,6 +24,7 @@ from gp_orff.inference.quadratic import (
     Evidence,
     InvQuadLogdet,
     log_determinant,
+    seen_by,
 )
 from gp_orff.inference.weight_posterior import DualPosterior
 from gp_orff.kernels.cholesky import cholesky, size_of
@@ -123,7 +125,8 @@ def dense_evidence(
     """The evidence of V under a dense covariance, noise included."""
     size = size_of(covariance)
     quad, logdet = InvQuadLogdet.apply(covariance / size, design)
-    return Evidence(quad / size, logdet + covariance.shape[-1] * size.log()[..., 0, 0])
+    logdet = logdet + covariance.shape[-1] * size.log()[..., 0, 0]
+    return Evidence(quad / size, logdet, seen_by(design, covariance.diagonal(dim1=-1, dim2=-2)))
 
 
 def dense_posterior(
@@ -133,7 +136,8 @@ def dense_posterior(
 ) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1+p"], Evidence]:
     """The Cholesky factor L of the covariance, (L Lᵀ)⁻¹[y − c, 1⊗I_p], and the evidence of V."""
     factor = cholesky(covariance)
-    return factor, *solve_with(factor, design, mean, Evidence)
+    seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+    return factor, *solve_with(factor, design, mean, partial(Evidence, seen=seen))
 
 
 def solve_with(

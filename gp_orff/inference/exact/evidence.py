@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.inference.exact.tiles import Member, Tiles
-from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, solve
+from gp_orff.inference.quadratic import (
+    Evidence,
+    InvQuadLogdet,
+    log_determinant,
+    seen_by,
+    solve,
+)
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.pairs.forms import cotangents
 from gp_orff.kernels.pairs.rows import (
@@ -45,9 +51,9 @@ def tiled_evidence(
         noises: of each group, the noise covariance at every point, or that of all its numbers.
     """
     parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
-    return Evidence(
-        *TiledInvQuadLogdet.apply(kernel, tiles, len(noises), design, *noises, *parameters)
-    )
+    terms = TiledInvQuadLogdet.apply(kernel, tiles, len(noises), design, *noises, *parameters)
+    variances = [noise.diagonal(dim1=-1, dim2=-2).flatten() for noise in noises]
+    return Evidence(*terms, seen_by(design, torch.cat(variances)))
 
 
 class TiledInvQuadLogdet(Function):
@@ -126,20 +132,21 @@ class _Derivatives:
             *cotangents(products, by_directions(gradient, left, right)), strict=True
         )
         inputs = (*self.parameters, *self.leaves)
-        self._accumulate(torch.autograd.grad(heads, inputs, gradients, allow_unused=True))
+        gradients = torch.autograd.grad(heads, inputs, gradients, allow_unused=True)
+        self._accumulate(self.sums, gradients)
 
     def totals(self) -> list[Tensor]:
         """Of every parameter."""
         count = len(self.parameters)
         if self.heads:
-            sums = self.sums[count:]
-            self._accumulate(
-                torch.autograd.grad(self.heads, self.parameters, sums, allow_unused=True)
+            inner = torch.autograd.grad(
+                self.heads, self.parameters, self.sums[count:], allow_unused=True
             )
+            self._accumulate(self.sums[:count], inner)
         return self.sums[:count]
 
-    def _accumulate(self, gradients: Sequence[Tensor | None]) -> None:
-        for total, gradient in zip(self.sums, gradients, strict=False):
+    def _accumulate(self, sums: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
                 total += gradient
 
@@ -147,23 +154,25 @@ class _Derivatives:
 @torch.no_grad()
 def covariance_of_tiles(
     kernel: Kernel, tiles: Tiles, noises: Sequence[GroupNoises]
-) -> Float[Tensor, "M M"]:
-    """The lower triangle of K = Cov[H f] + noise."""
+) -> Float[Tensor, "*b M M"]:
+    """The lower triangle of K = Cov[H f] + noise; of a batch of kernels, each with its noise."""
     covariance = tiles.covariance(kernel)
     for noise, span in zip(noises, tiles.spans, strict=True):
         if noise.dim() == 2:
             covariance[span, span] += noise.tril()
     for member in chain(*(piece.members for piece in tiles.pieces)):
-        if noises[member.group].dim() == 3:
-            blocks = _diagonal_blocks(covariance[member.span, member.span], member)
-            blocks += noises[member.group][member.points].permute(1, 2, 0)
+        if noises[member.group].dim() > 2:
+            blocks = _diagonal_blocks(covariance[..., member.span, member.span], member)
+            blocks += noises[member.group][..., member.points, :, :].movedim(-3, -1)
     return covariance
 
 
-def _diagonal_blocks(part: Float[Tensor, "n*v n*v"], member: Member) -> Float[Tensor, "v v n"]:
+def _diagonal_blocks(
+    part: Float[Tensor, "*b n*v n*v"], member: Member
+) -> Float[Tensor, "*b v v n"]:
     """A view of the blocks of single points."""
     width = member.width
-    return part.unflatten(0, (-1, width)).unflatten(2, (-1, width)).diagonal(dim1=0, dim2=2)
+    return part.unflatten(-2, (-1, width)).unflatten(-1, (-1, width)).diagonal(dim1=-4, dim2=-2)
 
 
 def _with_graph(

@@ -96,14 +96,21 @@ class Tiles:
         return {(i, j): {} for i in range(len(self.pieces)) for j in range(i + 1)}
 
     @torch.no_grad()
-    def covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
+    def covariance(self, kernel: Kernel) -> Float[Tensor, "*b M M"]:
         """The lower triangle of the covariance; tiles above the diagonal are zero."""
         between = row_covariance(kernel)
-        x = self.pieces[0].rows.x
-        matrix = torch.zeros(self.num_rows, self.num_rows, dtype=x.dtype, device=x.device)
+        x, shape = self.pieces[0].rows.x, (*kernel.batch_shape, self.num_rows, self.num_rows)
+        matrix = torch.zeros(shape, dtype=x.dtype, device=x.device)
         for left, right, geometry in self.lower():
-            matrix[left.span, right.span] = between(left.rows, right.rows, geometry)
+            matrix[..., left.span, right.span] = between(left.rows, right.rows, geometry)
         return matrix
+
+    @torch.no_grad()
+    def cross(self, kernel: Kernel, x: Float[Tensor, "n d"], p: int) -> Float[Tensor, "*b M n*p"]:
+        """The covariance with vectors of p components at points x."""
+        between = row_covariance(kernel)
+        vectors = Rows(x, torch.eye(p, dtype=x.dtype, device=x.device).unsqueeze(1))
+        return torch.cat([between(piece.rows, vectors) for piece in self.pieces], dim=-2)
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:

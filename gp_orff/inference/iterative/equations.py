@@ -32,7 +32,7 @@ class Iterative(NormalEquations):
         system, logdet = self._system
         quad = InvQuad.apply(system, self._b, *self._parts)
         ratio = LogdetRatio.apply(system, *self._parts)
-        return EstimatedEvidence.of(*self._evidence(quad, logdet), system, ratio)
+        return EstimatedEvidence.of(self._evidence(quad, logdet), system, ratio)
 
     def posterior(self, mean):
         system, logdet = self._system
@@ -41,7 +41,7 @@ class Iterative(NormalEquations):
         def evidence_of_solution(u: Tensor) -> EstimatedEvidence:
             quad = u @ (2 * b - system.precision.product(u).mT)  # quadratic in the residual
             exact = self._evidence(0.5 * (quad + quad.mT), logdet)
-            return EstimatedEvidence.of(*exact, system)
+            return EstimatedEvidence.of(exact, system)
 
         u = system.solve_roughly(b.mT)
         contrast = evidence_of_solution(u).contrast(mean).mT  # y less its mean

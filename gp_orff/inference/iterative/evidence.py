@@ -74,18 +74,17 @@ class EstimatedEvidence(Evidence):
     @classmethod
     def of(
         cls,
-        quad: Float[Tensor, "1+p 1+p"],
-        logdet: Float[Tensor, ""],
+        exact: Evidence,
         system: System,
         ratio: Float[Tensor, ""] | None = None,
     ) -> "EstimatedEvidence":
-        """The evidence from VᵀK⁻¹V, log|K| with |P| in the place of |A|, and log|A| − log|P|."""
-        evidence = cls(quad, logdet)
+        """The evidence from one with |P| in the place of |A|, and log|A| − log|P|."""
+        evidence = cls(exact.quad, exact.logdet, exact.seen)
         evidence.system, evidence.ratio = system, ratio
         return evidence
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.quad, self.logdet))
+        return iter((self.quad, self.logdet, self.seen))
 
     @property
     def logdet(self) -> Float[Tensor, ""]:

@@ -1,6 +1,7 @@
 """Functions of B = R⁻¹AR⁻ᵀ by the Lanczos process, where P = R Rᵀ is a preconditioner of A."""
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -110,8 +111,9 @@ def inverse_root(
     coefficients = coefficients * z.norm(dim=-1, keepdim=True)
     total = torch.zeros_like(z)
     if len(basis) < len(diagonals):
-        basis = (step.vector for step in _process(a, p, z))
-    for vector, factor in zip(basis, coefficients.mT, strict=False):
+        steps = islice(_process(a, p, z), len(diagonals))  # which goes on for ever
+        basis = (step.vector for step in steps)
+    for vector, factor in zip(basis, coefficients.mT, strict=True):
         total += factor.unsqueeze(-1) * vector
     return p.inverse_root_transposed(total)
 

@@ -26,7 +26,7 @@ from gp_orff.data.repeats.merged import merged, site_labels
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.inference.exact_posterior import observed_covariance
 from gp_orff.inference.left_out.conditioning import Block, LeftOut, left_out
-from gp_orff.inference.quadratic import Evidence
+from gp_orff.inference.quadratic import Evidence, seen_by
 from gp_orff.kernels.cholesky import cholesky
 
 _SPLIT = 2  # times as many rows as sites, beyond which conditioning on the rest is cheaper
@@ -138,7 +138,12 @@ def left_out_of_rows(
         half = torch.linalg.solve_triangular(factor, unit, upper=False)
         conditional = torch.cholesky_inverse(cholesky(half.mT @ half))
         residual = conditional @ solved[b]
-        evidence = Evidence(design.mT @ solved - solved[b].mT @ residual, covariance.new_zeros(()))
+        rest = torch.ones_like(design[:, 0], dtype=torch.bool).index_fill(0, b, False)
+        evidence = Evidence(
+            design.mT @ solved - solved[b].mT @ residual,
+            covariance.new_zeros(()),
+            seen_by(design[rest], covariance.diagonal()[rest]),
+        )
         expected = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
         latent = conditional - _square(noise, b)
         if mean is None:

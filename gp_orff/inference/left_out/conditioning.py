@@ -36,6 +36,7 @@ class LeftOut(NamedTuple):
     variance: Float[Tensor, "n v"]  # Var[H f], the truncated variance included
     joint: Callable[[], Float[Tensor, "n*v n*v"]]  # computes Cov[H f] of all these readings
     noise: Float[Tensor, "n v"] | None = None  # its variance, where it is not that of the group
+    on_new_track: Bool[Tensor, "n"] | None = None  # of which no reading is known
 
 
 @singledispatch

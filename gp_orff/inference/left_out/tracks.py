@@ -102,4 +102,5 @@ def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
     white = white if single.given is None else white + single.given.unsqueeze(-1)
     joint = partial(signal.covariance, single)
     mean, variance = signal.mean(single), signal.variance(single)
-    return LeftOut(readings.observations, mean, variance, joint, white)
+    new = [single.y.new_full((len(t.y),), t.label not in signal.given) for t in single.tracks]
+    return LeftOut(readings.observations, mean, variance, joint, white, torch.cat(new).bool())

@@ -123,9 +123,10 @@ class Representation:
     @property
     def mended(self) -> "Representation":
         """The exact kernel in the place of iterations, or on few sites, within which the field
-        changes by less than what the grid truncates, where that is much; else the same."""
+        changes by less than what the grid truncates, where that is much; else the same.
+        Statistics have no readings for a covariance."""
         auto = self.requested
-        if not (isinstance(auto, Auto) and self.follows):
+        if not (isinstance(auto, Auto) and self.follows and self.data.revisitable):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         found = exact_instead(self.now(), self.kernel, self._noises, most, weighs(self.likelihoods))

@@ -1,8 +1,7 @@
 """The E-step of Student-t noise: weights of observations from the posterior of the field."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noises
 from gp_orff.data.noise.groups import GroupNoise, group_noise
-from gp_orff.data.observations import Observations
+from gp_orff.data.observations import Observations, with_rows
 from gp_orff.data.patterns import GroupKey
-from gp_orff.inference.conditioning import Posterior
+from gp_orff.inference.conditioning import Posterior, Residuals
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.inference.robust.student_t import StudentTNoise
 from gp_orff.inference.weight_posterior import WeightPosterior
@@ -62,17 +61,17 @@ def distances(
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
-    second: Float[Tensor, "n v v"] | None = None,
+    known: Residuals | None = None,
 ) -> Float[Tensor, "n"]:
     """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation.
 
-    `second` is E[r rᵀ] where it is known.
+    `known` are the residuals where they follow from a matrix that was factorised.
     """
-    if second is None:
+    if known is None:
         residual, covariance, noise = residuals(part, posterior, noises, mean)
-        second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance
     else:
-        noise = posterior.noises[part.key]
+        residual, covariance, noise = *known, posterior.noises[part.key]
+    second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance
     return (torch.linalg.inv(part.noise(noise)) * second).sum((-1, -2))
 
 
@@ -82,24 +81,27 @@ def all_distances(
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
-    stored: Iterable[Float[Tensor, "n"] | Float[Tensor, ""]] | None = None,
-    seconds: Iterable[Float[Tensor, "n v v"]] | None = None,
+    stored: Sequence[Float[Tensor, "n"]] | None = None,
+    known: Mapping[GroupKey, Residuals] | None = None,
 ) -> Iterator[Distances]:
     """E[d_n] of every part of the data with Student-t noise.
 
-    Those of readings whose weight in `stored` is not NaN follow from it; `seconds` are E[r rᵀ] of
-    the residuals of every part, where they are known.
+    Those of readings whose weight in `stored`, an entry for each part, is not NaN follow from it;
+    `known` are the residuals of every group where they follow from a matrix that was factorised.
     """
-    stored = repeat(torch.tensor(math.nan)) if stored is None else stored
-    seconds = repeat(None) if seconds is None else seconds
-    for part, weight, second in zip(parts, stored, seconds, strict=False):
+    pairs = ((part, None) for part in parts) if known is None else with_rows(parts, known)
+    if stored is None:
+        triples = ((*pair, torch.tensor(math.nan)) for pair in pairs)
+    else:
+        triples = ((*pair, weight) for pair, weight in zip(pairs, stored, strict=True))
+    for part, of_part, weight in triples:
         model, values = models.get(part.key.label), part.pattern.num_values
         if model is None:
             yield Distances(part.key, torch.zeros_like(part.y[:, 0]))
             continue
         distance = model.distance(weight, values)
         if distance.isnan().any():
-            new = distances(part, posterior, noises, mean, second)
+            new = distances(part, posterior, noises, mean, of_part)
             distance = torch.where(distance.isnan(), new, distance)
         yield Distances(part.key, distance)
 

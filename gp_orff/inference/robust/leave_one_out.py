@@ -1,7 +1,7 @@
 """Leave-one-out residuals."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.noise.covariances import Noises
-from gp_orff.data.observations import Observations
-from gp_orff.inference.conditioning import Posterior
+from gp_orff.data.observations import Observations, with_rows
+from gp_orff.data.patterns import GroupKey
+from gp_orff.inference.conditioning import Posterior, Residuals
 from gp_orff.inference.robust.e_step import residuals
 from gp_orff.inference.robust.student_t import StudentTNoise
 
@@ -76,7 +77,7 @@ def leave_one_out(
     posterior: Posterior,
     noises: Noises,
     mean: Float[Tensor, "p"],
-    sites: Sequence[tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]] | None = None,
+    sites: Mapping[GroupKey, Residuals] | None = None,
 ) -> LeaveOneOut:
     """Leave-one-out residuals of pairs (nominal, weighted) of observations.
 
@@ -86,14 +87,16 @@ def leave_one_out(
         r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N .
 
     Covariance and density use the noise of the nominal ones. Where the field changes within sites,
-    e and S of every part are given as `sites`: those of what the records of a site have in common.
+    e and S of every group are given as `sites`: those of what the records of a site have in common.
 
     Raises:
         ValueError: observations that the posterior was not conditioned on, or components of one
             vector as separate observations.
     """
-    result = None
-    for number, (nominal, weighted) in enumerate(pairs):
+    result, pairs = None, list(pairs)
+    parts = [weighted for _, weighted in pairs]
+    known = [None] * len(parts) if sites is None else [row for _, row in with_rows(parts, sites)]
+    for (nominal, weighted), at_sites in zip(pairs, known, strict=True):
         columns = torch.tensor(nominal.pattern.columns)
         if result is None:
             result = LeaveOneOut.empty(count, nominal.pattern.num_columns)
@@ -104,10 +107,10 @@ def leave_one_out(
                 "noise of their own, which are several; give variances (N,) or noise (N,), or "
                 "cross_validate(x, y, blocks=range(len(x)))"
             )
-        if sites is None:
+        if at_sites is None:
             residual, latent, noise = residuals(weighted, posterior, noises, mean)
         else:
-            (residual, latent), noise = sites[number], posterior.noises[weighted.key]
+            residual, latent, noise = *at_sites, posterior.noises[weighted.key]
         noise_covariance = weighted.noise(noise)
         if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(

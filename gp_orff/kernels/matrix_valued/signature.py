@@ -101,9 +101,8 @@ def amplitude_of(
 
     longest = np.array([_longest_lag(signature, extent, axis) for axis in range(len(extent))])
     samples, spectral_matrix = _resolve(signature, longest)
-    frequencies = [
-        math.pi / lag * _centred(n) for lag, n in zip(longest, samples.shape, strict=False)
-    ]
+    sides = samples.shape[: len(extent)]
+    frequencies = [math.pi / lag * _centred(n) for lag, n in zip(longest, sides, strict=True)]
     omega = torch.from_numpy(_product(frequencies))
     _require_positive(spectral_matrix.flatten(0, -3), omega)
     traces = spectral_matrix.diagonal(dim1=-1, dim2=-2).sum(-1).flatten()
@@ -111,7 +110,7 @@ def amplitude_of(
     kernel = MaternKernel(nu=_NU, ard_num_dims=len(extent)).double()
     kernel.lengthscale = (_NU / (_NU - 1) / moments).sqrt()
     kernel.requires_grad_(False)
-    spacing = torch.from_numpy(2 * longest / samples.shape[: len(extent)])
+    spacing = torch.from_numpy(2 * longest / sides)
     return kernel, SignatureAmplitude(units, samples, spacing, kernel.lengthscale.detach().clone())
 
 

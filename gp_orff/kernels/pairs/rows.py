@@ -38,7 +38,7 @@ Geometry = dict[tuple, Pairs]
 """What of two sets of rows depends on no hyperparameter, for each set of inputs; filled on use."""
 
 RowProducts = Callable[[Rows, Rows, Geometry], Products]
-RowCovariance = Callable[..., Float[Tensor, "n*q m*r"]]
+RowCovariance = Callable[..., Float[Tensor, "*b n*q m*r"]]
 
 
 def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProducts:
@@ -51,20 +51,24 @@ def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProduct
         kernel: with its hyperparameters as they are now.
         cut: applied once to every tensor that is computed from hyperparameters for all rows.
     """
-    if kernel.batch_shape or not _in_closed_form(kernel):
+    if not in_closed_form(kernel):
         return partial(_of_kernel, kernel)
     return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in terms(kernel)])
 
 
 def row_covariance(kernel: Kernel) -> RowCovariance:
-    """The covariance of two sets of rows, point-major, differentiable in the kernel."""
+    """The covariance of two sets of rows, point-major, differentiable in the kernel; of a batch of
+    kernels, if their covariance is in closed form."""
     found = row_products(kernel)
 
     def covariance(
         left: Rows, right: Rows, geometry: Geometry | None = None
-    ) -> Float[Tensor, "n*q m*r"]:
+    ) -> Float[Tensor, "*b n*q m*r"]:
         products = found(left, right, {} if geometry is None else geometry)
-        return total(products).permute(2, 0, 3, 1).reshape(len(left), len(right))
+        sums = total(products)  # (*b, q, r, #n, #m)
+        sums = sums.expand(*sums.shape[:-2], len(left.x), len(right.x))
+        blocks = sums.movedim((-4, -3), (-3, -1))  # (*b, n, q, m, r)
+        return blocks.flatten(-4, -3).flatten(-2, -1)
 
     return covariance
 
@@ -116,14 +120,15 @@ class _MixedRows:
     """A product of scalar kernels and a constant matrix L Lᵀ."""
 
     leaves: tuple[Leaf, ...]
-    scale: Float[Tensor, ""]
-    root: Float[Tensor, "p r"]
+    scale: Float[Tensor, "*b"]
+    root: Float[Tensor, "*b p r"]
 
     def __call__(self, left: Rows, right: Rows, _: Geometry) -> FormsOfTerm:
         """One form, the covariance of the outputs."""
         factors = [scalar_rows(leaf, left, right) for leaf in self.leaves]
-        form = Plain((left.v @ self.root).unsqueeze(-3) @ (right.v @ self.root).mT)
-        yield form, math.prod(factors, start=self.scale.expand(1, 1))
+        root = self.root.unsqueeze(-3)
+        form = Plain((left.v @ root).unsqueeze(-3) @ (right.v @ root).mT.unsqueeze(-4))
+        yield form, math.prod(factors, start=self.scale[..., None, None])
 
 
 @singledispatch
@@ -149,12 +154,12 @@ def inputs_of(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
     return rows.x if leaf.active_dims is None else rows.x[:, list(leaf.active_dims)]
 
 
-def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "n m"]:
+def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "*b n m"]:
     """The covariance of a scalar kernel between the points of rows."""
     return to_dense(leaf.kernel.forward(inputs_of(leaf, left), inputs_of(leaf, right)))
 
 
-def _in_closed_form(kernel: Kernel) -> bool:
+def in_closed_form(kernel: Kernel) -> bool:
     """Whether the terms of a kernel are all that there is to it, and all of them are known."""
     summands = terms(kernel)
     known = all(prepared_rows.dispatch(type(term.factor)) is not _unknown for term in summands)

@@ -54,30 +54,45 @@ class NamedSymbols(ABC):
         return self(x, Jacobian(None if space == self.num_outputs else space))
 
     def potential(
-        self, x: Float[Tensor, "n d"], reference: Float[Tensor, "d"] | None = None
+        self,
+        x: Float[Tensor, "n d"],
+        reference: Float[Tensor, "d"] | None = None,
+        *,
+        background: bool | None = None,
     ) -> MultivariateNormal:
-        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` as in
-        `Potential`: the point where g is zero, or None for zero mean over space a priori."""
-        return self(x, Potential(reference))
+        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` and
+        `background` as in `Potential`: the point where g is zero, or None for zero mean over space
+        a priori, and whether g includes that of the constant mean."""
+        return self(x, Potential(reference, background))
 
     def stream_function(
-        self, x: Float[Tensor, "n 2"], reference: Float[Tensor, "2"] | None = None
+        self,
+        x: Float[Tensor, "n 2"],
+        reference: Float[Tensor, "2"] | None = None,
+        *,
+        background: bool | None = None,
     ) -> MultivariateNormal:
         """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
         `StreamFunction`."""
-        return self(x, StreamFunction(reference))
+        return self(x, StreamFunction(reference, background))
 
-    def vector_potential(self, x: Float[Tensor, "n 3"]) -> MultitaskMultivariateNormal:
+    def vector_potential(
+        self, x: Float[Tensor, "n 3"], *, background: bool | None = None
+    ) -> MultitaskMultivariateNormal:
         """A (n, 3) at points `x`, of the divergence-free part ∇×A; see `VectorPotential`."""
-        return self(x, VectorPotential())
+        return self(x, VectorPotential(background))
 
-    def curl_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+    def curl_free_part(
+        self, x: Float[Tensor, "n d"], *, background: bool = False
+    ) -> MultitaskMultivariateNormal:
         """The part of f that is a gradient (n, d), at points `x`; see `CurlFreePart`."""
-        return self(x, CurlFreePart())
+        return self(x, CurlFreePart(background))
 
-    def divergence_free_part(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+    def divergence_free_part(
+        self, x: Float[Tensor, "n d"], *, background: bool = False
+    ) -> MultitaskMultivariateNormal:
         """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
-        return self(x, DivergenceFreePart())
+        return self(x, DivergenceFreePart(background))
 
     def reduction_to_pole(
         self, x: Float[Tensor, "n 3"], magnetisation: Sequence[float] | Float[Tensor, "3"]

@@ -1,18 +1,18 @@
 """Mixtures of the posteriors under several hyperparameters, by their first two moments."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.observations import of_constant
+from gp_orff.data.observations import of_constants
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.kernels.fields import counterpart
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Member:
         weight: its probability.
         kernel: with these hyperparameters.
         distribution: of the field less its constant mean.
-        mean: that constant, (q,); of a symbol of the field, its image.
+        mean: that constant, (p,).
     """
 
     weight: float
     kernel: Kernel
     distribution: FieldDistribution
-    mean: Float[Tensor, "q"]
+    mean: Float[Tensor, "p"]
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,16 @@ class Mixture(FieldDistribution):
 
     Args:
         members: with weights that add up to one; m_s includes the mean of a member.
-        mean_of_all: what is subtracted of them, (q,).
+        mean_of_all: the constant whose image is subtracted of them, (p,).
         kernel: whose terms name the parts.
+        symbol, space: a map of the field that all this is of, and its directions.
     """
 
     members: Sequence[Member]
-    mean_of_all: Float[Tensor, "q"]
+    mean_of_all: Float[Tensor, "p"]
     kernel: Kernel
+    symbol: Symbol = field(default_factory=Identity)
+    space: Sequence[int] = ()
 
     @property
     def num_outputs(self) -> int:
@@ -54,11 +57,16 @@ class Mixture(FieldDistribution):
 
     @property
     def _weights(self) -> Float[Tensor, "S"]:
-        return torch.tensor([member.weight for member in self.members]).to(self.mean_of_all)
+        weights = [member.weight for member in self.members]
+        return torch.tensor(weights, dtype=torch.float64).to(self.mean_of_all.device)
 
     def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
+        image = of_constants(self.symbol, x.double(), self.space, len(self.mean_of_all))
         return torch.stack(
-            [own.distribution.mean(x) + own.mean - self.mean_of_all for own in self.members]
+            [
+                own.distribution.mean(x) + image @ (own.mean - self.mean_of_all)
+                for own in self.members
+            ]
         )
 
     def mean(self, x: Tensor) -> Tensor:
@@ -81,6 +89,10 @@ class Mixture(FieldDistribution):
         spread = self._spread(x).movedim(0, -1)  # (n, q, S)
         return within + spread @ spread.mT
 
+    def normals(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        blocks = torch.stack([own.distribution.blocks(x) for own in self.members])
+        return self._weights, self._means(x), blocks
+
     def covariance(self, x: Tensor) -> Tensor:
         within = sum(own.weight * own.distribution.covariance(x) for own in self.members)
         spread = self._spread(x).flatten(1)
@@ -91,12 +103,11 @@ class Mixture(FieldDistribution):
         return torch.cat([*roots, self._spread(x).flatten(1).mT], dim=-1)
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "Mixture":
-        image = of_constant(symbol, len(space), len(self.mean_of_all)).to(self.mean_of_all)
         members = [
-            replace(own, distribution=own.distribution.apply(symbol, space), mean=image @ own.mean)
-            for own in self.members
+            replace(own, distribution=own.distribution.apply(symbol, space)) for own in self.members
         ]
-        return replace(self, members=members, mean_of_all=image @ self.mean_of_all)
+        symbol = symbol if isinstance(self.symbol, Identity) else symbol @ self.symbol
+        return replace(self, members=members, symbol=symbol, space=tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "Mixture":
         """That of one term of a sum of kernels, by the terms of the members; its mean is zero."""

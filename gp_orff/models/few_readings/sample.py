@@ -1,29 +1,74 @@
 """A sample of the hyperparameters that few readings leave open."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.inference.conditioning import ExactInference, Inference, log_marginal_likelihood
 from gp_orff.kernels.learned_spectrum import has_learned_spectrum
+from gp_orff.kernels.tree import leaf_dims, terms
+from gp_orff.models.few_readings.batches import Model
+from gp_orff.models.few_readings.importance import Draws, adaptive_draws
 from gp_orff.models.few_readings.mixture import Member
+from gp_orff.models.few_readings.prior import PriorOfCoordinates
 from gp_orff.models.fitting.coordinates import Coordinates
+from gp_orff.models.fitting.noise.floors import noise_floors
 from gp_orff.models.fitting.ranges import parameter_ranges
-from gp_orff.models.fitting.scoring import MOST_SAMPLED, Information, log_prior_of_noise
+from gp_orff.models.fitting.scoring import (
+    MOST_SAMPLED,
+    Information,
+    WeakPriors,
+    log_prior_of_noise,
+)
+from gp_orff.models.report.names import parameter_names
+from gp_orff.symbols.base import Symbol
 
-_SIZE, _LEAST = 32, 1e-3  # draws, and the weight of those that are kept
+_SIZE, _LEAST = 32, 1e-3  # draws about a fit, and the weight of those that are kept
 _WIDEST = 3.0  # standard deviation of a coordinate without a prior, at most
 _LARGEST = 1200  # covariance matrix of which the factors of all draws are kept: 0.4 GB
+_MEMORY = 5e7  # numbers in all factors
 _FEW = 4.0  # effective draws
+_LIKELY = 0.5  # a probability of which a warning tells
+_LIKELY = 0.5  # a probability of which a warning tells
+_EFFECTIVE, _TOLERANCE = 100.0, 0.02  # draws at least, and their error of error bars
+_PLACES, _STEP = 16, 1e-3  # where predictions tell how many draws they need
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Posteriors under draws of the hyperparameters; empty if none is open.
+
+    Attributes:
+        members: the posteriors with their weights.
+        draws: the draws that these were taken from, in the coordinates of a search; None if empty.
+        longer: the probability that the lengthscale of a field exceeds the extent of the data.
+    """
+
+    members: Sequence[Member] = ()
+    draws: Draws | None = None
+    longer: float = 0.0
+
+    def check(self, symbol: Symbol) -> None:
+        """Warn of potentials that have long waves, which the constant mean cannot be told from."""
+        if symbol.order < 0 and self.longer > _LIKELY:
+            warnings.warn(
+                f"a lengthscale exceeds the extent of the data with a probability of "
+                f"{self.longer:.2f}: the data hardly tell such long waves from the constant mean, "
+                f"and error bars of {type(symbol).__name__} may be too small; give more distant "
+                "readings, a prior of the lengthscale, or a mean that is known",
+                DataWarning,
+                stacklevel=6,
+            )
 
 
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
@@ -38,15 +83,14 @@ def sample_of_hyperparameters(
     kernel: Kernel,
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
-) -> list[Member]:
-    """Posteriors under a sample of all trained hyperparameters, about those of a fit.
+) -> Sample:
+    """Posteriors under a sample of all trained hyperparameters.
 
-    They are drawn from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, with the
-    Fisher information H, and have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
-    mean weight times √S (Ionides 2008, *Truncated importance sampling*). Without a prior of its own
-    the coordinate of a positive parameter, its logarithm, has an even one. Empty if no parameter is
-    trained. A `DataWarning` tells if few draws have most of the weight. Under Student-t noise all
-    draws have the weights of the readings, and the degrees of freedom, of the fit.
+    Where all of these have a weak prior, or one that the user registered, the sample is that of
+    `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
+    learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few
+    draws have most of the weight. Under Student-t noise all draws have the weights of the readings,
+    and the degrees of freedom, of the fit.
 
     Args:
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
@@ -57,34 +101,149 @@ def sample_of_hyperparameters(
     """
     _check(inference)
     kernel, likelihoods = deepcopy((kernel, dict(likelihoods)))
-    ranges = parameter_ranges(kernel, inference.data.survey.distances)
-    coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
+    survey = inference.data.survey
+    ranges = parameter_ranges(kernel, survey.distances)
+    limits = {"ranges": ranges, "floors": noise_floors(likelihoods, survey)}
+    coordinates = Coordinates(kernel, *likelihoods.values(), **limits)
     if not coordinates.parts:
-        return []
-    start, information = coordinates.get(), Information(inference, kernel, likelihoods, coordinates)
+        return Sample()
+    model = Model(inference, kernel, likelihoods, mean, coordinates)
+    priors = None if inference.data.tracks else WeakPriors.of(kernel, likelihoods, survey)
+    draws = about_a_fit(model) if priors is None else integrated(model, priors)
+    if draws is None:
+        return Sample()
+    effective = draws.effective
+    if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
+        _warn_of_few(len(draws.weights), effective)
+    if priors is not None:
+        most = int(min(effective, _MEMORY / inference.size**2))
+        kept = draws.resampled(max(most, 1), np.random.default_rng(0))
+    else:
+        kept = Draws(draws.u[chosen := draws.weights >= _LEAST], draws.weights[chosen], np.nan)
+    members = [(w, _member(model, u)) for u, w in zip(kept.u, kept.weights, strict=True)]
+    members = [(w, parts) for w, parts in members if parts is not None]
+    total = sum(w for w, _ in members)
+    found = [Member(float(w / total), *parts) for w, parts in members]
+    return Sample(found, draws, 0.0 if priors is None else _longer(model, draws))
+
+
+def _longer(model: Model, draws: Draws) -> float:
+    """The probability that the lengthscale of a field exceeds the extent of the data; a
+    `DataWarning` tells of lengthscales below the distances of neighbours."""
+    distances, longest = model.inference.data.survey.distances, 0.0
+    names = {own: name for name, own in parameter_names(model.kernel, model.likelihoods).items()}
+    every = dict(_values(model, draws))
+    leaves = [(term, leaf) for term in terms(model.kernel) for leaf in term.leaves]
+    for term, leaf in leaves:
+        if not (leaf.kernel.has_lengthscale and leaf.kernel.raw_lengthscale in every):
+            continue
+        lengths = every[leaf.kernel.raw_lengthscale]
+        dims = leaf.columns(leaf_dims(term, leaf, len(distances.extent)))
+        spacing, extent = distances.typical(dims), distances.extent[list(dims)].max()
+        shorter = draws.weights @ (lengths.max(-1) < spacing)
+        if shorter > _LIKELY:
+            warnings.warn(
+                f"{names[leaf.kernel.raw_lengthscale]} is less than {spacing:.3g}, the median "
+                f"distance of neighbours, with a probability of {shorter:.2f}: the field changes "
+                "between the readings, and error bars may be too small; give denser readings, or "
+                "a prior of the lengthscale",
+                DataWarning,
+                stacklevel=4,
+            )
+        if term.factor.degree:
+            longest = max(longest, float(draws.weights @ (lengths.min(-1) > extent)))
+    return longest
+
+
+def _values(model: Model, draws: Draws) -> Iterator[tuple[nn.Parameter, Float[np.ndarray, "S k"]]]:
+    """The values of every parameter in all draws."""
+    parts = model.coordinates.parts
+    ends = np.cumsum([part.parameter.numel() for part in parts])
+    for part, u in zip(parts, np.split(draws.u, ends[:-1], axis=-1), strict=True):
+        yield part.parameter, part.values(torch.from_numpy(u)).cpu().numpy()
+
+
+def integrated(model: Model, priors: WeakPriors) -> Draws:
+    """Draws from the posterior of all hyperparameters, as many as error bars need.
+
+    With the covariance S of the coordinates u about their best values, and the mean m and the
+    variance v of a prediction, r = (∂m)ᵀS(∂m)/v + exp(½ (∂log v)ᵀS(∂log v)) − 1 is how much
+    larger its variance is than v, and q = r/(1 + r) is the share that the draws tell. Error bars
+    have an error of about q/√(2 ESS).
+    """
+    prior, start = PriorOfCoordinates(model, priors), model.coordinates.get()
+    parts = model.inference, model.kernel, model.likelihoods, model.coordinates
+    information = Information(*parts)(projected=model.mean is None)
+    covariance = np.linalg.inv(information + prior.precision(start))
+    model.coordinates.set(start)
+    return adaptive_draws(
+        lambda u: model.evidence(u) + prior.log_density(u),
+        prior.draw,
+        prior.log_proposal,
+        start,
+        0.5 * (covariance + covariance.T),
+        _draws_needed(model, start, covariance),
+        np.random.default_rng(0),
+    )
+
+
+def _draws_needed(
+    model: Model, start: Float[np.ndarray, "k"], covariance: Float[np.ndarray, "k k"]
+) -> float:
+    """The effective number of draws that the error bars need, in the box of the data."""
+    if not model.inference.serves_batches(model.kernel):
+        return 0.5 / (2 * _TOLERANCE) ** 2
+    low, high = torch.tensor(model.inference.data.survey.box, dtype=torch.float64).mT
+    sobol = torch.quasirandom.SobolEngine(len(low), scramble=True, seed=0)
+    x = low + (high - low) * sobol.draw(_PLACES, dtype=torch.float64)
+    steps = _STEP * np.eye(len(start))
+    u = np.concatenate([start[None], start + steps, start - steps])
+    means, variances = model.moments(u, x.to(next(model.kernel.parameters()).device))
+    logs = np.log(np.maximum(variances, np.finfo(float).tiny))
+    slopes = [np.subtract(*np.split(own[1:], 2)) / (2 * _STEP) for own in (means, logs)]
+    of_mean, of_log = (np.einsum("it,ij,jt->t", own, covariance, own) for own in slopes)
+    ratio = of_mean / np.exp(logs[0]) + np.expm1(np.minimum(0.5 * of_log, 3.0))
+    share = np.nanmean(ratio / (1 + ratio))
+    return max(_EFFECTIVE, 0.5 * (share / _TOLERANCE) ** 2)
+
+
+def about_a_fit(model: Model) -> Draws | None:
+    """Draws from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, with the
+    Fisher information H. They have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
+    mean weight times √S (Ionides 2008, *Truncated importance sampling*). Without a prior the
+    coordinate of a positive parameter, its logarithm, has an even one. None if no evidence can be
+    computed."""
+    coordinates, start = model.coordinates, model.coordinates.get()
+    parts = model.inference, model.kernel, model.likelihoods
+    information = Information(*parts, coordinates)
     precision = information() + np.diag(np.where(information.of_curves, 0.0, _WIDEST**-2))
     root = np.linalg.cholesky(np.linalg.inv(precision))
-    members, logs = [], []
+    points, logs = [], []
     for draw in np.random.default_rng(0).standard_normal((_SIZE, len(start))):
-        coordinates.set(np.clip(start + root @ draw, coordinates.low, coordinates.high))
+        u = np.clip(start + root @ draw, coordinates.low, coordinates.high)
+        coordinates.set(u)
         try:
-            evidence = log_marginal_likelihood(inference, kernel, likelihoods, mean)
-            own = deepcopy(kernel).requires_grad_(False)
-            posterior = inference.posterior(own, noises_of(own, likelihoods), mean)
+            evidence = log_marginal_likelihood(*parts, model.mean)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError):
             continue
-        constant = posterior.evidence.best_mean() if mean is None else mean
-        members.append((own, posterior.under(mean), constant))
-        noise = log_prior_of_noise(own, likelihoods, inference.data.survey)
+        noise = log_prior_of_noise(*parts[1:], model.inference.data.survey)
+        points.append(u)
         logs.append(float(evidence + coordinates.log_prior() + noise) + 0.5 * draw @ draw)
-    if not members:
-        return []
-    weights = truncated_weights(np.array(logs))
-    if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
-        _warn_of_few(weights)
-    kept = np.flatnonzero(weights >= _LEAST)
-    total = weights[kept].sum()
-    return [Member(float(weights[i] / total), *members[i]) for i in kept]
+    if not points:
+        return None
+    return Draws(np.array(points), truncated_weights(np.array(logs)), np.nan)
+
+
+def _member(model: Model, u: Float[np.ndarray, "k"]) -> tuple | None:
+    """Kernel, distribution and constant of the posterior at u; None if it cannot be computed."""
+    kernel, likelihoods = model.at(u)
+    try:
+        noises = noises_of(kernel, likelihoods)
+        posterior = model.inference.posterior(kernel, noises, model.mean)
+    except (torch.linalg.LinAlgError, ValueError, RuntimeError):
+        return None
+    mean = posterior.evidence.best_mean() if model.mean is None else model.mean
+    return kernel, posterior.under(model.mean), mean
 
 
 def _check(inference: Inference) -> None:
@@ -99,11 +258,10 @@ def _check(inference: Inference) -> None:
         )
 
 
-def _warn_of_few(weights: Float[np.ndarray, "S"]) -> None:
-    effective = 1 / np.square(weights).sum()
+def _warn_of_few(count: int, effective: float) -> None:
     if effective < _FEW:
         warnings.warn(
-            f"the {len(weights)} draws of hyperparameters tell as much as {effective:.1f}: their "
+            f"the {count} draws of hyperparameters tell as much as {effective:.1f}: their "
             "distribution is far from a Gaussian one, and error bars may be too small; give them "
             "priors, or take a simpler kernel",
             DataWarning,

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from gp_orff.data.noise.heavy_tails import raw_deg_frees
 from gp_orff.models.fitting.ranges import Range
@@ -90,12 +91,45 @@ class Coordinate:
 
     def set(self, u: Float[Tensor, "k"]) -> None:
         """Set the parameter to the value at u."""
+        self.parameter.data.copy_(self.raw(u))
+
+    def raw(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "..."]:
+        """The raw parameter at u, in its shape."""
+        shape = (*u.shape[:-1], *self.parameter.shape)
+        value = self.values(u).reshape(shape).to(self.parameter)
+        return value if self.constraint is None else self.constraint.inverse_transform(value)
+
+    def values(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """The values at u."""
+        return u * self.scale if self.constraint is None else self._value(u)
+
+    def of_values(self, values: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """u of values."""
+        return self._coordinate(values)
+
+    def allows(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b"]:
+        """Whether the constraint allows values."""
         if self.constraint is None:
-            raw = u * self.scale
-        else:
-            value = self._value(u).reshape(self.parameter.shape).to(self.parameter)
-            raw = self.constraint.inverse_transform(value)
-        self.parameter.data.copy_(raw.reshape(self.parameter.shape))
+            return torch.isfinite(values).all(-1)
+        low, high = self._bounds()
+        return ((values > low) & (values < high)).all(-1)
+
+    @property
+    def is_logarithm(self) -> bool:
+        """Whether u is the logarithm of a positive value."""
+        if self.constraint is None:
+            return False
+        low, high = self._bounds()
+        return not _finite(high) and bool((low == 0).all())
+
+    def log_slopes(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """log|∂value/∂u| at u."""
+        if self.constraint is None:
+            return torch.full_like(u, self.scale).log()
+        low, high = self._bounds()
+        if _finite(low) and _finite(high):
+            return (high - low).log() + logsigmoid(u) + logsigmoid(-u)
+        return u
 
     def gradient(self) -> Float[Tensor, "k"]:
         """The gradient in u, from the gradient of the raw parameter."""
@@ -183,6 +217,15 @@ class Coordinates:
         """Set the hyperparameters to their values at u."""
         for part, piece in zip(self.parts, self._split(u), strict=True):
             part.set(torch.from_numpy(piece).to(part.parameter.device))
+
+    def raw(self, u: Float[np.ndarray, "S k"]) -> dict[nn.Parameter, Float[Tensor, "S ..."]]:
+        """The raw parameters at a batch of coordinates."""
+        ends = np.cumsum([part.parameter.numel() for part in self.parts])
+        pieces = np.split(u, ends, axis=-1)[:-1]
+        return {
+            part.parameter: part.raw(torch.from_numpy(piece).to(part.parameter.device))
+            for part, piece in zip(self.parts, pieces, strict=True)
+        }
 
     def by_parameter(
         self, values: Float[np.ndarray, "k"]

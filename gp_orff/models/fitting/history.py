@@ -44,7 +44,7 @@ class History:
     notes: tuple[str, ...] = ()  # sentences
     seconds: float | None = None  # of the last fit
     threads: int | None = None  # of the last fit
-    zero_mean: bool = False  # which the last fit chose in the place of a trained constant
+    weak_priors: bool = False  # whether the last fit learned with weak priors
 
     def then(self, action: str) -> "History":
         """The history with another last action."""
@@ -52,8 +52,8 @@ class History:
 
     @property
     def conditioned(self) -> "History":
-        """The history of a model that is conditioned anew, under the mean that its fit chose."""
-        return History("conditioned", zero_mean=self.zero_mean)
+        """The history of a model that is conditioned anew."""
+        return History("conditioned")
 
     def with_duration(self, seconds: float, threads: Threads) -> "History":
         """The history of a fit that has ended, with its wall time and threads."""

@@ -1,7 +1,7 @@
 """Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
@@ -90,7 +90,7 @@ class EStep:
 
     @torch.no_grad()
     def weighted(
-        self, data: Dataset, inference: Inference, known: Iterable[Tensor] | None = None
+        self, data: Dataset, inference: Inference, known: Sequence[Tensor] | None = None
     ) -> Dataset:
         """The data with their expected weights under the posterior of `inference`; `known` weights
         stay as they are."""
@@ -181,12 +181,13 @@ class EStep:
         data: Dataset,
         inference: Inference,
         posterior: Posterior,
-        known: Iterable[Tensor] | None = None,
+        known: Sequence[Tensor] | None = None,
     ) -> Iterator[Distances]:
         parts = posterior, self.noises, self._mean(posterior), known
-        same = data.sources is inference.data.sources  # observations, but for their weights
-        seconds = inference.residuals(posterior) if same else None
-        return all_distances(data.visit(), self.heavy_tailed, *parts, seconds)
+        held = inference.data  # perhaps statistics alone
+        same = isinstance(held, Dataset) and data.sources is held.sources  # but for their weights
+        residuals = inference.residuals(posterior) if same else None
+        return all_distances(data.visit(), self.heavy_tailed, *parts, residuals)
 
 
 def _is_pure(inference: Inference) -> bool:

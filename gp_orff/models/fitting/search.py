@@ -14,12 +14,33 @@ from torch import Tensor
 
 from gp_orff.models.fitting.coordinates import Coordinates
 
-_NATS = 0.01  # steps that gain less, in total, end the search
-_SMALL_STEPS, _OF = 2, 0.25  # of them in a row, and by coordinate: in many, first ones are short
-_FLAT = 1e-2  # tolerance of the gradient, over √(least gain in nats per number)
+_NATS = 0.01  # in total: a step that gains less ends the search, if the next one promises less too
 _EDGE = 0.9  # of the trust region, in its logarithm: beyond, the search needs another grid
 _PER_ITERATION, _EXTRA = 2, 8  # evaluations; a line search across a bound takes many
+_MUCH = 1.0  # nats still promised at the end of a search, of which a warning tells
 Report = Callable[[float], None]
+
+
+class SearchWarning(UserWarning):
+    """A search for hyperparameters ended away from a maximum of the evidence.
+
+    Example:
+        A search that may take one step alone:
+
+        >>> import numpy as np, torch, warnings
+        >>> from gpytorch.kernels import RBFKernel
+        >>> from gp_orff.models.fitting.coordinates import Coordinates
+        >>> from gp_orff.models.fitting.search import Search, SearchWarning
+        >>> kernel = RBFKernel().double()
+        >>> search = Search(Coordinates(kernel))
+        >>> peak = lambda: -50 * (kernel.lengthscale.log() - 2).square().sum()
+        >>> _ = search.run(peak, num_values=1, iterations=1)
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", SearchWarning)
+        ...     search.warn()
+        >>> caught[0].category.__name__
+        'SearchWarning'
+    """
 
 
 @dataclass
@@ -32,6 +53,7 @@ class Search:
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
     gained: float = np.inf  # nats, in the last run if by Fisher scoring
+    expected_gain: float = 0.0  # nats that another step promised when the last run ended
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
 
     def run(
@@ -50,9 +72,9 @@ class Search:
         `trust_factor` limits the factor by which frequencies may move from where the run starts;
         the run ends when a coordinate reaches that edge. A coordinate that reaches a bound is held
         there while the others go on, and released when the evidence rises inwards. A run also ends
-        with two steps that gain less than `nats` in total each, or after `iterations` or so many
-        `evaluations`, by default two an iteration and a few. `report` is called with the nats per
-        number of each evaluation.
+        with a step that gains less than `nats` in total if the quadratic model of `Curvature`
+        promises no more of the next one, or after `iterations` or so many `evaluations`, by default
+        two an iteration and a few. `report` is called with the nats per number of each evaluation.
         """
         region = TrustRegion.of(self.coordinates, trust_factor)
         run = Run(self, region, objective, num_values, report)
@@ -67,17 +89,31 @@ class Search:
             t = region.inverse(run.u)
             outward = self.coordinates.at_bounds(run.u) * run.gradient
             held, released = free & (outward > 0), ~free & (outward < 0)
-            if not (held | released).any() or (run.value - before) * num_values < nats:
+            changed = run.clipped or (held | released).any()
+            if not changed or (run.value - before) * num_values < nats:
                 break
             free = (free & ~held) | released
         self.settled, self.value, self.gained = not region.at_edge(t), run.value, np.inf
+        self.expected_gain = run.expected_gain
         self.coordinates.set(run.u)
         return self
+
+    def warn(self) -> None:
+        """Warn if the last run ended away from a maximum."""
+        if self.expected_gain > _MUCH:
+            warnings.warn(
+                f"the search for hyperparameters ended where another step promised "
+                f"{self.expected_gain:.2g} nats of log evidence; call fit again with "
+                "warm_start=True, which goes on from there",
+                SearchWarning,
+                stacklevel=2,
+            )
 
     @property
     def reached(self) -> dict[str, object]:
         """Where the search is, as plain values."""
-        names = ("inverse_hessian", "evaluations", "failures", "value", "gained", "settled")
+        names = ("inverse_hessian", "evaluations", "failures", "value", "settled")
+        names += ("gained", "expected_gain")
         return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
 
     def go_to(self, reached: Mapping[str, object]) -> None:
@@ -131,6 +167,29 @@ class TrustRegion:
         return self.center + np.where(self.bounded, self.width * np.tanh(t / self.width), t)
 
 
+class Curvature:
+    """The inverse Hessian of an objective in nats, estimated by BFGS from points and gradients.
+
+    It begins at the identity, a curvature of one nat for each coordinate squared: as these are
+    logarithms of hyperparameters, few data sets tell less of one. The inverse Hessian of the
+    optimiser itself does not serve here. It begins where the first step was, however short.
+    """
+
+    def __init__(self, size: int):
+        self.inverse = np.eye(size)
+        self.last: tuple[np.ndarray, np.ndarray] | None = None
+
+    def expected_gain(self, t: Float[np.ndarray, "m"], gradient: Float[np.ndarray, "m"]) -> float:
+        """½ gᵀ H⁻¹ g, the nats that Newton's step from t promises, where the gradient is g."""
+        if self.last is not None:
+            step, change = t - self.last[0], self.last[1] - gradient
+            if (product := step @ change) > 0:
+                left = np.eye(len(t)) - np.outer(step, change) / product
+                self.inverse = left @ self.inverse @ left.T + np.outer(step, step) / product
+        self.last = t.copy(), gradient
+        return float(0.5 * gradient @ self.inverse @ gradient)
+
+
 class _NoEvaluationsLeft(Exception):
     """Ends the iterations of an optimiser."""
 
@@ -149,7 +208,8 @@ class Run:
         self.search, self.region = search, region
         self.objective, self.num_values, self.report = objective, num_values, report
         self.value, self.u, self.gradient = -np.inf, region.center, np.zeros_like(region.center)
-        self.evaluations_left = 0
+        self.evaluations_left, self.expected_gain = 0, 0.0
+        self.clipped = False  # whether the last ascent ended where a coordinate met a bound
 
     def value_and_gradient(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
         """Nats per number, and their gradient in t; a failed evaluation gets a low value."""
@@ -186,7 +246,9 @@ class Run:
         iterations: int,
     ) -> int:
         """Run BFGS in the free coordinates from t; the number of iterations it took."""
-        previous, small, at_bounds = [np.inf], [0], self._at_bounds(t)
+        previous, at_bounds = [np.inf], self._at_bounds(t)
+        gradients: dict[bytes, np.ndarray] = {}  # in total nats, of points
+        curvature, self.clipped = Curvature(int(free.sum())), False
 
         def full(free_t: np.ndarray) -> np.ndarray:
             vector = t.copy()
@@ -195,19 +257,22 @@ class Run:
 
         def loss(free_t: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self.value_and_gradient(full(free_t))
+            gradients[free_t.tobytes()] = self.num_values * gradient[free]
             return -value, -gradient[free]
 
         def stop(intermediate_result) -> None:
-            gain, new = previous[0] - intermediate_result.fun, full(intermediate_result.x)
+            reached, new = intermediate_result.x, full(intermediate_result.x)
+            gain = (previous[0] - intermediate_result.fun) * self.num_values
             previous[0] = intermediate_result.fun
-            small[0] = small[0] + 1 if gain * self.num_values < nats else 0
-            clipped = (self._at_bounds(new) & ~at_bounds & free).any()
-            if small[0] >= max(_SMALL_STEPS, _OF * len(t)) or clipped or self.region.at_edge(new):
+            self.expected_gain = curvature.expected_gain(reached, gradients[reached.tobytes()])
+            self.clipped = bool((self._at_bounds(new) & ~at_bounds & free).any())
+            small = max(gain, self.expected_gain) < nats
+            if small or self.clipped or self.region.at_edge(new):
                 raise StopIteration
 
         options = {
             "maxiter": iterations,
-            "gtol": _FLAT * np.sqrt(nats / self.num_values),
+            "gtol": np.sqrt(2 * nats / free.sum()) / self.num_values,  # as of the first curvature
             "hess_inv0": self._inverse_hessian(t, free),
         }
         try:

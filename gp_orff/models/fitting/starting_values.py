@@ -77,7 +77,7 @@ def starts(kernel: Kernel, distances: Distances) -> list[Start]:
 
 def _varying_terms(kernel: Kernel) -> list[Kernel]:
     """The terms of a sum that are not constant."""
-    return [part for part in _summands(kernel) if any(term.leaves for term in terms(part))]
+    return [part for part in all_summands(kernel) if any(term.leaves for term in terms(part))]
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def start(
         shares = [_MINOR] * len(varying)
         shares[where.dominant] = 1.0
     variances = {part: share * variance for part, share in zip(varying, shares, strict=True)}
-    for part in _summands(kernel):
+    for part in all_summands(kernel):
         factor = variances.get(part, mean_square) / max(_variance(terms(part)), _TINY)
         rescale(part, factor)
     for label, likelihood in likelihoods.items():
@@ -177,10 +177,10 @@ def _set_scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> None:
         kernel.lengthscale = admissible(kernel.raw_lengthscale_constraint, lengthscale)
 
 
-def _summands(kernel: Kernel) -> list[Kernel]:
+def all_summands(kernel: Kernel) -> list[Kernel]:
     """The terms of a sum, of inner sums too."""
     if isinstance(kernel, AdditiveKernel):
-        return [term for part in kernel.kernels for term in _summands(part)]
+        return [term for part in kernel.kernels for term in all_summands(part)]
     return [kernel]
 
 

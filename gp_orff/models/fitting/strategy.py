@@ -10,14 +10,17 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.tracks.surveyed import blocks_in_words
+from gp_orff.features.frequencies.auto import Auto
 from gp_orff.features.frequencies.grid import Grid
 from gp_orff.features.frequencies.rule import Rule
+from gp_orff.inference.conditioning import has_covariance
 from gp_orff.inference.conditioning.left_out_points import warn_of_left_out, without_far_points
 from gp_orff.inference.representation import Representation
 from gp_orff.models.fitting.history import History, Journal
 from gp_orff.models.fitting.progress import Progress
 from gp_orff.models.fitting.ranges import check_extents
 from gp_orff.models.fitting.robust_em import RobustEM
+from gp_orff.models.fitting.scoring import WeakPriors, leave_much_open
 from gp_orff.models.fitting.searches.exact import ExactKernel
 from gp_orff.models.fitting.searches.features import search_on_features
 from gp_orff.models.fitting.searches.grids import Grids
@@ -49,7 +52,9 @@ def fit(
     check_extents(kernel, data.survey.distances)
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, [*notes, blocks_in_words(data.tracks)])
-    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, data.tracks)
+    priors = _weak_priors(kernel, likelihoods, requested, data)
+    parts = {"tracks": data.tracks, "priors": priors}
+    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, **parts)
     robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
     has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if has_weights:
@@ -59,7 +64,7 @@ def fit(
     journal.note(representation.reason)
     rule = representation.rule
     if rule is None:
-        trainer = ExactKernel(trainer, data).run(search)
+        ExactKernel(trainer, data).run(search)
     elif representation.follows:
         whole = Grids(trainer, representation).run(search)
         representation = whole.mended
@@ -73,10 +78,23 @@ def fit(
         search_on_features(trainer, search, representation, name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
-    means = trainer.num_outputs if mean is None else 0  # constants, or zero if that was chosen
+    search.warn()
+    means = trainer.num_outputs if mean is None else 0
     trainer.warn_of_few_numbers(data, len(search.coordinates.get()) + means)
     if has_weights:
         representation = RobustEM(trainer).run(representation)
-    chosen = mean is None and trainer.mean is not None
-    history = History("fitted", tuple(journal.stages), zero_mean=chosen)
+    weak = trainer.priors is not None
+    history = History("fitted", tuple(journal.stages), weak_priors=weak)
     return Fitted(representation, trainer.mean, history.with_notes(journal.notes))
+
+
+def _weak_priors(
+    kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule, data: Data
+) -> WeakPriors | None:
+    """The weak priors of few readings under the exact kernel, whose posterior integrates the
+    hyperparameters; None for others."""
+    few = isinstance(data, Dataset) and leave_much_open(data)
+    exact = isinstance(requested, Auto) and data.num_values <= requested.exact_values
+    if not (few and exact and has_covariance(kernel, data)):
+        return None
+    return WeakPriors.of(kernel, likelihoods, data.survey)

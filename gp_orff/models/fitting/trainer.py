@@ -49,6 +49,7 @@ from gp_orff.models.fitting.scoring import (
     MOST_SAMPLED,
     FeatureInformation,
     Information,
+    WeakPriors,
     log_prior_of_noise,
     score,
 )
@@ -78,6 +79,7 @@ class Trainer:
     journal: Journal
     tracks: Sequence[TrackObservations] = ()  # of the data
     whole: Survey | None = None  # of all data, where `survey` is that of a part
+    priors: WeakPriors | None = None  # of few data
 
     @property
     def num_outputs(self) -> int:
@@ -109,8 +111,15 @@ class Trainer:
         return self.new_search() if self.tracks else search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
-        """log p(y), total nats."""
-        return log_marginal_likelihood(inference, self.kernel, self.likelihoods, self.mean)
+        """log p(y), total nats; with weak priors, the constant mean is integrated out."""
+        parts = inference, self.kernel, self.likelihoods, self.mean
+        return log_marginal_likelihood(*parts, restricted=self.priors is not None)
+
+    def _log_prior(self, search: Search) -> Float[Tensor, ""] | float:
+        modules = self.kernel, self.likelihoods
+        prior = log_prior_of_noise(*modules, self.whole or self.survey)
+        weak = 0.0 if self.priors is None else self.priors.log_density(*modules)
+        return search.coordinates.log_prior() + prior + weak
 
     @torch.no_grad()
     def value(self, inference: Inference) -> float:
@@ -126,8 +135,7 @@ class Trainer:
 
         def objective() -> Float[Tensor, ""]:
             update_threads()  # the machine may have become busy
-            prior = log_prior_of_noise(self.kernel, self.likelihoods, self.whole or self.survey)
-            return self.evidence(inference) + search.coordinates.log_prior() + prior
+            return self.evidence(inference) + self._log_prior(search)
 
         def reached() -> dict[str, object]:
             method = self._scoring(search, inference) or search.run
@@ -223,6 +231,8 @@ class Trainer:
     def warn_of_few_numbers(self, data: Data, learned: int) -> None:
         """Warn if the numbers are few for what is learned, and posteriors do not count that."""
         if has_learned_spectrum(self.kernel, True) and data.num_values <= MOST_SAMPLED:
+            return
+        if self.priors is not None:
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             repeated = " at distinct places" if numbers < data.num_values else ""

@@ -20,7 +20,6 @@ from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names, readable_names
 
 Numbers = float | Float[np.ndarray, "..."]
-_RANK_TOLERANCE = 1e-10  # of the largest eigenvalue of the information about the mean
 _DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first that is no group's name is used
 
 
@@ -77,13 +76,10 @@ def mean_values(mean: Mean) -> dict[str, Numbers]:
 def constant_mean(snapshot: ModelSnapshot) -> tuple[Numbers, Numbers]:
     """The constant mean (p,) and its standard error √((1ᵀK⁻¹1)⁻¹)_ii by generalised least squares,
     which is NaN for a fixed mean and where the data do not determine it."""
-    value = as_numbers(snapshot.constant)
-    information = snapshot.posterior.evidence.quad[1:, 1:]
-    eigenvalues = torch.linalg.eigvalsh(information)
-    singular = not eigenvalues[0] > _RANK_TOLERANCE * eigenvalues[-1]
-    if snapshot.fixed_mean is not None or singular:
+    value, evidence = as_numbers(snapshot.constant), snapshot.posterior.evidence
+    if snapshot.fixed_mean is not None or len(evidence.unknown_means()):
         return value, as_numbers(torch.full_like(snapshot.constant, torch.nan))
-    return value, as_numbers(torch.linalg.inv(information).diagonal().sqrt())
+    return value, as_numbers(evidence.mean_root().square().sum(-1).sqrt())
 
 
 def as_numbers(values: Tensor | Float[np.ndarray, "..."]) -> Numbers:

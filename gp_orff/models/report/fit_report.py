@@ -9,6 +9,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.noise.covariances import noises_of
+from gp_orff.models.few_readings import Draws
 from gp_orff.models.fitting.history import History, Stage
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.approximation import Approximation
@@ -100,7 +101,12 @@ class FitReport:
         stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number.
         seconds: wall time of the last fit; None without one.
         threads: the largest number of threads of the last fit; None without one.
-        zero_mean: whether the last fit chose zero in the place of a trained constant mean.
+        weak_priors: whether the last fit had so few data that it learned with weak priors, and
+            without the constant mean, which is integrated out.
+        effective_draws: the effective number of the draws over which the posterior integrates the
+            hyperparameters; None without them.
+        pareto_k: the shape of the tail of their weights (Vehtari et al. 2024): above 0.7, error
+            bars may be too small; None without draws, and for those of learned spectra.
         notes: decisions and warnings, as sentences.
 
     Example:
@@ -139,7 +145,9 @@ class FitReport:
     stages: tuple[Stage, ...]
     seconds: float | None
     threads: int | None
-    zero_mean: bool
+    weak_priors: bool
+    effective_draws: float | None
+    pareto_k: float | None
     notes: tuple[str, ...]
     _curvature: Curvature | None = field(default=None, repr=False)
 
@@ -154,7 +162,8 @@ class FitReport:
         """
         representation = snapshot.representation
         labels = {key.label for key in representation.data.keys}
-        curvature = Curvature(snapshot, trained if history.action == "fitted" else frozenset())
+        learned = trained if history.action == "fitted" else frozenset()
+        curvature = Curvature(snapshot, learned, history.weak_priors)
         values = hyperparameter_values(snapshot.kernel, representation.likelihoods, labels)
         estimates = {
             name: Estimate(value, partial(_curvature_error, curvature, name, value))
@@ -166,6 +175,7 @@ class FitReport:
             **_fields_of(history),
             **asdict(Approximation.of(snapshot)),
             **data_attributes(representation.data),
+            **_of_draws(snapshot.sample.draws),
             evidence=snapshot.log_marginal_likelihood,
             evidence_error=snapshot.log_marginal_likelihood_error,
             noise=noise_variances(noises),
@@ -186,6 +196,7 @@ class FitReport:
             points=0,
             numbers=0,
             held="nothing",
+            **_of_draws(None),
             observed={},
             evidence=float("nan"),
             evidence_error=0.0,
@@ -238,6 +249,7 @@ class FitReport:
             ("data", self._data),
             *Approximation(**parts).rows,
             ("log marginal likelihood", f"{self._evidence} nats"),
+            *([("hyperparameters", self._draws)] if self.effective_draws is not None else []),
         ]
         return [self._action, *table(rows, left=2)]
 
@@ -263,6 +275,12 @@ class FitReport:
         """The evidence, with its standard error if it is an estimate."""
         error = f" ± {self.evidence_error:.2g}" if self.evidence_error else ""
         return f"{self.evidence:.2f}{error}"
+
+    @property
+    def _draws(self) -> str:
+        """How the posterior integrates the hyperparameters."""
+        k = "" if self.pareto_k is None else f", Pareto k = {self.pareto_k:.2f}"
+        return f"integrated over, by {self.effective_draws:.0f} effective draws{k}"
 
     @property
     def _stages(self) -> list[str]:
@@ -311,6 +329,14 @@ class FitReport:
 
 def _fields_of(history: History) -> dict[str, object]:
     return {entry.name: getattr(history, entry.name) for entry in fields(History)}
+
+
+def _of_draws(draws: Draws | None) -> dict[str, float | None]:
+    """The effective number of draws of hyperparameters, and the shape of the tail of weights."""
+    if draws is None:
+        return {"effective_draws": None, "pareto_k": None}
+    k = None if np.isnan(draws.pareto_k) else float(draws.pareto_k)
+    return {"effective_draws": draws.effective, "pareto_k": k}
 
 
 def _without_error(values: Mapping[str, Numbers]) -> dict[str, Estimate]:

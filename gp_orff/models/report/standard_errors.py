@@ -19,6 +19,7 @@ from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.noise.tails import Tails
 from gp_orff.models.fitting.ranges import parameter_ranges
 from gp_orff.models.fitting.robust_em import EStep, heavy_tailed_noise
+from gp_orff.models.fitting.scoring import WeakPriors
 from gp_orff.models.fitting.trainer import MOST_SEARCHED
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report.names import parameter_names
@@ -60,12 +61,14 @@ class Curvature:
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii .
 
     The constant mean maximises the evidence at every u, so H is the Hessian of the profile
-    likelihood. Frozen coordinates and coordinates at a bound are held fixed. The degrees of freedom
-    of Student-t noise have the curvature that `Tail` tells.
+    likelihood. Of few data, which learned with weak priors, it is that of the restricted likelihood
+    plus these priors. Frozen coordinates and coordinates at a bound are held fixed. The degrees of
+    freedom of Student-t noise have the curvature that `Tail` tells.
     """
 
     snapshot: ModelSnapshot
     trained: frozenset[str]  # names of hyperparameters
+    weak_priors: bool = False  # whether they were learned with weak priors
 
     @property
     def evaluations(self) -> int:
@@ -103,9 +106,14 @@ class Curvature:
         ranges = parameter_ranges(kernel, self.snapshot.representation.data.survey.distances)
         coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
 
+        model = self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean
+        survey = self.snapshot.representation.data.survey
+        weak = WeakPriors.of(kernel, likelihoods, survey) if self.weak_priors else None
+
         def objective() -> Float[Tensor, ""]:
-            model = (self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean)
-            return log_marginal_likelihood(*model) + coordinates.log_prior()
+            value = log_marginal_likelihood(*model, restricted=weak is not None)
+            prior = 0.0 if weak is None else weak.log_density(kernel, likelihoods)
+            return value + coordinates.log_prior() + prior
 
         u = coordinates.get()
         errors_of_u = np.full_like(u, np.nan)

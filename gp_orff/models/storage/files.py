@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gp_orff.data.packing.records import check_kind, write_whole
 
-VERSION = 2  # since reports have numbers; version 1 has sentences in their place
+VERSION = 3  # since data without statistics may stand for a grid; in 1, reports are sentences
 
 
 def write(path: str | os.PathLike, kind: str, content: dict) -> None:

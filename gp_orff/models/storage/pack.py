@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
+from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.field_statistics import FieldStatistics
@@ -33,21 +34,42 @@ _SAMPLE = 500  # points, of each sample in a file with statistics
 
 
 def pack_state(state: ModelState) -> dict:
-    """Pack a state: small data as they are, larger data as statistics; rules and history."""
-    inference = state.inference
-    exact = not isinstance(inference, FeatureInference)
-    small = exact or state.data.tracks or inference.written_out(state.kernel)
-    small = small or not state.representation.on_lattice  # whose statistics serve no other waves
-    statistics = None if exact else pack_statistics(inference.statistics_of(state.kernel))
+    """Pack a state: data or their statistics, rules and history."""
     return {
         "history": asdict(state.history),
         "mean": state.mean,
         "choice": describe_rule(state.representation.rule),
-        "exact": exact,
+        "dense": state.representation.dense,
+        "exact": not isinstance(state.inference, FeatureInference),
         "conditioned_by": describe_rule(state.represented.rule),
-        "known": statistics,
-        "data": pack_data(state.data if small else state.statistics_only()),
+        **_pack_data_or_statistics(state),
     }
+
+
+def _pack_data_or_statistics(state: ModelState) -> dict:
+    """The data with their learned weights, or the statistics that serve in their place, whichever
+    take fewer bytes; the data where statistics would not serve."""
+    data, inference = state.data, state.inference
+    needed = not isinstance(inference, FeatureInference) or data.tracks
+    needed = needed or inference.written_out(state.kernel)
+    if needed or not state.representation.on_lattice:  # whose statistics serve no other waves
+        return {"known": None, "data": pack_data(data)}
+    shared = inference.draws[0].shared_columns() is not None
+    statistics = {
+        "known": pack_statistics(inference.statistics) if shared else None,
+        "data": pack_data(state.statistics_only()),
+    }
+    if not (data.revisitable and data.is_small):
+        return statistics
+    return min({"known": None, "data": pack_data(data)}, statistics, key=_num_bytes)
+
+
+def _num_bytes(content: object) -> int:
+    """The bytes of all tensors in a tree of plain values."""
+    if isinstance(content, Tensor):
+        return content.nbytes
+    parts = content.values() if isinstance(content, Mapping) else content
+    return sum(map(_num_bytes, parts)) if isinstance(content, Mapping | list | tuple) else 0
 
 
 def unpack_state(
@@ -59,7 +81,8 @@ def unpack_state(
         None if content["exact"] else build_rule(packed_rule, None if packed_rule else requested)
         for packed_rule in (content["choice"], content["conditioned_by"])
     )
-    representation = Representation(kernel, likelihoods, requested, data, choice)
+    dense = content.get("dense", False)  # files of version 2 lack it
+    representation = Representation(kernel, likelihoods, requested, data, choice, dense=dense)
     statistics = None if packed is None else unpack_statistics(packed)
     represented = Represented.from_statistics(representation, rule, statistics)
     return ModelState.of(represented, content["mean"], _history(content))
@@ -71,7 +94,7 @@ def _history(content: Mapping) -> History:
         sentence, notes = content["story"][0], content["notes"]
         action = sentence.split()[0]
         return History(action).with_notes([*([sentence] if sentence != action else []), *notes])
-    history = content["history"]
+    history = {key: value for key, value in content["history"].items() if key != "zero_mean"}
     stages = tuple(Stage(**stage) for stage in history["stages"])
     return History(**{**history, "stages": stages, "notes": tuple(history["notes"])})
 

@@ -28,6 +28,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sources import Arrays, InMemory
 from gp_orff.data.tracks.observations import TrackObservations
+from gp_orff.inference.along_tracks.signal import in_components
 from gp_orff.inference.conditioning import (
     ExactInference,
     FeatureInference,
@@ -203,10 +204,24 @@ def _left_out_tracks(
     state: ModelState, chosen: Sequence[TrackObservations]
 ) -> Iterator[list[Tested]]:
     """The block means of a few whole tracks of each group, which are left out together."""
-    parts = state.e_step.kernel, state.e_step.noises, state.mean
-    for residual, covariance in tracks_left_out(state.inference, *parts, chosen):
+    noises = state.e_step.noises
+    found = tracks_left_out(state.inference, state.e_step.kernel, noises, state.mean, chosen)
+    for part, (residual, covariance) in zip(chosen, found, strict=True):
+        slow, variance = noises.slow.get(part.key.label), covariance.diagonal()
+        if slow is not None:
+            more = slow.matched(variance - noises.tracks[part.key.label].slow) - variance
+            covariance = covariance + _shared(part, more.clamp_min(0))
         sd = covariance.diagonal().sqrt()
         yield [(residual.abs() <= _HALF_WIDTH * sd, _correlations(covariance, sd))]
+
+
+def _shared(part: TrackObservations, variance: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
+    """The covariance of what the numbers of each track share, from its variance."""
+    sizes = torch.tensor([len(track.y) for track in part.tracks]).to(variance.device)
+    track = torch.arange(len(sizes)).to(sizes).repeat_interleave(sizes)
+    same = in_components((track.unsqueeze(-1) == track).to(variance), part.y.shape[-1])
+    root = variance.sqrt()
+    return same * root.unsqueeze(-1) * root
 
 
 def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
@@ -287,12 +302,16 @@ def _blocks(
     Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []
-    free = torch.ones(len(x), dtype=torch.bool)
+    columns = (x / half).mT.contiguous()
+    free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
     usual = usual | (usual.double().mean() < _MAJORITY)
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
-        distance = ((x - x[centre]).abs() / half).amax(-1)
-        most = distance.kthvalue(max(1, int(_SHARE * len(x)))).values.clamp_max(1.0)
-        inside = distance <= most
+        if not free[centre]:
+            continue
+        distance = (columns - columns[:, centre, None]).abs_().amax(0)
+        inside = distance <= 1.0
+        if inside.sum() > share:
+            inside = distance <= distance.kthvalue(share).values
         if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
             continue
         rows = torch.nonzero(inside & usual).squeeze(-1)

@@ -7,7 +7,7 @@ import torch
 
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.observations import Observations
+from gp_orff.data.observations import Observations, join
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options
 from gp_orff.data.repeats.copies import without_copies
@@ -68,7 +68,7 @@ class ValidatedModel(FieldModel):
         if data.tracks:
             representation = self._representation_of(data)
             noises = noises_of(self.kernel, representation.likelihoods)
-            parts = self.kernel, noises, self._mean_to_condition, len(x)
+            parts = self.kernel, noises, self._fixed_mean, len(x)
             along = self._along_tracks(x, y, choice, data)
             return leave_one_out_of_tracks(representation.now(), along, *parts)
         weighted = list(state.weighted(data, state.data).visit())
@@ -139,7 +139,7 @@ class ValidatedModel(FieldModel):
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
         along = self._along_tracks(x, y, choice, data)
         representation = self._representation_of(data)
-        e_step = EStep(self.kernel, representation.likelihoods, self._mean_to_condition)
+        e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
         predictor = Predictor(representation.now(), e_step, self.mean, along)
         return predictor.cross_validation(chosen.members)
@@ -183,7 +183,7 @@ class ValidatedModel(FieldModel):
                 f"expected the group of readings along tracks, {named}, got {group!r}; give "
                 "group=, or fit(x, y, track=labels)"
             )
-        parts = self.kernel, state.e_step.noises, self._mean_to_condition
+        parts = self.kernel, state.e_step.noises, self._fixed_mean
         return track_offsets(state.inference, *parts, tracks[group])
 
     def _checked(self, state: ModelState) -> ModelState:
@@ -218,7 +218,7 @@ class ValidatedModel(FieldModel):
 
 def _are_all(read: Sequence[Observations], data: Data) -> bool:
     """Whether the observations are all of the data, in their order."""
-    held = data.observations if isinstance(data, Dataset) else []
+    held, read = data.observations if isinstance(data, Dataset) else [], join(read)
     return len(read) == len(held) and all(
         a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
         for a, b in zip(read, held, strict=True)

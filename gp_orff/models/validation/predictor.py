@@ -81,17 +81,27 @@ class Predictor:
         noise = noise.flatten()
         model = self.e_step.heavy_tailed.get(part.key.label)
         nu = math.inf if model is None else model.deg_free
-        scores = Scores.of((part.y - mean).flatten(), latent.flatten(), noise, nu)
+        residual, latent = (part.y - mean).flatten(), latent.flatten()
+        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        variance, label = latent + heavier * noise, part.key.label
+        noises = self.e_step.noises
+        slow = noises.slow.get(label)
+        if slow is None:
+            scores = Scores.of(residual, latent, noise, nu)
+        else:  # `variance` has the present value of that of new tracks, and not those integrated
+            new = found.on_new_track.repeat_interleave(part.pattern.num_values)
+            rest = variance - new * noises.tracks[label].slow
+            scores = Scores.of_mixture(residual, rest, new.to(rest), slow.values, slow.weights)
+            variance = torch.where(new, slow.matched(rest), rest)
         trend = part.apply(varying_mean(self.prior_mean, part.x, part.pattern.num_outputs))
         values = part.pattern.num_values
         column = torch.tensor(part.pattern.columns).to(part.index).repeat(len(part))
-        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
         return [
             part.index.repeat_interleave(values),
             column,
             (part.y + trend).flatten(),
             (mean + trend).flatten(),
-            (latent.flatten() + heavier * noise).sqrt(),
+            variance.sqrt(),
             *astuple(scores),
         ]
 

@@ -2,7 +2,8 @@
 
 A new reading is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
 variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] + σ²/w:
-the integral over log w is a sum over equidistant nodes.
+the integral over log w is a sum over equidistant nodes. The noise variance of a reading on a new
+track may have several values too, each with its probability.
 """
 
 import math
@@ -52,7 +53,18 @@ class Scores:
             noise: the variance of ε; under Student-t noise, its squared scale.
             deg_free: ν of the noise; infinite for Gaussian noise.
         """
-        scales, q = _scales(deg_free)
+        return cls.of_mixture(residual, latent, noise, *_scales(deg_free))
+
+    @classmethod
+    def of_mixture(
+        cls,
+        residual: Float[Tensor, "M"],
+        latent: Float[Tensor, "M"],
+        noise: Float[Tensor, "M"],
+        scales: Float[Tensor, "k"],
+        q: Float[Tensor, "k"],
+    ) -> "Scores":
+        """As `of`, if y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
         pairs = _pairs(scales, q)
         rows = max(1, _CHUNK // len(pairs[0]))
         inputs = zip(*(t.split(rows) for t in (residual, latent, noise)), strict=True)

@@ -7,7 +7,6 @@ predicts there, and are as dense as all are, so that errors which they share sho
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 import torch
 from jaxtyping import Bool, Float
@@ -54,16 +53,14 @@ def first_readings(data: Dataset) -> Dataset:
     if sum(map(len, sample)) == every and data.weights is None:
         return Dataset.in_memory(sample)
     most = min(max(every // _OF_ALL, _FEW), _MANY)
-    parts, weights, count = [], [], 0
-    learned = repeat(None) if data.weights is None else data.weights
-    for part, weight in zip(data.unweighted().visit(), learned, strict=False):
+    parts, count = [], 0
+    for part in data.unweighted().visit():
         parts.append(part)
-        weights.append(weight)
         count += len(part)
         if count >= most:
             break
     kept = Dataset.in_memory(parts)
-    return kept if data.weights is None else replace(kept, weights=tuple(weights))
+    return kept if data.weights is None else replace(kept, weights=data.weights[: len(parts)])
 
 
 def left_out_of_surroundings(

@@ -11,12 +11,14 @@ from jaxtyping import Float
 
 from gp_orff.data.dataset import Data
 from gp_orff.data.noise.along_tracks import along_tracks
-from gp_orff.data.noise.covariances import noise_of
+from gp_orff.data.noise.covariances import Noises, noise_of
 from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
 from gp_orff.data.noise.track_likelihood import TrackLikelihood
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.tracks.observations import TrackObservations
 from gp_orff.data.tracks.patterns import MeansOfBlocks
+from gp_orff.inference.along_tracks.offsets import slow_variance
+from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.models.fitting.coordinates import admissible
 from gp_orff.models.fitting.noise.independent import independent
 from gp_orff.models.fitting.search import Search
@@ -102,6 +104,34 @@ def remember_all(likelihoods: Mapping[str, Likelihood], data: Data) -> None:
     """`remember` for every group of tracks."""
     for part in data.tracks:
         remember(likelihoods[part.key.label], part)
+
+
+def learn_new_tracks(
+    likelihoods: Mapping[str, Likelihood],
+    data: Data,
+    field: FieldDistribution,
+    constant: Float[torch.Tensor, "p"],
+    noises: Noises,
+) -> list[str]:
+    """What the data tell of the variance of new tracks, for every group of tracks; sentences.
+
+    Args:
+        field, constant: the posterior of the field, and its constant mean.
+    """
+    notes = []
+    for part in data.tracks:
+        likelihood = likelihoods[part.key.label]
+        slow = slow_variance(field, constant, noises, part, likelihood)
+        likelihood.slow_variance = slow
+        if slow is not None:
+            group = f" of group {part.key.label!r}" if part.key.label else ""
+            low, high = slow.sd(0.025), slow.sd(0.975)
+            notes.append(
+                f"from {len(part.tracks)} tracks{group}, the standard deviation of offset and "
+                f"correlated noise on a new track is between {low:.3g} and {high:.3g} with 95 % "
+                "probability; predictions of its readings integrate over this variance"
+            )
+    return notes
 
 
 def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:

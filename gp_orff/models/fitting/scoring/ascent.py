@@ -84,6 +84,9 @@ def score(
     search.settled, search.value = not at_edge.any(), run.value
     search.gained = (run.value - first) * num_values
     if curvature is not None:
+        gradient = run.gradient * num_values
+        free = coordinates.at_bounds(run.u) * gradient <= 0
+        search.expected_gain = 0.5 * float(gradient @ _step(curvature, gradient, 0.0, free))
         flattest = _FLAT * np.eye(len(curvature))
         search.inverse_hessian = np.linalg.inv((curvature + flattest) / num_values)
     return search

@@ -10,7 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from gp_orff.data.noise.covariances import noises_of
+from gp_orff.data.noise.covariances import Noises, noises_of
 from gp_orff.inference.conditioning import ExactInference
 from gp_orff.kernels.cholesky import cholesky
 from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel, learned_spectra
@@ -46,15 +46,23 @@ class Information:
     coordinates: Coordinates
 
     @torch.no_grad()
-    def __call__(self) -> Float[np.ndarray, "k k"]:
-        """H at the present hyperparameters."""
+    def __call__(self, projected: bool = False) -> Float[np.ndarray, "k k"]:
+        """H at the present hyperparameters; `projected`: that of the numbers less their best
+        constant mean, with P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ in the place of K⁻¹."""
         coordinates, u = self.coordinates, self.coordinates.get()
         covariance = self._covariance()
         factor = cholesky(covariance)
+        constants = self.inference.constants(self._noises) if projected else None
 
         def whitened(change: Float[Tensor, "M M"]) -> Float[Tensor, "M*M"]:
             half = torch.linalg.solve_triangular(factor, change, upper=False)
-            return torch.linalg.solve_triangular(factor, half.mT, upper=False).flatten()
+            both = torch.linalg.solve_triangular(factor, half.mT, upper=False)
+            if constants is None:
+                return both.flatten()
+            basis = torch.linalg.solve_triangular(factor, constants, upper=False)
+            basis, _, _ = torch.linalg.svd(basis, full_matrices=False)
+            left = both - basis @ (basis.mT @ both)
+            return (left - (left @ basis) @ basis.mT).flatten()
 
         weights, rows, held = [], [], self._held
         for own, j, part in components(self.kernel):
@@ -91,8 +99,11 @@ class Information:
         return {part for part in learned_spectra(self.kernel) if not part.weights.requires_grad}
 
     def _covariance(self) -> Float[Tensor, "M M"]:
-        noises = noises_of(self.kernel, self.likelihoods)
-        return self.inference.covariance(self.kernel, noises)
+        return self.inference.covariance(self.kernel, self._noises)
+
+    @property
+    def _noises(self) -> Noises:
+        return noises_of(self.kernel, self.likelihoods)
 
     @torch.enable_grad()
     def _slopes_of_weights(

@@ -1,7 +1,7 @@
 """Searches under the exact kernel, of all data or of subsets."""
 
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -11,11 +11,8 @@ from gp_orff.models.fitting.search import Search
 from gp_orff.models.fitting.starting_values import scale_noise
 from gp_orff.models.fitting.trainer import MOST_SEARCHED, SUBSET_VALUES, SUBSETS, Trainer
 
-_FEW_VALUES = 200  # numbers: with fewer, a constant mean is hard to tell from a smooth field
 _BEYOND = 1.3  # times as many numbers as of a subset, for a search on that
-_CUBIC, _LEAST, _MOST = 40.0, 6, 60  # iterations on them with 1000 numbers, more, and at most
 _NATS_OF_CURVES = 0.5  # that a step has to gain: the prior of curves is wider
-_FEWEST = 2  # iterations on all data
 _RAISE, _RAISES = 1.3, 8  # factor of the noise variance that subsets tell, and how often at most
 
 
@@ -26,30 +23,7 @@ class ExactKernel:
     trainer: Trainer
     data: Dataset
 
-    def run(self, search: Search) -> Trainer:
-        """Search, and with few data choose between a constant mean and zero by the BIC
-        (Schwarz 1978); the trainer with that mean."""
-        trainer, data = self.trainer, self.data
-        self._search(search, "exact kernel")
-        if trainer.mean is not None or data.num_values > _FEW_VALUES:
-            return trainer
-        u, device = search.coordinates.get(), next(trainer.kernel.parameters()).device
-        mean = torch.zeros(trainer.num_outputs).to(device, torch.float64)
-        zero = replace(trainer, mean=mean)
-        name = "exact kernel, zero mean"
-        zero_search = replace(self, trainer=zero)._search(zero.new_search(), name)
-        gain = (search.value - zero_search.value) * data.num_values
-        penalty = 0.5 * trainer.num_outputs * math.log(data.survey.num_points)
-        better = gain > penalty
-        if better:
-            search.coordinates.set(u)
-        trainer.journal.note(
-            f"mean: {'constant' if better else 'zero'}; a constant mean changes the log evidence "
-            f"by {gain:+.2f} nats, its BIC penalty is {penalty:.2f} nats"
-        )
-        return trainer if better else zero
-
-    def _search(self, search: Search, name: str) -> Search:
+    def run(self, search: Search) -> Search:
         """Search on all data, on subsets first if they are many: the cost is cubic in N."""
         trainer = self.trainer
         inference = trainer.exact_inference(self.data)
@@ -61,8 +35,7 @@ class ExactKernel:
         nats = 0.01
         if inference.size > SUBSET_VALUES:
             nats = _NATS_OF_CURVES if has_learned_spectrum(trainer.kernel, trained=True) else 0.1
-        iterations = int(min(max(_CUBIC * (1000 / inference.size) ** 3, _FEWEST), _MOST))
-        return trainer.search(search, inference, name, iterations=iterations, nats=nats)
+        return trainer.search(search, inference, "exact kernel", nats=nats)
 
     def raise_noise(self, search: Search) -> None:
         """Multiply the noise that subsets tell, as long as this makes all data likelier: readings
@@ -89,12 +62,16 @@ class ExactKernel:
             stage.nats_per_number = best / inference.num_values
 
 
-def search_on_subsets(trainer: Trainer, search: Search, size: float) -> None:
-    """Search under the exact kernel on growing subsets of data with `size` numbers."""
+def search_on_subsets(
+    trainer: Trainer, search: Search, size: float, until: Callable[[], bool] = lambda: False
+) -> None:
+    """Search under the exact kernel on growing subsets of data with `size` numbers, until what is
+    asked after each of them holds."""
     held = has_learned_spectrum(trainer.kernel, trained=True) and trainer.has_many  # curves
     for numbers in (SUBSET_VALUES, *SUBSETS) if held else SUBSETS:
         if size > _BEYOND * numbers:
             inference = trainer.exact_inference(trainer.subset(numbers))
             label = f"exact kernel, {inference.data.survey.num_points} points"
-            iterations = int(min(_CUBIC * (1000 / numbers) ** 3 + _LEAST, _MOST))
-            trainer.search(search, inference, label, nats=0.1, iterations=iterations)
+            trainer.search(search, inference, label, nats=0.1)
+            if until():
+                return

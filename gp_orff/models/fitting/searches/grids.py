@@ -84,9 +84,10 @@ class Grids:
             level = partial(representation.fine, returned=True)
             self._follow(search, "fine", FINE_FACTOR, representation, level, **_LAST)
             return representation
-        if self._exceeds(_ROUGH):
-            search_on_subsets(self.trainer, search, data.num_values)
-            return representation
+        if self._exceeds(_ROUGH):  # where the search begins; lengthscales grow on more data
+            search_on_subsets(self.trainer, search, data.num_values, self._serve)
+            if not self._serve():
+                return representation
         few = self._of_sample if many else representation
         few = replace(few, data=sampled(few.data, _COARSE_BLOCKS))
         visited = [search.coordinates.get()]
@@ -150,6 +151,10 @@ class Grids:
             extrapolate_curves(self.trainer.kernel, representation.inference(grid))
         except GridBudgetError as error:
             self.trainer.journal.note(f"curves are not extrapolated: {error}")
+
+    def _serve(self) -> bool:
+        """Whether grids are accurate enough to search on, at the present lengthscales."""
+        return not self._exceeds(_ROUGH)
 
     def _exceeds(self, most: float) -> bool:
         """Whether the grids of searches truncate more than so much of the noise variance, and the

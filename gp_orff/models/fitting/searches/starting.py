@@ -93,12 +93,20 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
     has the larger evidence on other parts.
 
     Points spread over all data do not show what varies over a few distances of neighbours by less
-    than the noise, and the evidence of all data may have a maximum for each.
+    than the noise, and the evidence of all data may have a maximum for each. A search of k
+    hyperparameters gains about k / 2 nats on the part where it is made, whether or not that differs
+    from others: the other parts are asked if it gains more than k.
     """
     u, part = search.coordinates.get(), trainer.windows(SUBSET_VALUES, 1, seed=0)
     local = replace(trainer, survey=part.survey, whole=trainer.survey)
-    other = _screened_search(local, local.starting_subset(SUBSET_VALUES))
-    other_u, judge = other.coordinates.get(), trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
+    other = _screened_search(local, part)
+    other_u, dense = other.coordinates.get(), trainer.inference(part)
+    gain = trainer.value(dense)
+    search.coordinates.set(u)
+    gain -= trainer.value(dense)
+    if gain <= len(u):
+        return search
+    judge = trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
     for candidate, at in ((search, u), (other, other_u)):
         candidate.coordinates.set(at)
         trainer.short_search(candidate, judge, "dense parts")

@@ -1,0 +1,275 @@
+"""Weak priors of hyperparameters, in the units of the data, for data that leave them open.
+
+With the extent D of the points and the standard deviation s of the observed numbers about their
+mean, logarithms are normal:
+
+    lengthscale ~ (0.4 D, 0.8) ,    sd of the field ~ (s, 0.8) ,    sd of the noise ~ (0.1 s, 1.2) ,
+
+each with its median and the standard deviation of its logarithm. Of a sum of n kernels, the sd of
+each summand has the median s/n and the width 1.5.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from gpytorch import Module
+from gpytorch.constraints import Interval
+from gpytorch.kernels import ConstantKernel, Kernel, RQKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.priors import Prior
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff.data.dataset import Data
+from gp_orff.data.noise.heavy_tails import raw_deg_frees
+from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
+from gp_orff.data.observations import Observations, join
+from gp_orff.data.survey import Survey
+from gp_orff.kernels.learned_spectrum import has_learned_spectrum
+from gp_orff.kernels.tree import leaf_dims, terms
+from gp_orff.models.fitting.starting_values import all_summands, mean_weight
+
+_LENGTH = 0.4, 0.8  # the median over the extent, and the sd of the logarithm
+_SHAPE = 1.0, 1.0  # of α of rational quadratic kernels
+_FIELD, _SUMMAND = 0.8, 1.5  # the sd of the logarithm of the sd of the field, and of a summand
+_NOISE = 0.1, 1.2  # of the sd of the noise over that of the data
+_FACTOR = 1.0, 1.2  # of the sd of the noise over that which was given with the readings
+_TAILS = 0.1587, 0.8413  # the probabilities below −1 and 1 standard deviations
+
+_FEW = 120  # vectors, below which predictions depend on what is left open of hyperparameters
+
+
+def leave_much_open(data: Data) -> bool:
+    """Whether readings are so few that they leave hyperparameters open: fewer numbers than 120
+    vectors have. Readings along tracks are not covered yet."""
+    num_outputs = data.survey.sample[0].pattern.num_outputs
+    return data.num_values < _FEW * num_outputs and not data.tracks
+
+
+Modules = Mapping[str | None, Module]
+"""The kernel, under None, and the likelihood of every group by its label."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Where a raw parameter is."""
+
+    label: str | None  # of the group of a likelihood; None for the kernel
+    name: str
+
+    def value(self, modules: Modules) -> Tensor:
+        """The parameter, transformed by its constraint."""
+        owner, name = self._owner(modules)
+        return owner.constraint_for_parameter_name(name).transform(getattr(owner, name))
+
+    def is_positive(self, modules: Modules) -> bool:
+        """Whether a constraint keeps the parameter positive."""
+        owner, name = self._owner(modules)
+        constraint = owner.constraint_for_parameter_name(name)
+        return isinstance(constraint, Interval) and bool((constraint.lower_bound >= 0).all())
+
+    def _owner(self, modules: Modules) -> tuple[Module, str]:
+        path, _, name = self.name.rpartition(".")
+        return modules[self.label].get_submodule(path), name
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """log v ~ N(log median, width²), of every element of a positive parameter v, or of the variance
+    v of the summand that the parameter scales."""
+
+    median: Float[Tensor, "..."]  # in the shape of the parameter
+    width: float
+    summand: int | None = None
+
+    def residual(
+        self, owner: Owner, modules: Modules, x: Float[Tensor, "n d"]
+    ) -> Float[Tensor, "*b k"]:
+        """(log v − log median) / width."""
+        v = owner.value(modules)
+        if self.summand is not None:
+            part = all_summands(modules[None])[self.summand]
+            v = part(x, diag=True).mean(-1).reshape(v.shape)
+        batch = v.shape[: v.dim() - self.median.dim()]
+        residual = (v.double().log() - self.median.log()) / self.width
+        return residual.reshape(*batch, -1)
+
+
+@dataclass(frozen=True)
+class WeakPriors:
+    """The weak priors of the hyperparameters that are trained, and the priors that the user has
+    registered, which take their places."""
+
+    weak: Mapping[Owner, LogNormal]
+    registered: Mapping[Owner, Prior]
+    x: Float[Tensor, "n d"]  # of the data
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], survey: Survey
+    ) -> "WeakPriors | None":
+        """The priors for these data.
+
+        None where a trained parameter has neither a weak prior, as a matrix of outputs, nor one of
+        its own that the user registered; and for learned spectra, which have a prior.
+        """
+        if has_learned_spectrum(kernel, trained=True):
+            return None
+        modules = {None: kernel, **likelihoods}
+        owners = {
+            parameter: Owner(label, name)
+            for label, module in modules.items()
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and parameter not in raw_deg_frees(module)
+        }
+        registered = _registered(modules, owners)
+        if registered is None:
+            return None
+        weak: dict[Owner, LogNormal] = {}
+        amplitudes: list[int] = []
+        for parameter, prior in _candidates(kernel, likelihoods, survey):
+            owner = owners.get(parameter)
+            if owner is None or owner in registered or owner in weak:
+                continue
+            if not owner.is_positive(modules):
+                return None
+            weak[owner] = prior
+            amplitudes += [] if prior.summand is None else [prior.summand]
+        several = len(set(amplitudes)) < len(amplitudes)  # that scale one summand
+        if several or {*weak, *registered} != set(owners.values()):
+            return None
+        return cls(weak, registered, torch.cat([part.x for part in survey.sample]))
+
+    def residuals(
+        self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
+    ) -> Float[Tensor, "*b r"]:
+        """(log v − log median) / width of all that has a weak prior; of a batch of kernels, with a
+        batch of likelihoods, those of each."""
+        modules = {None: kernel, **likelihoods}
+        found = [prior.residual(own, modules, self.x) for own, prior in self.weak.items()]
+        return torch.cat(found, dim=-1) if found else self.x.new_zeros(*kernel.batch_shape, 0)
+
+    def log_density(
+        self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
+    ) -> Float[Tensor, "*b"]:
+        """The log density of the weak priors in the logarithms log v, up to a constant."""
+        return -0.5 * self.residuals(kernel, likelihoods).square().sum(-1)
+
+
+@torch.enable_grad()
+def _registered(
+    modules: Modules, owners: Mapping[nn.Parameter, Owner]
+) -> dict[Owner, Prior] | None:
+    """The priors of the user, each of the value of one parameter; None if one is of something
+    else."""
+    found: dict[Owner, Prior] = {}
+    for module in modules.values():
+        for _, owner, prior, closure, _ in module.named_priors():
+            value = closure(owner)
+            if not value.requires_grad:
+                continue
+            slopes = torch.autograd.grad(value.sum(), list(owners), allow_unused=True)
+            reached = [own for own, slope in zip(owners, slopes, strict=True) if slope is not None]
+            if not reached:
+                continue
+            of = owners[reached[0]]
+            if len(reached) > 1 or of in found:
+                return None
+            if not torch.equal(value.flatten(), of.value(modules).flatten()):
+                return None
+            found[of] = prior
+    return found
+
+
+def _candidates(
+    kernel: Kernel, likelihoods: Mapping[str, Likelihood], survey: Survey
+) -> Iterator[tuple[nn.Parameter, LogNormal]]:
+    """The parameters that have a weak prior, trained or not, and these priors."""
+    observations = join(survey.sample)
+    heavy = any(map(raw_deg_frees, likelihoods.values()))
+    variances = _variances(observations, heavy)
+    yield from _lengths(kernel, survey)
+    yield from _amplitudes(kernel, variances.mean())
+    for label, likelihood in likelihoods.items():
+        weight = mean_weight([group for group in observations if group.key.label == label])
+        yield from _of_noise(likelihood, weight * variances)
+
+
+def _lengths(kernel: Kernel, survey: Survey) -> Iterator[tuple[nn.Parameter, LogNormal]]:
+    bulk = torch.from_numpy(survey.distances.bulk)
+    for term in terms(kernel):
+        for leaf in term.leaves:
+            if not leaf.kernel.has_lengthscale:
+                continue
+            raw = leaf.kernel.raw_lengthscale
+            extents = bulk[list(leaf.columns(leaf_dims(term, leaf, len(bulk))))]
+            longest = extents.max() if extents.max() > 0 else torch.ones_like(extents.max())
+            extents = torch.where(extents > 0, extents, longest)
+            extents = extents if leaf.kernel.ard_num_dims else longest
+            yield raw, _log_normal(extents, raw, *_LENGTH)
+            if isinstance(leaf.kernel, RQKernel):
+                alpha = leaf.kernel.raw_alpha
+                yield alpha, _log_normal(torch.ones(()), alpha, *_SHAPE)
+
+
+def _amplitudes(
+    kernel: Kernel, variance: Float[Tensor, ""]
+) -> Iterator[tuple[nn.Parameter, LogNormal]]:
+    every = all_summands(kernel)
+    width = _FIELD if len(every) == 1 else _SUMMAND
+    for number, summand in enumerate(every):
+        for part in summand.modules():
+            name = {ScaleKernel: "raw_outputscale", ConstantKernel: "raw_constant"}.get(type(part))
+            if name is not None:
+                raw = getattr(part, name)
+                median = (variance / len(every) ** 2).expand_as(raw)
+                yield raw, LogNormal(median.to(raw.device), 2 * width, number)
+
+
+def _of_noise(
+    likelihood: Likelihood, variances: Float[Tensor, "p"]
+) -> Iterator[tuple[nn.Parameter, LogNormal]]:
+    if isinstance(likelihood, KnownNoiseLikelihood):
+        raw = likelihood.raw_noise_scale
+        yield raw, _log_normal(torch.ones(()), raw, _FACTOR[0] ** 2, 2 * _FACTOR[1])
+    elif isinstance(likelihood, GaussianLikelihood):
+        raw = likelihood.noise_covar.raw_noise
+        yield raw, _log_normal(variances.mean(), raw, _NOISE[0] ** 2, 2 * _NOISE[1])
+    elif isinstance(likelihood, MultitaskGaussianLikelihood):
+        if likelihood.has_global_noise:
+            raw = likelihood.raw_noise
+            yield raw, _log_normal(variances.mean(), raw, _NOISE[0] ** 2, 2 * _NOISE[1])
+        if likelihood.has_task_noise and not likelihood.rank:
+            raw = likelihood.raw_task_noises
+            yield raw, _log_normal(variances, raw, _NOISE[0] ** 2, 2 * _NOISE[1])
+
+
+def _log_normal(size: Tensor, raw: nn.Parameter, median: float, width: float) -> LogNormal:
+    return LogNormal((median * size.double()).to(raw.device).expand_as(raw), width)
+
+
+def _variances(observations: Sequence[Observations], heavy: bool) -> Float[Tensor, "p"]:
+    """The variance of every output about its mean; of heavy tails, that of a normal distribution
+    with the same share of the numbers in its middle."""
+    p = observations[0].pattern.num_outputs
+    values: list[list[Tensor]] = [[] for _ in range(p)]
+    for part in observations:
+        for output in range(p):
+            if part.direction is not None:
+                values[output].append(part.y.flatten())
+            elif output in part.pattern.columns:
+                values[output].append(part.y[:, part.pattern.columns.index(output)])
+    variances = [_variance(torch.cat(own), heavy) if own else math.nan for own in values]
+    found = torch.tensor(variances, dtype=torch.float64)
+    typical = found[found > 0].mean() if (found > 0).any() else torch.ones((), dtype=found.dtype)
+    return torch.where(found > 0, found, typical)
+
+
+def _variance(y: Float[Tensor, "n"], heavy: bool) -> float:
+    if not heavy:
+        return y.var(correction=0).item()
+    low, high = torch.quantile(y.double(), torch.tensor(_TAILS, dtype=torch.float64))
+    return ((high - low) / 2).square().item()
