@@ -97,8 +97,13 @@ def judged(name: str) -> bool:
 
 
 def merged(before: Row | None, name: str, value: float, **more: object) -> Row:
-    """The row with a present value; the best and its commit stay if it is no better."""
+    """The row with a present value; the best and its commit stay if it is no better.
+
+    A row whose objective has changed begins anew.
+    """
     quantity, row = quantity_of(name), dict(before or {})
+    if row.get("objective") != more.get("objective"):
+        row = {}
     known = [own for own in (row.get("known"), more.pop("known", None)) if own is not None]
     row |= {"present": value, "measured": COMMIT, **more}
     shown = min(value, LEVEL) if name.endswith("inside") else value
@@ -133,12 +138,15 @@ def fit(name: str, seconds: float) -> list[tuple[str, float, dict[str, object]]]
     began = time.process_time()
     model = case.fitted()
     spent = time.process_time() - began
-    value, known = evidence.reached(case, model), {}
+    (value, words), known = evidence.reached(case, model), {}
     large = case.values > cases.MOST_DENSE
     if seconds and not large:
         known["known"] = evidence.best_known(case, model, STARTS, seconds)
     known.setdefault("known", value)
-    rows = [("evidence", value, {"values": case.values, **known}), ("CPU s", spent, {})]
+    rows = [
+        ("evidence", value, {"values": case.values, "objective": words, **known}),
+        ("CPU s", spent, {}),
+    ]
     for what, scores in case.error_bars(model).items():
         rows += [(f"{what} {word}", number, {}) for word, number in scores.items()]
     if large:
@@ -221,8 +229,7 @@ def write(path: Path, rows: dict[str, Row], arguments) -> None:
         "commit": COMMIT,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": machine(),
-        "objective": "log p(y) under the exact kernel, the constant mean at its best value, plus "
-        "log priors; helpers/record/evidence.py",
+        "objective": "log p(y) under the exact kernel, helpers/record/evidence.py",
         "seconds": round(time.perf_counter() - arguments.began, 1),
         "versions": versions(),
     }

@@ -88,8 +88,8 @@ def test_fits_reach_the_best_evidence_known(helpers, name):
     row = json.loads(RECORD.read_text())["results"]["rows"]
     row = row[f"fit / {name} / evidence"]
     with fixed_threads(1):
-        reached = evidence.reached(case, case.fitted())
-    assert case.values == row["values"]
+        reached, objective = evidence.reached(case, case.fitted())
+    assert (case.values, objective) == (row["values"], row["objective"])
     assert row["known"] - reached <= max(0.5, 1e-5 * case.values)
 
 
@@ -98,15 +98,15 @@ def test_fits_reach_the_best_evidence_known(helpers, name):
 )
 def test_objectives_have_the_gradient_of_their_values(helpers, name):
     """Central differences in the coordinates of the search, at random places. The value is the
-    evidence of the model, where the BIC has no part in it."""
+    evidence of the model, where there are no weak priors."""
     cases, evidence = helpers
     case = cases.names()[name]()
     model = case.model()
     with gp_orff.settings.check_calibration(False):
         model.condition(case.x, case.y, **case.options)
     at = evidence.Hyperparameters(model)
-    objective = evidence.Objective(case)
-    if case.values > evidence.FEW_VALUES:
+    objective = evidence.Objective(case, model)
+    if objective.weak is None:
         assert objective(at).item() == pytest.approx(model.log_marginal_likelihood().item(), 1e-9)
     search = evidence.Search(at.modules, lambda: objective(at), case)
     u = search.first + 0.3 * np.random.default_rng(0).standard_normal(len(search.first))
@@ -125,7 +125,9 @@ def test_the_bound_of_student_t_noise_is_below_its_evidence_and_near(helpers):
     robust.noise = 0.3
     case = cases.Case(gp_orff.CurlFreeKernel, x, y)
     model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=1), likelihood=robust).double()
-    objective, at = evidence.Objective(case), evidence.Hyperparameters(model)
+    model.condition(x, y)
+    objective, at = evidence.Objective(case, model), evidence.Hyperparameters(model)
+    objective.weak = None
     kernel = at.kernel(x).to_dense().detach().numpy()
     nodes, shares = np.polynomial.legendre.leggauss(60)
     w, shares = np.exp(4 * nodes - 1), 4 * shares * np.exp(4 * nodes - 1)
@@ -146,6 +148,8 @@ def test_rows_keep_the_best_and_say_when_they_are_worse(record):
     row = record.merged(None, name, 10.0, values=100, known=11.5)
     row = record.merged(row, name, 12.0, values=100, known=12.0)
     assert (row["best"], row["known"], row["commit"]) == (12.0, 12.0, record.COMMIT)
+    changed = record.merged(row, name, 3.0, values=100, known=3.0, objective="with a prior")
+    assert (changed["best"], changed["known"]) == (3.0, 3.0)
     later = record.merged({**row, "commit": "abcdef0"}, name, 11.2, values=100, known=11.2)
     assert (later["best"], later["present"], later["known"]) == (12.0, 11.2, 12.0)
     assert later["commit"] == "abcdef0"

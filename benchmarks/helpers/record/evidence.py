@@ -4,10 +4,10 @@ With the covariance S of the readings, field and noise, and the constants c of t
 
     log p(y) = −½ (y − c)ᵀ S⁻¹ (y − c) − ½ log det S − ½ M log 2π ,
 
-at the best c; of at most 200 values, the larger of that less the penalty ½ p log N of the BIC
-(Schwarz 1978) and of c = 0. Under Student-t noise it is the variational bound at its fixed point.
-Log priors of hyperparameters are added. It is dense algebra on matrices of gpytorch, and shares
-with the package the kernels only. Larger sets have the evidence on a fine lattice.
+at the best c; with the q constants integrated out where data are so few that hyperparameters have
+weak priors. Under Student-t noise it is the variational bound at its fixed point. Log priors of
+hyperparameters are added. It is dense algebra on matrices of gpytorch, and shares with the package
+the kernels and those priors. Larger sets have the evidence on a fine lattice.
 """
 
 import math
@@ -26,11 +26,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 import gp_orff
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.inference.conditioning.exact import has_covariance
+from gp_orff.models.fitting.scoring.weak_priors import WeakPriors, leave_much_open
 from helpers.record.cases import MOST_DENSE, Case
 
 LATTICE = {"tolerance": 1e-6, "max_features": 6000}  # of sets with more values
 CONTINUED, NEAR = 8, 0.1  # evaluations of a continued search, and how far it goes: a grid serves
-FEW_VALUES = 200  # of which a fit may choose zero for the mean
 STEPS = 200  # of the fixed point of Student-t weights, at most
 EXTENTS, SHAPES = (1e-3, 3.0), (1e-2, 1e4)  # ranges of lengthscales, and of exponents of RQ
 LEAST_NOISE, FARTHEST = 1e-8, 16.0  # of the variance of the data; of other coordinates
@@ -52,25 +54,32 @@ class Hyperparameters:
 class Objective:
     """The evidence of a case as a function of kernel and noise."""
 
-    def __init__(self, case: Case):
-        self.case = case
+    def __init__(self, case: Case, model: gp_orff.VectorFieldGP):
+        self.case, self.weak = case, None
+        data = model.state.data
+        if leave_much_open(data) and has_covariance(model.kernel, data):
+            likelihoods = {DEFAULT: model.likelihood, **model.likelihoods}
+            self.weak = WeakPriors.of(model.kernel, likelihoods, data.survey)
         self.x, self.y = case.x.double(), case.y.double().reshape(len(case.x), -1)
         self.directions = case.options.get("directions")
 
     def __call__(self, at: Hyperparameters) -> Float[Tensor, ""]:
         """Nats; −∞ where the covariance has no Cholesky factor."""
-        constants = self._constants()
-        evidence = self.given(at, constants)
-        if self.y.numel() <= FEW_VALUES:
-            penalty = 0.5 * constants.shape[-1] * math.log(len(self.x))
-            evidence = torch.maximum(evidence - penalty, self.given(at, constants[:, :0]))
+        evidence = self.given(at, self._constants())
         priors = (
             prior.log_prob(value(owner)).sum()
             for module in at.modules
             for name, owner, prior, value, _ in module.named_priors()
             if "deg_free" not in name  # which is fixed
         )
-        return evidence + sum(priors, 0.0) + self._prior_of_noise(at)
+        weak = 0.0
+        if self.weak is not None:
+            weak = self.weak.log_density(at.kernel, {DEFAULT: at.likelihood, **at.groups})
+        return evidence + sum(priors, 0.0) + self._prior_of_noise(at) + weak
+
+    def __str__(self) -> str:
+        many = self.weak is None
+        return "best constants" if many else "constants integrated out, and weak priors"
 
     def _prior_of_noise(self, at: Hyperparameters) -> Float[Tensor, "1"] | float:
         """With a learned spectrum log σ² ~ N(log 0.1 v, 3²), with the variance v of the data."""
@@ -137,6 +146,10 @@ class Objective:
         seen = torch.linalg.pinv(normal[1:, 1:], hermitian=True)  # along one direction, one of p
         squares = normal[0, 0] - normal[0, 1:] @ seen @ normal[1:, 0]
         size = factor.diagonal().log().sum() + 0.5 * len(total) * math.log(2 * math.pi)
+        if self.weak is not None:
+            seen = torch.linalg.eigvalsh(normal[1:, 1:])
+            seen = seen[seen > 1e-12 * seen[-1]]
+            size = size + 0.5 * (seen.log().sum() - len(seen) * math.log(2 * math.pi))
         return -0.5 * squares - size
 
     @torch.no_grad()
@@ -176,15 +189,17 @@ class Objective:
         return weights, (0.5 * p * (mean_log - weights.log()) - divergence).sum()
 
 
-def reached(case: Case, model: gp_orff.VectorFieldGP) -> float:
-    """The objective at the hyperparameters of a model."""
+def reached(case: Case, model: gp_orff.VectorFieldGP) -> tuple[float, str]:
+    """The objective at the hyperparameters of a model, and what it is in words."""
     at = Hyperparameters(model)
     with torch.no_grad():
         if case.values <= MOST_DENSE:
-            return Objective(case)(at).item()
+            objective = Objective(case, model)
+            return objective(at).item(), str(objective)
         rule = gp_orff.Grid.for_data(case.x, **LATTICE)
         fine = gp_orff.VectorFieldGP(at.kernel, likelihood=at.likelihood, frequencies=rule)
-        return fine.condition(case.x, case.y, **case.options).log_marginal_likelihood().item()
+        fine.condition(case.x, case.y, **case.options)
+        return fine.log_marginal_likelihood().item(), "best constants, fine lattice"
 
 
 # ---- searches ------------------------------------------------------------------------------------
@@ -314,7 +329,7 @@ def _extent(module: nn.Module, name: str, x: Float[Tensor, "N c"]) -> float:
 def best_known(case: Case, model: gp_orff.VectorFieldGP, starts: int, seconds: float) -> float:
     """The largest objective of searches from the end of a fit and from random starts near it."""
     at, rng = Hyperparameters(model), np.random.default_rng(0)
-    objective = Objective(case)
+    objective = Objective(case, model)
     search = Search(at.modules, lambda: objective(at), case, seconds)
     search.run(search.first)
     for _ in range(starts):
