@@ -12,6 +12,7 @@ import gp_orff
 from tests.fields import conditioned, curl_free, features_of, flow
 
 
+@pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 @pytest.mark.parametrize(
     ("points", "rule"), [(80, None), (250, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
 )
@@ -125,6 +126,7 @@ def test_a_kernel_without_covariance_is_not_compared():
             gp_orff.compare_with_exact(model, x, y)
 
 
+@pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 def test_kernels_are_ranked_by_left_out_blocks():
     x, y, _ = flow(80)
     labels = (torch.arange(80) % 4).tolist()

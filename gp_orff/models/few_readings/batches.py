@@ -134,7 +134,7 @@ def with_parameters(
         values = parameters.get(raw)
         if values is None:
             own = isinstance(part, Kernel)
-            values = raw.detach().expand(*batch, *raw.shape) if own else raw.detach()
+            values = raw.detach().expand((*batch, *raw.shape)) if own else raw.detach()
         return nn.Parameter(values, requires_grad=False)
 
     return copied(module)

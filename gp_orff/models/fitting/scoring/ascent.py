@@ -86,7 +86,9 @@ def score(
     if curvature is not None:
         gradient = run.gradient * num_values
         free = coordinates.at_bounds(run.u) * gradient <= 0
-        search.expected_gain = 0.5 * float(gradient @ _step(curvature, gradient, 0.0, free))
+        promised = 0.5 * float(gradient @ _step(curvature, gradient, 0.0, free))
+        was_cut = run.evaluations_left < 1 or (gain > 0 and small < _SMALL_STEPS)
+        search.expected_gain = promised if was_cut else 0.0
         flattest = _FLAT * np.eye(len(curvature))
         search.inverse_hessian = np.linalg.inv((curvature + flattest) / num_values)
     return search
