@@ -85,7 +85,7 @@ class Case:
             ("potential", self._potential),
         ):
             try:
-                parts = moments(model.posterior(), model)
+                parts = moments(model.posterior())
             except (NotImplementedError, ValueError):  # it does not exist under this kernel
                 continue
             if parts is not None:
@@ -96,21 +96,21 @@ class Case:
                 found[name] = {"RMSE": own["error"], "inside": own["inside"], "NLPD": density}
         return found
 
-    def _field(self, posterior, model) -> Moments | None:
+    def _field(self, posterior: gp_orff.FieldPosterior) -> Moments | None:
         if self.xs is None:
             return None
         return self.truth, posterior.mean(self.xs), posterior.variance(self.xs).sqrt()
 
-    def _derivatives(self, posterior, model) -> Moments | None:
+    def _derivatives(self, posterior: gp_orff.FieldPosterior) -> Moments | None:
         if self.true_field is None:
             return None
         slopes = torch.from_numpy(self.true_field.jacobian(self.xs.numpy(), self.space)).flatten(1)
         jacobian = gp_orff.Jacobian()
         return slopes, posterior.mean(self.xs, jacobian), _sd(posterior, self.xs, jacobian)
 
-    def _potential(self, posterior, model) -> Moments | None:
-        """Less its value at the middle of the data, with that of the constant background, which is
-        linear; of kernels that have no other part."""
+    def _potential(self, posterior: gp_orff.FieldPosterior) -> Moments | None:
+        """Less its value at the middle of the data, with the linear one of the constant background;
+        of kernels that have no other part."""
         if self.true_field is None or self.constraint == "none" or self.space == 1:
             return None
         along, (x, d) = self.constraint == "curl-free", (self.xs.numpy(), self.space)
@@ -125,8 +125,7 @@ class Case:
         truth = value(x) - value(origin) + away @ background
         symbol = gp_orff.Potential if along else gp_orff.StreamFunction
         known = symbol(torch.from_numpy(middle))
-        learned = torch.from_numpy(away @ np.asarray(model.report.hyperparameters["mean"].value))
-        mean = posterior.mean(self.xs, known).squeeze(-1) + learned
+        mean = posterior.mean(self.xs, known).squeeze(-1)
         return torch.from_numpy(truth), mean, _sd(posterior, self.xs, known).squeeze(-1)
 
 

@@ -28,7 +28,7 @@ NOISE = 0.3
 
 def reference() -> float:
     """Seconds of a Cholesky factor and an inverse of size 2000, and of one type 1 transform of
-    10⁶ points in the plane to 128² modes; the sum of both medians of five."""
+    10⁶ points in the plane to 128² modes; the sum of both medians of three."""
     rng = np.random.default_rng(0)
     points, values = 2 * np.pi * rng.random((2, 10**6)), np.ones(10**6, dtype=complex)
 
@@ -38,7 +38,7 @@ def reference() -> float:
     work = factorisation(2000), transform
     for own in work:
         own()
-    return sum(statistics.median(seconds(own) for _ in range(5)) for own in work)
+    return sum(statistics.median(seconds(own) for _ in range(3)) for own in work)
 
 
 def drawn(points: int, dims: int) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N d"]]:
