@@ -9,8 +9,8 @@ logarithms; a constant mean of that size. 60 % of the points are in two clusters
 learns all hyperparameters by default settings. Shares of the truth at ten random places inside the
 intervals of `posterior()` and of `posterior(marginalize=False)`, with standard errors over fields,
 of the field, its vorticity, its divergence and differences of the potential of the curl-free part
-and the constant mean; the divergence of fields that have one. Effective draws, Pareto k, and CPU seconds of the fit with
-its posterior.
+and the constant mean; the divergence of fields that have one. Effective draws, Pareto k, and CPU
+seconds of the fit with its posterior.
 
 `--rows` is a part of the names of the rows that are measured; all if empty.
 """

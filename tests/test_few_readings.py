@@ -600,3 +600,49 @@ def test_potentials_of_long_waves_are_told_of():
     with pytest.warns(gp_orff.DataWarning, match=told):
         field.potential(x[:2], reference=x[0])
     model.posterior(marginalize=False).potential(x[:2], reference=x[0])
+
+
+def test_a_state_dict_tells_that_hyperparameters_were_learned_from_few_data():
+    """Conditioned on the same data, it gives the posterior of the fit; at hyperparameters that are
+    set by hand, these are taken as known."""
+    x, y = problem(12)
+
+    def new() -> gp_orff.VectorFieldGP:
+        return gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+
+    with gp_orff.settings.check_calibration(False):
+        model = new().fit(x, y, progress=False)
+    field, other, xs = model.posterior(), new(), uniform(5, 2, seed=3)
+    plain = model.posterior(marginalize=False)
+    assert not torch.allclose(field.variance(xs), plain.variance(xs), rtol=1e-3)
+    state = model.state_dict()
+    other.load_state_dict(state)
+    other.condition(x, y)
+    torch.testing.assert_close(other.posterior().variance(xs), field.variance(xs))
+    torch.testing.assert_close(model.condition(x, y).posterior().mean(xs), field.mean(xs))
+    older = new()
+    older.load_state_dict({key: value for key, value in state.items() if key != "_extra_state"})
+    torch.testing.assert_close(older.condition(x, y).posterior().variance(xs), plain.variance(xs))
+    model.likelihood.noise = 2 * model.likelihood.noise.detach()
+    by_hand = model.condition(x, y)
+    known = by_hand.posterior(marginalize=False).variance(xs)
+    torch.testing.assert_close(by_hand.posterior().variance(xs), known)
+
+
+def test_updates_beyond_few_data_warn():
+    """Hyperparameters that few readings leave open are then taken as known."""
+    x, y = problem(118)
+    with gp_orff.settings.check_calibration(False):
+        model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).fit(x, y, progress=False)
+    model.update(x[:1] + 0.01, y[:1])
+    assert model.report.effective_draws > 0
+    with pytest.warns(gp_orff.DataWarning, match="238 numbers or fewer are taken as known"):
+        model.update(x[1:2] + 0.01, y[1:2])
+    assert model.report.effective_draws is None
+
+
+def test_a_symbol_in_the_place_of_a_level_is_refused():
+    x, y = problem(8)
+    field = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).condition(x, y).posterior()
+    with pytest.raises(TypeError, match=r"expected a level.*symbol="):
+        field.confidence_region(x, gp_orff.Divergence())

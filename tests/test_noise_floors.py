@@ -29,7 +29,7 @@ def test_refits_do_not_wear_the_floor_down():
     least = model.likelihood.noise.item()
     assert 0.999 * floor < least < 1.3 * floor  # the weak prior of the noise draws it upwards
     model.fit(warm_start=True, progress=False)
-    assert model.likelihood.noise.item() == pytest.approx(least, rel=1e-2)
+    assert 0.999 * floor < model.likelihood.noise.item() < 1.01 * least
     model.likelihood.noise = 1e-3 * least
     model.fit(warm_start=True, progress=False)
     assert model.likelihood.noise.item() < 0.1 * least

@@ -196,7 +196,7 @@ def test_statistics_of_parts_add_up_under_noise_of_heavy_tails(trend):
     model = gp_orff.VectorFieldGP(
         curl_free(0.4), likelihood=gp_orff.MultitaskStudentTLikelihood(2), mean=mean
     )
-    how = {"missing": "mask"}
+    how = {"missing": "mask", "merge": 0}
     model.condition(x[:300], y[:300], group=group[:300], **how)
     model.update(x[300:], y[300:], group=group[300:], **how)
     whole = model.statistics

@@ -149,6 +149,7 @@ def test_the_report_tells_the_limit_of_waves():
     assert "within 4096 features" in model.state.representation.reason
 
 
+@pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 def test_lines_with_offsets_are_levelled():
     """Lines of a total field, each with an offset of half the anomaly's standard deviation: their
     size is learned within three standard errors, √(1/2k) of it from k lines, and the anomaly is

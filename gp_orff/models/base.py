@@ -84,6 +84,7 @@ class FieldModel(torch.nn.Module):
         self.frequencies = frequencies
         self.likelihoods = NamedLikelihoods()  # of groups with a name
         self._assigned: ModelState | None = None
+        self._learned: Float[Tensor, "k"] | None = None  # hyperparameters of a fit with weak priors
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
@@ -164,6 +165,24 @@ class FieldModel(torch.nn.Module):
             model._assign(unpack_state(content["fit"], *parts))
         return model
 
+    def get_extra_state(self) -> dict[str, Tensor | None]:
+        """What a fit has learned with weak priors, for `state_dict`: while the hyperparameters stay
+        as they are, `condition` gives a posterior that integrates over them, as the fit does."""
+        return {"learned": self._learned}
+
+    def set_extra_state(self, state: dict[str, Tensor | None]) -> None:
+        self._learned = state["learned"]
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        state_dict.setdefault(prefix + "_extra_state", {"learned": None})  # of earlier versions
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _hyperparameters(self) -> Float[Tensor, "k"]:
+        """Raw parameters of the kernel and all likelihoods, and a fixed mean."""
+        modules, mean = [self.kernel, *self._every_likelihood.values()], self._fixed_mean
+        values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
+        return torch.cat(values if mean is None else [*values, mean.double()]).cpu()
+
     @property
     def _every_likelihood(self) -> dict[str, Likelihood]:
         """The likelihoods of all groups, with that of observations without a group name."""
@@ -190,6 +209,7 @@ class FieldModel(torch.nn.Module):
             else:
                 self.likelihoods[label] = likelihood
         self._assigned = state
+        self._learned = self._hyperparameters() if state.history.weak_priors else None
         return self
 
     def _assign_with_posterior(self, state: ModelState) -> "FieldModel":
@@ -249,7 +269,8 @@ class FieldModel(torch.nn.Module):
     ) -> ModelState:
         """The state of a model that is conditioned at the present hyperparameters."""
         history = History("conditioned") if self._assigned is None else self._assigned.history
-        history = history.conditioned.with_notes(notes)
+        learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
+        history = replace(history.conditioned, weak_priors=learned).with_notes(notes)
         return ModelState.of(Represented.of(representation), self._fixed_mean, history)
 
     def _fit_state(

@@ -193,7 +193,14 @@ class FieldPosterior(NamedSymbols):
         self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
     ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
         """Return the ends of the central intervals that hold each component of the field, or of a
-        `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each."""
+        `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each.
+
+        Raises:
+            TypeError: a symbol in the place of the level.
+            ValueError: a level that is not between 0 and 1.
+        """
+        if isinstance(level, Symbol):
+            raise TypeError(f"expected a level such as 0.95, got {level}; give a symbol by symbol=")
         low, high = self._quantiles(x, (0.5 - 0.5 * level, 0.5 + 0.5 * level), symbol)
         return low, high
 

@@ -18,6 +18,7 @@ from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.noise.groups import group_noise
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.data.survey import DataWarning
 from gp_orff.features.domain import corners
 from gp_orff.features.frequencies.lattice_nodes import GridWarning
 from gp_orff.features.frequencies.rule import Rule
@@ -188,7 +189,16 @@ class ModelState:
             if data.overflows and state.representation.on_lattice:
                 data = replace(state.representation, data=data).statistics_only()
         extended = self.represented.extended(replace(state.representation, data=data), new)
-        return ModelState.of(extended, self.mean, self.history.then("updated"))
+        state = ModelState.of(extended, self.mean, self.history.then("updated"))
+        if self._leaves_much_open and not state._leaves_much_open:
+            warnings.warn(
+                f"hyperparameters that were learned from {self.data.num_values:.0f} numbers or "
+                "fewer are taken as known now that there are more: error bars may be too small; "
+                "call fit() to learn them from all data, or ask for posterior(marginalize=True)",
+                DataWarning,
+                stacklevel=3,
+            )
+        return state
 
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
         """Data with weights for heavy-tailed noise: the stored weights of observations in `held`,
@@ -230,10 +240,8 @@ class ModelState:
     def snapshot(self, prior_mean: Mean, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot for predictions, independent of later changes of the model; `marginalize`: as
         for `VectorFieldGP.posterior`."""
-        few = self.history.weak_priors and leave_much_open(self.data)
-        few = few and isinstance(self.inference, ExactInference)
         spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
-        default = bool(few or spectra)
+        default = bool(self._leaves_much_open or spectra)
         sampled = default if marginalize is None else marginalize
         memo = self.snapshots if sampled == default else self.others
         key = sampled, trained_names(self.kernel, self.likelihoods)
@@ -285,6 +293,12 @@ class ModelState:
             return FitReport.of(self.snapshot(prior_mean), self.history, trained)
 
         return self.reports.get(make, self._modules, (self.history, trained))
+
+    @property
+    def _leaves_much_open(self) -> bool:
+        """Whether a posterior integrates over hyperparameters that few data leave open."""
+        few = self.history.weak_priors and leave_much_open(self.data)
+        return few and isinstance(self.inference, ExactInference)
 
     @property
     def _modules(self) -> list[Kernel | Likelihood]:

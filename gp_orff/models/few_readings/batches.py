@@ -1,5 +1,6 @@
 """Data under many hyperparameters at once."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from gpytorch import Module
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor, nn
 
 from gp_orff.data.noise.covariances import noises_of
@@ -59,7 +61,9 @@ class Model:
         """log p(y | u): with the constant mean integrated out, unless it is fixed; −∞ where it
         cannot be computed."""
         parts = np.array_split(u, max(1, -(-len(u) // self.step)))
-        values = np.concatenate([self._evidence(part) for part in parts])
+        with warnings.catch_warnings():  # draws may make the covariance singular to rounding
+            warnings.simplefilter("ignore", NumericalWarning)
+            values = np.concatenate([self._evidence(part) for part in parts])
         return np.where(np.isfinite(values), values, -np.inf)
 
     def _evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:

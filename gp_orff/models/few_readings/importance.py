@@ -46,13 +46,19 @@ class Draws:
         return float(1 / np.square(self.weights).sum())
 
     def resampled(self, count: int, rng: np.random.Generator) -> "Draws":
-        """About `count` draws of equal weights by systematic resampling, each once with its share;
-        the same draws if they are fewer."""
+        """About `count` draws of equal weights by systematic resampling, each once with its share,
+        in the order along the direction in which they vary most; the same draws if they are
+        fewer."""
         if len(self.u) <= count:
             return self
+        offsets = self.u - self.weights @ self.u
+        _, _, directions = np.linalg.svd(
+            np.sqrt(self.weights)[:, None] * offsets, full_matrices=False
+        )
+        order = np.argsort(offsets @ directions[0])
         places = (rng.random() + np.arange(count)) / count
-        rows = np.searchsorted(np.cumsum(self.weights), places).clip(0, len(self.u) - 1)
-        rows, times = np.unique(rows, return_counts=True)
+        rows = np.searchsorted(np.cumsum(self.weights[order]), places).clip(0, len(self.u) - 1)
+        rows, times = np.unique(order[rows], return_counts=True)
         return Draws(self.u[rows], times / count, self.pareto_k)
 
 

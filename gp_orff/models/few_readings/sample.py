@@ -38,7 +38,7 @@ _WIDEST = 3.0  # standard deviation of a coordinate without a prior, at most
 _LARGEST = 1200  # covariance matrix of which the factors of all draws are kept: 0.4 GB
 _MEMORY = 5e7  # numbers in all factors
 _FEW = 4.0  # effective draws
-_LIKELY = 0.5  # a probability of which a warning tells
+_MEMBERS = 64  # of a mixture, each of which predicts: their error of error bars is below 9 %
 _LIKELY = 0.5  # a probability of which a warning tells
 _EFFECTIVE, _TOLERANCE = 100.0, 0.02  # draws at least, and their error of error bars
 _PLACES, _STEP = 16, 1e-3  # where predictions tell how many draws they need
@@ -116,7 +116,7 @@ def sample_of_hyperparameters(
     if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
         _warn_of_few(len(draws.weights), effective)
     if priors is not None:
-        most = int(min(effective, _MEMORY / inference.size**2))
+        most = int(min(effective, _MEMBERS, _MEMORY / inference.size**2))
         kept = draws.resampled(max(most, 1), np.random.default_rng(0))
     else:
         kept = Draws(draws.u[chosen := draws.weights >= _LEAST], draws.weights[chosen], np.nan)

@@ -151,6 +151,13 @@ class FitReport:
     notes: tuple[str, ...]
     _curvature: Curvature | None = field(default=None, repr=False)
 
+    @property
+    def zero_mean(self) -> bool:
+        """Whether the constant mean is zero, as with `mean=gpytorch.means.ZeroMean()`: a fit does
+        not choose it."""
+        mean = self.hyperparameters.get("mean")
+        return mean is None or not np.any(mean.value)
+
     @classmethod
     def of(cls, snapshot: ModelSnapshot, history: History, trained: frozenset[str]) -> "FitReport":
         """The report of a model with data.

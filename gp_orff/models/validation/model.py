@@ -166,7 +166,8 @@ class ValidatedModel(FieldModel):
             >>> noise = 0.05 * torch.randn(96, generator=torch.Generator().manual_seed(0)).double()
             >>> y = torch.sin(3 * x[:, 1]) + step[line] + noise
             >>> u = torch.tensor([0.0, 1.0]).double().expand(96, 2)
-            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> from gpytorch.means import ZeroMean
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2), mean=ZeroMean())
             >>> model = model.fit(x, y, directions=u, track=line, progress=False)
             >>> offsets = model.track_offsets()
             >>> [tuple(part.shape) for part in (offsets.mean, offsets.sd)], offsets.labels[0]
