@@ -165,16 +165,17 @@ class FieldModel(torch.nn.Module):
             model._assign(unpack_state(content["fit"], *parts))
         return model
 
-    def get_extra_state(self) -> dict[str, Tensor | None]:
+    def get_extra_state(self) -> Float[Tensor, "k"]:
         """What a fit has learned with weak priors, for `state_dict`: while the hyperparameters stay
-        as they are, `condition` gives a posterior that integrates over them, as the fit does."""
-        return {"learned": self._learned}
+        as they are, `condition` gives a posterior that integrates over them, as the fit does. Empty
+        without such a fit."""
+        return torch.empty(0) if self._learned is None else self._learned
 
-    def set_extra_state(self, state: dict[str, Tensor | None]) -> None:
-        self._learned = state["learned"]
+    def set_extra_state(self, state: Float[Tensor, "k"]) -> None:
+        self._learned = state.double().cpu() if len(state) else None
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        state_dict.setdefault(prefix + "_extra_state", {"learned": None})  # of earlier versions
+        state_dict.setdefault(prefix + "_extra_state", torch.empty(0))  # of earlier versions
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _hyperparameters(self) -> Float[Tensor, "k"]:
