@@ -143,7 +143,7 @@ for name, symbol in symbols.items():
     estimate = posterior(field, x, scale**2, symbol)
     error, inside[name] = score(name, *estimate, reference[name])
     assert error < (0.8 if arguments.smoke else 0.3) * reference[name].std()
-    assert inside[name] > 0.9
+    assert inside[name] > (0.8 if arguments.smoke else 0.9)  # of one field
 
 mean, sd = posterior(field, x, scale, spread)
 truth = turn(divergent, one, angle)
