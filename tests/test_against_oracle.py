@@ -1,4 +1,4 @@
-"""Three hundred random models against the dense oracle: evidence, means and covariances."""
+"""Random models against the dense oracle: evidence, means and covariances."""
 
 import math
 import re

@@ -189,7 +189,7 @@ for name, own in trails.items():
 alone, both = drift.values()
 assert both[1] < 0.7 * alone[1]
 assert both[2] < 0.2 * alone[2]
-assert both[4] > (0.6 if arguments.smoke else 0.7)  # of ten particles or fifty
+assert both[4] > (0.6 if arguments.smoke else 0.7)  # of twenty particles a lake
 
 # %% [markdown]
 # - With the shore, the clouds are half as large, and their particles stay in the lake.
