@@ -91,7 +91,7 @@ def batches(number: int, size: int) -> list:
     return [pytest.param(range(i, i + size), id=f"{i}-{i + size - 1}") for i in starts]
 
 
-@pytest.mark.parametrize("seeds", batches(120, 10))
+@pytest.mark.parametrize("seeds", batches(90, 10))
 def test_the_exact_kernel(seeds, tmp_path):
     assert not wrong(exact, seeds, tmp_path, exact_tolerance)
 
