@@ -16,8 +16,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior, NormalPrior
 
 import gp_orff
+from gp_orff.data.noise.mixtures import mixture_quantile
 from gp_orff.inference.quadratic import Evidence
-from gp_orff.models.derived.mixtures import mixture_quantile
 from gp_orff.models.few_readings import (
     Member,
     Mixture,

@@ -58,9 +58,8 @@ class Evidence(NamedTuple):
         Zero along directions of which the data say nothing.
         """
         basis, information = self._information(self.quad[..., 1:, 1:])
-        units = information.diagonal(dim1=-1, dim2=-2).clamp_min(0).sqrt()
-        units = torch.where(units > 0, units, 1.0)
-        values, vectors = torch.linalg.eigh(information / units.unsqueeze(-1) / units.unsqueeze(-2))
+        scaled, units = _with_unit_diagonal(information)
+        values, vectors = torch.linalg.eigh(scaled)
         values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
         root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT  # whatever the eigenvectors
         return basis @ (root / units.unsqueeze(-1))
@@ -134,13 +133,22 @@ class Evidence(NamedTuple):
         along the q directions of c of which the data tell.
         """
         basis, information = self._information(self.quad[..., 1:, 1:])
-        units = information.detach().diagonal(dim1=-1, dim2=-2).clamp_min(0).sqrt()
-        units = torch.where(units > 0, units, 1.0)
-        values = torch.linalg.eigvalsh(information / units.unsqueeze(-1) / units.unsqueeze(-2))
+        scaled, units = _with_unit_diagonal(information)
+        values = torch.linalg.eigvalsh(scaled)
         values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
         logdet = (values.log() + 2 * units.log()).sum(-1)
         rank = basis.detach().square().sum((-1, -2))
         return self.log_density(None, num_values) - 0.5 * (logdet - rank * math.log(2 * math.pi))
+
+
+def _with_unit_diagonal(
+    a: Float[Tensor, "*b p p"],
+) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p"]]:
+    """D^{−½} A D^{−½} with the diagonal D of A, and D^½, which is a constant for derivatives; 1 in
+    the place of zeros."""
+    size = a.detach().diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
+    units = torch.where(size > 0, size, 1.0)
+    return a / units.unsqueeze(-1) / units.unsqueeze(-2), units
 
 
 def _directions(
@@ -150,9 +158,8 @@ def _directions(
 
     The rank is that with a unit diagonal, which does not depend on the units of the outputs.
     """
-    size = seen.diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
-    units = torch.where(size > 0, size, 1.0)
-    shares, vectors = torch.linalg.eigh(seen / units.unsqueeze(-1) / units.unsqueeze(-2))
+    scaled, units = _with_unit_diagonal(seen)
+    shares, vectors = torch.linalg.eigh(scaled)
     unknown = shares <= _ROUNDING * shares[..., -1:]
     if not unknown.any():
         return torch.eye(seen.shape[-1]).to(seen).expand_as(seen), unknown

@@ -1,6 +1,5 @@
 """Noise along tracks: an offset, an Ornstein–Uhlenbeck process and white noise."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
@@ -11,8 +10,9 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.noise.mixtures import mixture_quantile
+
 _LEVEL = 0.95
-_HALVINGS = 52  # of an interval: the digits of a double
 _CHUNK = 2**16  # quantiles that are computed at once
 
 
@@ -61,23 +61,12 @@ class SlowVariance:
 
     def quantile(self, level: float, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """The z with Σ_j w_j Φ(z / √(s + v_j)) = level, for every s in `variance`."""
-        if len(self.values) == 1:
-            z = torch.special.ndtri(torch.tensor(level).to(variance))
-            return z * (variance + self.values.to(variance)).sqrt()
-        parts = variance.flatten().split(_CHUNK)
-        return torch.cat([self._quantile(level, part) for part in parts]).view_as(variance)
-
-    def _quantile(self, level: float, variance: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        """By bisection between the quantiles of the widest and of the narrowest Gaussian."""
-        sd = (variance.unsqueeze(-1) + self.values.to(variance)).sqrt()
-        weights, upper = self.weights.to(variance), max(level, 1 - level)
-        z = torch.special.ndtri(torch.tensor(upper).to(variance))
-        low, high = z * sd.amin(-1), z * sd.amax(-1)
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            below = torch.special.ndtr(middle.unsqueeze(-1) / sd) @ weights < upper
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return math.copysign(1.0, level - 0.5) * 0.5 * (low + high)
+        values, weights = self.values.to(variance), self.weights.to(variance)
+        quantiles = []
+        for part in variance.flatten().split(_CHUNK):
+            sds = (part + values.unsqueeze(-1)).sqrt()
+            quantiles.append(mixture_quantile(weights, torch.zeros_like(sds), sds, level))
+        return torch.cat(quantiles).view_as(variance)
 
     def matched(self, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """The variance of the Gaussian that has the central 95 % interval of this distribution. Its
@@ -85,7 +74,7 @@ class SlowVariance:
         if len(self.values) == 1:
             return variance + self.values.to(variance)
         upper = 0.5 + 0.5 * _LEVEL
-        z = torch.special.ndtri(torch.tensor(upper).to(variance))
+        z = torch.special.ndtri(torch.tensor(upper, dtype=variance.dtype)).to(variance)
         return (self.quantile(upper, variance) / z).square()
 
 

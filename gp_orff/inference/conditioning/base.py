@@ -157,6 +157,18 @@ class Inference(ABC):
     def num_values(self) -> float:
         return self.data.num_values
 
+    def log_density(
+        self, evidence: Evidence, mean: Float[Tensor, "*b p"] | None, restricted: bool = False
+    ) -> Float[Tensor, "*b"]:
+        """log p(y) of all data from what a kernel gives for it; without a `mean`, under the
+        constant mean of largest evidence, or, if `restricted`, with the constant mean integrated
+        out."""
+        if restricted and mean is None:
+            density = evidence.restricted_log_density(self.num_values)
+        else:
+            density = evidence.log_density(mean, self.num_values)
+        return density + self.data.elbo_correction
+
 
 def log_marginal_likelihood(
     inference: Inference,
@@ -168,7 +180,4 @@ def log_marginal_likelihood(
     """log p(y) of all data; without a `mean`, under the constant mean of largest evidence, or, if
     `restricted`, with the constant mean integrated out."""
     evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
-    if restricted and mean is None:
-        density = evidence.restricted_log_density(inference.num_values)
-        return density + inference.data.elbo_correction
-    return evidence.log_density(mean, inference.num_values) + inference.data.elbo_correction
+    return inference.log_density(evidence, mean, restricted)

@@ -81,12 +81,7 @@ class Model:
             return np.concatenate([self._evidence(one) for one in np.split(u, len(u))])
 
     def log_density(self, evidence: Evidence) -> Float[np.ndarray, "*b"]:
-        count = self.inference.num_values
-        if self.mean is None:
-            value = evidence.restricted_log_density(count)
-        else:
-            value = evidence.log_density(self.mean, count)
-        return (value + self.inference.data.elbo_correction).cpu().numpy()
+        return self.inference.log_density(evidence, self.mean, restricted=True).cpu().numpy()
 
     def moments(
         self, u: Float[np.ndarray, "S k"], x: Float[Tensor, "n d"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.models.few_readings.batches import Model
 from gp_orff.models.fitting.coordinates import Coordinate
-from gp_orff.models.fitting.scoring.weak_priors import LogNormal, Owner, WeakPriors
+from gp_orff.models.fitting.scoring.weak_priors import LogNormal, Owner, WeakPriors, owners_of
 
 _DRAWS, _FEWEST = 2000, 100  # of a prior, and inside the constraint, to learn its moments from
 _WIDER, _WIDEST = 1.5, 2.0  # the sd over that of these, and without them
@@ -35,12 +35,7 @@ class PriorOfCoordinates:
     @cached_property
     def _columns(self) -> dict[Owner, tuple[slice, Coordinate]]:
         """The columns of u of every parameter."""
-        modules = {None: self.model.kernel, **self.model.likelihoods}
-        owners = {
-            parameter: Owner(label, name)
-            for label, module in modules.items()
-            for name, parameter in module.named_parameters()
-        }
+        owners = owners_of({None: self.model.kernel, **self.model.likelihoods})
         parts = self.model.coordinates.parts
         ends = np.cumsum([part.parameter.numel() for part in parts])
         return {

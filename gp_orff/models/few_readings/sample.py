@@ -157,9 +157,8 @@ def _longer(model: Model, draws: Draws) -> float:
 
 def _values(model: Model, draws: Draws) -> Iterator[tuple[nn.Parameter, Float[np.ndarray, "S k"]]]:
     """The values of every parameter in all draws."""
-    parts = model.coordinates.parts
-    ends = np.cumsum([part.parameter.numel() for part in parts])
-    for part, u in zip(parts, np.split(draws.u, ends[:-1], axis=-1), strict=True):
+    coordinates = model.coordinates
+    for part, u in zip(coordinates.parts, coordinates.split(draws.u), strict=True):
         yield part.parameter, part.values(torch.from_numpy(u)).cpu().numpy()
 
 

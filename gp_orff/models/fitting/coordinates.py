@@ -215,16 +215,14 @@ class Coordinates:
 
     def set(self, u: Float[np.ndarray, "k"]) -> None:
         """Set the hyperparameters to their values at u."""
-        for part, piece in zip(self.parts, self._split(u), strict=True):
+        for part, piece in zip(self.parts, self.split(u), strict=True):
             part.set(torch.from_numpy(piece).to(part.parameter.device))
 
     def raw(self, u: Float[np.ndarray, "S k"]) -> dict[nn.Parameter, Float[Tensor, "S ..."]]:
         """The raw parameters at a batch of coordinates."""
-        ends = np.cumsum([part.parameter.numel() for part in self.parts])
-        pieces = np.split(u, ends, axis=-1)[:-1]
         return {
             part.parameter: part.raw(torch.from_numpy(piece).to(part.parameter.device))
-            for part, piece in zip(self.parts, pieces, strict=True)
+            for part, piece in zip(self.parts, self.split(u), strict=True)
         }
 
     def by_parameter(
@@ -233,13 +231,13 @@ class Coordinates:
         """One number for each coordinate, by parameter and in its shape."""
         return {
             part.parameter: piece.reshape(part.parameter.shape)
-            for part, piece in zip(self.parts, self._split(values), strict=True)
+            for part, piece in zip(self.parts, self.split(values), strict=True)
         }
 
-    def _split(self, values: Shaped[np.ndarray, "k"]) -> list[Shaped[np.ndarray, "..."]]:
+    def split(self, values: Shaped[np.ndarray, "*b k"]) -> list[Shaped[np.ndarray, "*b m"]]:
         """Split into one array for each parameter."""
         ends = np.cumsum([part.parameter.numel() for part in self.parts])
-        return np.split(values, ends)[:-1]
+        return np.split(values, ends, axis=-1)[:-1]
 
     @property
     def stretch(self) -> Float[np.ndarray, "k"]:
@@ -255,7 +253,7 @@ class Coordinates:
     def reached(self, names: Mapping[str, nn.Parameter]) -> list[str]:
         """A sentence for each hyperparameter that is at a bound of the search."""
         labels = {parameter: name for name, parameter in names.items()}
-        bounds, sentences = self._split(self.at_bounds(self.get())), []
+        bounds, sentences = self.split(self.at_bounds(self.get())), []
         for part, signs in zip(self.parts, bounds, strict=True):
             for value, sign in zip(part.value.tolist(), signs, strict=True):
                 if sign:

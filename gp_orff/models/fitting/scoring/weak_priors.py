@@ -75,6 +75,15 @@ class Owner:
         return modules[self.label].get_submodule(path), name
 
 
+def owners_of(modules: Modules) -> dict[nn.Parameter, Owner]:
+    """Where every raw parameter is."""
+    return {
+        parameter: Owner(label, name)
+        for label, module in modules.items()
+        for name, parameter in module.named_parameters()
+    }
+
+
 @dataclass(frozen=True)
 class LogNormal:
     """log v ~ N(log median, width²), of every element of a positive parameter v, or of the variance
@@ -119,11 +128,11 @@ class WeakPriors:
         if has_learned_spectrum(kernel, trained=True):
             return None
         modules = {None: kernel, **likelihoods}
+        fixed = {raw for likelihood in likelihoods.values() for raw in raw_deg_frees(likelihood)}
         owners = {
-            parameter: Owner(label, name)
-            for label, module in modules.items()
-            for name, parameter in module.named_parameters()
-            if parameter.requires_grad and parameter not in raw_deg_frees(module)
+            parameter: owner
+            for parameter, owner in owners_of(modules).items()
+            if parameter.requires_grad and parameter not in fixed
         }
         registered = _registered(modules, owners)
         if registered is None:
