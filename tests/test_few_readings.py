@@ -1,6 +1,7 @@
 """Posteriors of few readings: mixtures over what these leave open of the hyperparameters."""
 
 import itertools
+import pickle
 import warnings
 
 import numpy as np
@@ -86,6 +87,12 @@ def test_moments_are_those_of_a_mixture(mixture, symbol):
     for number, block in enumerate(distribution.blocks(x)):
         span = slice(q * number, q * number + q)
         assert np.allclose(block, covariance[span, span], **close)
+    x.neg_()  # the moments that are kept for the last points are not those of other points
+    mean, covariance = moments(fields, x, symbol)
+    assert np.allclose((distribution.mean(x) + shift).flatten(), mean, atol=1e-9)
+    assert np.allclose(distribution.variance(x).flatten(), covariance.diagonal(), **close)
+    loaded = pickle.loads(pickle.dumps(distribution))
+    assert np.allclose(loaded.mean(x), distribution.mean(x), atol=1e-12)
 
 
 def test_parts_are_those_of_the_members(mixture):
@@ -200,7 +207,7 @@ def test_others_are_not_sampled(name):
     assert not leaves_spectra_open(model.state.inference, kernel)
 
 
-# -- fewer than 120 vectors -------------------------------------------------------------------
+# -- at most 120 vectors -------------------------------------------------------------------
 
 
 def scalar_problem(seed, count=8):
@@ -370,8 +377,8 @@ def test_conditioned_and_large_models_do_not_integrate():
     assert twin.report.effective_draws is None
     plain = model.posterior(marginalize=False)
     assert torch.allclose(twin.posterior().variance(XS), plain.variance(XS))
-    assert scalar_model(*scalar_problem(0, 119)).report.weak_priors
-    many = scalar_model(*scalar_problem(0, 120)).report
+    assert scalar_model(*scalar_problem(0, 120)).report.weak_priors
+    many = scalar_model(*scalar_problem(0, 121)).report
     assert not many.weak_priors
     assert many.effective_draws is None
     assert "effective draws, Pareto k" in str(model.report)
@@ -631,12 +638,12 @@ def test_a_state_dict_tells_that_hyperparameters_were_learned_from_few_data():
 
 def test_updates_beyond_few_data_warn():
     """Hyperparameters that few readings leave open are then taken as known."""
-    x, y = problem(118)
+    x, y = problem(119)
     with gp_orff.settings.check_calibration(False):
         model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).fit(x, y, progress=False)
     model.update(x[:1] + 0.01, y[:1])
     assert model.report.effective_draws > 0
-    with pytest.warns(gp_orff.DataWarning, match="238 numbers or fewer are taken as known"):
+    with pytest.warns(gp_orff.DataWarning, match="240 numbers or fewer are taken as known"):
         model.update(x[1:2] + 0.01, y[1:2])
     assert model.report.effective_draws is None
 

@@ -50,6 +50,12 @@ class FieldDistribution(ABC):
         mean = self.mean(x)
         return torch.ones(1).to(mean), mean.unsqueeze(0), self.blocks(x).unsqueeze(0)
 
+    def moments(
+        self, x: Float[Tensor, "n d"]
+    ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"], Float[Tensor, "n q p"]]:
+        """E[f(x)], Var[f_j(x)] and `absorbed(x)`, which may share much of their work."""
+        return self.mean(x), self.variance(x), self.absorbed(x)
+
     def absorbed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n q p"]:
         """What E[f(x)] takes of constants H = 1⊗I_p in the data y: Cov[f(x), y] Cov[y]⁻¹H."""
         raise NotImplementedError
@@ -134,13 +140,20 @@ class UnknownMean(FieldDistribution):
 
     def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
         """R(x) times the root of V."""
-        effect = -self.distribution.absorbed(x)
-        if self.includes_mean:
-            effect = effect + of_constants(self.symbol, x.double(), self.space, len(self.mean_root))
-        return effect @ self.mean_root
+        return self._effect(x, self.distribution.absorbed(x))
+
+    def _effect(self, x: Tensor, absorbed: Float[Tensor, "n q p"]) -> Float[Tensor, "n q p"]:
+        if not self.includes_mean:
+            return -absorbed @ self.mean_root
+        image = of_constants(self.symbol, x.double(), self.space, len(self.mean_root))
+        return (image - absorbed) @ self.mean_root
 
     def mean(self, x: Tensor) -> Tensor:
         return self.distribution.mean(x)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance, absorbed = self.distribution.moments(x)
+        return mean, variance + self._effect(x, absorbed).square().sum(-1), absorbed
 
     def variance(self, x: Tensor) -> Tensor:
         def added(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:

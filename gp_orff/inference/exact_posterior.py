@@ -88,6 +88,22 @@ class ExactPosterior(InChunks):
     def absorbed(self, x: Tensor) -> Tensor:
         return self._weighted(x, self.response)
 
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        alpha = torch.cat([self.alpha, self.response], dim=-1)
+
+        def moments(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q*(2+p)"]:
+            cross = self.cross(points)
+            weighted = (cross.mT @ alpha).unflatten(0, (len(points), -1))
+            variance = self._variance_given(points, cross)
+            return torch.cat([weighted, variance.unsqueeze(-1)], dim=-1).flatten(1)
+
+        shape = self.num_outputs, alpha.shape[-1] + 1
+        if not len(x):
+            values = alpha.new_empty(0, *shape)
+        else:
+            values = by_chunks(moments, x.double(), self._width).unflatten(-1, shape)
+        return values[..., 0], values[..., -1].clamp_min(0), values[..., 1:-1]
+
     def response_to(self, constants=None):
         return self.response if constants is None else self.response @ constants
 
@@ -112,7 +128,13 @@ class ExactPosterior(InChunks):
         return cholesky(self.covariance(x))
 
     def _variance(self, x: Tensor) -> Tensor:
-        explained = self._whitened(x).square().sum(0).unflatten(0, (len(x), -1))
+        return self._variance_given(x, self.cross(x))
+
+    def _variance_given(
+        self, x: Float[Tensor, "n d"], cross: Float[Tensor, "M n*q"]
+    ) -> Float[Tensor, "n q"]:
+        whitened = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        explained = whitened.square().sum(0).unflatten(0, (len(x), -1))
         return self._prior_blocks(x).diagonal(dim1=-1, dim2=-2) - explained
 
     def _blocks(self, x: Tensor) -> Tensor:

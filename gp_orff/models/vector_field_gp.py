@@ -90,7 +90,7 @@ class VectorFieldGP(ValidatedModel):
         """Learn the hyperparameters from observations y at x, condition on them, and return self.
 
         `x` and `y` replace all data held. Without them, the model learns again from what it holds.
-        Parameters with `requires_grad=False` are not trained. Few data, of less than 120 vectors or
+        Parameters with `requires_grad=False` are not trained. Few data, of at most 120 vectors or
         as many numbers as these have, learn with weak priors in the units of the data (module
         `gp_orff.models.fitting.scoring.weak_priors`), which priors that you register replace, and
         the posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
@@ -334,7 +334,7 @@ class VectorFieldGP(ValidatedModel):
         from the restricted likelihood and the weak priors of `fit`, or those that are registered.
         They are drawn until error bars are known to 2 %; the report has their effective number and
         the Pareto k of the weights. False takes the learned values as known. None integrates after
-        a `fit` to fewer than 120 vectors, and to up to 200 numbers with a `LearnedSpectrumKernel`.
+        a `fit` to at most 120 vectors, and to up to 200 numbers with a `LearnedSpectrumKernel`.
 
         Kernels with a learned spectrum or with trained matrices of outputs, and readings along
         tracks, take 32 draws about the learned values instead. ValueError for more than 1200

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from gpytorch.kernels import Kernel
@@ -9,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import of_constants
+from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.distributions import FieldDistribution
 from gp_orff.kernels.fields import counterpart
@@ -60,17 +62,13 @@ class Mixture(FieldDistribution):
         weights = [member.weight for member in self.members]
         return torch.tensor(weights, dtype=torch.float64).to(self.mean_of_all.device)
 
-    def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
+    def _shifts(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
+        """The images of the means of all members, less that of `mean_of_all`."""
         image = of_constants(self.symbol, x.double(), self.space, len(self.mean_of_all))
-        return torch.stack(
-            [
-                own.distribution.mean(x) + image @ (own.mean - self.mean_of_all)
-                for own in self.members
-            ]
-        )
+        return torch.stack([image @ (own.mean - self.mean_of_all) for own in self.members])
 
-    def mean(self, x: Tensor) -> Tensor:
-        return self._average(self._means(x))
+    def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
+        return torch.stack([own.distribution.mean(x) for own in self.members]) + self._shifts(x)
 
     def _average(self, values: Float[Tensor, "S n q"]) -> Float[Tensor, "n q"]:
         return torch.tensordot(self._weights, values, 1)
@@ -80,9 +78,36 @@ class Mixture(FieldDistribution):
         means = self._means(x)
         return self._weights.sqrt()[:, None, None] * (means - self._average(means))
 
+    def mean(self, x: Tensor) -> Tensor:
+        return self._mean_and_variance(x)[..., 0]
+
     def variance(self, x: Tensor) -> Tensor:
-        within = sum(own.weight * own.distribution.variance(x) for own in self.members)
-        return within + self._spread(x).square().sum(0)
+        return self._mean_and_variance(x)[..., 1]
+
+    def _mean_and_variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q 2"]:
+        """E f and Var f together, kept for the last points: a map asks for one after the other."""
+        if self._last and torch.equal(self._last[0], x) and not x.requires_grad:
+            return self._last[1]
+        width = 2 * len(self.members) * self.num_outputs
+        pair = by_chunks(self._moments_of_chunk, x, width).unflatten(-1, (self.num_outputs, 2))
+        self._last[:] = [x.detach().clone(), pair.detach()]
+        return pair
+
+    @cached_property
+    def _last(self) -> list[Tensor]:
+        return []
+
+    def __getstate__(self) -> dict:
+        return {name: own for name, own in self.__dict__.items() if name != "_last"}
+
+    def _moments_of_chunk(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q*2"]:
+        means, variances, _ = zip(
+            *(own.distribution.moments(x) for own in self.members), strict=True
+        )
+        means = torch.stack(means) + self._shifts(x)
+        mean = self._average(means)
+        variance = self._average(torch.stack(variances) + (means - mean).square())
+        return torch.stack([mean, variance], dim=-1).flatten(1)
 
     def blocks(self, x: Tensor) -> Tensor:
         within = sum(own.weight * own.distribution.blocks(x) for own in self.members)

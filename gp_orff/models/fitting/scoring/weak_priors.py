@@ -38,14 +38,14 @@ _NOISE = 0.1, 1.2  # of the sd of the noise over that of the data
 _FACTOR = 1.0, 1.2  # of the sd of the noise over that which was given with the readings
 _TAILS = 0.1587, 0.8413  # the probabilities below −1 and 1 standard deviations
 
-_FEW = 120  # vectors, below which predictions depend on what is left open of hyperparameters
+_FEW = 120  # vectors, up to which predictions depend on what is left open of hyperparameters
 
 
 def leave_much_open(data: Data) -> bool:
-    """Whether readings are so few that they leave hyperparameters open: fewer numbers than 120
-    vectors have. Readings along tracks are not covered yet."""
+    """Whether readings are so few that they leave hyperparameters open: at most as many numbers as
+    120 vectors have. Readings along tracks are not covered yet."""
     num_outputs = data.survey.sample[0].pattern.num_outputs
-    return data.num_values < _FEW * num_outputs and not data.tracks
+    return data.num_values <= _FEW * num_outputs and not data.tracks
 
 
 Modules = Mapping[str | None, Module]
