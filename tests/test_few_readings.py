@@ -1,6 +1,7 @@
 """Posteriors of few readings: mixtures over what these leave open of the hyperparameters."""
 
 import itertools
+import math
 import pickle
 import warnings
 
@@ -13,10 +14,11 @@ import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.means import ConstantMean
+from gpytorch.means import ConstantMean, ZeroMean
 from gpytorch.priors import GammaPrior, NormalPrior
 
 import gp_orff
+from gp_orff.data.noise.covariances import noises_of
 from gp_orff.data.noise.mixtures import mixture_quantile
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.models.few_readings import (
@@ -28,6 +30,7 @@ from gp_orff.models.few_readings import (
 )
 from gp_orff.models.few_readings.importance import adaptive_draws, pareto, smoothed_logs
 from gp_orff.models.few_readings.sample import truncated_weights
+from gp_orff.models.few_readings.weights import drawn_errors, with_drawn_weights
 from gp_orff.models.sample_paths import JoinedPaths, Paths
 from tests.fields import draw, uniform
 
@@ -653,3 +656,55 @@ def test_a_symbol_in_the_place_of_a_level_is_refused():
     field = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).condition(x, y).posterior()
     with pytest.raises(TypeError, match=r"expected a level.*symbol="):
         field.confidence_region(x, gp_orff.Divergence())
+
+
+# -- weights of Student-t noise ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_errors_are_drawn_from_their_posterior(known):
+    """Rasmussen & Williams 2006, eq. 2.42: with P = S⁻¹, or less what an unknown mean takes, the
+    errors have the mean NPy and the covariance N − NPN; five standard errors of 20 000 draws."""
+    root, noise = torch.randn(6, 6).double().tril(), torch.diag(torch.rand(6).double() + 0.1)
+    y, constants = torch.randn(6).double(), torch.eye(2).double().repeat(3, 1)
+    generator, mean = np.random.default_rng(0), torch.zeros(2).double() if known else None
+    draws = torch.stack(
+        [drawn_errors(y, root, noise, constants, mean, generator) for _ in range(20_000)]
+    )
+    inverse = torch.linalg.inv(root @ root.mT + noise)
+    if not known:
+        taken = inverse @ constants
+        inverse = inverse - taken @ torch.linalg.solve(constants.mT @ taken, taken.mT)
+    covariance = noise - noise @ inverse @ noise
+    error = covariance.diagonal().sqrt() / math.sqrt(20_000)
+    assert ((draws.mean(0) - noise @ inverse @ y).abs() < 5 * error).all()
+    spread = error[:, None] * covariance.diagonal().sqrt()
+    assert ((draws.mT.cov() - covariance).abs() < 10 * spread).all()
+
+
+def test_weights_are_drawn_from_their_posterior():
+    """Against importance sampling from the prior of the field, with the density of Student's t;
+    4.5 standard errors of 400 draws."""
+    x, y = torch.rand(4, 2).double(), torch.randn(4, 2).double()
+    y[0] += 4.0
+    likelihood = gp_orff.MultitaskStudentTLikelihood(num_tasks=2, deg_free=3.0)
+    kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
+    model = gp_orff.VectorFieldGP(kernel, likelihood=likelihood.double(), mean=ZeroMean())
+    likelihood.noise = 0.3
+    model.condition(x, y)
+    state, mean, generator = model.state, torch.zeros(2).double(), np.random.default_rng(0)
+    parts = state.inference, state.kernel, state.likelihoods, mean, generator
+    noises = noises_of(state.kernel, state.likelihoods)
+    means = []
+    for _ in range(400):
+        drawn = with_drawn_weights(*parts)
+        posterior = drawn.posterior(kernel, noises, mean)
+        means.append(posterior.distribution.mean(x))
+    found, error = torch.stack(means).mean(0), torch.stack(means).std(0) / math.sqrt(400)
+    root = torch.linalg.cholesky(kernel(x, x).to_dense() + 1e-9 * torch.eye(8).double()).detach()
+    fields = (root @ torch.randn(8, 400_000).double()).mT.unflatten(-1, (4, 2))
+    distance = (fields - y).square().sum(-1) / 0.3
+    weights = (-0.5 * (3 + 2) * (distance / 3).log1p()).sum(-1).softmax(0)
+    expected = torch.einsum("s,snp->np", weights, fields)
+    assert ((found - expected).abs() < 4.5 * error).all()
+    assert ((model.posterior().mean(x) - expected).abs() > 4.5 * error).any()

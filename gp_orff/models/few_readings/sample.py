@@ -21,6 +21,7 @@ from gp_orff.models.few_readings.batches import Model
 from gp_orff.models.few_readings.importance import Draws, adaptive_draws
 from gp_orff.models.few_readings.mixture import Member
 from gp_orff.models.few_readings.prior import PriorOfCoordinates
+from gp_orff.models.few_readings.weights import with_drawn_weights
 from gp_orff.models.fitting.coordinates import Coordinates
 from gp_orff.models.fitting.noise.floors import noise_floors
 from gp_orff.models.fitting.ranges import parameter_ranges
@@ -89,8 +90,8 @@ def sample_of_hyperparameters(
     Where all of these have a weak prior, or one that the user registered, the sample is that of
     `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
     learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few
-    draws have most of the weight. Under Student-t noise all draws have the weights of the readings,
-    and the degrees of freedom, of the fit.
+    draws have most of the weight. Under Student-t noise every posterior has weights of the readings
+    that are drawn as well; the degrees of freedom are those of the fit.
 
     Args:
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
@@ -120,7 +121,8 @@ def sample_of_hyperparameters(
         kept = draws.resampled(max(most, 1), np.random.default_rng(0))
     else:
         kept = Draws(draws.u[chosen := draws.weights >= _LEAST], draws.weights[chosen], np.nan)
-    members = [(w, _member(model, u)) for u, w in zip(kept.u, kept.weights, strict=True)]
+    generator = np.random.default_rng(1)
+    members = [(w, _member(model, u, generator)) for u, w in zip(kept.u, kept.weights, strict=True)]
     members = [(w, parts) for w, parts in members if parts is not None]
     total = sum(w for w, _ in members)
     found = [Member(float(w / total), *parts) for w, parts in members]
@@ -191,7 +193,7 @@ def _draws_needed(
 ) -> float:
     """The effective number of draws that the error bars need, in the box of the data."""
     if not model.inference.serves_batches(model.kernel):
-        return 0.5 / (2 * _TOLERANCE) ** 2
+        return _EFFECTIVE
     low, high = torch.tensor(model.inference.data.survey.box, dtype=torch.float64).mT
     sobol = torch.quasirandom.SobolEngine(len(low), scramble=True, seed=0)
     x = low + (high - low) * sobol.draw(_PLACES, dtype=torch.float64)
@@ -233,12 +235,15 @@ def about_a_fit(model: Model) -> Draws | None:
     return Draws(np.array(points), truncated_weights(np.array(logs)), np.nan)
 
 
-def _member(model: Model, u: Float[np.ndarray, "k"]) -> tuple | None:
+def _member(
+    model: Model, u: Float[np.ndarray, "k"], generator: np.random.Generator
+) -> tuple | None:
     """Kernel, distribution and constant of the posterior at u; None if it cannot be computed."""
     kernel, likelihoods = model.at(u)
     try:
-        noises = noises_of(kernel, likelihoods)
-        posterior = model.inference.posterior(kernel, noises, model.mean)
+        parts = kernel, likelihoods, model.mean
+        inference = with_drawn_weights(model.inference, *parts, generator)
+        posterior = inference.posterior(kernel, noises_of(kernel, likelihoods), model.mean)
     except (torch.linalg.LinAlgError, ValueError, RuntimeError):
         return None
     mean = posterior.evidence.best_mean() if model.mean is None else model.mean
