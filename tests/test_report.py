@@ -60,7 +60,7 @@ def fitted(x, y, rule=None, kernel=None, **how):
 @pytest.fixture(scope="module", name="fit")
 def _fit():
     with ONE_THREAD:
-        return fitted(*readings(120))
+        return fitted(*readings(125))
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_noise_is_named_after_its_group():
 def test_a_report_has_the_numbers_of_a_fit(fit):
     report = fit.report
     assert (report.action, report.method, report.held) == ("fitted", "exact", "data")
-    assert (report.points, report.numbers, report.features) == (120, 240, None)
+    assert (report.points, report.numbers, report.features) == (125, 250, None)
     assert report.tolerance_reached is report.share_cut is report.cut_over_noise is None
     assert report.evidence == pytest.approx(fit.log_marginal_likelihood().item(), rel=1e-12)
     assert report.noise == {"default": fit.likelihood.noise.item()}
@@ -136,7 +136,7 @@ def test_a_report_has_the_numbers_of_a_fit(fit):
     assert [stage.name for stage in report.stages] == ["exact kernel"]
     assert 0 < sum(stage.seconds for stage in report.stages) < report.seconds
     assert report.threads == 1
-    assert report.stages[-1].nats_per_number == pytest.approx(report.evidence / 240)
+    assert report.stages[-1].nats_per_number == pytest.approx(report.evidence / 250)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_report_has_the_numbers_of_a_fit(fit):
     ],
 )
 def test_what_represents_the_kernel(rule, method):
-    x, y = readings(120)
+    x, y = readings(125)
     with gp_orff.settings.check_features(False):
         model = gp_orff.VectorFieldGP(curl_free(), frequencies=rule).condition(x, y)
         report = model.report
@@ -253,7 +253,7 @@ def standard_errors_of(found, report):
 
 @pytest.mark.parametrize("prior", [None, LogNormalPrior(math.log(0.3), 0.05)])
 def test_standard_errors_are_those_of_the_dense_hessian(prior):
-    x, y = readings(120)
+    x, y = readings(125)
     kernel = curl_free()
     if prior is not None:
         kernel.base_kernel.base_kernel.register_prior(
@@ -270,9 +270,9 @@ def test_standard_errors_are_those_of_the_dense_hessian(prior):
 
 
 def test_the_mean_has_that_of_generalised_least_squares(fit):
-    x, _ = readings(120)
-    covariance = fit.kernel(x).to_dense() + fit.likelihood.noise * torch.eye(240)
-    ones = torch.eye(2).double().repeat(120, 1)
+    x, _ = readings(125)
+    covariance = fit.kernel(x).to_dense() + fit.likelihood.noise * torch.eye(250)
+    ones = torch.eye(2).double().repeat(125, 1)
     information = ones.mT @ torch.linalg.solve(covariance, ones)
     expected = torch.linalg.inv(information).diagonal().sqrt().detach().numpy()
     np.testing.assert_allclose(
@@ -283,7 +283,7 @@ def test_the_mean_has_that_of_generalised_least_squares(fit):
 def test_a_grid_has_those_of_the_exact_kernel(fit):
     """Both searches end within 0.01 nats of the maximum, a seventh of a standard error, and the
     errors differ there by as little as the hyperparameters do."""
-    on_grid = fitted(*readings(120), WITHOUT_EXACT)
+    on_grid = fitted(*readings(125), WITHOUT_EXACT)
     assert on_grid.report.method == "grid"
     exact = fit.report.standard_errors()
     for name, found in on_grid.report.standard_errors().items():
@@ -455,7 +455,7 @@ def shown(stream, monkeypatch, call):
 
 
 def test_a_log_file_gets_a_line_for_every_stage(monkeypatch):
-    x, y = readings(120)
+    x, y = readings(125)
     model = gp_orff.VectorFieldGP(curl_free(), frequencies=WITHOUT_EXACT)
     model, text = shown(io.StringIO(), monkeypatch, lambda: model.fit(x, y))
     lines = text.splitlines()
