@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import gp_orff
-from gp_orff.models.derived.energy_spectrum import windowed_energy
+from gp_orff.models.energy_spectrum import windowed_energy
 
 WAVES, NOISE, CELLS, LEVEL = 4000, 0.1, 128, 0.9
 LARGEST, SMALLEST = 3.0, 200.0  # wavenumbers of power laws

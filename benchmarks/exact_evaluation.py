@@ -25,7 +25,7 @@ from helpers.unavoidable import factorisation
 import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
-from gp_orff.inference.conditioning import ExactInference
+from gp_orff.inference.exact import ExactInference
 
 NOISE = 0.3
 

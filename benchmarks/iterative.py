@@ -39,9 +39,9 @@ import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, expand
-from gp_orff.inference.conditioning import ExactInference, FeatureInference, IterativeInference
-from gp_orff.inference.iterative import Accuracy
-from gp_orff.inference.iterative.conjugate_gradients import solve
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import FeatureInference, IterativeInference
+from gp_orff.inference.iterative_system import Accuracy, solve
 
 EXTENT = 10.0  # lengthscales
 PERIOD = 16.0  # of the grid: correlations beyond 6 lengthscales are small

@@ -31,7 +31,7 @@ from helpers.rows import Rows
 from workers import apart, model_of
 
 import gp_orff
-from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.statistics import FieldStatistics
 
 
 def killing_one(client: distributed.Client, after: float, killed: list[int]) -> threading.Thread:

@@ -41,7 +41,7 @@ from helpers.results import save
 from helpers.rows import Rows
 
 import gp_orff
-from gp_orff.data.field_statistics import FieldStatistics
+from gp_orff.data.statistics import FieldStatistics
 
 Sums = Callable[[], FieldStatistics]
 

@@ -12,66 +12,61 @@ with warnings.catch_warnings():  # linear_operator, for what it does when it is 
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
     import gpytorch  # noqa: F401
 
-import gp_orff.exact_gp.hooks  # noqa: F401  sums and products of our kernels inside gpytorch
+import gp_orff.exact_gp.prediction  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import bounds, settings, spectra
-from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.noise.known_noise_likelihood import KnownNoiseLikelihood
-from gp_orff.data.noise.likelihoods import MultitaskStudentTLikelihood
-from gp_orff.data.noise.track_likelihood import TrackLikelihood
-from gp_orff.data.repeats.thinning import thin
+from gp_orff.data.copies import thin
+from gp_orff.data.likelihoods import (
+    KnownNoiseLikelihood,
+    MultitaskStudentTLikelihood,
+    TrackLikelihood,
+)
+from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.features.frequencies import (
-    Auto,
-    Fastfood,
-    FourierFastfood,
-    GaussHermite,
-    Grid,
-    GridWarning,
-    MonteCarlo,
-    Orthogonal,
-    QuasiMonteCarlo,
-    StructuredOrthogonal,
-    Templates,
-)
-from gp_orff.inference.overconfidence import FeatureWarning
-from gp_orff.kernels.closed_form import radial_derivatives
+from gp_orff.features.draws import GridWarning
+from gp_orff.features.grid import Auto, Grid
+from gp_orff.features.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
+from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
+from gp_orff.features.zoo_rules import GaussHermite, Templates
+from gp_orff.fitting.search import SearchWarning
+from gp_orff.inference.posteriors import FeatureWarning
+from gp_orff.kernels import lengths  # noqa: F401
+from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.dot_product import DotProductKernel
-from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
+from gp_orff.kernels.fields import (
+    CurlFreeKernel,
+    DivergenceFreeKernel,
+    FieldProductKernel,
+    HelmholtzKernel,
+)
 from gp_orff.kernels.harmonic import HarmonicKernel
-from gp_orff.kernels.learned_spectrum import LearnedSpectrumKernel
-from gp_orff.kernels.matrix_valued.separable import SeparableKernel
-from gp_orff.kernels.matrix_valued.spectral_matrix import SpectralMatrixKernel
-from gp_orff.kernels.products import FieldProductKernel
+from gp_orff.kernels.learned import LearnedSpectrumKernel
 from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
-from gp_orff.kernels.spectra import lengths  # noqa: F401
-from gp_orff.kernels.spectra.base import spectrum
-from gp_orff.models.comparison import compare_kernels
-from gp_orff.models.derived.energy_spectrum import EnergySpectrum
-from gp_orff.models.exact_comparison import compare_with_exact
+from gp_orff.kernels.separable import SeparableKernel
+from gp_orff.kernels.spectra import spectrum
+from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.models.calibration import CalibrationWarning
+from gp_orff.models.comparison import compare_kernels, compare_with_exact
+from gp_orff.models.cross_validation import CrossValidation
+from gp_orff.models.energy_spectrum import EnergySpectrum
 from gp_orff.models.field_posterior import FieldPosterior
-from gp_orff.models.fitting.search import SearchWarning
-from gp_orff.models.report.fit_report import FitReport
-from gp_orff.models.validation.calibration import CalibrationWarning
-from gp_orff.models.validation.cross_validation import CrossValidation
+from gp_orff.models.report import FitReport
 from gp_orff.models.vector_field_gp import VectorFieldGP
-from gp_orff.symbols import (
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.integrals import BoxAverage, Flux, LineIntegral
+from gp_orff.symbols.pointwise import (
     Background,
-    BoxAverage,
     Component,
     Curl,
     CurlFreePart,
     Divergence,
     DivergenceFreePart,
-    Flux,
     Jacobian,
-    LineIntegral,
     Potential,
-    ReductionToPole,
     StreamFunction,
-    Symbol,
     VectorPotential,
 )
+from gp_orff.symbols.reduction import ReductionToPole
 from gp_orff.versions import show_versions
 
 __all__ = [

@@ -27,7 +27,7 @@ class check_features(_feature_flag):
     """Whether a new posterior of random features is checked for overconfidence.
 
     On by default. The check costs about a quarter of the posterior itself, once. See
-    `gp_orff.inference.overconfidence`.
+    `gp_orff.inference.posteriors`.
 
     Args:
         state: whether to check, within the `with` block.

@@ -1,4 +1,19 @@
 """Spectral densities of stationary kernels, and `Spectrum` and `GridSpectrum` for your own."""
 
-from gp_orff.kernels.learned_spectrum import FiniteMixture  # noqa: F401
-from gp_orff.kernels.spectra import *  # noqa: F403
+from gp_orff.kernels.learned import FiniteMixture
+from gp_orff.kernels.mixture_spectra import GammaMixture, Gaussian, ScaleMixture, StudentT
+from gp_orff.kernels.special_spectra import BesselSpectrum, SpectralMixture
+from gp_orff.kernels.spectra import GridSpectrum, Spectrum, spectrum
+
+__all__ = [
+    "BesselSpectrum",
+    "FiniteMixture",
+    "GammaMixture",
+    "Gaussian",
+    "GridSpectrum",
+    "ScaleMixture",
+    "SpectralMixture",
+    "Spectrum",
+    "StudentT",
+    "spectrum",
+]

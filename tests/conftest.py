@@ -10,6 +10,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def no_check_of_random_features():
-    """Few features keep the references small; `tests/test_trust.py` has the warning."""
+    """Few features keep the references small; `tests/models/test_trust.py` has the warning."""
     with gp_orff.settings.check_features(False):
         yield

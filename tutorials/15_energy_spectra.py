@@ -79,7 +79,7 @@ noise = 0.1 * torch.randn(points, 2, generator=generator, dtype=torch.float64)
 # compare with is the spectrum of the true flow under the same window.
 
 # %%
-from gp_orff.models.derived.energy_spectrum import windowed_energy
+from gp_orff.models.energy_spectrum import windowed_energy
 
 
 def posterior(kernel, x, y):

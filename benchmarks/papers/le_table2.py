@@ -44,7 +44,7 @@ from helpers.results import save
 from helpers.rows import Rows
 
 import gp_orff
-from gp_orff.features.phases.hadamard import hadamard
+from gp_orff.features.phases import hadamard
 
 SIZES = ((1024, 16_384), (4096, 32_768), (8192, 65_536))
 OUTPUTS, VECTORS, CALLS = 10, 1000, 10

@@ -11,21 +11,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.field_statistics import FieldStatistics, differentiable_statistics
-from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.repeats.request import BY_THE_PRIOR, Repeats
-from gp_orff.data.sources import InMemory, Source, WithinBox
-from gp_orff.data.statistics import Weights
+from gp_orff.data.sites import BY_THE_PRIOR, Repeats
+from gp_orff.data.sources import InMemory, Source, WithinBox, fold_sources, statistics_under
+from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
-from gp_orff.data.tracks.observations import TrackObservations, require_none, split
-from gp_orff.data.tracks.reading import joined
-from gp_orff.data.tracks.surveyed import FirstLook, surveyed
-from gp_orff.data.workers.summaries import fold_sources, statistics_under
+from gp_orff.data.track_reading import (
+    FirstLook,
+    TrackObservations,
+    joined,
+    require_none,
+    split,
+    surveyed,
+)
+from gp_orff.features.chunked import Box, contains, in_words, within_box
 from gp_orff.features.columns import TrigColumns
-from gp_orff.features.domain import Box, contains, in_words, within_box
-from gp_orff.features.frequencies.grid import Grid
+from gp_orff.features.grid import Grid
 from gp_orff.features.lattice import LatticeColumns
 
 MOST_KEPT = 4 * 2**20  # numbers: data up to this size are copied and held in memory

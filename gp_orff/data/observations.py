@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noises, independent
-from gp_orff.data.noise.groups import GroupNoise, group_noise
+from gp_orff.data.noise import GroupNoise, Noises, group_noise, independent
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.kernels.base import as_real_tensor

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.data.noise.given import along_axes, given_noise
+from gp_orff.data.likelihoods import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning

@@ -1,4 +1,4 @@
-"""Sources of observations: arrays, chunks that can be visited again, or memory."""
+"""Sources of observations (arrays, chunks, memory), and summaries of them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
+from gp_orff.data.passes import Show, Work, fold, loaded, num_points, silent
 from gp_orff.data.reading import Options, chunks, read, unpack, warn_of_positions
-from gp_orff.data.tracks.observations import TrackObservations
-from gp_orff.data.tracks.reading import check_time, readings_along
+from gp_orff.data.statistics import FieldStatistics
+from gp_orff.data.track_reading import TrackObservations, check_time, readings_along, split
 from gp_orff.data.validation import is_single
-from gp_orff.data.workers.passes import Show, fold, silent
-from gp_orff.data.workers.work import Work, loaded, num_points
-from gp_orff.features.domain import Box, within_box
+from gp_orff.features.chunked import Box, within_box
+from gp_orff.features.columns import Columns
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+
+# Sources of observations: arrays, chunks that can be visited again, or memory.
+
 
 Value = TypeVar("Value")
 Parts = Iterator[Observations | TrackObservations]
@@ -245,3 +248,36 @@ def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float
             f"{tuple(values.shape)} at {len(x)} points; wrap it in gpytorch.means.MultitaskMean"
         )
     return values.reshape(len(x), num_outputs)
+
+
+# The statistics of observations as a summary of chunks; a summary of several sources.
+
+
+@dataclass(frozen=True)
+class StatisticsUnder:
+    """The statistics of observations at single points, under columns φ."""
+
+    phi: Columns
+
+    def __call__(self, parts: Iterator[Observations], number: int) -> FieldStatistics:
+        return FieldStatistics.of(split(parts, []), self.phi)
+
+    @property
+    def name(self) -> object:
+        return ["statistics", self.phi.plain()]
+
+
+def fold_sources(sources: Iterable[Source], summary: Summary[Value]) -> Value | None:
+    """The summary of the observations of all sources; None if there are none."""
+    total = None
+    for source in sources:
+        value = source.fold(summary)
+        if value is not None:
+            total = value if total is None else total + value
+    return total
+
+
+def statistics_under(phi: Columns, sources: Iterable[Source]) -> FieldStatistics:
+    """The statistics of the observations of all sources; without groups if there are none."""
+    total = fold_sources(sources, StatisticsUnder(phi))
+    return FieldStatistics(phi, {}) if total is None else total

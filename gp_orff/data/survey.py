@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Weights
-from gp_orff.features.domain import Box, union
+from gp_orff.features.chunked import Box, union
 
 _FAR = 20.0  # extents of the bulk: a warning is given for points that far apart
 _MIDDLE = 0.9  # the share of the points, along each axis, that is the bulk

@@ -4,15 +4,13 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.exact_gp.feature_operator import FeatureOperator
-from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
-from gp_orff.features.accuracy import GridAccuracy, SampleAccuracy, accuracy
+from gp_orff.exact_gp.operators import FeatureCovariance, FeatureOperator, NoisyFeatureCovariance
 from gp_orff.features.assemble import check_domain, draw, expand
+from gp_orff.features.draws import Rule
 from gp_orff.features.expansion import Expansion
-from gp_orff.features.frequencies.rule import Rule
-from gp_orff.features.truncation import truncated_variance
+from gp_orff.features.truncation import GridAccuracy, SampleAccuracy, accuracy, truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
-from gp_orff.kernels.spectra.base import Spectrum
+from gp_orff.kernels.spectra import Spectrum
 from gp_orff.kernels.tree import infer_num_dims, input_columns, spectra_of, terms
 from gp_orff.symbols.base import Identity
 

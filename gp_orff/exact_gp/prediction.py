@@ -1,8 +1,11 @@
-"""Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights."""
+"""Predictions of an `ExactGP` with our kernels, and how they enter gpytorch."""
+
+import warnings
 
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
@@ -10,16 +13,24 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from linear_operator.operators import LinearOperator, ZeroLinearOperator, to_linear_operator
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
 from gp_orff.data.statistics import Statistics
-from gp_orff.exact_gp.posterior_covariance import posterior_covariance
-from gp_orff.exact_gp.prior_covariance import FeatureCovariance, NoisyFeatureCovariance
+from gp_orff.exact_gp.operators import (
+    FeatureCovariance,
+    NoisyFeatureCovariance,
+    posterior_covariance,
+)
+from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.expansion import Expansion
-from gp_orff.inference.distributions import plus_white
-from gp_orff.inference.overconfidence import check
-from gp_orff.inference.weight_posterior import WeightPosterior
-from gp_orff.kernels.base import as_real_tensor
+from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
+from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
+from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel
+from gp_orff.kernels.separable import SeparableKernel
+from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+
+# Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights.
 
 
 class _VectorPredictionStrategy(DefaultPredictionStrategy):
@@ -163,3 +174,66 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
             return mean, to_linear_operator(covariance.to(test_mean.dtype))
         delta = None if delta is None else delta.detach()
         return mean, posterior_covariance(x, plus_white(posterior, delta))
+
+
+# Prediction strategies of our kernels, and two methods of gpytorch that are replaced.
+#
+# gpytorch has no hook for sums and products of our kernels. Models without a kernel of this package
+# are not affected: each replacement first looks for such a kernel, and otherwise does what gpytorch
+# does.
+
+
+def _is_features(kernel: Kernel) -> bool:
+    """Whether a kernel consists of `ORFFKernel`s, up to sums and scales."""
+    if isinstance(kernel, AdditiveKernel):
+        return all(_is_features(term) for term in kernel.kernels)
+    if isinstance(kernel, ScaleKernel):
+        return _is_features(kernel.base_kernel)
+    return isinstance(kernel, ORFFKernel)
+
+
+def _is_field(kernel: object) -> bool:
+    """Whether a kernel contains a field kernel."""
+    fields = (
+        FieldKernel,
+        PotentialKernel,
+        SeparableKernel,
+        SpectralMatrixKernel,
+        FieldProductKernel,
+    )
+    return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
+
+
+def _prediction_strategy(
+    self: Kernel, train_inputs, train_prior_dist, train_labels, likelihood
+) -> DefaultPredictionStrategy:
+    """The strategy of our kernels and of sums of kernels; ScaleKernel asks its base kernel."""
+    if _is_features(self):
+        strategy = ORFFPredictionStrategy
+    elif _is_field(self):
+        strategy = ExactFieldPredictionStrategy
+    else:
+        strategy = DefaultPredictionStrategy
+    return strategy(train_inputs, train_prior_dist, train_labels, likelihood)
+
+
+_gpytorch_product = Kernel.__mul__
+
+
+def _product(self: Kernel, other: Kernel) -> Kernel:
+    """The product of a field kernel and a scalar kernel, in either order."""
+    if not (_is_field(self) or _is_field(other)):
+        return _gpytorch_product(self, other)
+    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+        warnings.warn(
+            "a product with ORFFKernel has no features: its matrices are dense, at a cost cubic in "
+            "the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
+            PerformanceWarning,
+            stacklevel=2,
+        )
+    return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
+
+
+for kind in (WrapperKernel, AdditiveKernel, FieldKernel):
+    kind.prediction_strategy = _prediction_strategy
+Kernel.__mul__ = _product

@@ -1,1 +1,49 @@
 """Features f(x) = Σ_f θ_f φ_f(x) m_f: frequencies, columns φ, directions m, truncated variance."""
+
+from gp_orff.features.draws import (
+    Draw,
+    GridWarning,
+    Lattice,
+    LatticeDraw,
+    LeafSpectrum,
+    Rule,
+    TermSpectrum,
+    remainder,
+)
+from gp_orff.features.grid import Auto, Grid
+from gp_orff.features.random import (
+    Base,
+    Measure,
+    MonteCarlo,
+    Orthogonal,
+    QuasiMonteCarlo,
+    Trace,
+    as_measure,
+)
+from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
+from gp_orff.features.zoo_rules import GaussHermite, Templates
+
+__all__ = [
+    "Auto",
+    "Base",
+    "Draw",
+    "Fastfood",
+    "FourierFastfood",
+    "GaussHermite",
+    "Grid",
+    "GridWarning",
+    "Lattice",
+    "LatticeDraw",
+    "LeafSpectrum",
+    "Measure",
+    "MonteCarlo",
+    "Orthogonal",
+    "QuasiMonteCarlo",
+    "Rule",
+    "StructuredOrthogonal",
+    "Templates",
+    "TermSpectrum",
+    "Trace",
+    "as_measure",
+    "remainder",
+]

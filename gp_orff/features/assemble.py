@@ -10,25 +10,28 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.columns import TrigColumns, side_by_side, stack_rows
+from gp_orff.features.draws import Draw, LeafSpectrum, Rule, TermSpectrum, sum_of_leaves
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
     KroneckerExpansion,
-)
-from gp_orff.features.frequencies.harmonic import HarmonicDraw
-from gp_orff.features.frequencies.rule import (
-    Draw,
-    LeafSpectrum,
-    Rule,
-    TermSpectrum,
-    sum_of_leaves,
+    ScaledExpansion,
+    side_by_side_scaled,
 )
 from gp_orff.features.near_zero import NearZero, with_cells
-from gp_orff.features.scaled_expansion import ScaledExpansion, side_by_side_scaled
-from gp_orff.kernels.cholesky import positive_root, reduced_root
-from gp_orff.kernels.closed_form import at_zero
-from gp_orff.kernels.factors import Factor, Mixing, embedded
-from gp_orff.kernels.tree import Term, leaf_dims, share_mixing, spectra_of, terms
+from gp_orff.features.rings import HarmonicDraw
+from gp_orff.kernels.base import positive_root, reduced_root
+from gp_orff.kernels.derivatives import at_zero
+from gp_orff.kernels.tree import (
+    Factor,
+    Mixing,
+    Term,
+    embedded,
+    leaf_dims,
+    share_mixing,
+    spectra_of,
+    terms,
+)
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:

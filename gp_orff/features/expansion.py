@@ -1,8 +1,4 @@
-"""The feature expansion f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as a value.
-
-A feature is one column φ_f(x) times one direction m_f ∈ R^p, which is a column of √w_k B(ω_k). With
-a complex direction the feature is Re(m_f ψ_f(x)), where φ_f is the real part of the wave ψ_f.
-"""
+"""Feature expansions f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as values."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +12,12 @@ from torch import Tensor
 from gp_orff.features import chunked
 from gp_orff.features.columns import Columns, side_by_side, stack_rows
 from gp_orff.symbols.base import Symbol
+
+# The feature expansion f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as a value.
+#
+# A feature is one column φ_f(x) times one direction m_f ∈ R^p, which is a column of √w_k B(ω_k).
+# With a complex direction the feature is Re(m_f ψ_f(x)), where φ_f is the real part of the wave
+# ψ_f.
 
 
 class Expansion(ABC):
@@ -317,3 +319,74 @@ class KroneckerExpansion(Expansion):
 def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
     *others, scales, mixing = tensors
     return KroneckerExpansion(phi.with_tensors(*others), scales, mixing)
+
+
+# Features that are fixed fields times scales, of which only the scales have hyperparameters.
+
+
+@dataclass(frozen=True)
+class ScaledExpansion(Expansion):
+    """Features f with the fixed directions `units[f]` on the columns `columns[f]`, times a scale.
+
+    Sums over data of products of the fixed fields serve all hyperparameters.
+    """
+
+    phi: Columns
+    scales: Float[Tensor, "*b F"]
+    units: Complex[Tensor, "F p"]
+    columns: Int[Tensor, "F"]
+
+    @property
+    def num_features(self) -> int:
+        return len(self.units)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.units.shape[-1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *self.phi.tensors, self.scales
+
+    @property
+    def rebuild(self) -> Callable[..., "ScaledExpansion"]:
+        return partial(_scaled_with_tensors, self)
+
+    @property
+    def fixed(self) -> FeatureExpansion:
+        """The features without their scales."""
+        return FeatureExpansion(self.phi, self.units, self.columns)
+
+    def scaled(self, variance: Float[Tensor, "*b"]) -> "ScaledExpansion":
+        scales = self.scales * variance.unsqueeze(-1).sqrt()
+        return ScaledExpansion(self.phi, scales, self.units, self.columns)
+
+    def general(self) -> FeatureExpansion:
+        directions = self.scales.unsqueeze(-1) * self.units
+        return FeatureExpansion(self.phi, directions, self.columns)
+
+    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
+        return self.general().column_weights(theta)
+
+    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
+        return self.general().feature_values(z)
+
+    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> FeatureExpansion:
+        return self.general().select(columns, variance)
+
+
+def _scaled_with_tensors(expansion: ScaledExpansion, *tensors: Tensor) -> ScaledExpansion:
+    *others, scales = tensors
+    phi = expansion.phi.with_tensors(*others)
+    return ScaledExpansion(phi, scales, expansion.units, expansion.columns)
+
+
+def side_by_side_scaled(
+    parts: Sequence[ScaledExpansion], phi: Columns, places: Sequence[Int[Tensor, "k"]]
+) -> ScaledExpansion:
+    """The features of a sum, sorted by their columns, which are at `places` among those of phi."""
+    columns = torch.cat([place[part.columns] for place, part in zip(places, parts, strict=True)])
+    columns, order = columns.sort(stable=True)
+    scales = torch.cat([part.scales for part in parts], dim=-1)
+    units = torch.cat([part.units for part in parts])
+    return ScaledExpansion(phi, scales[..., order], units[order], columns)

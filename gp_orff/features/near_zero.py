@@ -22,13 +22,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.columns import stack_rows
+from gp_orff.features.draws import Draw, LatticeDraw
 from gp_orff.features.expansion import Expansion
-from gp_orff.features.frequencies.lattice_nodes import LatticeDraw
-from gp_orff.features.frequencies.rule import Draw
-from gp_orff.kernels.cholesky import positive_root
-from gp_orff.kernels.factors import Mixing
-from gp_orff.kernels.spectra.lattice_sums import moments_near_zero, weight_at_zero
-from gp_orff.kernels.tree import Term, spectra_of
+from gp_orff.kernels.base import positive_root
+from gp_orff.kernels.lattice_sums import moments_near_zero, weight_at_zero
+from gp_orff.kernels.tree import Mixing, Term, spectra_of
 
 
 @dataclass(frozen=True)

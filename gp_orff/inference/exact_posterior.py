@@ -10,12 +10,12 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from gp_orff.data.noise.covariances import Noises
+from gp_orff.data.noise import Noises
 from gp_orff.data.observations import LinearObservations, block_diagonal
-from gp_orff.data.repeats.nodes import SiteMeans
+from gp_orff.data.sites import SiteMeans
 from gp_orff.features.chunked import by_chunks
-from gp_orff.inference.distributions import InChunks
-from gp_orff.kernels.cholesky import cholesky
+from gp_orff.inference.posteriors import InChunks
+from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity, Symbol

@@ -18,13 +18,20 @@ from jaxtyping import Complex, Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from gp_orff.kernels.closed_form import derivatives, polynomial, scalar_covariance
-from gp_orff.kernels.factors import Gradient, Solenoidal, embedded
-from gp_orff.kernels.harmonic.derivatives import harmonic_covariance
-from gp_orff.kernels.harmonic.spectrum import HarmonicFactor
-from gp_orff.kernels.spectra.base import Spectrum, spectrum
-from gp_orff.kernels.spectra.lengths import shortest_lengths
-from gp_orff.kernels.tree import Leaf, Term, spectra_of, terms, varies_in_space
+from gp_orff.kernels.derivatives import derivatives, polynomial, scalar_covariance
+from gp_orff.kernels.harmonic import HarmonicFactor, harmonic_covariance
+from gp_orff.kernels.lengths import shortest_lengths
+from gp_orff.kernels.spectra import Spectrum, spectrum
+from gp_orff.kernels.tree import (
+    Gradient,
+    Leaf,
+    Solenoidal,
+    Term,
+    embedded,
+    spectra_of,
+    terms,
+    varies_in_space,
+)
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import Patch, Rule
 

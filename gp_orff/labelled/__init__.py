@@ -7,7 +7,7 @@ function needs them.
 """
 
 from gp_orff.labelled.anomalies import total_field
-from gp_orff.labelled.lazy.files import files
+from gp_orff.labelled.lazy import files
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.reading import readings

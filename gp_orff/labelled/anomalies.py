@@ -8,10 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.polynomial import chebyshev
 
+from gp_orff.labelled.attributes import as_dataset, conversion, named, optional
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.reading import readings
-from gp_orff.labelled.units import conversion
-from gp_orff.labelled.values import as_dataset, named, optional
 
 if TYPE_CHECKING:
     import pyproj

@@ -1,11 +1,270 @@
-"""The CF attributes of outputs and symbols: units, names, and those of standard deviations."""
+"""Names, values, units and attributes of variables of a Dataset."""
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from gp_orff.labelled.units import Unit, conversion, unit_of_map
+import numpy as np
+
 from gp_orff.symbols.base import Symbol
-from gp_orff.symbols.derivatives import Curl, Divergence
+from gp_orff.symbols.pointwise import Curl, Divergence
+
+if TYPE_CHECKING:
+    import xarray
+
+
+# Variables of a Dataset by name, and numbers and times as float64.
+
+
+_UNITS = ("W", "D", "h", "m", "s", "ms", "us", "ns")  # of a fixed length
+_UNIX = "1970-01-01"
+
+
+def optional(name: str, extra: str) -> ModuleType:
+    """A module that an extra of this package installs."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"this function needs {name}, which is not installed; pip install gp_orff[{extra}]"
+        ) from error
+
+
+def as_dataset(dataset: object) -> "xarray.Dataset":
+    """Raises TypeError if it is none."""
+    xr = optional("xarray", "xarray")
+    if not isinstance(dataset, xr.Dataset):
+        raise TypeError(
+            f"expected an xarray Dataset, got {type(dataset).__name__}; convert a DataFrame with "
+            "to_xarray(), a DataArray with to_dataset()"
+        )
+    return dataset
+
+
+def named(dataset: "xarray.Dataset", names: str | Sequence[str]) -> dict[str, "xarray.Variable"]:
+    """The variables of these names."""
+    names = [names] if isinstance(names, str) else list(names)
+    missing = [name for name in names if name not in dataset.variables]
+    if missing or not names:
+        raise KeyError(
+            f"expected names among {sorted(map(str, dataset.variables))}, got {missing or 'none'}"
+        )
+    return {name: dataset.variables[name] for name in names}
+
+
+def floats(name: str, variable: "xarray.Variable") -> np.ndarray:
+    """The values of a variable as float64."""
+    if variable.dtype.kind not in "fiu":
+        parts = f"; for u + iv, make two variables of {name}.real and {name}.imag"
+        parts = parts if variable.dtype.kind == "c" else ""
+        raise TypeError(f"expected numbers in {name!r}, got type {variable.dtype}{parts}")
+    return variable.to_numpy().astype(np.float64)
+
+
+def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarray:
+    """Coordinates as float64; times in units since an epoch, NaT as NaN."""
+    if unit not in _UNITS:
+        raise ValueError(f"expected a time_unit among {', '.join(_UNITS)}, got {unit!r}")
+    if values.dtype.kind == "M":
+        seconds = _seconds(values, np.datetime64(_UNIX if epoch is None else epoch))
+        return seconds / (np.timedelta64(1, unit) / np.timedelta64(1, "s"))
+    if values.dtype.kind == "m":
+        return values / np.timedelta64(1, unit)
+    if values.dtype.kind not in "fiu":
+        raise TypeError(
+            f"expected numbers or datetime64 as coordinate {name!r}, got type {values.dtype}; "
+            "convert them first, for instance with convert_calendar"
+        )
+    return values.astype(np.float64)
+
+
+def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
+    """Seconds since the epoch; whole seconds separately, since int64 ns overflow in 292 years."""
+    whole_times, whole_epoch = times.astype("M8[s]"), epoch.astype("M8[s]")
+    second = np.timedelta64(1, "s")
+    fractions = (times - whole_times) / second - (epoch - whole_epoch) / second
+    return (whole_times - whole_epoch) / second + fractions
+
+
+# Which coordinates are longitude and latitude, by CF attributes or by name.
+
+
+_EAST = ("degrees_east", "degree_east", "degrees_E", "degree_E", "degreesE", "degreeE")
+_NORTH = ("degrees_north", "degree_north", "degrees_N", "degree_N", "degreesN", "degreeN")
+_NAMES = {
+    "longitude": ("longitude", "lon", "long", "lng", "nav_lon"),
+    "latitude": ("latitude", "lat", "nav_lat"),
+}
+_LENGTHS = ("m", "meter", "meters", "metre", "metres", "cm", "mm")
+
+
+def labelled_in_degrees(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of coordinates whose attributes say that they are longitude and latitude."""
+    return [
+        name
+        for name, own in attributes.items()
+        if own.get("standard_name") in _NAMES or own.get("units") in (*_EAST, *_NORTH)
+    ]
+
+
+def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    """The columns of longitude and latitude.
+
+    Args:
+        attributes: those of all coordinates, by name and in order.
+
+    Raises:
+        ValueError: not one of each, in another order, or other coordinates in metres.
+    """
+    columns = {
+        kind: [i for i, (name, own) in enumerate(attributes.items()) if _is(kind, name, own)]
+        for kind in _NAMES
+    }
+    longitude, latitude = columns.values()
+    if len(longitude) != 1 or len(latitude) != 1 or longitude > latitude:
+        raise ValueError(
+            f"a projection expects a longitude before a latitude, got coordinates "
+            f"{list(attributes)}; name them so, or give them units degrees_east and degrees_north"
+        )
+    for name, own in attributes.items():
+        if own.get("units") in _LENGTHS:
+            raise ValueError(
+                f"expected {name!r} in km, as positions in the plane are, got units "
+                f"{own['units']!r}; convert it, and its units"
+            )
+    return longitude[0], latitude[0]
+
+
+def _is(kind: str, name: str, attributes: Mapping[str, Any]) -> bool:
+    units = attributes.get("units")
+    if attributes.get("standard_name") in _NAMES:
+        return attributes["standard_name"] == kind
+    if units in (*_EAST, *_NORTH):
+        return units in (_EAST if kind == "longitude" else _NORTH)
+    return str(name).lower() in _NAMES[kind]
+
+
+# Units of derivatives and integrals: only lengths have to be understood, all else is carried.
+
+
+_METRES = {
+    **dict.fromkeys(("m", "meter", "meters", "metre", "metres"), 1.0),
+    **dict.fromkeys(("km", "kilometer", "kilometers", "kilometre", "kilometres"), 1e3),
+    **dict.fromkeys(("cm", "centimeter", "centimeters", "centimetre", "centimetres"), 1e-2),
+    **dict.fromkeys(("mm", "millimeter", "millimeters", "millimetre", "millimetres"), 1e-3),
+    **dict.fromkeys(("um", "µm", "micrometer", "micrometre", "micron"), 1e-6),
+    **dict.fromkeys(("nmile", "nautical_mile", "nautical_miles"), 1852.0),
+    **dict.fromkeys(("ft", "foot", "feet", "international_foot"), 0.3048),
+}
+_KNOTS = ("knot", "knots", "kt", "kts")
+_DEGREE = re.compile("degrees?(_?(east|north|E|N|true))?$")
+_TOKEN = re.compile(
+    r"\s*([*./]?)\s*(?:([^\W\d]+|[%°])(?:\^|\*\*)?([+-]?\d+)?|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))(?=[\s*./]|$)"
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A number times a product of powers of symbols.
+
+    Example:
+        >>> from gp_orff.labelled.attributes import Unit
+        >>> str(Unit.parse("m/s") * Unit.parse("km") ** -1)
+        'm s-1 km-1'
+        >>> str((Unit.parse("m/s") * Unit.parse("km") ** -1).in_metres())
+        '0.001 s-1'
+    """
+
+    scale: float
+    powers: dict[str, int]
+
+    @classmethod
+    def parse(cls, text: object) -> "Unit | None":
+        """The unit of a text as of CF, such as "m s-1", "m/s" or "1"; None if it is no such."""
+        unit, position, text = cls(1.0, {}), 0, str(text).strip()
+        while position < len(text):
+            token = _TOKEN.match(text, position)
+            if token is None:
+                return None
+            sign, symbol, power, number = token.groups()
+            if symbol is None:
+                factor = cls(float(number), {})
+            else:
+                symbol = "degree" if _DEGREE.match(symbol) else symbol
+                factor = cls(1.0, {symbol: int(power or 1)})
+            unit *= factor**-1 if sign == "/" else factor
+            position = token.end()
+        return unit if text else None
+
+    @property
+    def has_length(self) -> bool:
+        """Whether a power of a length is in it."""
+        return bool(self.in_metres().powers.get("m"))
+
+    def in_metres(self) -> "Unit":
+        """The same unit with metres in the place of all lengths."""
+        unit = Unit(self.scale, {})
+        for symbol, power in self.powers.items():
+            if symbol in _METRES:
+                factor = Unit(_METRES[symbol], {"m": 1})
+            elif symbol in _KNOTS:
+                factor = Unit(1852 / 3600, {"m": 1, "s": -1})
+            else:
+                factor = Unit(1.0, {symbol: 1})
+            unit *= factor**power
+        return unit
+
+    def __mul__(self, other: "Unit") -> "Unit":
+        powers = dict(self.powers)
+        for symbol, power in other.powers.items():
+            powers[symbol] = powers.get(symbol, 0) + power
+        return Unit(self.scale * other.scale, {s: n for s, n in powers.items() if n})
+
+    def __pow__(self, power: int) -> "Unit":
+        powers = {symbol: n * power for symbol, n in self.powers.items() if power}
+        return Unit(self.scale**power, powers)
+
+    def __str__(self) -> str:
+        powers = sorted(self.powers.items(), key=lambda own: own[1] < 0)
+        symbols = [symbol if n == 1 else f"{symbol}{n}" for symbol, n in powers]
+        if self.scale != 1:
+            symbols.insert(0, f"{self.scale:.12g}")
+        return " ".join(symbols) or "1"
+
+
+def unit_of_map(outputs: str, inputs: str, power: int) -> tuple[float, str] | None:
+    """The unit of f times that of x to a power, and the factor of numbers that it stands for.
+
+    Where f is in lengths, such as a velocity, the lengths of both become metres: ∂u/∂x of a
+    velocity in m s-1 along x in km is in s-1, after multiplication by 0.001. Otherwise the factor
+    is 1 and the unit the product, as in nT km-1. None if one of the units is not understood.
+    """
+    if not power:
+        return 1.0, outputs
+    of_outputs, of_inputs = Unit.parse(outputs), Unit.parse(inputs)
+    if of_outputs is None or of_inputs is None:
+        return None
+    unit = of_outputs * of_inputs**power
+    if not (of_outputs.has_length and of_inputs.has_length):
+        return 1.0, str(unit)
+    unit = unit.in_metres()
+    return unit.scale, str(Unit(1.0, unit.powers))
+
+
+def conversion(given: str, wanted: str) -> float | None:
+    """The factor of numbers in a unit that brings them to another; None if there is none."""
+    units = Unit.parse(given), Unit.parse(wanted)
+    if None in units:
+        return 1.0 if given == wanted else None
+    old, new = (unit.in_metres() for unit in units)
+    return old.scale / new.scale if old.powers == new.powers else None
+
+
+# The CF attributes of outputs and symbols: units, names, and those of standard deviations.
+
 
 Attributes = Mapping[str, Any]
 

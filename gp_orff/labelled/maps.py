@@ -13,14 +13,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.survey import DataWarning
-from gp_orff.labelled.attributes import Attributes, of_moments, of_symbol
-from gp_orff.labelled.degrees import degree_columns
-from gp_orff.labelled.lazy.maps import by_blocks
-from gp_orff.labelled.plane import LocalPlane
-from gp_orff.labelled.projected import Field, ProjectedField
-from gp_orff.labelled.values import numbers, optional
+from gp_orff.labelled.attributes import (
+    Attributes,
+    degree_columns,
+    numbers,
+    of_moments,
+    of_symbol,
+    optional,
+)
+from gp_orff.labelled.lazy import by_blocks
+from gp_orff.labelled.plane import Field, LocalPlane, ProjectedField
 from gp_orff.symbols.base import Symbol
-from gp_orff.symbols.derivatives import Curl, Divergence
+from gp_orff.symbols.pointwise import Curl, Divergence
 
 if TYPE_CHECKING:
     import xarray

@@ -1,22 +1,90 @@
-"""`readings`: observations of a Dataset as arrays for `model.fit`."""
+"""Observations from an xarray Dataset, in memory or in blocks of Dask arrays."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from gp_orff.data.survey import DataWarning
-from gp_orff.labelled.degrees import degree_columns, labelled_in_degrees
-from gp_orff.labelled.lazy.blocks import Blocks
+from gp_orff.labelled.attributes import (
+    as_dataset,
+    degree_columns,
+    floats,
+    labelled_in_degrees,
+    named,
+    numbers,
+    optional,
+)
 from gp_orff.labelled.plane import LocalPlane
-from gp_orff.labelled.values import as_dataset, floats, named, numbers
 
 if TYPE_CHECKING:
     import pyproj
     import xarray
+
+
+# Blocks of a Dataset of Dask arrays, as chunks that are loaded where they are used.
+
+
+@dataclass(frozen=True)
+class Block:
+    """A callable that loads one block of a Dataset and reads it."""
+
+    dataset: "xarray.Dataset"
+    read: Callable[["xarray.Dataset"], dict[str, np.ndarray]]
+    where: str
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        return self.read(self.dataset.compute(scheduler="synchronous"))  # the workers are many
+
+    def __repr__(self) -> str:
+        return f"the block {self.where}"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a Dataset of Dask arrays, which can be visited again; nothing is loaded."""
+
+    dataset: "xarray.Dataset"
+    read: Callable[["xarray.Dataset"], dict[str, np.ndarray]]
+
+    @classmethod
+    def of(
+        cls,
+        dataset: "xarray.Dataset",
+        names: Sequence[str],
+        read: Callable[["xarray.Dataset"], dict[str, np.ndarray]],
+    ) -> "Blocks | None":
+        """The blocks of these variables; None if they are in memory, or are not Dask arrays."""
+        if all(dataset.variables[name].chunks is None for name in names):
+            return None
+        return cls(dataset[list(names)].drop_attrs().unify_chunks(), read)
+
+    def __len__(self) -> int:
+        return prod(len(sizes) for sizes in self._chunks.values())
+
+    def __iter__(self) -> Iterator[Block]:
+        dask = optional("dask", "dask")
+        slices = {
+            name: [slice(end - size, end) for size, end in zip(own, accumulate(own), strict=True)]
+            for name, own in self._chunks.items()
+        }
+        for rows in product(*slices.values()):
+            block = dict(zip(slices, rows, strict=True))
+            where = ", ".join(f"{name} {own.start}:{own.stop}" for name, own in block.items())
+            (part,) = dask.optimize(self.dataset.isel(block))  # the graph of this block alone
+            yield Block(part, self.read, where)
+
+    @property
+    def _chunks(self) -> Mapping[str, tuple[int, ...]]:
+        return self.dataset.chunksizes
+
+
+# `readings`: observations of a Dataset as arrays for `model.fit`.
 
 
 def readings(

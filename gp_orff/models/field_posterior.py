@@ -10,15 +10,15 @@ from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.noise.mixtures import mixture_quantile
+from gp_orff.data.noise import mixture_quantile
 from gp_orff.data.validation import as_places
-from gp_orff.exact_gp.posterior_covariance import posterior_covariance
-from gp_orff.inference.distributions import FieldDistribution
-from gp_orff.kernels.cholesky import cholesky
-from gp_orff.labelled import LocalPlane, on_grid
-from gp_orff.models.derived.energy_spectrum import EnergySpectrum, energy_spectrum
-from gp_orff.models.derived.named_symbols import NamedSymbols
-from gp_orff.models.derived.normal import FieldNormal, ScalarNormal
+from gp_orff.exact_gp.operators import posterior_covariance
+from gp_orff.inference.posteriors import FieldDistribution
+from gp_orff.kernels.base import cholesky
+from gp_orff.labelled.maps import on_grid
+from gp_orff.labelled.plane import LocalPlane
+from gp_orff.models.derived import FieldNormal, NamedSymbols, ScalarNormal
+from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.symbols.base import Symbol

@@ -1,5 +1,6 @@
-"""Copies of a model's kernel, noise and mean, made when its posterior is, with its data."""
+"""Snapshots of a model for predictions; symbols by features where they have no closed form."""
 
+import warnings
 from abc import ABC, abstractmethod
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -14,28 +15,58 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
-from gp_orff.data.noise.covariances import Noises, noise_of, noises_of
+from gp_orff.data.noise import Noises, noise_of, noises_of
 from gp_orff.data.observations import of_constants
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.features.frequencies.grid import MOST_FEATURES, Grid
-from gp_orff.inference.conditioning import (
-    ExactInference,
-    FeatureInference,
-    Inference,
-    Posterior,
-)
-from gp_orff.inference.distributions import FieldDistribution, PlusWhite
-from gp_orff.inference.representation import Representation
+from gp_orff.features.draws import GridWarning
+from gp_orff.features.grid import MOST_FEATURES, Grid
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import FeatureInference, Inference, Posterior
+from gp_orff.inference.posteriors import FieldDistribution, PlusWhite
+from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.fields import HelmholtzKernel, summands
 from gp_orff.kernels.symbol_covariance import decided, require
 from gp_orff.kernels.tree import space_of, terms
-from gp_orff.models.derived.by_features import warn_of_features
 from gp_orff.models.few_readings import Mixture, Sample
 from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.patches import TooFine
+
+# Symbols of exact models that have no closed form, and take features: what is said of that.
+
+
+def warn_of_features(
+    symbol: Symbol,
+    error: NotImplementedError,
+    features: FeatureInference,
+    kernel: Kernel,
+    noises: Noises,
+) -> None:
+    """Warn where features take the place of the exact kernel in an integral over many lengthscales,
+    or truncate much of the noise variance of a reading."""
+    if isinstance(error, TooFine):
+        warnings.warn(
+            f"{error}. This result uses features, which are less accurate than the exact kernel; "
+            "split the integral into smaller pieces, or use features from the start",
+            UserWarning,
+            stacklevel=2,
+        )
+    ratio = max(features.truncation_ratios(kernel, noises).values(), default=0.0)
+    if ratio > MUCH_TRUNCATED:
+        warnings.warn(
+            f"{type(symbol).__name__} has no closed form under the exact kernel, and takes a "
+            f"frequency grid, whose truncated variance is {ratio:.2g} times the noise variance: it "
+            "counts as noise of readings, so that error bars are wider than those of the exact "
+            "kernel; a smoother kernel or a smaller region would reduce it",
+            GridWarning,
+            stacklevel=2,
+        )
+
+
+# Copies of a model's kernel, noise and mean, made when its posterior is, with its data.
 
 
 class FieldOnDomain(NamedTuple):

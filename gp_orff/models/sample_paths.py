@@ -14,14 +14,13 @@ from torch import Tensor
 from gp_orff.data.observations import less_reference, of_constants
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
-from gp_orff.features.domain import Box
+from gp_orff.features.chunked import Box
+from gp_orff.features.draws import Rule
 from gp_orff.features.expansion import Expansion, apply_symbol
-from gp_orff.features.frequencies.grid import Grid
-from gp_orff.features.frequencies.random import LongTails, QuasiMonteCarlo
-from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.distributions import FieldDistribution, UnknownMean
+from gp_orff.features.grid import Grid
+from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.inference.exact_posterior import ExactPosterior
-from gp_orff.inference.weight_posterior import WeightPosterior
+from gp_orff.inference.posteriors import FieldDistribution, UnknownMean, WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.symbol_covariance import decided
 from gp_orff.kernels.tree import terms

@@ -13,34 +13,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
-from gp_orff.data.field_statistics import FieldStatistics
-from gp_orff.data.noise.covariances import noises_of
-from gp_orff.data.noise.groups import group_noise
+from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
-from gp_orff.features.domain import corners
-from gp_orff.features.frequencies.lattice_nodes import GridWarning
-from gp_orff.features.frequencies.rule import Rule
-from gp_orff.inference.conditioning import (
-    ExactInference,
-    FeatureInference,
-    Inference,
-    log_marginal_likelihood,
+from gp_orff.features.chunked import corners
+from gp_orff.features.draws import GridWarning, Rule
+from gp_orff.fitting.journal import History
+from gp_orff.fitting.noise import (
+    along_directions,
+    independent,
+    learn_new_tracks,
+    note_of,
+    with_known_noise,
+    with_tracks,
 )
-from gp_orff.inference.iterative import ConvergenceError
-from gp_orff.inference.memo import Memo
-from gp_orff.inference.representation import Representation
+from gp_orff.fitting.robust_em import EStep
+from gp_orff.fitting.scoring import leave_much_open
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
+from gp_orff.inference.iterative_system import ConvergenceError
+from gp_orff.inference.representation import Memo, Representation
 from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
-from gp_orff.models.fitting.history import History
-from gp_orff.models.fitting.noise.independent import along_directions, independent
-from gp_orff.models.fitting.noise.known import note_of, with_known_noise
-from gp_orff.models.fitting.noise.tracks import learn_new_tracks, with_tracks
-from gp_orff.models.fitting.robust_em import EStep
-from gp_orff.models.fitting.scoring import leave_much_open
 from gp_orff.models.frozen_model import ModelSnapshot
-from gp_orff.models.report.contents import trained_names
-from gp_orff.models.report.fit_report import FitReport
+from gp_orff.models.report import FitReport, trained_names
 from gp_orff.threads import chosen_threads
 
 

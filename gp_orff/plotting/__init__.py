@@ -9,8 +9,8 @@ NumPy's or torch's. Saved as PDF or SVG, figures are vectors, but for shaded are
 at the `dpi` of `savefig`.
 """
 
-from gp_orff.plotting.colours import plot_colorbar
 from gp_orff.plotting.curves import plot_calibration, plot_energy_spectrum
+from gp_orff.plotting.drawing import plot_colorbar
 from gp_orff.plotting.fields import plot_field, plot_streamlines, plot_uncertainty
 from gp_orff.plotting.maps import plot_comparison, plot_map
 from gp_orff.plotting.overview import overview

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gp_orff.plotting.arrays import array
+from gp_orff.plotting.drawing import array
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

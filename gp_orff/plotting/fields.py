@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gp_orff.plotting.arrays import ROUNDING, array, check, places_on_grid
-from gp_orff.plotting.arrows import (
+from gp_orff.plotting.drawing import (
+    ROUNDING,
+    array,
     arrows_of,
+    check,
     draw_arrows,
     draw_reference,
     ends,
     frame,
     inside,
     long_vector,
+    places_on_grid,
+    plot_colorbar,
+    shade_map,
 )
-from gp_orff.plotting.colours import plot_colorbar, shade_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gp_orff.plotting.arrays import array, check, check_deviations, column
-from gp_orff.plotting.arrows import arrows_of, draw_arrows, draw_reference, long_vector
-from gp_orff.plotting.colours import (
+from gp_orff.plotting.drawing import (
+    array,
+    arrows_of,
+    check,
+    check_deviations,
+    column,
+    draw_arrows,
+    draw_reference,
+    long_vector,
     norm_about_zero,
     norm_from_zero,
     plot_colorbar,

@@ -1,10 +1,8 @@
 """Ridge regression of vectors, semi-supervised and multi-view learning, and classification."""
 
-from gp_orff.regression.classifier import ORFFRidgeClassifier
-from gp_orff.regression.cross_validation import ORFFRidgeCV
+from gp_orff.regression.classifier import ORFFRidgeClassifier, simplex_codes
 from gp_orff.regression.laplacian import graph_laplacian, view_disagreement
-from gp_orff.regression.ridge import ORFFRidge
-from gp_orff.regression.simplex import simplex_codes
+from gp_orff.regression.ridge import ORFFRidge, ORFFRidgeCV
 
 __all__ = [
     "ORFFRidge",

@@ -1,20 +1,63 @@
-"""`ORFFRidgeClassifier`: labels by regression on the codes of classes."""
+"""`ORFFRidgeClassifier`: classes as vertices of a simplex."""
 
 from collections.abc import Callable
+from numbers import Integral
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike
+from scipy.linalg import helmert
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.features.frequencies.rule import Rule
+from gp_orff.features.draws import Rule
 from gp_orff.regression.ridge import ORFFRidge
-from gp_orff.regression.simplex import simplex_codes
+
+# Codes of classes: the corners of a simplex.
+
+
+def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
+    """The T corners of a regular simplex around the origin: one unit vector for each class.
+
+    ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t, the most separated T unit vectors, and Σ_t c_t = 0. A field f
+    that is regressed on the codes of labels gives the label argmax_t ⟨f(x), c_t⟩. As columns of a
+    root, the same codes make a kernel of T outputs, k(x, z) C Cᵀ, which sum to zero.
+
+    Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass learning with simplex coding"; Brault et
+    al. 2016, Section 4.2.
+
+    Args:
+        num_classes: T ≥ 2.
+
+    Returns:
+        C (T, T − 1) in float64; row t is c_t.
+
+    Raises:
+        ValueError: `num_classes` is no integer, or less than two.
+
+    Example:
+        >>> from gp_orff.regression import simplex_codes
+        >>> codes = simplex_codes(3)
+        >>> (codes @ codes.T).round(12)
+        array([[ 1. , -0.5, -0.5],
+               [-0.5,  1. , -0.5],
+               [-0.5, -0.5,  1. ]])
+    """
+    if not isinstance(num_classes, Integral) or num_classes < 2:
+        raise ValueError(
+            f"simplex_codes expects an integer of at least 2 classes, got {num_classes!r}; for "
+            "labels pass len(numpy.unique(labels))"
+        )
+    # Helmert's rows are orthonormal and sum to zero: CCᵀ = (I − 11ᵀ/T) T/(T − 1)
+    return helmert(num_classes).T * np.sqrt(num_classes / (num_classes - 1))
+
+
+# `ORFFRidgeClassifier`: labels by regression on the codes of classes.
+
 
 _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
     "simplex": simplex_codes,

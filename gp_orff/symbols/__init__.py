@@ -4,10 +4,19 @@ This room imports no other room.
 """
 
 from gp_orff.symbols.base import Composed, Identity, Symbol
-from gp_orff.symbols.derivatives import Curl, Divergence, Jacobian
 from gp_orff.symbols.integrals import BoxAverage, Flux, LineIntegral
-from gp_orff.symbols.parts import Background, Component, CurlFreePart, DivergenceFreePart
-from gp_orff.symbols.potentials import Potential, StreamFunction, VectorPotential
+from gp_orff.symbols.pointwise import (
+    Background,
+    Component,
+    Curl,
+    CurlFreePart,
+    Divergence,
+    DivergenceFreePart,
+    Jacobian,
+    Potential,
+    StreamFunction,
+    VectorPotential,
+)
 from gp_orff.symbols.reduction import ReductionToPole
 
 __all__ = [

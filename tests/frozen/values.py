@@ -20,9 +20,9 @@ from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from torch import Tensor
 
 import gp_orff
-from gp_orff.inference.conditioning import Posterior
-from tests import registry
-from tests.models import evidence, scalar_gp, vector_gp
+from gp_orff.inference.features import Posterior
+from tests.support import registry
+from tests.support.models import evidence, scalar_gp, vector_gp
 
 HERE = Path(__file__).parent
 FILE = HERE / "values.pt"

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import gp_orff
-from gp_orff.features.frequencies.hermite import longest_lag
-from gp_orff.kernels.factors import Factor, Gradient, Solenoidal
+from gp_orff.features.zoo_rules import longest_lag
+from gp_orff.kernels.tree import Factor, Gradient, Solenoidal
 from helpers.papers import pictures
 from helpers.papers.kernels import KERNELS, gaussian
 

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 import gp_orff
 from gp_orff.data.patterns import DEFAULT
-from gp_orff.inference.conditioning.exact import has_covariance
-from gp_orff.models.fitting.scoring.weak_priors import WeakPriors, leave_much_open
+from gp_orff.fitting.scoring import WeakPriors, leave_much_open
+from gp_orff.inference.exact import has_covariance
 from helpers.record.cases import MOST_DENSE, Case
 
 LATTICE = {"tolerance": 1e-6, "max_features": 6000}  # of sets with more values

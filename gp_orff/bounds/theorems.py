@@ -1,0 +1,522 @@
+"""Theorems on the error of random features, and of Fastfood at one pair of points."""
+
+import math
+from dataclasses import dataclass
+
+from gpytorch.kernels import Kernel
+
+from gp_orff.bounds.constants import (
+    Bernstein,
+    Bound,
+    Hoeffding,
+    Logarithmic,
+    Part,
+    Problem,
+    Subexponential,
+    Tail,
+    TailBound,
+)
+from gp_orff.features.chunked import Box
+from gp_orff.features.phases import FastfoodProjection
+from gp_orff.features.random import Measure
+from gp_orff.kernels.mixture_spectra import Gaussian
+from gp_orff.kernels.tree import Mixing, leaf_dims
+
+# Theorems on the error of random features, for every kernel of the package.
+#
+# The lags x − z of a box with the diagonal l lie in a ball of radius l, which (4l/s)^d balls of
+# radius s cover, s ≤ 4l. With a tail of the error at their centres and a bound of its slope
+# between,
+#
+#     P(sup ‖F‖ ≥ ε) ≤ C e^{−D t(ε/2)} (4l/s)^d + (4Λs/ε)^k ,    F = K̃ − K ,
+#
+# which the best s minimises. Λ is the norm of ‖ω‖‖W‖ in L^k; that of the slope of F is at most 2Λ.
+# Where the best s exceeds 4l, one ball is enough.
+
+
+def hoeffding(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the error of a scalar or separable kernel at one pair of points, in the spectral norm.
+
+    K̃ is the kernel of the random features. For two points x and z that are chosen before the
+    frequencies are drawn,
+
+        P(‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2Q exp(−Dε²/(2a²)) .
+
+    For a scalar kernel with k(0) = 1 this is 2 exp(−Dε²/2). In general the kernel is a sum of terms
+    k_q(x − z) L_q L_qᵀ. Then a = Σ_q ‖K_q(0)‖₂, and Q is the number of different L_q: 1 for a
+    scalar kernel, for one `SeparableKernel` and for one `MultitaskKernel`. In a spectral mixture
+    kernel, frequencies have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest of them.
+
+    Hoeffding's inequality, as in Rahimi & Recht 2007, Section 3.
+
+    Args:
+        kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
+            scaled forms of them, at its present hyperparameters.
+        domain: not needed; the bound is the same for every pair of points.
+        measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
+        num_dims: d, the number of inputs; not needed.
+
+    Returns:
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: a curl-free or divergence-free kernel, for which there is `minh_pointwise`; a
+            batch of kernels, or an unknown measure.
+        NotImplementedError: a kernel whose moments are not known; an `LCMKernel`, whose terms
+            share frequencies.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> bound = gp_orff.bounds.hoeffding(gpytorch.kernels.RBFKernel())
+        >>> round(bound.probability(1000, error=0.1), 4)  # 2 exp(−5)
+        0.0135
+        >>> bound.num_frequencies(error=0.1, confidence=0.95)
+        738
+    """
+    problem = Problem.of("hoeffding", kernel, domain, measure, num_dims)
+    count = problem.number_of_matrices("minh_pointwise")
+    return TailBound(Hoeffding(problem.constants.largest), (Part(math.log(2 * count)),))
+
+
+def rahimi_recht(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the largest error of a scalar or separable kernel over a box, in the spectral norm.
+
+    The largest error is over all x and z in the box:
+
+        P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,    r = σ a l/ε .
+
+    l is the diagonal of the box and σ² = E‖ω‖², for random frequencies ω of the spectral density; a
+    and Q are those of `hoeffding`. For several terms, σ a is the sum of their own. `brault` usually
+    asks for fewer frequencies.
+
+    Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1, which print
+    dσ for σ. The last step of the proof enlarges a factor only if r ≥ 1; for r < 1 the factor of
+    the step before is used.
+
+    Args:
+        kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
+            scaled forms of them, at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it.
+        measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
+        num_dims: d, the number of inputs; that of `domain` if None.
+
+    Returns:
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: a curl-free or divergence-free kernel, for which there are `brault` and `minh`;
+            E‖ω‖² = ∞, as for a Matérn kernel with ν ≤ 1; a domain that is no finite box of the
+            inputs; a batch of kernels, or an unknown measure.
+        NotImplementedError: as for `hoeffding`.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.RBFKernel()
+        >>> kernel.lengthscale = 1.0
+        >>> bound = gp_orff.bounds.rahimi_recht(kernel, ((-1, 1), (-1, 1)))
+        >>> bound.num_frequencies(error=0.1, confidence=0.95)
+        25470
+    """
+    problem = Problem.of("rahimi_recht", kernel, domain, measure, num_dims)
+    count = problem.number_of_matrices("brault or minh")
+    c, d = problem.constants, len(problem.columns)
+    problem.check_slope(c.lipschitz, "E‖ω‖²", "minh, where E‖ω‖ < ∞, or hoeffding (one lag)")
+    net = _over_box(problem, Hoeffding(c.largest), 2 * count, c.lipschitz, 2)
+    printed = 8 * math.log(2) + math.log(count) + 2 * _log(c.lipschitz * problem.diagonal)
+    return TailBound(net.tail, (*net.parts, Part(printed, 2, 2 / (d + 2))), net.fraction)
+
+
+def brault(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the largest error of any kernel over a box, in the spectral norm.
+
+    The largest error is over all x and z in the box, which has the diagonal l; p is the number of
+    outputs:
+
+        P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε)
+            ≤ C′ 2^{(6d+2)/(d+2)} p^{2/(d+2)} (2σ_p l/ε)^{2d/(d+2)} exp(−2D t/(d + 2)) ,
+        C′ = (d/2)^{−d/(d+2)} + (d/2)^{2/(d+2)} .
+
+    W is the random matrix of one frequency, with mean K(0). It is A(ω) with the measure "base", and
+    A(ω) E‖z‖²/‖z‖² with "trace", where z is ω at unit lengthscale. Its constants are
+
+        σ_p² = E ‖ω‖² ‖W‖₂² ,    b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂ .
+
+    t depends on whether W is bounded. If it is, as for "trace" and for separable kernels,
+
+        2t = ε²/(4b + 2Uε/3) ,    U = sup‖W‖₂ + ‖K(0)‖₂ .
+
+    If it is not, as for fields with "base", the Orlicz norm ψ₁ of ‖W‖₂ takes the place of its
+    supremum:
+
+        2t = ε²/(8(b + εū/12)) where εū ≤ 4(e − 1)b, or else ε/((e − 1)ū) ,
+        ū = m log(2m²/b + 1) ,    m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2 .
+
+    b is found by a search where the kernel is isotropic and has a closed form, and is bounded by
+    ‖E W²‖₂ elsewhere.
+
+    Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
+    B.2. The formulas here differ from the printed ones, in which ū changes with the unit of K, p
+    stands for p^{2/(d+2)}, and σ_p for 2σ_p: the slope of K̃ − K is needed at the lag, a random one,
+    where it is largest.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+
+    Returns:
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: with "base", a curl-free or divergence-free kernel of a Matérn or rational
+            quadratic one (W has no Orlicz norm); σ_p = ∞, as for those of a Matérn kernel with
+            ν ≤ 2; a domain that is no finite box of the inputs; a batch of kernels, or an unknown
+            measure.
+        NotImplementedError: a kernel whose moments are not known, such as `SpectralMatrixKernel`;
+            an `LCMKernel`, whose terms share frequencies; "trace" for a field over a spectral
+            mixture.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> round(gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3)
+        0.403
+    """
+    problem = Problem.of("brault", kernel, domain, measure, num_dims)
+    c = problem.constants
+    if math.isfinite(c.largest):
+        tail: Tail = Bernstein(c.variance, c.largest + c.size)
+    elif math.isfinite(c.orlicz):
+        tail = Subexponential(c.variance, 2 * c.orlicz + 2 * c.size / math.log(2))
+    else:
+        raise ValueError(
+            "brault expects features that are bounded or have an Orlicz norm (E exp(‖W‖/c) < ∞), "
+            'got a field kernel with heavier tails in the measure "base"; use measure="trace"'
+        )
+    others = "minh, where E‖ω‖‖W‖_F < ∞, or minh_pointwise (one lag)"
+    problem.check_slope(c.lipschitz, "E‖ω‖²‖W‖₂²", others)
+    return _over_box(problem, tail, 2 * problem.num_outputs, c.lipschitz, 2)
+
+
+def minh_pointwise(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the error of any kernel at one pair of points, in the Hilbert–Schmidt (Frobenius) norm.
+
+    K̃ is the kernel of the random features. For two points x and z that are chosen before the
+    frequencies are drawn,
+
+        P(‖K̃(x, z) − K(x, z)‖_F ≥ ε) ≤ 2 exp(−(Dε/4M) log(1 + 2Mε/σ²)) .
+
+    M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as for `brault`.
+    It has to be bounded.
+
+    Minh 2016, Theorem 11, which prints M for 2M: its Lemma 15 needs a bound of
+    cos⟨ω, x − z⟩ W − K(x, z), which is 2M.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        domain: not needed; the bound is the same for every pair of points.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        num_dims: d, the number of inputs; not needed.
+
+    Returns:
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: "base" for a curl-free or divergence-free kernel, whose features are then
+            unbounded; a batch of kernels, or an unknown measure.
+        NotImplementedError: as for `brault`.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> bound = gp_orff.bounds.minh_pointwise(kernel)
+        >>> bound.num_frequencies(error=0.1, confidence=0.95)
+        3097
+    """
+    problem = Problem.of("minh_pointwise", kernel, domain, measure, num_dims)
+    return TailBound(_logarithmic(problem), (Part(math.log(2)),))
+
+
+def minh(
+    kernel: Kernel,
+    domain: Box | None = None,
+    *,
+    measure: str | Measure = "trace",
+    num_dims: int | None = None,
+) -> Bound:
+    """Bound the largest error of any kernel over a box, in the Hilbert–Schmidt (Frobenius) norm.
+
+    The largest error is over all x and z in the box, which has the diagonal l:
+
+        P(sup ‖K̃(x, z) − K(x, z)‖_F ≥ ε)
+            ≤ a(d) (2 m₁ l/ε)^{d/(d+1)} exp(−Dε/(8(d + 1)M) · log(1 + Mε/σ²)) ,
+        a(d) = 2^{(3d+1)/(d+1)} (d^{1/(d+1)} + d^{−d/(d+1)}) .
+
+    M and σ² are those of `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F, which is the same for both measures.
+    The norm is never smaller than the spectral norm of `brault`, which usually asks for fewer.
+
+    Minh 2016, Theorem 12, for the set of lags x − z, whose diameter is 2l, and with 2M for M as in
+    `minh_pointwise`.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it.
+        measure: "trace" or "base", as for `MonteCarlo`.
+        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+
+    Returns:
+        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: "base" for a curl-free or divergence-free kernel, whose features are then
+            unbounded; m₁ = ∞, as for those of a Matérn kernel with ν ≤ 3/2; a domain that is no
+            finite box of the inputs; a batch of kernels, or an unknown measure.
+        NotImplementedError: as for `brault`.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
+        >>> kernel.base_kernel.lengthscale = 1.0
+        >>> round(gp_orff.bounds.minh(kernel, box).error(10_000), 3)
+        0.289
+    """
+    problem = Problem.of("minh", kernel, domain, measure, num_dims)
+    tail, slope = _logarithmic(problem), problem.constants.lipschitz_frobenius
+    problem.check_slope(slope, "E‖ω‖‖W‖_F", "minh_pointwise (one lag)")
+    return _over_box(problem, tail, 2, slope, 1)
+
+
+def _logarithmic(problem: Problem) -> Logarithmic:
+    """The tail of Theorem 11 of Minh 2016."""
+    c = problem.constants
+    if math.isinf(c.largest_frobenius):
+        raise ValueError(
+            f'{problem.name} expects bounded features, got a field kernel in the measure "base", '
+            'where they are not; use measure="trace"'
+        )
+    return Logarithmic(c.variance_frobenius, c.largest_frobenius)
+
+
+def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) -> TailBound:
+    """The bound of the largest error over a box, with the best radius s of the balls.
+
+    Args:
+        problem: the kernel and the box.
+        tail: t, of the error at one lag.
+        count: C, the factor of the tail.
+        slope: Λ, half a bound of the norm of the slope in L^k.
+        k: the moment of the slope in Markov's inequality.
+    """
+    d, diagonal = len(problem.columns), problem.diagonal
+    ratio, log_count = d / k, math.log(count)
+    log_constant = (k * (log_count + d * _log(4 * diagonal)) + d * k * math.log(4 * slope)) / (
+        d + k
+    ) + math.log(ratio ** (k / (d + k)) + ratio ** (-d / (d + k)))
+    net = Part(log_constant, power=d * k / (d + k), share=k / (d + k))
+    # s > 4l only if (4Λ · 4l/ε)^k < (d/k) C e^{−Dt}; then one ball of radius s = l gives
+    ball = Part(log_count + math.log1p(ratio / 4**k))
+    return TailBound(tail, (net, ball), fraction=0.5)
+
+
+def _log(number: float) -> float:
+    """The logarithm, −∞ for 0."""
+    return math.log(number) if number else -math.inf
+
+
+# The error of Fastfood at one pair of points, whose frequencies depend on one another.
+#
+# One block S H G Π H B/√m of m frequencies, v = (x − z)/ℓ, s = ‖v‖²: with w = HBv/√m, u = Πw and
+# the unit vector γ = G/‖G‖, its phases are r_j y_j, y_j = Σ_i H_ji γ_i u_i, the radii r_j ~ χ_m
+# being independent.
+#
+# Variance: given u, the covariance of two cosines is Σ_i e_i P_i(ρ), i = 2, 4, …, over normalised
+# Gegenbauer polynomials in m dimensions, where e_i ≥ 0, Σ e_i ≤ Var cos = ½(1 − e^{−s})², and ρ is
+# the correlation of y_j and y_t. E ρ² = 2(1 − ‖v‖₄⁴/s²)/(m − 1), since E w_i⁴ = (3s² − 2‖v‖₄⁴)/m²
+# and a random half of the w_i² has a plus sign in ρ. By Laplace's integral, |P_i(ρ)| ≤ ρ² + 3(1 −
+# ρ²)/(m² − 1).
+#
+# Concentration: all blocks have D + m − 1 entries u_i at most, if the last one is cut. With a
+# probability of 1 − δ all |u_i| ≤ U, U² = (2s/m) log(2(D + m − 1)/δ) (Lemma 12). Given γ, the radii
+# move the average of D cosines no more than a Gaussian of variance U² (D + m − 1)/D². Its mean over
+# r has a slope in γ of at most U m/√D, and on a sphere (of logarithmic Sobolev constant m − 1) it
+# moves no more than a Gaussian of variance U² m²/((m − 1)D).
+
+
+_SMALLEST = 1e-100  # s of one point, whose error is 0
+
+
+@dataclass(frozen=True)
+class FastfoodBound(Bound):
+    """The bound of `fastfood`, and the variance that it contains."""
+
+    size: float  # a = ‖K(0)‖₂
+    squared_lag: float  # s, in units of the lengthscales; infinite for all lags
+    num_dims: int  # d
+
+    @property
+    def scale(self) -> float:
+        return self.size
+
+    @property
+    def block(self) -> int:
+        """The number of frequencies in a block: d, padded to a power of two."""
+        return FastfoodProjection.padded(self.num_dims)
+
+    def variance(self, num_frequencies: int) -> float:
+        """The variance of the norm of K̃ − K that D frequencies do not exceed.
+
+        Args:
+            num_frequencies: D, the number in `Fastfood(D)`.
+        """
+        return self.size**2 * self._relative_variance / num_frequencies
+
+    def log_probability(self, num_frequencies: int, error: float) -> float:
+        m, n, relative = self.block, num_frequencies, error / self.size
+        v, energy = self._relative_variance, num_frequencies * relative**2
+        chebyshev = math.log(v / energy)
+        bernstein = math.log(2) - energy / (2 * v + 4 / 3 * m * relative)
+        half = 0.5 * math.log(n + m - 1)
+        rest = energy / (4 * _spread(m, n) * self.squared_lag)  # t² + 2 half t
+        lipschitz = math.log(4) - rest / (half + math.sqrt(half**2 + rest) or 1.0)
+        return min(chebyshev, bernstein, lipschitz)
+
+    @property
+    def _relative_variance(self) -> float:
+        return 0.5 * _inflation(self.num_dims, self.block) * math.expm1(-self.squared_lag) ** 2
+
+
+def _inflation(num_dims: int, block: int) -> float:
+    """κ: a bound of the variance, over that of independent frequencies."""
+    if block == 1:
+        return 1.0
+    spread = 2 * (1 - 1 / num_dims)  # (m − 1) E ρ², at most
+    return 1 + spread + 3 * (1 - spread / (block - 1)) / (block + 1)
+
+
+def _spread(block: int, num_frequencies: int) -> float:
+    """c: the variances of both steps of the concentration, over that of Theorem 11."""
+    m, n = block, num_frequencies
+    return 1.0 if m == 1 else m / (m - 1) + (n + m - 1) / (n * m)
+
+
+def fastfood(
+    kernel: Kernel, domain: Box | None = None, *, num_dims: int | None = None
+) -> FastfoodBound:
+    """Bound the error of `Fastfood` for an RBF kernel at one pair of points, in the spectral norm.
+
+    K̃ is the kernel of D frequencies in independent blocks of m = 2^k ≥ d. For two points x and z
+    that are chosen before they are drawn, with s = ‖(x − z)/ℓ‖² and a = ‖K(0)‖₂,
+
+        P(‖K̃(x, z) − K(x, z)‖₂ ≥ aε)
+            ≤ min{ V/(Dε²),  2 exp(−Dε²/(2V + 4mε/3)),  4e^{−t} } ,
+        V = κ ½(1 − e^{−s})² ,    κ = 1 + 2(1 − 1/d) + 3(1 − 2(1 − 1/d)/(m − 1))/(m + 1) ,
+        t² + t log(D + m − 1) = Dε²/(4cs) ,    c = m/(m − 1) + (D + m − 1)/(Dm) .
+
+    a²V/D bounds the variance, and κ ≤ 3.03 compares it with that of independent frequencies. For
+    d = 1, κ = c = 1. The three bounds are Chebyshev's inequality, Bernstein's for the blocks, and
+    that of Lipschitz functions of Gaussians, for few blocks and small probabilities. V and s
+    increase with the lag: the bound for a box is that of its diagonal. In the box
+    ((0, |x₁ − z₁|), …) it is that of one pair.
+
+    Le et al. 2013, Corollary 10 and Theorem 11. Corollary 10 has V = ½(1 − e^{−s})² +
+    6s²(e^{−s} + s/3) (it prints 2/n for the 1/2n of Theorem 9), which allows 14 to 270 times the
+    variance of independent frequencies at lags of 0.5 to 2 lengthscales. The variance here comes
+    from the same proof with E ρ² as it is. Theorem 11 is for one block, D = m, without S: it has
+    2δ = 4e^{−t} with c = 1 and D for D + m − 1. Its (52) prints √(2L log(2/δ)) for
+    L√(2 log(2/δ)). The radii of `Fastfood`, S = r/‖G‖_F, need c > 1, which is
+    1.0015 for D = m = 2048.
+
+    Args:
+        kernel: one `RBFKernel`, scaled or not, or a `SeparableKernel` or `MultitaskKernel` of it,
+            at its present hyperparameters.
+        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
+            and z are in it. If None, the bound is for all pairs of points; t is then 0.
+        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+
+    Returns:
+        A `Bound`. Its D is the number of frequencies in `Fastfood(D)`. It also has
+        `variance(num_frequencies)`, in units of the kernel squared.
+
+    Raises:
+        TypeError: `kernel` is not a gpytorch kernel.
+        ValueError: another kernel than RBF, sums and products of kernels, and fields; a number of
+            inputs that is not known; a domain that is no finite box of the inputs; a batch of
+            kernels.
+        NotImplementedError: an `LCMKernel` or another kernel whose moments are not known.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=16)
+        >>> bound = gp_orff.bounds.fastfood(kernel)
+        >>> round(bound.error(4096), 3)
+        0.063
+        >>> lag = ((0.0, 0.1),) * 16  # ‖x − z‖ = 0.4
+        >>> kernel.lengthscale = 1.0
+        >>> round(gp_orff.bounds.fastfood(kernel, lag).error(4096), 4)
+        0.0127
+    """
+    problem = Problem.of("fastfood", kernel, domain, "trace", num_dims)
+    (term, spectrum), *others = problem.terms
+    leaves = [leaf.spectrum for leaf in spectrum.leaves]
+    single = not others and len(leaves) == 1 and isinstance(term.factor, Mixing)
+    if not single or not isinstance(leaves[0], Gaussian):
+        raise ValueError(
+            "fastfood expects one RBFKernel, scaled or not, or a SeparableKernel or "
+            f"MultitaskKernel of it, got {_in_words(problem)}; bound each term of a sum by itself "
+            "(errors and probabilities add up), or measure the error with "
+            "gp_orff.compare_with_exact"
+        )
+    if domain is None:
+        dims = leaf_dims(term, term.leaves[0], num_dims)
+        return FastfoodBound(problem.constants.size, math.inf, dims)
+    dims = spectrum.leaves[0].dims
+    lengthscale = leaves[0].lengthscale.flatten().expand(len(dims)).tolist()
+    sides = (problem.domain[dim][1] - problem.domain[dim][0] for dim in dims)
+    lag = sum((side / ell) ** 2 for side, ell in zip(sides, lengthscale, strict=True))
+    return FastfoodBound(problem.constants.size, max(lag, _SMALLEST), len(dims))
+
+
+def _in_words(problem: Problem) -> str:
+    """The terms of a kernel by their classes."""
+    return " + ".join(
+        " * ".join(
+            [type(term.factor).__name__] * (not isinstance(term.factor, Mixing))
+            + [type(leaf.kernel).__name__ for leaf in term.leaves]
+        )
+        for term, _ in problem.terms
+    )

@@ -1,0 +1,829 @@
+"""Likelihoods beyond those of gpytorch: Student-t, along tracks, given with the readings."""
+
+import math
+import warnings
+from collections.abc import Iterator, MutableMapping
+from copy import deepcopy
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.priors import LogNormalPrior, Prior
+from gpytorch.utils.warnings import GPInputWarning
+from jaxtyping import Bool, Float
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    BlockDiagLinearOperator,
+    BlockInterleavedLinearOperator,
+    ConstantDiagLinearOperator,
+    DiagLinearOperator,
+    LinearOperator,
+)
+from torch import Tensor, nn
+
+from gp_orff.data.noise import (
+    SlowVariance,
+    TrackNoise,
+    along_tracks,
+    check_num_tasks,
+    noise_of,
+    slow_variance_of,
+)
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import GroupKey, LineOfSight
+from gp_orff.data.validation import as_real
+from gp_orff.kernels.base import as_real_tensor
+
+# Noise that comes with the readings: an absolute variance or covariance of each.
+#
+# A reading y = f + ε, ε ~ N(0, R), tells the same as its components along the axes u_k of
+# R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance λ_k.
+
+
+_ASYMMETRY = 1e-5  # over √(R_ii R_jj): beyond rounding in single precision
+_SINGULAR = 100 * torch.finfo(torch.float64).eps  # the least eigenvalue, over the largest
+
+
+def given_noise(
+    noise: object, count: int, num_values: int, observed: Bool[Tensor, "N v"] | None = None
+) -> Float[Tensor, "N ..."]:
+    """The noise of N readings of v values: variances (N,) or (N, v), or covariances (N, v, v).
+
+    What belongs to values that were not observed is neither checked nor used.
+
+    Args:
+        noise: (N,), (N, v) or (N, v, v), in squared units of y.
+        count: N.
+        num_values: v, the components of a reading; 1 for readings along directions.
+        observed: whether each value was observed; None if all were.
+
+    Raises:
+        TypeError: values that are not real numbers.
+        ValueError: another shape; variances that are not positive and finite; a covariance that is
+            not symmetric or not positive definite.
+
+    Example:
+        >>> from gp_orff.data.likelihoods import given_noise
+        >>> given_noise([[[0.1]], [[0.2]]], count=2, num_values=1).tolist()
+        [0.1, 0.2]
+    """
+    values = as_real(noise, "noise").detach()
+    each, components = (count,), (count, num_values)
+    shapes = (each, components, (*components, num_values))
+    if values.shape not in shapes:
+        raise ValueError(
+            f"expected noise of shape {shapes[0]}, a variance for each reading, {shapes[1]}, one "
+            f"for each number, or {shapes[2]}, covariances, got {tuple(values.shape)}"
+        )
+    if observed is None:
+        observed = torch.ones(components, dtype=torch.bool)
+    observed = observed.to(values.device)
+    if num_values == 1:
+        values = values.reshape(each)
+    if values.dim() == 3:
+        return _covariances(values, observed)
+    _check_variances(values, observed.any(-1) if values.dim() == 1 else observed)
+    return values
+
+
+def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[Observations]:
+    """The components of readings along the axes of their noise covariances, axis by axis.
+
+    Args:
+        part: readings of some components of vectors.
+        covariance: their noise, as `given_noise` returns it.
+    """
+    variances, axes = torch.linalg.eigh(part.apply_to_covariance(covariance))
+    directions = part.pattern.embed(axes.mT)  # (n, v, p): the rows are axes
+    y = (axes.mT @ part.y.unsqueeze(-1)).squeeze(-1)
+    key = GroupKey(part.key.label, LineOfSight(part.pattern.num_outputs), known=True)
+    return [
+        Observations(key, part.x, y[:, [k]], 1 / variances[:, k], directions[:, k], part.index)
+        for k in range(y.shape[-1])
+    ]
+
+
+def _check_variances(values: Tensor, observed: Bool[Tensor, "..."]) -> None:
+    wrong = observed & ~((values > 0) & torch.isfinite(values))
+    if wrong.any():
+        reading = int(torch.nonzero(wrong)[0, 0])
+        raise ValueError(
+            f"expected positive, finite noise variances, got {int(wrong.sum())} others, first "
+            f"{values[wrong][0].item():.6g} of reading {reading}; drop readings of unknown noise"
+        )
+
+
+def _covariances(
+    values: Float[Tensor, "N v v"], observed: Bool[Tensor, "N v"]
+) -> Float[Tensor, "N v v"]:
+    """The covariances, symmetric to the last digit; the identity where nothing was observed."""
+    both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
+    eye = torch.eye(values.shape[-1]).to(values)
+    values = torch.where(both, values, eye)
+    _require(torch.isfinite(values).all(-1).all(-1), values, "finite")
+    size = values.diagonal(dim1=-1, dim2=-2).abs().sqrt()
+    skew = (values - values.mT).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))
+    _require(~(skew > _ASYMMETRY).any(-1).any(-1), values, "symmetric")
+    values = 0.5 * (values + values.mT)
+    eigenvalues = torch.linalg.eigvalsh(values)
+    positive = eigenvalues[:, 0] > _SINGULAR * eigenvalues[:, -1]
+    _require(positive, values, "positive definite")
+    return values
+
+
+def _require(holds: Bool[Tensor, "N"], values: Float[Tensor, "N v v"], what: str) -> None:
+    if not holds.all():
+        reading = int(torch.nonzero(~holds)[0, 0])
+        raise ValueError(
+            f"expected {what} noise covariances, got {int((~holds).sum())} of {len(values)} that "
+            f"are not, first that of reading {reading}: {values[reading].tolist()}; drop these "
+            "readings, or give variances"
+        )
+
+
+# The degrees of freedom of Student-t noise, as a parameter of a likelihood.
+
+
+_LIKELIEST, _WIDTH = 2.0, 1.0  # of the prior of ν − 2: its mode, and the spread of its logarithm
+
+
+class HeavyTails(Likelihood):
+    """The part of a likelihood that has the degrees of freedom ν > 2 of Student-t noise.
+
+    They are a parameter `raw_deg_free` (1,) in float64, as that of
+    `gpytorch.likelihoods.StudentTLikelihood`.
+    """
+
+    def add_deg_free(
+        self,
+        deg_free: float | Tensor,
+        learned: bool = False,
+        constraint: Interval | None = None,
+        prior: Prior | None = None,
+    ) -> None:
+        """Register ν, its constraint and its prior, by default a log-normal one of ν − 2 with its
+        mode at 2: it keeps ν near 4 where readings do not tell, from 2, where the noise has no
+        variance, and from growing without bound under noise that is Gaussian.
+
+        Raises:
+            ValueError: ν of at most 2, or one that the constraint does not allow.
+        """
+        constraint = constraint or GreaterThan(2.0)
+        if not deg_free > 2:
+            raise ValueError(
+                f"{type(self).__name__} expects deg_free > 2, got {float(deg_free)}, with which "
+                "the noise has no variance; use 4, for instance"
+            )
+        if not constraint.check(torch.as_tensor(deg_free)):
+            raise ValueError(
+                f"{type(self).__name__} expects deg_free inside its constraint, {constraint}, got "
+                f"{float(deg_free)}; give both"
+            )
+        raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=learned)
+        self.register_parameter("raw_deg_free", raw)
+        self.register_constraint("raw_deg_free", constraint)
+        own = prior is None
+        self.register_prior(
+            "deg_free_prior",
+            LogNormalPrior(math.log(_LIKELIEST) + _WIDTH**2, _WIDTH) if own else prior,
+            _excess if own else _deg_free,
+            _set_excess if own else _set_deg_free,
+        )
+        self.deg_free = deg_free
+
+    def copy_deg_free(self, other: Likelihood) -> None:
+        """Register the ν of another likelihood, with its constraint and prior, if it has one."""
+        nu = getattr(other, "deg_free", None)
+        if isinstance(other, HeavyTails) and other.has_deg_free:
+            constraint, learned = other.raw_deg_free_constraint, other.raw_deg_free.requires_grad
+            prior = None if other.has_default_prior else other.deg_free_prior
+            self.add_deg_free(nu, learned, *deepcopy((constraint, prior)))
+        elif nu is not None:
+            self.add_deg_free(nu)
+
+    @property
+    def has_default_prior(self) -> bool:
+        """Whether ν has the prior of `add_deg_free`."""
+        closures = {name: closure for name, _, _, closure, _ in self.named_priors()}
+        return closures.get("deg_free_prior") is _excess
+
+    @property
+    def deg_free(self) -> Float[Tensor, "1"] | None:
+        """The degrees of freedom ν, a tensor (1,); None for Gaussian noise."""
+        if not self.has_deg_free:
+            return None
+        return self.raw_deg_free_constraint.transform(self.raw_deg_free)
+
+    @deg_free.setter
+    def deg_free(self, value: float | Tensor) -> None:
+        raw = self.raw_deg_free
+        value = as_real_tensor(value, "deg_free", dtype=raw.dtype).to(raw).expand_as(raw)
+        raw_value = self.raw_deg_free_constraint.inverse_transform(value)
+        self.initialize(raw_deg_free=raw_value)
+
+    @property
+    def has_deg_free(self) -> bool:
+        """Whether the noise is Student-t."""
+        return "raw_deg_free" in self._parameters
+
+    @property
+    def heavier(self) -> float:
+        """The variance of the noise over its squared scale, ν/(ν − 2); 1 for Gaussian noise."""
+        if not self.has_deg_free:
+            return 1.0
+        nu = self.deg_free.item()
+        return nu / (nu - 2)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        """States from before ν was a parameter keep the ν of the constructor."""
+        for name, value in self.state_dict().items():
+            if name.startswith(("raw_deg_free", "deg_free_prior")):
+                state_dict.setdefault(prefix + name, value.clone())
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _deg_free(likelihood: HeavyTails) -> Tensor:
+    return likelihood.deg_free
+
+
+def _set_deg_free(likelihood: HeavyTails, value: Tensor) -> None:
+    likelihood.deg_free = value
+
+
+def _excess(likelihood: HeavyTails) -> Tensor:
+    return likelihood.deg_free - 2
+
+
+def _set_excess(likelihood: HeavyTails, value: Tensor) -> None:
+    likelihood.deg_free = value + 2
+
+
+def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
+    """The degrees of freedom of a likelihood and of its parts: the weights of readings tell them,
+    and the evidence under given weights does not depend on them."""
+    tails = (part for part in module.modules() if isinstance(part, HeavyTails))
+    return {part.raw_deg_free for part in tails if part.has_deg_free}
+
+
+# `KnownNoiseLikelihood`: noise that is given with each reading.
+
+
+class KnownNoiseLikelihood(HeavyTails):
+    r"""Noise whose covariance comes with every reading: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
+
+    `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such readings. It keeps s = 1,
+    and learns s by evidence with `scale_noise=True`.
+
+    With `deg_free=ν` the noise is Student-t with the scale s R_n in the place of its covariance:
+    ε_n ~ N(0, s R_n / w_n), w_n ~ Gamma(ν/2, ν/2), for readings of which some are worse than their
+    stated errors. Variances (N,) have one w_n for all components of a reading; variances (N, p),
+    and each axis of covariances (N, p, p), one for each number. A fit makes such a likelihood in
+    the place of a `MultitaskStudentTLikelihood`.
+
+    Called on the distribution of a field, it adds the noise of new readings, `noise=`, times s
+    (and ν/(ν − 2)): `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p).
+    Without `noise=` it warns and adds nothing, as
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` does.
+
+    Args:
+        num_tasks: p, the number of outputs.
+        deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
+        learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
+        noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> noise = 0.1 ** torch.linspace(1, 4, 80).double()
+        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> errors = torch.randn(80, 2, generator=torch.Generator().manual_seed(1))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> model = model.fit(x, y + noise.sqrt()[:, None] * errors, noise=noise, progress=False)
+        >>> model.likelihood.noise_scale.item()
+        1.0
+        >>> field = model.posterior()(x[:2])
+        >>> reading = model.likelihood(field, noise=noise[:2])
+        >>> bool(torch.allclose(reading.variance - field.variance, noise[:2, None]))
+        True
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        *,
+        deg_free: float | Tensor | None = None,
+        learn_deg_free: bool = False,
+        deg_free_constraint: Interval | None = None,
+        deg_free_prior: Prior | None = None,
+        noise_scale_constraint: Interval | None = None,
+        noise_scale_prior: Prior | None = None,
+    ):
+        super().__init__()
+        self.num_tasks = num_tasks
+        raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
+        self.register_parameter("raw_noise_scale", raw)
+        self.register_constraint("raw_noise_scale", noise_scale_constraint or GreaterThan(0.0))
+        if noise_scale_prior is not None:
+            self.register_prior(
+                "noise_scale_prior",
+                noise_scale_prior,
+                lambda module: module.noise_scale,
+                lambda module, value: setattr(module, "noise_scale", value),
+            )
+        self.noise_scale = 1.0
+        if deg_free is not None:
+            self.add_deg_free(deg_free, learn_deg_free, deg_free_constraint, deg_free_prior)
+
+    @property
+    def noise_scale(self) -> Float[Tensor, "1"]:
+        """The factor s of the noise that is given, a tensor (1,)."""
+        return self.raw_noise_scale_constraint.transform(self.raw_noise_scale)
+
+    @noise_scale.setter
+    def noise_scale(self, value: float | Tensor) -> None:
+        raw = self.raw_noise_scale
+        value = as_real_tensor(value, "noise_scale", dtype=raw.dtype).to(raw).expand_as(raw)
+        raw_value = self.raw_noise_scale_constraint.inverse_transform(value)
+        self.initialize(raw_noise_scale=raw_value)
+
+    def forward(
+        self,
+        function_samples: Float[Tensor, "*b n p"],
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
+    ) -> torch.distributions.Distribution:
+        """New readings with the noise `noise`, given values of the field, `function_samples`
+        (*b, n, p), or (*b, n) if p = 1."""
+        if self.num_tasks == 1:
+            variances = self._blocks(noise, function_samples.shape[-1]).flatten()
+            return torch.distributions.Normal(
+                function_samples, variances.to(function_samples) ** 0.5
+            )
+        blocks = self._blocks(noise, function_samples.shape[-2]).to(function_samples)
+        return torch.distributions.MultivariateNormal(function_samples, blocks)
+
+    def marginal(
+        self,
+        function_dist: MultivariateNormal,
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
+    ) -> MultivariateNormal:
+        """The distribution of new readings with the noise `noise`, from that of the field, which is
+        `function_dist` at n points."""
+        if noise is None:
+            warnings.warn(
+                "expected noise=, the noise of new readings, (n,), (n, p) or (n, p, p), got none: "
+                "the result is the distribution of the field",
+                GPInputWarning,
+                stacklevel=3,
+            )
+            return function_dist
+        mean, covariance = function_dist.mean, function_dist.lazy_covariance_matrix
+        blocks = to_linear_operator(self._blocks(noise, mean.shape[0]).to(mean))
+        if not isinstance(function_dist, MultitaskMultivariateNormal):
+            return function_dist.__class__(mean, covariance + BlockDiagLinearOperator(blocks))
+        interleaved = function_dist._interleaved  # reading by reading, not component by component
+        kind = BlockDiagLinearOperator if interleaved else BlockInterleavedLinearOperator
+        return function_dist.__class__(mean, covariance + kind(blocks), interleaved=interleaved)
+
+    def _blocks(self, noise: Float[Tensor, "n ..."], count: int) -> Float[Tensor, "n p p"]:
+        """s R of new readings."""
+        values = given_noise(noise, count, self.num_tasks)
+        if values.dim() == 1:
+            values = values.unsqueeze(-1).expand(count, self.num_tasks)
+        blocks = values if values.dim() == 3 else torch.diag_embed(values)
+        return self.heavier * self.noise_scale * blocks.to(self.noise_scale.device)
+
+
+@noise_of.register
+def _(likelihood: KnownNoiseLikelihood, num_outputs: int) -> Tensor:
+    check_num_tasks(likelihood, num_outputs)
+    scale = likelihood.noise_scale.unsqueeze(-1)
+    return scale * torch.eye(num_outputs, dtype=scale.dtype, device=scale.device)
+
+
+# Likelihoods beyond those of gpytorch, and a container of likelihoods by name.
+
+
+class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
+    r"""Student-t noise of vectors, for data with outliers: ε ~ t_ν(0, Σ) in p dimensions.
+
+    The noise of a point is N(0, Σ/w) with its own w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor
+    1989, *Robust statistical modeling using the t distribution*), so that one weight serves all
+    components of a vector. `VectorFieldGP` finds the field, the weights and the hyperparameters by
+    variational EM with the E-step
+
+        E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
+
+    and its log marginal likelihood is the ELBO. With d_n = E_f[…] of that posterior of the field,
+    a fit learns ν, if it is asked to, as what maximises Σ_n log t_ν(d_n) + log p(ν), with the
+    Student-t density t_ν of v observed numbers of a vector,
+
+        t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) ,
+
+    the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation of the t
+    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` keep it. A
+    search stays above 2.5, unless it starts lower: under gross outliers the evidence rises to 2,
+    where the map is worse, and its error bars are too small.
+
+    Calling this likelihood on a distribution, as other gpytorch models do, adds Gaussian noise of
+    the same covariance, νΣ/(ν−2), which tells nothing of ν.
+
+    Args:
+        num_tasks: p, the number of outputs.
+        deg_free: the degrees of freedom ν > 2, or where a fit that learns them starts. With 4,
+            residuals of many noise scales get small weights, and little is lost if the noise is
+            Gaussian after all.
+        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. Tails
+            that are learned tell the distribution of readings best; ν = 4 gives the better map
+            where readings are few, or outliers rare and gross.
+        deg_free_constraint: of ν; greater than 2 by default.
+        deg_free_prior: of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its mode at
+            4: ν stays near it where readings do not tell, above 2, and finite under noise that is
+            Gaussian after all.
+        has_task_noise: False for Σ = σ² I; True adds a learned covariance (p, p) to it, diagonal
+            for the default `rank` of 0.
+        kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
+            `rank`. Its noise is the scale matrix Σ, in squared units of y.
+
+    Raises:
+        ValueError: `deg_free` is at most 2, so that the noise has no variance.
+
+    Attributes:
+        deg_free: ν, a tensor (1,), which can be set.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
+        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y[:5] += 10  # outliers
+        >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
+        >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
+        >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust).fit(x, y, progress=False)
+        >>> (model.posterior().mean(x[5:]) - y[5:]).abs().max() < 0.2
+        tensor(True)
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        *,
+        deg_free: float | Tensor = 4.0,
+        learn_deg_free: bool = False,
+        deg_free_constraint: Interval | None = None,
+        deg_free_prior: Prior | None = None,
+        has_task_noise: bool = False,
+        **kwargs,
+    ):
+        super().__init__(num_tasks, has_task_noise=has_task_noise, **kwargs)
+        self.add_deg_free(deg_free, learn_deg_free, deg_free_constraint, deg_free_prior)
+
+    def _shaped_noise_covar(self, *args, **kwargs) -> LinearOperator:
+        scale = super()._shaped_noise_covar(*args, **kwargs)
+        return scale * torch.tensor(self.heavier).to(scale.device)
+
+
+class NamedLikelihoods(nn.Module, MutableMapping):
+    """Likelihoods by name; any string is a valid name, unlike in `torch.nn.ModuleDict`."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+        self.members = nn.ModuleList()
+
+    def __getitem__(self, name: str) -> Likelihood:
+        if name not in self.names:
+            raise KeyError(
+                f"expected one of the groups {self.names}, got {name!r}; to set its noise before "
+                "its data, assign GaussianLikelihood(noise_constraint=GreaterThan(0.0))"
+            )
+        return self.members[self.names.index(name)]
+
+    def __setitem__(self, name: str, likelihood: Likelihood) -> None:
+        if name in self.names:
+            self.members[self.names.index(name)] = likelihood
+        else:
+            self.names.append(name)
+            self.members.append(likelihood)
+
+    def __delitem__(self, name: str) -> None:
+        del self.members[self.names.index(name)]
+        self.names.remove(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.names))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    __hash__ = nn.Module.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def default_likelihood(num_outputs: int) -> Likelihood:
+    """A Gaussian likelihood with one noise variance, bounded below by 0 only, which has no unit."""
+    if num_outputs == 1:
+        return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
+    return MultitaskGaussianLikelihood(
+        num_outputs, has_task_noise=False, noise_constraint=GreaterThan(0.0)
+    )
+
+
+# `TrackLikelihood`: noise that readings of one track share.
+
+
+_NAMES = (
+    "noise",
+    "offset_variance",
+    "correlated_variance",
+    "correlation_time",
+    "block_variance",
+)
+NUM_VALUES = 64
+"""Values of the variance of new tracks over which predictions integrate."""
+
+
+class TrackLikelihood(Likelihood):
+    r"""Noise of readings along tracks: an offset, correlated noise and white noise, by component.
+
+    Readings y_i of a track, at the times t_i along it, are
+
+        y_i = f(x_i) + b + r(t_i) + e_i + ε_i ,
+        b ~ N(0, σ_b²) , Cov[r(t), r(s)] = σ_r² exp(−|t − s| / τ) , ε_i ~ N(0, σ²) ,
+
+    independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
+    of the Brownian motion*). Many readings are averaged over blocks, short against τ. The readings
+    of a block share e_i ~ N(0, σ_e²), and those of other blocks do not.
+
+    Beside `noise=`, the known variance of a reading is added to σ²: what errors do not tell that
+    were stated with the readings. The mean of a block weighs its readings alike.
+
+    `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
+    learns its parameters by evidence. Without times, t is the length of the path.
+
+    Called on the distribution of a field, it returns the distribution of new readings, each on a
+    new track. With parameters that you set, this adds the variance v + σ_e² + σ² to that of the
+    field, where v = σ_b² + σ_r².
+
+    A small number of tracks leaves v uncertain: three tracks give two independent differences of
+    offsets in each component. After `fit`, predictions therefore integrate over v, given all data
+    and the other parameters, under Jeffreys' prior for the restricted evidence p(y | v),
+
+        p(v | y) ∝ p(y | v) √I(v) ,    I(v) = ½ tr[(BᵀPB)²] ,
+        P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ ,
+
+    where B assigns readings to tracks, and H is the effect of the constant mean. The distribution
+    of a new reading is then a mixture of Gaussians. If the offsets of T tracks are known precisely,
+    it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao 1973, *Bayesian
+    inference in statistical analysis*). `quantile` returns its quantiles. The Gaussian distribution
+    that the likelihood returns has the central 95 % interval of the mixture.
+
+    If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
+    of v if `raw_offset_variance` is frozen, after you set a parameter, if the group has more than
+    400 offsets, and if the data contain no difference of offsets: the readings of a single track do
+    not determine the offset of another.
+
+    Args:
+        num_tasks: p, the number of outputs.
+        noise_constraint, noise_prior: of σ², in squared units of y; positive by default, without a
+            prior, as all of them.
+        offset_variance_constraint, offset_variance_prior: of σ_b².
+        correlated_variance_constraint, correlated_variance_prior: of σ_r².
+        correlation_time_constraint, correlation_time_prior: of τ, in units of time or length.
+        block_variance_constraint, block_variance_prior: of σ_e².
+
+    Attributes:
+        span: the time of one block of readings, whose mean is one observation; 0 for blocks of
+            one reading. A fit chooses it.
+        duration: the median duration (or length) of the tracks of the last fit; 0 before.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> time = torch.arange(60).double()
+        >>> x = torch.stack([torch.sin(0.21 * time), torch.sin(0.13 * time)], dim=-1)
+        >>> offsets = torch.tensor([[0.4, -0.3], [-0.5, 0.2], [0.1, 0.3]]).double()
+        >>> track = torch.arange(60) // 20
+        >>> y = torch.sin(3 * x).flip(-1) + offsets[track]
+        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> model = model.fit(x, y, track=track, time=time, progress=False)
+        >>> type(model.likelihood).__name__
+        'TrackLikelihood'
+        >>> field = model.posterior()
+        >>> reading = model.likelihood(field(x[:1]))  # of a new track
+        >>> bool((reading.variance > field.variance(x[:1]) + model.likelihood.noise).all())
+        True
+        >>> upper = model.likelihood.quantile(field(x[:1]), 0.975)
+        >>> torch.allclose(upper, reading.mean + 1.96 * reading.stddev, rtol=1e-4)
+        True
+    """
+
+    def __init__(
+        self,
+        num_tasks: int,
+        *,
+        noise_constraint: Interval | None = None,
+        offset_variance_constraint: Interval | None = None,
+        correlated_variance_constraint: Interval | None = None,
+        correlation_time_constraint: Interval | None = None,
+        block_variance_constraint: Interval | None = None,
+        noise_prior: Prior | None = None,
+        offset_variance_prior: Prior | None = None,
+        correlated_variance_prior: Prior | None = None,
+        correlation_time_prior: Prior | None = None,
+        block_variance_prior: Prior | None = None,
+    ):
+        super().__init__()
+        self.num_tasks = num_tasks
+        constraints = (
+            noise_constraint,
+            offset_variance_constraint,
+            correlated_variance_constraint,
+            correlation_time_constraint,
+            block_variance_constraint,
+        )
+        priors = noise_prior, offset_variance_prior, correlated_variance_prior
+        priors = (*priors, correlation_time_prior, block_variance_prior)
+        for name, constraint, prior in zip(_NAMES, constraints, priors, strict=True):
+            self.register_parameter(f"raw_{name}", nn.Parameter(torch.zeros(1)))
+            self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
+            if prior is not None:
+                self.register_prior(
+                    f"{name}_prior",
+                    prior,
+                    lambda module, name=name: getattr(module, name),
+                    lambda module, value, name=name: setattr(module, name, value),
+                )
+        self.register_buffer("span", torch.zeros(()))
+        self.register_buffer("duration", torch.zeros(()))
+        self.register_buffer("slow_values", torch.zeros(NUM_VALUES))
+        self.register_buffer("slow_weights", torch.zeros(NUM_VALUES))  # zeros: nothing learned
+
+    @property
+    def noise(self) -> Float[Tensor, "1"]:
+        """The variance σ² of the white noise of one reading, a tensor (1,)."""
+        return self._value("noise")
+
+    @noise.setter
+    def noise(self, value: float | Tensor) -> None:
+        self._set("noise", value)
+
+    @property
+    def offset_variance(self) -> Float[Tensor, "1"]:
+        """The variance σ_b² of the offset that all readings of a track share, a tensor (1,)."""
+        return self._value("offset_variance")
+
+    @offset_variance.setter
+    def offset_variance(self, value: float | Tensor) -> None:
+        self._set("offset_variance", value)
+
+    @property
+    def correlated_variance(self) -> Float[Tensor, "1"]:
+        """The variance σ_r² of the correlated noise, a tensor (1,)."""
+        return self._value("correlated_variance")
+
+    @correlated_variance.setter
+    def correlated_variance(self, value: float | Tensor) -> None:
+        self._set("correlated_variance", value)
+
+    @property
+    def correlation_time(self) -> Float[Tensor, "1"]:
+        """The time (or length) τ over which correlated noise loses its memory, a tensor (1,)."""
+        return self._value("correlation_time")
+
+    @correlation_time.setter
+    def correlation_time(self, value: float | Tensor) -> None:
+        self._set("correlation_time", value)
+
+    @property
+    def block_variance(self) -> Float[Tensor, "1"]:
+        """The variance σ_e² of what readings of a block share, a tensor (1,); 0 without blocks."""
+        return self._value("block_variance") * (self.span > 0)
+
+    @block_variance.setter
+    def block_variance(self, value: float | Tensor) -> None:
+        self._set("block_variance", value)
+
+    @property
+    def slow_variance(self) -> SlowVariance | None:
+        """The values of v = σ_b² + σ_r² on new tracks and their probabilities, from the last fit;
+        None if predictions use the parameters. Setting a parameter sets it to None."""
+        if not self.slow_weights.any():
+            return None
+        return SlowVariance(self.slow_values.clone(), self.slow_weights.clone())
+
+    @slow_variance.setter
+    def slow_variance(self, variance: SlowVariance | None) -> None:
+        self.slow_values.zero_()
+        self.slow_weights.zero_()
+        if variance is not None:
+            self.slow_values.copy_(variance.values)
+            self.slow_weights.copy_(variance.weights)
+
+    def quantile(
+        self,
+        function_dist: MultivariateNormal,
+        level: float,
+        *,
+        noise: Float[Tensor, "n ..."] | None = None,
+    ) -> Float[Tensor, "n p"]:
+        """Return the quantiles (n, p) of new readings, each on a new track; (n,) for p = 1.
+
+        Args:
+            function_dist: the distribution of the field at n points, such as `field(xs)`.
+            level: the probability of a smaller number, between 0 and 1.
+            noise: the known noise of the new readings, as for calling the likelihood.
+
+        Raises:
+            ValueError: a level that is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ValueError(
+                f"expected a level between 0 and 1, got {level}; use 0.975 for the upper end of a "
+                "central 95 % interval"
+            )
+        field = self._with_known(function_dist, noise)
+        slow, fast = self._slow_and_fast(field.mean)
+        z = slow.quantile(level, field.variance + fast)
+        return field.mean + z
+
+    def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
+        """New readings of new tracks, given values of the field, `function_samples` (n, p)."""
+        slow, fast = self._slow_and_fast(function_samples)
+        deviation = slow.matched(fast).sqrt()
+        return torch.distributions.Independent(
+            torch.distributions.Normal(function_samples, deviation), 1
+        )
+
+    def marginal(
+        self,
+        function_dist: MultivariateNormal,
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
+    ) -> MultivariateNormal:
+        """The distribution of new readings, each on a new track, from that of the field, which is
+        `function_dist` at n points; `noise`, their known noise, is added where it is given."""
+        field = self._with_known(function_dist, noise)
+        covariance = field.lazy_covariance_matrix
+        if self.slow_variance is None:
+            total = along_tracks(self).total.to(field.mean).reshape(1)
+            added = ConstantDiagLinearOperator(total, diag_shape=covariance.shape[-1])
+        else:
+            slow, fast = self._slow_and_fast(field.mean)
+            variance = covariance.diagonal(dim1=-1, dim2=-2)
+            added = DiagLinearOperator(slow.matched(variance + fast) - variance)
+        return type(field)(field.mean, covariance + added)
+
+    def _with_known(
+        self, function_dist: MultivariateNormal, noise: Float[Tensor, "n ..."] | None
+    ) -> MultivariateNormal:
+        """The distribution of the field with the known noise of new readings."""
+        if noise is None:
+            return function_dist
+        return KnownNoiseLikelihood(self.num_tasks).marginal(function_dist, noise=noise)
+
+    def _slow_and_fast(self, values: Tensor) -> tuple[SlowVariance, Float[Tensor, ""]]:
+        """The variance of new tracks, and that of other noise, in the type of `values`."""
+        noise = along_tracks(self)
+        value = noise.slow.unsqueeze(-1)
+        slow = self.slow_variance or SlowVariance(value, torch.ones_like(value))
+        return slow, (noise.noise + noise.block_variance).to(values)
+
+    def _value(self, name: str) -> Tensor:
+        raw = getattr(self, f"raw_{name}")
+        return getattr(self, f"raw_{name}_constraint").transform(raw)
+
+    def _set(self, name: str, value: float | Tensor) -> None:
+        raw = getattr(self, f"raw_{name}")
+        value = as_real_tensor(value, name, dtype=raw.dtype).to(raw).expand_as(raw)
+        constraint = getattr(self, f"raw_{name}_constraint")
+        self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
+        self.slow_variance = None
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        for name in ("slow_values", "slow_weights"):  # older files have none
+            state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+@along_tracks.register
+def _(likelihood: TrackLikelihood) -> TrackNoise:
+    return TrackNoise(*(getattr(likelihood, name).squeeze(-1) for name in _NAMES))
+
+
+@noise_of.register
+def _(likelihood: TrackLikelihood, num_outputs: int) -> Tensor:
+    check_num_tasks(likelihood, num_outputs)
+    total = along_tracks(likelihood).total
+    return total * torch.eye(num_outputs, dtype=total.dtype, device=total.device)
+
+
+@slow_variance_of.register
+def _(likelihood: TrackLikelihood) -> SlowVariance | None:
+    return likelihood.slow_variance

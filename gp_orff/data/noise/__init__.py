@@ -1,1 +1,0 @@
-"""Noise of observations: covariances, likelihoods, and the noise of a group."""

@@ -1,1 +1,0 @@
-"""Keys, columns and sums as plain values, for files and for other processes."""

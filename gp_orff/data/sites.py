@@ -1,0 +1,437 @@
+"""Repeated positions: sites, and observations merged at them with their scatter."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from numbers import Real
+
+import numpy as np
+import scipy.spatial
+import torch
+from jaxtyping import Bool, Float, Int, UInt64
+from torch import Tensor
+
+from gp_orff.data.noise import Noise
+from gp_orff.data.observations import Image, LinearObservations, Observations, PointObservations
+from gp_orff.data.patterns import GroupKey
+from gp_orff.symbols.base import Identity
+
+# What is asked of repeated positions.
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How records at one place are treated, and how many of them are copies.
+
+    Args:
+        distance: positions that close are merged, in the units of x. None: those that the prior
+            cannot tell apart; 0: none.
+        copies: the records that were left out, since others have their place and their values.
+        width: the size of a site, over that of positions which the prior cannot tell apart.
+    """
+
+    distance: float | None = None
+    copies: int = 0
+    width: float = 1.0
+
+    def __post_init__(self):
+        number = isinstance(self.distance, Real) and not isinstance(self.distance, bool)
+        if self.distance is not None and not (number and 0 <= self.distance < float("inf")):
+            raise ValueError(
+                f"expected merge= as a distance in the units of x, or None, got {self.distance!r}; "
+                "0 keeps all records as they are"
+            )
+
+    def __add__(self, other: "Repeats") -> "Repeats":
+        distance = self.distance if other.distance is None else other.distance
+        return Repeats(distance, self.copies + other.copies, max(self.width, other.width))
+
+    @property
+    def changes(self) -> bool:
+        """Whether the field may change within a site by more than is negligible."""
+        return bool(self.distance) or self.width > 1
+
+    @property
+    def note(self) -> str:
+        """A sentence on the copies; empty without any."""
+        if not self.copies:
+            return ""
+        return (
+            f"copies: {self.copies} records have the place and the values of others, and count "
+            "once with them; merge=0 counts all"
+        )
+
+
+BY_THE_PRIOR = Repeats()  # merges positions that the prior cannot tell apart
+
+
+# Sites: groups of positions that lie close together.
+
+
+_ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # of a multiplicative hash
+_OFFSET = 0.37  # of cells, so that rounded numbers do not lie at their edges
+
+
+def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray, "n"]:
+    """The number of the site of each position; sites are numbered by their first positions.
+
+    Positions x and z of one site have Σ_j ((x_j − z_j) / reach_j)² ≤ 1. A site never grows along a
+    chain of neighbours: it is what lies within 1 of a position if that fits into a ball of diameter
+    1, else the part within ½ of it.
+
+    Args:
+        x: (n, d), the positions.
+        reach: (d), the largest difference along each axis; 0 where positions have to be equal.
+
+    Example:
+        >>> import numpy as np
+        >>> from gp_orff.data.sites import sites
+        >>> x = np.array([[0.0, 0.0], [5.0, 0.0], [0.01, 0.0], [5.0, 0.02]])
+        >>> sites(x, (0.1, 0.1)).tolist(), sites(x, (0.1, 0.0)).tolist()
+        ([0, 1, 0, 1], [0, 1, 0, 2])
+    """
+    positions, inverse = np.unique(_scaled(x, reach), axis=0, return_inverse=True)
+    labels = np.arange(len(positions)) if not any(reach) else _clusters(positions)
+    _, first, numbers = np.unique(labels[inverse.ravel()], return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[numbers.ravel()]
+
+
+def _scaled(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Float[np.ndarray, "n d"]:
+    """The positions in units of the reach; along an axis without one, numbers 2 apart."""
+    columns = [
+        column / length if length else 2.0 * np.unique(column, return_inverse=True)[1]
+        for column, length in zip((x - x.mean(0)).T, reach, strict=True)
+    ]
+    return np.stack(columns, axis=-1) + 0.0  # −0 becomes 0
+
+
+def _clusters(positions: Float[np.ndarray, "m d"]) -> Int[np.ndarray, "m"]:
+    """The clusters of distinct positions; those without a neighbour are their own."""
+    labels = np.arange(len(positions))
+    if len(positions) < 2:
+        return labels
+    tree = scipy.spatial.cKDTree(positions)
+    distances, neighbours = tree.query(positions, k=3)
+    free, mate = distances[:, 1] <= 1, neighbours[:, 1]
+    single = free & (distances[:, 2] > 1)
+    pair = single & single[mate]  # both have no other neighbour
+    labels[pair] = np.minimum(labels, mate)[pair]
+    free &= ~pair
+    for leader in np.flatnonzero(free):
+        if not free[leader]:
+            continue
+        near = np.array(tree.query_ball_point(positions[leader], 1.0))
+        near = near[free[near]]
+        middle = 0.5 * (positions[near].min(0) + positions[near].max(0))
+        if not (_distances(positions[near], middle) <= 0.5).all():
+            near = near[_distances(positions[near], positions[leader]) <= 0.5]
+        labels[near], free[near] = leader, False
+    return labels
+
+
+def _distances(
+    positions: Float[np.ndarray, "m d"], centre: Float[np.ndarray, "d"]
+) -> Float[np.ndarray, "m"]:
+    return np.linalg.norm(positions - centre, axis=-1)
+
+
+def cell_keys(
+    columns: Iterable[Float[np.ndarray, "n"]], widths: Iterable[float]
+) -> UInt64[np.ndarray, "n"]:
+    """A hash of the cell of every row of a grid.
+
+    Equal cells have equal hashes, and different cells different ones but with probability 2⁻⁶⁴.
+
+    Args:
+        columns: the coordinates, column by column.
+        widths: of a cell along each column; 0 where numbers have to be equal.
+    """
+    keys = np.zeros(1, dtype=np.uint64)
+    for column, width in zip(columns, widths, strict=True):
+        if width:
+            cells = column * (1 / width) + _OFFSET
+            with np.errstate(invalid="ignore"):  # what lies too far away shares a cell
+                cells = cells.astype(np.int64)
+        else:
+            cells = column + 0.0  # −0 becomes 0
+        mixed = (cells.view(np.uint64) + keys) * _ODD
+        keys = mixed ^ (mixed >> _HALF)
+    return keys * _ODD
+
+
+def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """For every row the number of one row with the same key: its own if no other has it.
+
+    A hash table, in which rows of different keys that share a bucket are entered in later rounds.
+    """
+    bits = (4 * len(keys)).bit_length()
+    table = np.empty(2**bits, dtype=np.int32)
+    labels = np.arange(len(keys))
+    rows, buckets = labels, (keys >> np.uint64(64 - bits)).view(np.int64)
+    while len(rows):
+        table[buckets] = rows
+        entered = table[buckets]
+        others = np.flatnonzero(entered != rows)
+        rows, entered, buckets = rows[others], entered[others], buckets[others]
+        same = keys[entered] == keys[rows]
+        labels[rows[same]] = entered[same]
+        rows, buckets = rows[~same], buckets[~same]
+    return labels
+
+
+# Observations merged at each site, and the scatter that their means leave.
+#
+# Records y_i = f + ε_i at one place, with weights w_i and noise ε_i ~ N(0, Σ/w_i), have the mean
+# ȳ = Σ w_i y_i / W, W = Σ w_i, and
+#
+#     Σ_i w_i (y_i − f)ᵀ Σ⁻¹ (y_i − f) = W (ȳ − f)ᵀ Σ⁻¹ (ȳ − f) + tr(Σ⁻¹ S) ,
+#     Σ_i log|Σ/w_i| = log|Σ/W| + (r − 1) log|Σ| − v (Σ_i log w_i − log W) ,
+#
+# S = Σ_i w_i (y_i − ȳ)(y_i − ȳ)ᵀ, for r records of v values. The posterior given the means is that
+# given the records, and the scatter S completes the evidence.
+
+
+_TURN = 1e-3  # between directions at one site: their numbers differ by 1e-6 of the variance
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """The scatter of the records of a group about the means of their sites."""
+
+    key: GroupKey
+    repeats: int  # records less sites
+    squares: Float[Tensor, "v v"]  # S, summed over all sites
+    log_weights: float  # Σ log w_i of the records less Σ log W of the sites
+
+    def terms(self, noise: Noise) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """What the scatter adds to yᵀK⁻¹y and to log|K| under the noise Σ of weight one."""
+        logdet = self.repeats * noise.logdet - len(self.squares) * self.log_weights
+        return (noise.precision * self.squares).sum((-1, -2)), logdet
+
+
+def merged(
+    parts: Sequence[Observations], reach: Sequence[float]
+) -> tuple[list[Observations], list[Scatter]]:
+    """The means at the sites of every group, with the sums of their weights, and the scatter.
+
+    Records along different directions stay apart; those of sites with a reach may turn by a
+    thousandth, and have a mean direction. A group without repeated positions stays as it is, and
+    has no scatter.
+
+    Args:
+        parts: the observations, a piece for each group.
+        reach: (d), the size of a site along each axis, as in `sites`.
+
+    Example:
+        >>> import torch
+        >>> from gp_orff.data.reading import Options, read
+        >>> from gp_orff.data.sites import merged
+        >>> x, y = torch.tensor([[0.0], [1.0], [0.0]]), torch.tensor([1.0, 5.0, 3.0])
+        >>> (means,), (scatter,) = merged(read(x.double(), y, 1, Options()), (0.0,))
+        >>> means.y.flatten().tolist(), means.weight.tolist(), scatter.squares.item()
+        ([2.0, 5.0], [2.0, 1.0], 2.0)
+    """
+    return merged_at(parts, [site_labels(part, reach) for part in parts])
+
+
+def merged_at(
+    parts: Sequence[Observations], labels: Sequence[Int[np.ndarray, "n"]]
+) -> tuple[list[Observations], list[Scatter]]:
+    """As `merged`, where the site of every record is known."""
+    pairs = [_merge(part, own) for part, own in zip(parts, labels, strict=True)]
+    return [means for means, _ in pairs], [scatter for _, scatter in pairs if scatter is not None]
+
+
+def site_labels(part: Observations, reach: Sequence[float]) -> Int[np.ndarray, "n"]:
+    """The site of every record; records along different directions have different sites."""
+    if part.direction is None:
+        return sites(part.x.cpu().numpy(), reach)
+    columns = torch.cat([part.x, part.direction], dim=-1).cpu().numpy()
+    turns = (_TURN if any(reach) else 0.0,) * part.direction.shape[-1]
+    return sites(columns, (*reach, *turns))
+
+
+def weighted_means(
+    values: Float[Tensor, "n k"],
+    weight: Float[Tensor, "n"],
+    site: Int[Tensor, "n"],
+    record: Int[Tensor, "m"],
+) -> Float[Tensor, "m k"]:
+    """The weighted mean at every site, exact where all values are equal; any `record` of each."""
+    origin = values[record]
+    moved = weight.unsqueeze(-1) * (values - origin[site])
+    total = weight.new_zeros(len(record)).index_add(0, site, weight)
+    return origin + torch.zeros_like(origin).index_add(0, site, moved) / total.unsqueeze(-1)
+
+
+def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observations, Scatter | None]:
+    count = int(labels.max()) + 1
+    if count == len(part):
+        return part, None
+    site = torch.from_numpy(labels).to(part.x.device)
+    first = torch.from_numpy(np.unique(labels, return_index=True)[1]).to(site)
+    weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
+    total = weight.new_zeros(count).index_add(0, site, weight)
+
+    def mean(values: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+        return weighted_means(values, weight, site, first)
+
+    y = mean(part.y)
+    residual = part.y - y[site]
+    squares = (weight.unsqueeze(-1) * residual).mT @ residual
+    log_weights = (weight.log().sum() - total.log().sum()).item()
+    direction = None if part.direction is None else mean(part.direction)
+    means = replace(
+        part.take(first), x=mean(part.x), y=y, direction=direction, weight=total, index=None
+    )
+    return means, Scatter(part.key, len(part) - count, squares, log_weights)
+
+
+# Means of the field over the records of sites, as sums over a few positions within each.
+
+
+_CHUNK = 256  # sites whose nodes are visited together
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Positions x_k with shares s_k, which sum to one at every site: f̄ ≈ Σ_k s_k f(x_k)."""
+
+    site: Int[Tensor, "K"]  # ascending
+    x: Float[Tensor, "K d"]
+    share: Float[Tensor, "K"]
+
+    @classmethod
+    def of(
+        cls,
+        x: Float[Tensor, "n d"],
+        weight: Float[Tensor, "n"],
+        site: Int[Tensor, "n"],
+        reach: Sequence[float],
+        levels: int,
+        divided: Bool[Tensor, "m"] | None = None,
+    ) -> "Nodes":
+        """The mean positions of the parts of every site, halved `levels` times.
+
+        Each half has half of the records, on one side along the axis on which they are widest in
+        units of the `reach`, but records that are equal along it stay together. Sites that are not
+        `divided` stay whole.
+        """
+        scaled, part = _in_units_of(reach, x), site.clone()
+        whole = torch.zeros_like(site, dtype=torch.bool) if divided is None else ~divided[site]
+        for _ in range(levels):
+            part = _halved(scaled, part, whole)
+        labels, part = part.unique(return_inverse=True)
+        mass = weight.new_zeros(len(labels)).index_add(0, part, weight)
+        first = torch.zeros_like(labels).scatter(0, part, torch.arange(len(x)).to(part))
+        mean = weighted_means(x, weight, part, first)
+        own, order = site[first].sort(stable=True)
+        mean, mass = mean[order], mass[order]
+        total = weight.new_zeros(int(site.max()) + 1).index_add(0, own, mass)
+        return cls(own, mean, mass / total[own])
+
+    def rows(self, sites: slice) -> slice:
+        """The nodes of consecutive sites."""
+        ends = torch.searchsorted(self.site, torch.tensor([sites.start, sites.stop]).to(self.site))
+        return slice(*ends.tolist())
+
+    def mean(self, values: Float[Tensor, "k q"], rows: slice) -> Float[Tensor, "m q"]:
+        """Σ_k s_k v_k at every site, of values at some of the nodes."""
+        own = self.site[rows] - self.site[rows.start]
+        weighted = self.share[rows].to(values).unsqueeze(-1) * values
+        return values.new_zeros(int(own[-1]) + 1, values.shape[-1]).index_add(0, own, weighted)
+
+
+def _halved(
+    scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"], whole: Bool[Tensor, "n"]
+) -> Int[Tensor, "n"]:
+    """The labels of both halves of every part, but for records whose part stays `whole`."""
+    _, part = part.unique(return_inverse=True)
+    along, extent = _along(scaled, part)
+    counts = part.bincount()
+    middle = _in_order(along, part)[counts.cumsum(0) - counts + (counts - 1) // 2]
+    upper = along > along[middle][part]
+    most = torch.zeros_like(counts).index_add(0, part, upper.to(counts)) == 0  # at the upper end
+    upper |= most[part] & (along == along[middle][part])
+    return 2 * part + (upper & (extent > 0)[part] & ~whole).to(part)
+
+
+def across_sites(
+    x: Float[Tensor, "n d"], site: Int[Tensor, "n"], reach: Sequence[float]
+) -> Int[Tensor, "n"]:
+    """The records site by site, those of a site along the axis on which it is widest."""
+    return _in_order(_along(_in_units_of(reach, x), site)[0], site)
+
+
+def _in_units_of(reach: Sequence[float], x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return x / torch.tensor([length or 1.0 for length in reach]).to(x)
+
+
+def _along(
+    scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"]
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "m"]]:
+    """Coordinates along the widest axis of their parts, and the extents of these."""
+    index, shape = part.unsqueeze(-1).expand_as(scaled), (int(part.max()) + 1, scaled.shape[-1])
+    low = scaled.new_full(shape, torch.inf).scatter_reduce(0, index, scaled, "amin")
+    high = scaled.new_full(shape, -torch.inf).scatter_reduce(0, index, scaled, "amax")
+    extent, axis = (high - low).max(-1)
+    return scaled.gather(-1, axis[part].unsqueeze(-1)).squeeze(-1), extent
+
+
+def _in_order(along: Float[Tensor, "n"], part: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
+    """The records part by part, in the order of their coordinates."""
+    order = np.lexsort((along.cpu().numpy(), part.cpu().numpy()))
+    return torch.from_numpy(order).to(part)
+
+
+@dataclass(frozen=True)
+class SiteMeans(LinearObservations):
+    """Means of the observations at sites, where H f is a mean over the nodes of each.
+
+    The nodes of a site share the direction of its mean. The noise is that of the means.
+    """
+
+    means: list[Observations]  # one piece for each group
+    nodes: list[Nodes]
+
+    @cached_property
+    def _points(self) -> PointObservations:
+        return PointObservations(self.means)
+
+    @property
+    def x(self) -> Float[Tensor, "M d"]:
+        return self._points.x
+
+    @property
+    def values(self):
+        return self._points.values
+
+    def noise_covariance(self, noises, truncated=None):
+        return self._points.noise_covariance(noises, truncated)
+
+    def chunks(self) -> list[tuple[slice, Callable[[Image], Tensor]]]:
+        """The rows of a few sites each, and H there."""
+        pieces, first = [], 0
+        for part, nodes in zip(self.means, self.nodes, strict=True):
+            width = part.y.shape[-1]
+            for start in range(0, len(part), _CHUNK):
+                sites = slice(start, min(start + _CHUNK, len(part)))
+                span = slice(first + width * sites.start, first + width * sites.stop)
+                pieces.append((span, partial(_of_sites, part=part, nodes=nodes, sites=sites)))
+            first += part.y.numel()
+        return pieces
+
+    def apply(self, image):
+        return torch.cat([rows(image) for _, rows in self.chunks()])
+
+
+def _of_sites(image: Image, part: Observations, nodes: Nodes, sites: slice) -> Float[Tensor, "k q"]:
+    """H g at the nodes of some sites, averaged."""
+    rows = nodes.rows(sites)
+    values = image(Identity(), (), nodes.x[rows])
+    count, width = rows.stop - rows.start, values.shape[-1]
+    mean = nodes.mean(values.reshape(count, -1), rows).reshape(sites.stop - sites.start, -1, width)
+    direction = None if part.direction is None else part.direction[sites]
+    return part.pattern.rows(mean, direction).flatten(0, 1)

@@ -1,1 +1,0 @@
-"""Readings along tracks: blocks of them, whose means are observations with correlated noise."""

@@ -1,0 +1,506 @@
+"""Frequency grids, and the rule that chooses between a grid and random frequencies."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from gp_orff.features.chunked import Box, as_box, box_of
+from gp_orff.features.draws import (
+    Draw,
+    Lattice,
+    LatticeDraw,
+    LeafSpectrum,
+    Rule,
+    TermSpectrum,
+    axis_lengthscales,
+    directions,
+    summable,
+)
+from gp_orff.features.grid_design import (
+    MOST_CUT,
+    GridBudgetError,
+    LatticePoints,
+    Region,
+    axes_of,
+    cell_points,
+    correlation_lag,
+    half_space,
+    lengthscales,
+    num_features,
+    require_separate_inputs,
+    smallest_tolerance,
+    tail_radius,
+    unit_steps,
+)
+from gp_orff.features.random import QuasiMonteCarlo
+from gp_orff.features.rings import draw_with_harmonic, is_harmonic
+from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.spectra import GRID_INPUTS
+
+# Frequency grids: quadrature of the spectral density on a lattice.
+
+
+MOST_FEATURES = 40_000  # their F×F matrix alone needs 13 GB
+
+
+@dataclass(frozen=True)
+class Grid:
+    r"""Equispaced frequencies ω_k = (h₁k₁, …, h_d k_d), for 1 to 3 inputs and time.
+
+    The weight of the pair ±ω_k is 2 S(ω_k) h₁⋯h_d, where S is the spectral density. The sum over
+    all integers k is the kernel made periodic, with period 2π/h. The sum over a finite grid lacks
+    a small share of the variance. Hyperparameters change the weights, not the frequencies, so that
+    the sufficient statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
+
+    `Grid.for_data(x)` is the usual way to make one. The spacing and the cut-off are chosen later,
+    when the `ORFFKernel` is built, from the data, the tolerance and the kernel's lengthscales:
+
+    - Spacing: h = 2π/(L + r) along each axis. L is the longest lag between an observation and a
+      point of the domain. r is the lag beyond which the correlation is below the tolerance, at the
+      longest lengthscale of the range. (Rational quadratic kernels have heavy tails; their r
+      follows from the second difference of k, and they are accurate up to a constant.)
+    - Cut-off: the frequencies in an ellipsoid ‖ℓω‖ ≤ W. The share of the variance beyond W is the
+      tolerance, at the shortest lengthscale of the range. Each term of a sum has its own ellipsoid.
+
+    The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
+    and to the predictive variance, so that predictive variances are not too small.
+
+    In training, `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()`
+    builds a new grid. `VectorFieldGP` does so itself. An evaluation of the evidence costs F³ for F
+    features, and F grows like (extent/lengthscale)^d.
+
+    Args:
+        domain: (low, high) of every input, for all points of prediction; points outside raise an
+            error. If None: `data`, widened on each side by a lengthscale, and by at least a quarter
+            of the extent; without `data`, all of space.
+        data: (low, high) of every input, for the data.
+        tolerance: the largest error by truncation and by aliasing, each as a share of the variance.
+        lengthscale_range: shortest and longest lengthscale for which the grid is valid, as
+            multiples of the kernel's lengthscales when the grid is built.
+        max_features: the largest number of features. If it does not suffice, the tolerance is
+            raised; `ORFFKernel.accuracy()` tells to what. If None: 40 000, beyond which it raises.
+        spacing: h in radians per unit of the inputs, for all axes or for each; chosen if None.
+        cutoff: the largest ‖ω‖ of each scalar kernel, in the same units; chosen if None.
+        diagonal_correction: whether to add δ to the noise and to the predictive variance.
+        largest_index: the largest |k_i| along each axis, a further limit.
+        sum_constant: whether to sum over the frequencies along inputs that are constant. Such an
+            input has low = high in `domain` and in `data`. A field then has two features, or more,
+            for each frequency in the plane that remains, and no derivatives across that plane.
+        longest_period: the longest period 2π/h, in units of L, whatever the tolerance asks for.
+
+    Raises:
+        ValueError: none of `data`, `domain` and `spacing` is given; a bound is not finite, or low >
+            high; `tolerance` is outside (0, 1); `lengthscale_range` does not contain 1; a
+            `max_features`, `spacing` or `cutoff` is not positive; `longest_period` is not above 1.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> x = torch.cartesian_prod(torch.linspace(0, 1, 9), torch.linspace(0, 1, 9))
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel.base_kernel.lengthscale = 0.2
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-4))
+        >>> kernel.num_features < 700
+        True
+        >>> print(kernel.accuracy()[0])
+        2.7e-08 of the variance truncated, aliasing 3e-09, tolerance 1e-04
+    """
+
+    domain: Box | None = None
+    data: Box | None = None
+    tolerance: float = 1e-5
+    lengthscale_range: tuple[float, float] = (0.7, 1.4)
+    max_features: int | None = None
+    spacing: float | tuple[float, ...] | None = None
+    cutoff: float | None = None
+    diagonal_correction: bool = True
+    largest_index: tuple[int, ...] | None = None
+    sum_constant: bool = True
+    longest_period: float | None = None
+
+    def __post_init__(self):
+        if self.domain is None and self.data is None and self.spacing is None:
+            raise ValueError(
+                "Grid expects the extent of the data, got neither data, domain nor spacing; use "
+                "Grid.for_data(x), Grid(domain=((0, 1), (0, 1))) or Grid(spacing=0.5, cutoff=20)"
+            )
+        if not 0 < self.tolerance < 1:
+            raise ValueError(f"Grid expects a tolerance in (0, 1), got {self.tolerance}")
+        low, high = self.lengthscale_range
+        if not 0 < low <= 1 <= high < math.inf:
+            raise ValueError(
+                "Grid expects a lengthscale_range (low, high) with 0 < low <= 1 <= high, relative "
+                f"to the present lengthscales, got {self.lengthscale_range}"
+            )
+        for name in ("domain", "data"):
+            box = getattr(self, name)
+            if box is not None:
+                object.__setattr__(self, name, as_box(box, name))
+        if self.max_features is not None and self.max_features < 1:
+            raise ValueError(f"Grid expects a positive max_features, got {self.max_features}")
+        if not (self.longest_period is None or self.longest_period > 1):
+            raise ValueError(f"Grid expects a longest_period above 1, got {self.longest_period}")
+        for name in ("spacing", "cutoff"):
+            value = getattr(self, name)
+            if value is not None and not np.all(np.isfinite(value) & (np.asarray(value) > 0)):
+                raise ValueError(f"Grid expects a positive {name}, got {value}")
+
+    @classmethod
+    def for_data(
+        cls,
+        x: Float[Tensor, "N d"],
+        *,
+        tolerance: float = 1e-5,
+        lengthscale_range: tuple[float, float] = (0.7, 1.4),
+        domain: Box | None = None,
+        max_features: int | None = None,
+        diagonal_correction: bool = True,
+    ) -> "Grid":
+        """A grid for data at the points `x`: their bounding box becomes `data`.
+
+        Args:
+            x: (N, d) inputs.
+            tolerance: as for `Grid`, like all further arguments.
+            lengthscale_range: shortest and longest lengthscale, relative to those of the kernel.
+            domain: (low, high) of every input; if None, the box of `x` with a margin.
+            max_features: the largest number of features.
+            diagonal_correction: whether to add the truncated variance to the noise.
+
+        Raises:
+            ValueError: `x` has no points or is not finite, or as for `Grid`.
+        """
+        return cls(
+            domain=domain,
+            data=box_of(x),
+            tolerance=tolerance,
+            lengthscale_range=lengthscale_range,
+            max_features=max_features,
+            diagonal_correction=diagonal_correction,
+        )
+
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms`, on one shared lattice.
+
+        Raises:
+            GridBudgetError: no grid within `max_features`, or within 40 000 without a budget.
+            NotImplementedError: a spectrum without tail and correlation; a product of kernels on
+                the same inputs.
+            ValueError: a box or a spacing that does not have one entry for each input.
+        """
+        for term in terms:
+            require_separate_inputs(term)
+        num_inputs = self._num_inputs(terms)
+        domain = self._domain(terms, num_inputs)
+        if any(map(is_harmonic, terms)):
+            most = self.max_features or MOST_FEATURES
+            return draw_with_harmonic(self, terms, domain, self._lag(domain), most)
+        tolerance, design = self._affordable_design(terms, num_inputs, domain)
+        spacing, points = design
+        constant = self._constant(terms, domain)
+        cells = [
+            cell_points(term, part.indices, spacing, constant)
+            for term, part in zip(terms, points, strict=True)
+        ]
+        every = [*(part.indices for part in points), *cells]
+        indices, position = np.unique(np.concatenate(every), axis=0, return_inverse=True)
+        lattice = Lattice(indices, spacing, domain, self._lag(domain), tolerance, constant)
+        positions = np.split(position.reshape(-1), np.cumsum([len(k) for k in every])[:-1])
+        options, count = (self.lengthscale_range, self.diagonal_correction), len(terms)
+        parts = zip(positions[:count], points, terms, positions[count:], strict=True)
+        return [
+            LatticeDraw(lattice, position, part.direction, term, *options, cell)
+            for position, part, term, cell in parts
+        ]
+
+    def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
+        """The number of inputs that the boxes or the spacing give; at least those of the kernel."""
+        least = 1 + max(
+            (dim for term in terms for leaf in term.leaves for dim in leaf.dims), default=0
+        )
+        box = self.domain or self.data
+        count = len(box) if box is not None else np.size(self.spacing)
+        if box is None and np.ndim(self.spacing) == 0:
+            count = least
+        if count < least or (self.domain and self.data and len(self.domain) != len(self.data)):
+            raise ValueError(
+                f"Grid expects the extent of each of the kernel's {least} input columns, got "
+                f"{count} (domain {self.domain}, data {self.data}, spacing {self.spacing})"
+            )
+        return count
+
+    def _domain(self, terms: Sequence[TermSpectrum], num_inputs: int) -> Float[np.ndarray, "2 d"]:
+        """The lowest and the highest point of the domain."""
+        if self.domain is not None:
+            return np.array(self.domain).T
+        if self.data is None:
+            return np.array([[-np.inf], [np.inf]]).repeat(num_inputs, axis=1)
+        low, high = np.array(self.data).T
+        margin = np.maximum(lengthscales(terms, num_inputs), 0.25 * (high - low))
+        return np.stack([low - margin, high + margin])
+
+    def _affordable_design(self, terms, num_inputs, domain):
+        """The smallest tolerance, from `tolerance` on, that the budget allows, and its design."""
+        budget = self.max_features or MOST_FEATURES
+        constant = self._constant(terms, domain)
+
+        def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
+            spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, most_lags)
+            return self._design(terms, spacing, tolerance, budget, constant)
+
+        def uneven(tolerance: float) -> float:
+            return min(_UNEVEN * tolerance, _ALIASING)
+
+        design = attempt(self.tolerance, self.tolerance, None)
+        if design is not None:
+            return self.tolerance, design
+        if self.max_features is None:
+            raise GridBudgetError(
+                f"Grid expects a kernel for which {MOST_FEATURES} features suffice, got one that "
+                f"needs more for tolerance {self.tolerance:g} on this domain with these "
+                "lengthscales; give max_features= (the truncated variance is added to the noise), "
+                "a larger tolerance, or use gp_orff.QuasiMonteCarlo"
+            )
+        tolerance, best = smallest_tolerance(lambda t: attempt(t, uneven(t), None), self.tolerance)
+        if best is None or tolerance > _POOR:  # a term that hardly varies may be the reason
+            capped_tolerance, capped = smallest_tolerance(
+                lambda t: attempt(t, uneven(t)), self.tolerance
+            )
+            if capped is not None and (best is None or capped_tolerance < tolerance):
+                tolerance, best = capped_tolerance, capped
+        if best is None or not all(len(part.indices) for part in best[1]):
+            raise GridBudgetError(
+                "expected a kernel that varies slowly enough over the domain for a frequency grid, "
+                f"got one of whose variance {self.max_features} features hold next to nothing "
+                f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
+                f"{_numbers(self._lag(domain))}); give a smaller domain or more max_features"
+            )
+        return tolerance, best
+
+    def _design(self, terms, spacing, tolerance, budget, constant):
+        """The spacing and the lattice points of each term; None if they exceed the budget."""
+        points, features = [], 0
+        for term in terms:
+            own = tolerance if tolerance == self.tolerance else term.own(tolerance, MOST_CUT)
+            part = self._points(term, spacing, own, (budget - features) / term.rank, constant)
+            if part is None:
+                return None
+            points.append(part)
+            features += num_features(term, part, spacing, constant)
+        return (spacing, points) if features <= budget else None
+
+    def _spacing(
+        self, terms, num_inputs, domain, tolerance, aliasing, most_lags
+    ) -> Float[np.ndarray, "d"]:
+        """h of each axis; with `most_lags`, r is at most so many times the longest lag."""
+        if self.spacing is not None:
+            return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
+        lag = self._lag(domain)
+        radius, shortest = np.zeros(num_inputs), np.full(num_inputs, np.inf)
+        longest = self.lengthscale_range[1]
+        constant, times = self._constant(terms, domain), self.longest_period or np.inf
+        most = np.where(constant | (times == np.inf), np.inf, (min(times, 1e300) - 1) * lag)
+        for leaf, axis, dim in axes_of(terms):
+            if constant[dim]:  # no images
+                scale = axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
+                radius[dim] = max(radius[dim], _NO_IMAGES * scale)
+                continue
+            bound = most[dim] / longest
+            r = longest * correlation_lag(leaf, axis, aliasing, lag, bound)
+            if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest
+                strict = correlation_lag(leaf, axis, min(tolerance, aliasing), lag, bound) * longest
+                r = min(strict, _FARTHER * r)
+            radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
+        if most_lags is not None:  # a term that hardly varies does not refine the others' grid
+            radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
+        radius = np.minimum(radius, most)
+        return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
+
+    def _constant(self, terms, domain) -> Bool[np.ndarray, "d"]:
+        """The inputs that are constant, and along which frequencies are summed."""
+        lag = self._lag(domain)
+        return (lag == 0) & summable(terms, len(lag)) & self.sum_constant
+
+    def _lag(self, domain) -> Float[np.ndarray, "d"]:
+        """The longest lag between a datum and a point of the domain or another datum."""
+        data = domain if self.data is None else np.array(self.data).T
+        high, low = np.maximum(domain[1], data[1]), np.minimum(domain[0], data[0])
+        return np.maximum(high - data[0], data[1] - low)
+
+    def _points(
+        self, term: TermSpectrum, spacing, tolerance, most, constant
+    ) -> LatticePoints | None:
+        """The lattice points that a term needs; None if they are more than `most`."""
+        blocks = {}
+        for direction, leaves in directions(term, constant).items():
+            pairs = [(leaf, self._region(leaf, tolerance, spacing)) for leaf in leaves]
+            blocks[direction] = half_space(pairs, spacing, most, self.largest_index)
+        if any(points is None for points in blocks.values()):
+            return None
+        return LatticePoints.of(blocks)
+
+    def _region(self, leaf: LeafSpectrum, tolerance: float, spacing) -> Region:
+        """The frequencies up to the cut-off; at least one along each axis."""
+        if self.cutoff is not None:
+            return Region(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
+        level = tail_radius(leaf, tolerance) / self.lengthscale_range[0]
+        least = leaf.spectrum.scaled_radius(unit_steps(leaf, spacing)).max()
+        return Region(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
+
+
+# Under a budget, aliasing may be _UNEVEN times as large as truncation, and at most _ALIASING:
+# truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
+# tolerance of _POOR a term that hardly varies may be the reason: r is limited to _LONGEST of L.
+_UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
+_NO_IMAGES = 1e6  # the period along a constant input, in lengthscales
+_FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit
+
+
+def _numbers(values: Float[np.ndarray, "k"]) -> str:
+    return "(" + ", ".join(f"{value:.3g}" for value in values) + ")"
+
+
+# The rule that chooses between a grid and random frequencies.
+
+
+MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
+_RANDOM, _SMALL = 4096, 512  # random features, by default, and by default without data
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Choose the frequencies automatically: a grid if it is affordable, else quasi-random ones.
+
+    The choice is made when the `ORFFKernel` is built, by the first line that applies:
+
+    - Neither `data` nor `domain`: `QuasiMonteCarlo`, with as many frequencies as `max_features`
+      allow, 4096 by default. If a grid was possible, it has 512 features by default, and a warning
+      says so: the predictive variance of random features is too small.
+    - More than 4 inputs (three of space, and time), or a kernel for which no grid can be built:
+      `QuasiMonteCarlo` as well.
+    - Otherwise: `Grid` with the given tolerance. If that needs more than `max_features` features,
+      8192 by default, the smallest tolerance is used for which they suffice.
+
+    `VectorFieldGP` with this rule chooses the cheapest representation that is accurate enough:
+
+    - The exact kernel, without features, if the data have at most `exact_values` numbers, N·p for N
+      points and p outputs. Up to `max_features` numbers it uses the exact kernel too if a grid
+      needs more features than there are numbers, or truncates more variance than the noise of the
+      data allows.
+    - A grid of up to `max_features` features otherwise. By default the posterior may have more of
+      them, where 8192 truncate too much; its algebra is then iterative.
+    - After all, for the posterior, the exact kernel on the means at up to `max_features` numbers of
+      sites, 8192 by default, where the grid truncates more than a tenth of the noise variance (a
+      hundredth if iterative), and the field changes by half as much within sites: for readings
+      along tracks or in clusters, not for even ones.
+
+    Args:
+        tolerance: of the grid, as a share of the variance; see `Grid`.
+        max_features: the largest number of features. If it does not suffice for `tolerance`, the
+            tolerance is raised. If None, the limits above.
+        exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
+        domain: (low, high) of every input, as for `Grid`.
+        data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
+            `VectorFieldGP` sets it itself.
+        lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
+        longest_period: of the grid, as for `Grid`; `VectorFieldGP` takes 2 for learned spectra.
+
+    Raises:
+        ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
+            frequencies are drawn, `max_features` cannot hold one of each term.
+
+    Example:
+        >>> import gpytorch, gp_orff, torch
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Auto().for_data(torch.rand(50, 2)))
+        >>> print(kernel.frequencies[0].reason)  # what was chosen, and why
+        grid: 2 inputs, tolerance 1e-05 within 8192 features
+    """
+
+    tolerance: float = 1e-5
+    max_features: int | None = None
+    exact_values: int = 1000
+    domain: Box | None = None
+    data: Box | None = None
+    lengthscale_range: tuple[float, float] = (0.7, 1.4)
+    longest_period: float | None = None
+
+    def __post_init__(self):
+        if self.max_features is not None:
+            check_positive_integer(self.max_features, "max_features", "Auto")
+        if not 0 < self.tolerance < 1 or self.exact_values < 0:
+            raise ValueError(
+                "Auto expects a tolerance in (0, 1) and exact_values >= 0, got "
+                f"{self.tolerance}, {self.exact_values}"
+            )
+
+    def for_data(self, x: Float[Tensor, "N d"]) -> "Auto":
+        """A copy of this rule whose `data` is the bounding box of the points `x`, (N, d)."""
+        return replace(self, data=box_of(x))
+
+    def choose(self, terms: Sequence[TermSpectrum]) -> tuple[Rule, str]:
+        """The rule for the spectra of `terms`, and the reason in words."""
+        box = self.domain or self.data
+        if box is None:
+            rule = replace(self, max_features=_SMALL) if self._lacks_data(terms) else self
+            return rule._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
+        if len(box) > GRID_INPUTS:
+            return self._random(terms, f"{len(box)} inputs are more than {GRID_INPUTS}")
+        grid = Grid(
+            domain=self.domain,
+            data=self.data,
+            tolerance=self.tolerance,
+            lengthscale_range=self.lengthscale_range,
+            max_features=self.max_features or MOST_DENSE,
+            longest_period=self.longest_period,
+        )
+        try:
+            tolerance = grid.draw(terms)[0].shared.tolerance.item()
+        except (ValueError, NotImplementedError) as error:
+            return self._random(terms, f"no grid: {error}")
+        achieved = f"tolerance {tolerance:.0e} within {grid.max_features} features"
+        if tolerance > 1.01 * self.tolerance:
+            achieved += f", which do not suffice for {self.tolerance:.0e}"
+        return grid, f"grid: {len(box)} inputs, {achieved}"
+
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms` by the chosen rule, each with its `reason`.
+
+        It warns if neither data, nor a domain, nor a budget are given.
+        """
+        rule, reason = self.choose(terms)
+        if self._lacks_data(terms):
+            warnings.warn(
+                f"Auto() without data uses {_SMALL} random features, whose "
+                "predictive variance is too small: give it the inputs, Auto().for_data(x), for a "
+                "grid, or a budget, Auto(max_features=...)",
+                stacklevel=2,
+            )
+        draws = rule.draw(terms)
+        for draw in draws:
+            draw.reason = reason
+        return draws
+
+    def _lacks_data(self, terms: Sequence[TermSpectrum]) -> bool:
+        """Whether a grid is possible, but neither data, nor a domain, nor a budget are given."""
+        dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
+        specified = self.domain or self.data or self.max_features
+        return not specified and max(dims, default=0) < GRID_INPUTS
+
+    def _random(self, terms: Sequence[TermSpectrum], reason: str) -> tuple[QuasiMonteCarlo, str]:
+        """Quasi-random frequencies, a power of two, as many as the budget allows."""
+        varying = [term for term in terms if term.leaves]
+        ranks = sum(term.rank for term in varying) or 1
+        if self.max_features is None and len(varying) == 1 and varying[0].leaves[0].is_constant:
+            ranks = 1  # a separable kernel, whose cost follows from its columns
+        if self.max_features is not None and self.max_features < 2 * ranks:
+            raise ValueError(
+                f"expected max_features of at least {2 * ranks}, which hold one frequency of each "
+                f"term of the kernel, got Auto(max_features={self.max_features}); give more"
+            )
+        number = max(1, (self.max_features or _RANDOM) // (2 * ranks))
+        number = 2 ** (number.bit_length() - 1)
+        return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {reason}"

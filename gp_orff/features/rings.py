@@ -1,0 +1,555 @@
+"""The waves of harmonic kernels: rings of horizontal frequencies."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from gp_orff.features.columns import Columns, side_by_side
+from gp_orff.features.draws import (
+    Draw,
+    FixedBuffers,
+    GridWarning,
+    LeafSpectrum,
+    Rule,
+    TermSpectrum,
+    check_domain,
+)
+from gp_orff.features.expansion import ScaledExpansion
+from gp_orff.features.grid_design import MOST_CUT, GridBudgetError, smallest_tolerance
+from gp_orff.features.waves import HarmonicColumns
+from gp_orff.kernels.base import positive_root
+from gp_orff.kernels.harmonic import HarmonicSpectrum, Sources
+from gp_orff.kernels.tree import Term, spectra_of
+from gp_orff.symbols.base import Symbol
+
+# A quadrature of the plane in rings, for spectra that are not smooth at k = 0.
+#
+# The spectrum |k| e^{−|k|Z} of a harmonic field has a cusp at k = 0. The sum over a lattice of
+# period P then differs from the integral by images of size P⁻³, which fall slowly. In polar
+# coordinates the integrand is analytic: Gauss–Legendre nodes on panels of |k|, each twice as long
+# as the one before, and equidistant angles on every ring converge exponentially, and need fewer
+# waves.
+
+
+_FEWEST, _MOST = 2, 400  # nodes of a panel
+_FIRST = 4.0  # |k|Z of the longest Z at the end of the first panel
+_FINER = 12  # further nodes of the rule that tells the error of another
+
+
+@dataclass(frozen=True)
+class Depths:
+    """The distances Z between heights of pairs of points and mirror images, and their variances.
+
+    Args:
+        shortest: Z of each plane of sources, for two points at the height of largest variance.
+        variances: of the field at that height, from each plane.
+    """
+
+    shortest: Float[np.ndarray, "J"]
+    variances: Float[np.ndarray, "J"]
+
+    def tail(self, k: float) -> float:
+        """The share of the variance beyond |k|."""
+        shares = self.variances / self.variances.sum()
+        return float(shares @ scipy.special.gammaincc(3, k * self.shortest))
+
+    def cutoff(self, share: float) -> float:
+        """|k| beyond which this share of the variance lies."""
+        high = scipy.special.gammainccinv(3, share) / self.shortest.min()
+        return scipy.optimize.brentq(lambda k: self.tail(k) - share, 0.0, 1.01 * high, rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Waves with weights: ∫ g(k) d²k ≈ Σ weights · g(k) over half the plane, for even g."""
+
+    wavevectors: Float[np.ndarray, "D 2"]
+    weights: Float[np.ndarray, "D"]
+
+    @classmethod
+    def of(
+        cls, cutoff: float, depths: Depths, longest: float, lag: float, tolerance: float
+    ) -> "Rings":
+        """Rings up to a cut-off, for Z up to `longest` and horizontal lags up to `lag`.
+
+        Errors are relative to the variance, Σ_j of 2/Z³ at the shortest Z.
+        """
+        shortest = float(depths.shortest.min())
+        radii, lengths = _radii(cutoff, shortest, longest, lag, tolerance)
+        counts = [_angles(k, shortest, lag, tolerance) for k in radii]
+        angles = [np.pi * (np.arange(n) + 0.5 * (i % 2)) / n for i, n in enumerate(counts)]
+        waves = [
+            k * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+            for k, angle in zip(radii, angles, strict=True)
+        ]
+        weights = [
+            np.full(n, 2 * np.pi * k * length / n)
+            for k, length, n in zip(radii, lengths, counts, strict=True)
+        ]
+        return cls(np.concatenate(waves), np.concatenate(weights))
+
+
+def _angles(k: float, shortest: float, lag: float, tolerance: float) -> int:
+    """The number of angles in half a ring: those beyond carry J_n(k·lag), and the directions, whose
+    products are of second order, move n by two."""
+    share = max(0.5 * (k * shortest) ** 2 * np.exp(-k * shortest), 1e-300)
+    orders = np.arange(2, 2 * int(k * lag) + 60)
+    large = np.abs(scipy.special.jv(orders - 2, k * lag)) * share > tolerance
+    most = int(orders[large].max()) + 1 if large.any() else 4
+    return max(-(-most // 2), 2)
+
+
+def _radii(
+    cutoff: float, shortest: float, longest: float, lag: float, tolerance: float
+) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
+    """Nodes and weights of ∫ dk from 0 to the cut-off."""
+    panels = max(0, int(np.ceil(np.log2(cutoff * longest / _FIRST))))
+    edges = cutoff * 2.0 ** np.arange(-panels, 1)
+    edges = np.concatenate([[0.0], edges])
+    parts = [_panel(low, high, shortest, longest, lag, tolerance) for low, high in pairwise(edges)]
+    return tuple(np.concatenate(values) for values in zip(*parts, strict=True))
+
+
+def _panel(
+    low: float, high: float, shortest: float, longest: float, lag: float, tolerance: float
+) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """The Gauss–Legendre rule with the fewest nodes that is exact to the tolerance for
+    k² e^{−kZ + ikr}, relative to ∫ k² e^{−kZ}, Z and r at their ends and between."""
+    z = np.geomspace(shortest, longest, 5)[:, None, None]
+    r = np.array([0.0, 0.5, 1.0])[:, None] * lag
+    exact = None
+    for n in range(_FEWEST, _MOST):
+        value = _integral(low, high, z, r, n)
+        if exact is None or n % _FINER == 0:
+            exact = _integral(low, high, z, r, n + 2 * _FINER)
+        if np.abs(value - exact).max() < tolerance:
+            break
+    return _gauss(low, high, n)
+
+
+def _integral(
+    low: float, high: float, z: Float[np.ndarray, "a 1 1"], r: Float[np.ndarray, "b 1"], n: int
+) -> np.ndarray:
+    k, w = _gauss(low, high, n)
+    return (w * 0.5 * z**3 * k**2 * np.exp(-k * z + 1j * k * r)).sum(-1)
+
+
+def _gauss(low: float, high: float, n: int) -> tuple[np.ndarray, np.ndarray]:
+    x, w = np.polynomial.legendre.leggauss(n)
+    return low + 0.5 * (high - low) * (1 + x), 0.5 * (high - low) * w
+
+
+# The waves of one harmonic term, in rings, with the weights of the quadrature.
+
+
+_RADII, _ANGLES = 24, 24  # of waves beyond the last: exact for some derivatives
+
+
+class HarmonicWaves(FixedBuffers):
+    """The waves that serve a harmonic term in a domain; what a lattice is for other kernels.
+
+    Args:
+        rings: the wavevectors and weights.
+        domain: the lowest and highest value of every input.
+        dims: the three inputs of the kernel, height last.
+        side: 1 for sources below the points, −1 for sources above them.
+        tolerance: the share of the variance for which the waves were made.
+    """
+
+    def __init__(
+        self,
+        rings: Rings,
+        domain: Float[np.ndarray, "2 d"],
+        dims: Sequence[int],
+        side: int,
+        tolerance: float,
+    ):
+        super().__init__()
+        self.dims, self.side = tuple(dims), side
+        self.register_buffer("wavevectors", torch.from_numpy(rings.wavevectors))
+        self.register_buffer("weights", torch.from_numpy(rings.weights))
+        self.register_buffer("domain", torch.from_numpy(domain))
+        self.register_buffer("constant", torch.zeros(domain.shape[1], dtype=torch.bool))
+        self.register_buffer("tolerance", torch.tensor(tolerance, dtype=torch.float64))
+
+    def columns(self) -> HarmonicColumns:
+        """The waves that decay with the distance from the sources."""
+        low, high = self.domain[:, list(self.dims)]
+        origin = 0.5 * (low + high)
+        origin[2] = low[2] if self.side > 0 else high[2]
+        return HarmonicColumns(self.wavevectors, self.side, origin, self.dims)
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Which of the points x are outside the domain; it has no end away from the sources."""
+        low, high = self.domain.clone()
+        slack = 1e-6 * (high - low)
+        x = x.detach()[..., : len(low)]
+        below, above = x < low - slack, x > high + slack
+        vertical = self.dims[2]
+        (above if self.side > 0 else below)[..., vertical] = False
+        return (below | above).any(-1)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Check that all points x are inside the domain.
+
+        Raises:
+            ValueError: points outside.
+        """
+        check_domain(x, self.outside(x), self.domain)
+
+
+class HarmonicDraw(FixedBuffers, Draw):
+    """The waves of one harmonic term, which depend on no hyperparameter, and their variances.
+
+    Args:
+        waves: the wavevectors, and the domain that they serve.
+        cutoff: |k| beyond which the share of its variance lies, at the present depths.
+        share: of the variance of this term, beyond the last wave.
+        lengthscale_range: the shortest and longest depth that the waves serve, relative to the
+            present ones.
+        diagonal_correction: whether inference adds the truncated variance.
+    """
+
+    sampled = False
+
+    def __init__(
+        self,
+        waves: HarmonicWaves,
+        cutoff: float,
+        share: float,
+        lengthscale_range: tuple[float, float],
+        diagonal_correction: bool,
+    ):
+        super().__init__([], [])
+        self.lattice, self.joint, self.warned = waves, None, False
+        self.lengthscale_range = lengthscale_range
+        self.diagonal_correction = diagonal_correction
+        self.register_buffer("cutoff", torch.tensor(cutoff, dtype=torch.float64))
+        self.register_buffer("share", torch.tensor(share, dtype=torch.float64))
+
+    @property
+    def num_frequencies(self) -> int:
+        return len(self.lattice.wavevectors)
+
+    @property
+    def num_columns(self) -> int:
+        return 2 * self.num_frequencies
+
+    @property
+    def shared(self) -> nn.Module:
+        """The waves, and in a sum the frequencies of the other terms."""
+        return self.joint or self.lattice
+
+    def shared_columns(self) -> Columns:
+        return self.shared.columns()
+
+    def nodes(self, spectra: Sequence[HarmonicSpectrum]) -> tuple:
+        """Raise: the waves decay, so that their directions are complex.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel, whose features have real frequencies, got a "
+            "HarmonicKernel, whose waves decay with height; this quantity is not known for it"
+        )
+
+    def expansion(self, term: Term) -> ScaledExpansion:
+        """The features −∇ of a potential of decaying waves with independent weights."""
+        (spectrum,) = spectra_of(term)
+        self._check_range(spectrum)
+        phi = self.lattice.columns()
+        root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(spectrum.sources, phi))
+        units, columns = phi.directions(), torch.arange(phi.num_columns, device=phi.device)
+        scales = torch.cat([root, root], dim=-1)
+        return ScaledExpansion(phi, scales, torch.cat([units, units]), columns)
+
+    def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
+        """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
+        return _density(sources, phi) * self.lattice.weights
+
+    def truncated_variance(self, term: Term) -> Float[Tensor, "*b 3 3"]:
+        """The variance at the mean height that the waves lack."""
+        (spectrum,) = spectra_of(term)
+        phi = self.lattice.columns()
+        decay = phi.decay(spectrum.mean_height.double()).square()
+        weights, d = self.variances(spectrum.sources, phi) * decay, phi.directions()
+        parts = (torch.einsum("...k,kp,kq->...pq", weights, v, v) for v in (d.real, d.imag))
+        total = spectrum.variance().double() - sum(parts)
+        share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
+        shape = total.new_tensor([0.75, 0.75, 1.5])
+        return term.outputscale[..., None, None] * torch.diag_embed(share.unsqueeze(-1) * shape)
+
+    def truncated_image(
+        self, symbol: Symbol, term: Term, space: Sequence[int]
+    ) -> Float[Tensor, "q q"]:
+        """The variance of Q f at the mean height that the waves lack: that of waves beyond the
+        last, in proportion to what they lack of the field."""
+        (spectrum,) = spectra_of(term)
+        phi, height = self.lattice.columns(), spectrum.mean_height.double()
+        nearest = spectrum.sources.distances(height.unsqueeze(-1)).detach().min().item()
+        omega, weights = _beyond(phi.omega.norm(dim=-1).amax().item(), nearest)
+        phi = replace(phi, omega=omega.to(phi.omega))
+        weights = _density(spectrum.sources, phi) * weights.to(phi.omega)
+        weights = weights * phi.decay(height).square()
+        waves = phi.directions()[: len(omega)]
+        image = phi.multiplier(symbol, 3, space)[: len(omega)] @ waves.unsqueeze(-1)
+        moment = torch.einsum("k,kp,kq->pq", weights.to(image), image[..., 0], image[..., 0].conj())
+        field = (weights.unsqueeze(-1) * waves.abs().square()).sum()
+        lacking = self.truncated_variance(term).diagonal().sum()
+        return moment.real * (lacking / field if field > 0 else 0.0)
+
+    def ratio_outside_range(self, spectra: Sequence[HarmonicSpectrum]) -> float | None:
+        """The ratio of the depth that decides the cut-off to that for which it was made."""
+        low, high = self.lengthscale_range
+        lengths = depths_of(spectra[0], self.lattice.domain[:, self.lattice.dims[2]].cpu().numpy())
+        ratio = self.cutoff.item() / lengths.cutoff(self.share.item())
+        return ratio if not 0.999 * low <= ratio <= 1.001 * high else None
+
+    def _check_range(self, spectrum: HarmonicSpectrum) -> None:
+        ratio = None if self.warned else self.ratio_outside_range([spectrum])
+        if ratio is not None:
+            self.warned = True
+            low, high = self.lengthscale_range
+            warnings.warn(
+                f"a depth is about {ratio:.2g} times what the waves were made for, outside the "
+                f"range {low:g} to {high:g}: call redraw() of the ORFFKernel and continue, "
+                "constrain the depth, or give Grid a wider lengthscale_range",
+                GridWarning,
+                stacklevel=2,
+            )
+
+    def check_domain(self, spectra, *points) -> None:
+        for x in points:
+            self.lattice.check(x)
+
+
+def _density(sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
+    """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π."""
+    k = phi.omega.norm(dim=-1)
+    distances = sources.distances(phi.origin[2:]).double()  # (*b, J, 1)
+    decay = torch.exp(-2 * distances * k)
+    return (sources.amplitudes.double().unsqueeze(-1) * decay).sum(-2) * k / (2 * math.pi)
+
+
+def _beyond(cutoff: float, distance: float) -> tuple[Float[Tensor, "m 2"], Float[Tensor, "m"]]:
+    """Wavevectors and weights of a quadrature over |k| > `cutoff`, by Gauss and Laguerre for waves
+    that decay as e^{−2|k| distance}."""
+    t, weights = np.polynomial.laguerre.laggauss(_RADII)
+    k = cutoff + t / (2 * distance)
+    weights = weights * np.exp(t) / (2 * distance) * k * 2 * math.pi / _ANGLES
+    angle = 2 * math.pi * np.arange(_ANGLES) / _ANGLES
+    unit = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    omega = (k[:, None, None] * unit).reshape(-1, 2)
+    return torch.from_numpy(omega), torch.from_numpy(np.repeat(weights, _ANGLES))
+
+
+@torch.no_grad()
+def depths_of(
+    spectrum: HarmonicSpectrum, heights: Float[np.ndarray, "2"], shallower: float = 1.0
+) -> Depths:
+    """Z of two points at the end of the heights that is nearest to the sources.
+
+    `shallower` multiplies the depths; a batch counts as more planes.
+    """
+    sources = spectrum.sources
+    nearest = heights[0] if sources.side > 0 else heights[1]
+    planes, amplitudes = (
+        t.double().cpu().numpy().ravel() for t in (sources.planes, sources.amplitudes)
+    )
+    shortest = 2 * sources.side * (nearest - planes) * shallower
+    return Depths(shortest, amplitudes / shortest**3)
+
+
+# The waves that a harmonic term needs in a domain, for a tolerance and a number of features.
+
+
+def is_harmonic(term: TermSpectrum) -> bool:
+    """Whether a term is that of a `HarmonicKernel`.
+
+    Raises:
+        NotImplementedError: a product with another kernel.
+    """
+    kinds = [isinstance(leaf.spectrum, HarmonicSpectrum) for leaf in term.leaves]
+    if any(kinds) and len(kinds) > 1:
+        raise NotImplementedError(
+            "features of a HarmonicKernel expect a term without products, got a product with "
+            "another kernel; use a sum, or the exact kernel"
+        )
+    return any(kinds)
+
+
+def harmonic_draws(
+    grid: Rule,
+    terms: Sequence[TermSpectrum],
+    domains: Sequence[Float[np.ndarray, "2 d"]],
+    lag: Float[np.ndarray, "d"],
+    most: int,
+) -> list[HarmonicDraw] | None:
+    """The draws with the smallest tolerance, from that of the grid on, that `most` features allow
+    for all terms; None if there are none."""
+
+    def attempt(tolerance: float) -> list[tuple[Rings, float, float]] | None:
+        found, left = [], most
+        for term, domain in zip(terms, domains, strict=True):
+            share = term.own(tolerance, MOST_CUT)
+            rings = _rings(term.leaves[0], domain, lag, share, left, grid.lengthscale_range)
+            if rings is None:
+                return None
+            found.append((*rings, share))
+            left -= 2 * len(rings[0].weights)
+        return found
+
+    found, tolerance = attempt(grid.tolerance), grid.tolerance
+    if found is None:
+        tolerance, found = smallest_tolerance(attempt, grid.tolerance)
+    if found is None:
+        return None
+    draws = []
+    for term, domain, (rings, cutoff, share) in zip(terms, domains, found, strict=True):
+        (leaf,) = term.leaves
+        waves = HarmonicWaves(rings, domain, leaf.dims, leaf.spectrum.sources.side, tolerance)
+        options = grid.lengthscale_range, grid.diagonal_correction
+        draws.append(HarmonicDraw(waves, cutoff, share, *options))
+    return draws
+
+
+def _rings(
+    leaf: LeafSpectrum,
+    domain: Float[np.ndarray, "2 d"],
+    lag: Float[np.ndarray, "d"],
+    tolerance: float,
+    most: int,
+    lengthscale_range: tuple[float, float],
+) -> tuple[Rings, float] | None:
+    """The rings for a tolerance, and the cut-off at the present depths; None if too many."""
+    shallow, deep = lengthscale_range
+    heights = domain[:, leaf.dims[2]]
+    present = depths_of(leaf.spectrum, heights)
+    shallowest = depths_of(leaf.spectrum, heights, shallow)
+    horizontal = float(np.hypot(*lag[list(leaf.dims[:2])]))
+    height = float(heights[1] - heights[0])
+    longest = deep * present.shortest.max() + 2 * (height + horizontal)
+    cutoff = shallowest.cutoff(tolerance)
+    waves = (cutoff * horizontal) ** 2 / 16  # about
+    if 2 * waves > 4 * most + 1000:
+        return None
+    rings = Rings.of(cutoff, shallowest, longest, horizontal, tolerance)
+    return (rings, present.cutoff(tolerance)) if 2 * len(rings.weights) <= most else None
+
+
+# The frequencies of sums of kernels of which some are harmonic.
+
+
+class SharedFrequencies(nn.Module):
+    """The lattice of the stationary terms of a sum and the waves of its harmonic terms."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def columns(self) -> Columns:
+        """The columns of all parts, one part after the other."""
+        return side_by_side([part.columns() for part in self.parts])[0]
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Which of the points x are outside the domain of any part."""
+        return torch.stack([part.outside(x) for part in self.parts]).any(0)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Check that all points x are inside the domains; raises a ValueError otherwise."""
+        for part in self.parts:
+            part.check(x)
+
+    @property
+    def tolerance(self) -> Float[Tensor, ""]:
+        """The share of the variance for which the frequencies were made."""
+        return torch.stack([part.tolerance for part in self.parts]).max()
+
+    @property
+    def constant(self) -> Bool[Tensor, "d"]:
+        """The inputs that are constant, along which frequencies are summed."""
+        return torch.stack([part.constant for part in self.parts]).any(0)
+
+
+def draw_with_harmonic(
+    grid: Rule,
+    terms: Sequence[TermSpectrum],
+    domain: Float[np.ndarray, "2 d"],
+    lag: Float[np.ndarray, "d"],
+    most: int,
+) -> list[Draw]:
+    """The draws of all terms by a `Grid`, in order, with shared columns.
+
+    Args:
+        grid: the specification.
+        terms: the spectra, of which some are harmonic.
+        domain: the lowest and highest value of every input, with margins where it is chosen.
+        lag: the longest lag from a datum along every input.
+        most: the number of features allowed; harmonic terms get up to half of them in a sum.
+
+    Raises:
+        GridBudgetError: no waves within the number of features.
+        ValueError: neither data nor a domain, or a domain that contains sources.
+    """
+    if not np.isfinite(domain).all():
+        raise ValueError(
+            "Grid expects the extent of the data for a HarmonicKernel, got only a spacing; use "
+            "Grid.for_data(x)"
+        )
+    others = [term for term in terms if not is_harmonic(term)]
+    harmonic = [term for term in terms if is_harmonic(term)]
+    share = most // 2 if any(term.leaves for term in others) else most - 3 * len(others)
+    domains = [_above_sources(grid, term, domain) for term in harmonic]
+    draws = harmonic_draws(grid, harmonic, domains, lag, share)
+    if draws is None:
+        raise GridBudgetError(
+            f"expected a HarmonicKernel for which {share} features suffice, got sources so close "
+            "to the readings that they hold next to nothing of the variance; give a larger "
+            "max_features, a smaller domain, or a larger depth"
+        )
+    if others:
+        left = most - sum(draw.num_columns for draw in draws)
+        budget = None if grid.max_features is None else max(left, 1)
+        rest = replace(grid, max_features=budget).draw(others)
+    else:
+        rest = []
+    parts = [*(draw.lattice for draw in rest[:1]), *(draw.lattice for draw in draws)]
+    for draw in (*rest, *draws):
+        draw.joint = SharedFrequencies(parts) if len(parts) > 1 else None
+    remaining, waves = iter(rest), iter(draws)
+    return [next(waves if is_harmonic(term) else remaining) for term in terms]
+
+
+def _above_sources(
+    grid: Rule, term: TermSpectrum, domain: Float[np.ndarray, "2 d"]
+) -> Float[np.ndarray, "2 d"]:
+    """The domain with heights on the side of the points: those of the data without a margin, and
+    at most half the way to the sources where a wider domain is asked for."""
+    domain, (leaf,) = domain.copy(), term.leaves
+    vertical = leaf.dims[2]
+    data = None if grid.data is None else np.array(grid.data).T[:, vertical]
+    if grid.domain is None:
+        domain[:, vertical] = data
+        return domain
+    sources = leaf.spectrum.sources
+    end, side = (0 if sources.side > 0 else 1), sources.side
+    distance = sources.distances(torch.from_numpy(domain[end, vertical, None])).min().item()
+    if data is None and distance <= 0:
+        raise ValueError(
+            "Grid expects a domain on the side of the sources where the points are, got one "
+            f"that reaches {-distance:.6g} beyond the nearest sources; give a smaller domain"
+        )
+    if data is not None:
+        limit = sources.distances(torch.from_numpy(data[end, None])).min().item()
+        domain[end, vertical] += side * max(0.5 * limit - distance, 0.0)
+    return domain

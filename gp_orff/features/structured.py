@@ -1,0 +1,302 @@
+"""Random frequencies in structured blocks, whose phases are fast transforms of the inputs."""
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.phases import (
+    FastfoodProjection,
+    FourierProjection,
+    OrthogonalProjection,
+    Phases,
+    ProjectedPhases,
+    Projection,
+    SumOfPhases,
+    as_range,
+)
+from gp_orff.features.random import NAMES, Measure, as_measure
+from gp_orff.features.zoo_rules import DotProductDraw, DrawnHarmonics, lifted_leaf
+from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.mixture_spectra import Radial
+from gp_orff.kernels.tree import Term, spectra_of
+
+# Frequencies that are never written out: radii and fast projections, drawn once.
+
+
+class StructuredDraw(Draw):
+    """The frequencies r_k u_k / ℓ of one term: for each leaf radii r and unit vectors u.
+
+    `dims` are the input columns of every leaf.
+    """
+
+    def __init__(
+        self,
+        projections: Sequence[Projection],
+        bases: Sequence[Float[Tensor, "D c"]],
+        dims: Sequence[tuple[int, ...]],
+    ):
+        super().__init__(bases, [0] * len(bases))
+        self.dims = tuple(map(as_range, dims))
+        self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
+        for index, projection in enumerate(projections):
+            for name, array in projection.arrays.items():
+                self.register_buffer(f"{name}_{index}", array)
+
+    @property
+    def projections(self) -> list[Projection]:
+        """The unit vectors of each leaf."""
+        return [
+            cls(num_inputs, num_vectors, *(getattr(self, f"{name}_{index}") for name in names))
+            for index, (cls, num_inputs, num_vectors, names) in enumerate(self._sizes)
+        ]
+
+    def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
+        spectra = spectra_of(term)
+        parts = self._phases(spectra, self.dims, num_inputs)
+        phi = TrigColumns(parts[0] if len(parts) == 1 else SumOfPhases(tuple(parts)))
+        return phi, phi.of_frequencies(self.sample_weights(spectra).unsqueeze(-1))
+
+    def nodes(self, spectra: Sequence[Radial]):
+        """ω of each leaf, written out, and the weights."""
+        parts = zip(spectra, self.dims, strict=True)
+        written = [self._phases([s], [range(len(d))], len(d))[0].omega for s, d in parts]
+        return written, self.sample_weights(spectra)
+
+    def sample_weights(self, spectra: Sequence[Radial]) -> Float[Tensor, "D"]:
+        return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+
+    def _phases(
+        self, spectra: Sequence[Radial], dims: Sequence[Sequence[int]], num_inputs: int
+    ) -> list[Phases]:
+        """⟨ω, x⟩ for the frequencies of each leaf."""
+        parts = zip(spectra, self.projections, self.bases, dims, strict=True)
+        return [
+            ProjectedPhases(
+                projection,
+                spectrum.radii(base, 0).unsqueeze(-1),
+                spectrum.inverse_lengthscale(len(columns)),
+                columns,
+                num_inputs,
+            )
+            for spectrum, projection, base, columns in parts
+        ]
+
+
+class StructuredDotProductDraw(DotProductDraw):
+    """Columns of a dot-product kernel whose unit vectors are a fast projection."""
+
+    def __init__(
+        self,
+        projection: Projection,
+        harmonics: DrawnHarmonics,
+        dims: Sequence[int],
+    ):
+        lengths = torch.ones_like(harmonics.expected_numbers).unsqueeze(-1)
+        super().__init__(lengths, harmonics, dims)
+        self.directions = StructuredDraw([projection], [lengths], [range(projection.num_inputs)])
+
+    def unit_phases(self, num_lifted: int) -> Phases:
+        lengths, (projection,) = self.bases[0], self.directions.projections
+        scale = torch.ones_like(lengths[:1]).expand(1, num_lifted)
+        return ProjectedPhases(projection, lengths, scale, range(num_lifted), num_lifted)
+
+
+# Rules for inputs of high dimension: Fastfood and its siblings.
+
+
+@dataclass(frozen=True)
+class _StructuredRule(ABC):
+    """Independent radii, and directions from a projection."""
+
+    num_frequencies: int
+    seed: int = field(default=0, kw_only=True)
+    measure: str | Measure = field(default="trace", kw_only=True)
+    projection: ClassVar[type[Projection]]
+
+    def __post_init__(self):
+        name = type(self).__name__
+        number = check_positive_integer(self.num_frequencies, "num_frequencies", name)
+        object.__setattr__(self, "num_frequencies", number)
+        check_seed(self.seed, name)
+        measure = as_measure(self.measure, name)
+        object.__setattr__(self, "measure", NAMES.get(measure, measure))
+
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The frequencies of each of `terms`, from independent random streams of the seed."""
+        streams = np.random.default_rng(self.seed).spawn(len(terms))
+        return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
+
+    def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
+        if not term.leaves:  # a constant: ω = 0 only
+            return Draw([], [])
+        lifted = lifted_leaf(term)
+        if lifted is not None:
+            return self._draw_dot_product(term, lifted, rng)
+        projections, bases = [], []
+        for leaf in term.leaves:
+            self._check(leaf)
+            num_dims, number = self.projection.padded(leaf.num_dims), self.num_frequencies
+            u = uniform(number, leaf.spectrum.num_coordinates(num_dims), rng)
+            bases.append(torch.from_numpy(leaf.spectrum.radial_base(u, num_dims, 0)))
+            projections.append(self.projection.draw(leaf.num_dims, number, rng))
+        return StructuredDraw(projections, bases, [leaf.dims for leaf in term.leaves])
+
+    def _draw_dot_product(
+        self, term: TermSpectrum, lifted: LeafSpectrum, rng: np.random.Generator
+    ) -> Draw:
+        """Harmonics, and directions on the sphere of the padded inputs (Le et al. 2013, 4.5)."""
+        number, num_dims = self.num_frequencies, self.projection.padded(lifted.num_dims)
+        u = uniform(number, 1, rng)[:, 0]
+        order = as_measure(self.measure, type(self).__name__).order(lifted)
+        harmonics = DrawnHarmonics.of(lifted.spectrum, num_dims, order, u)
+        projection = self.projection.draw(lifted.num_dims, number, rng)
+        return StructuredDotProductDraw(projection, harmonics, term.leaves[0].dims)
+
+    def _check(self, leaf: LeafSpectrum) -> None:
+        """Check that frequencies are a radius times a direction, and directions of B constant.
+
+        Raises:
+            NotImplementedError: they are not.
+        """
+        name = type(self).__name__
+        if leaf.degree or leaf.variance is not None:
+            raise NotImplementedError(
+                f"{name} expects scalar or separable kernels, got one whose spectral matrix varies "
+                "with the frequency, such as a CurlFreeKernel: its features need every frequency "
+                "written out; use gp_orff.QuasiMonteCarlo"
+            )
+        if not isinstance(leaf.spectrum, Radial):
+            raise NotImplementedError(
+                f"{name} expects kernels of the scaled distance, such as RBFKernel, MaternKernel "
+                f"or RQKernel, got the spectrum {type(leaf.spectrum).__name__}, which has other "
+                "directions than a sphere; use gp_orff.QuasiMonteCarlo"
+            )
+
+
+class Fastfood(_StructuredRule):
+    r"""Random frequencies for many inputs, in O(n log d) time and O(n) memory (Le et al. 2013).
+
+    Frequencies come in blocks V = S H G Π H B / √d′ of d′ frequencies (eq. 33). H is the
+    Walsh–Hadamard matrix; B holds random signs, Π permutes, G holds normal numbers, and S gives
+    each frequency its length. d′ is the smallest power of two that is not below d, and inputs end
+    with d′ − d zeros. B, Π, G and S are stored, as four vectors for each block; V is not. ⟨ω, x⟩
+    then takes two fast Hadamard transforms, in the place of a product with a D × d matrix.
+
+    Each frequency has exactly the distribution that it has with `MonteCarlo`: S is r/‖G‖, and r a
+    radius of the kernel's spectral density in d′ dimensions (eq. 35 prints ‖G‖^{−1/2}). The
+    approximate kernel is therefore unbiased. Frequencies of a block depend on each other: at lags
+    of 0.5 to 2 lengthscales, the variance is up to 2.0 times that of independent frequencies, for
+    dot-product kernels up to 3 times.
+
+    Use it with hundreds to thousands of inputs, where the product with the frequencies costs much:
+    in prediction, and in memory. Training in closed form is bound by the N F² operations of ΦᵀΦ and
+    gains nothing. For few inputs `QuasiMonteCarlo` is more accurate.
+
+    Scalar and separable kernels whose spectral density is radial: `RBFKernel`, `MaternKernel`,
+    `GeneralMaternKernel`, `RQKernel` with or without ARD, `BesselKernel` in 2^k dimensions, their
+    sums and products, in `MultitaskKernel`, `SeparableKernel` and `LCMKernel`. The terms of a sum
+    are drawn apart; phases of a product add up. Dot-product kernels too: `LinearKernel`,
+    `PolynomialKernel` and power series for every d, Legendre series and projections if d is a power
+    of two.
+
+    Args:
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
+            come a cosine and a sine, so that a scalar term has 2D features. Any number; the last
+            block may be incomplete.
+        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
+        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
+
+    Raises:
+        ValueError: `num_frequencies` is not a positive integer, `seed` is not a non-negative
+            integer, or `measure` is unknown.
+        NotImplementedError: when an `ORFFKernel` is built, for curl-free, divergence-free and
+            Helmholtz kernels, `SpectralMatrixKernel` and `SpectralMixtureKernel`.
+
+    Example:
+        >>> import gp_orff, gpytorch, torch
+        >>> exact = gpytorch.kernels.RBFKernel()
+        >>> exact.lengthscale = 20.0
+        >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Fastfood(4096), num_dims=784)
+        >>> x = torch.rand(5, 784)
+        >>> error = kernel(x).to_dense() - exact(x).to_dense()
+        >>> bool(error.abs().max() < 0.05)
+        True
+        >>> kernel.phases(x).shape  # ⟨ω, x⟩, without the frequencies ω (4096, 784)
+        torch.Size([5, 4096])
+    """
+
+    projection = FastfoodProjection
+
+
+class StructuredOrthogonal(_StructuredRule):
+    r"""Random frequencies whose directions are orthogonal in blocks, by fast transforms.
+
+    Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
+    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). Lengths are independent radii of the
+    kernel's spectral density in d′ dimensions; d′ is at least 32. The kernels and the cost are as
+    for `Fastfood`, with three transforms in the place of two.
+
+    The approximate kernel is slightly biased, since a direction has 2^{3d′} possible values and is
+    not exactly uniform: for an RBF kernel by at most 0.003 of the variance, between inputs that
+    differ in few coordinates. In return its variance is smaller, as with `Orthogonal`. Not so for
+    dot-product kernels of few inputs, whose vectors lie on a sphere of 32 dimensions: use
+    `Orthogonal` or `QuasiMonteCarlo` there.
+
+    Args:
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels.
+        seed: seed of NumPy's `default_rng`.
+        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
+
+    Raises:
+        ValueError: as for `Fastfood`.
+        NotImplementedError: as for `Fastfood`.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=64)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.StructuredOrthogonal(128)).num_features
+        256
+    """
+
+    projection = OrthogonalProjection
+
+
+class FourierFastfood(_StructuredRule):
+    r"""Random frequencies from one Fourier transform, for any number of inputs, and biased.
+
+    Directions are the rows of Π F B, with random signs B, the real Fourier (Hartley) matrix F, and
+    a permutation Π (Le et al. 2013, Section 6.1, "FFT Fastfood", where F is complex). Lengths are
+    independent radii of the kernel's spectral density in d dimensions: nothing is padded.
+
+    This is a heuristic, in the paper too. All frequencies have entries of similar size, so that the
+    kernel of two inputs that differ in one coordinate is wrong: for an RBF kernel and many inputs,
+    it is about J₀(√2 r) at a distance of r lengthscales instead of exp(−r²/2), which is 0.33 too
+    low at r = 2. For a few coordinates, such as the first, it is about cos r: 0.55 too low. Between
+    inputs that differ in many coordinates the error is small. Use `Fastfood` or
+    `StructuredOrthogonal` unless a comparison asks for it.
+
+    Args:
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels.
+        seed: seed of NumPy's `default_rng`.
+        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
+
+    Raises:
+        ValueError: as for `Fastfood`.
+        NotImplementedError: as for `Fastfood`.
+
+    Example:
+        >>> import gp_orff, gpytorch
+        >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=85)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.FourierFastfood(128)).num_features
+        256
+    """
+
+    projection = FourierProjection

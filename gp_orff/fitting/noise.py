@@ -1,0 +1,580 @@
+"""Noise that a fit learns: which likelihood groups have, where it starts, and its limits."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, singledispatch
+from itertools import chain
+
+import numpy as np
+import scipy.optimize
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff.data.dataset import Data
+from gp_orff.data.likelihoods import (
+    HeavyTails,
+    KnownNoiseLikelihood,
+    MultitaskStudentTLikelihood,
+    TrackLikelihood,
+    default_likelihood,
+)
+from gp_orff.data.noise import Noises, along_tracks, noise_of
+from gp_orff.data.observations import join
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.survey import Survey
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import MeansOfBlocks
+from gp_orff.fitting.search import Coordinate, Search, admissible
+from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
+from gp_orff.inference.along_tracks import slow_variance
+from gp_orff.inference.posteriors import FieldDistribution
+from gp_orff.inference.robust import Distances, StudentTNoise
+
+# The least noise variance of a search.
+#
+# Data without noise are the likelier the less noise there is, until the evidence is rounding.
+# Variances of the field, which are differences of numbers as large as the prior's, are rounding too
+# then, and clipped at zero. Noise whose standard deviation is a ten-thousandth of that of the data
+# is far above both, and below what readings resolve.
+
+
+_LEAST_SHARE = 1e-8  # of the variance of the data
+_VARIANCES = ("raw_noise", "raw_task_noises")
+
+
+def noise_floors(
+    likelihoods: Mapping[str, Likelihood], survey: Survey
+) -> dict[nn.Parameter, float]:
+    """The least value of every noise variance that is learned, by its parameter.
+
+    Args:
+        likelihoods: of all groups, by label.
+        survey: of the data.
+    """
+    observations = join(survey.sample)
+    variance, _ = moments(observations)
+    floors = {}
+    for label, likelihood in likelihoods.items():
+        groups = [group for group in observations if group.key.label == label]
+        for name, parameter in likelihood.named_parameters():
+            if name.split(".")[-1] in _VARIANCES:
+                floors[parameter] = _LEAST_SHARE * variance * mean_weight(groups)
+    return floors
+
+
+# The likelihood of readings whose noise is learned, each by itself, from that of others.
+
+
+@singledispatch
+def independent(likelihood: Likelihood) -> Likelihood:
+    """The likelihood, or in the place of one along tracks, or of known noise, a Gaussian one."""
+    return likelihood
+
+
+@independent.register
+def _(likelihood: TrackLikelihood) -> Likelihood:
+    variance = noise_of(likelihood, likelihood.num_tasks)[0, 0].item()
+    plain = default_likelihood(likelihood.num_tasks).to(likelihood.raw_noise)
+    start_noise(plain, variance)
+    return plain
+
+
+@independent.register
+def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
+    plain = default_likelihood(likelihood.num_tasks)
+    if likelihood.has_deg_free:
+        plain = _with_tails_of(likelihood)
+    return plain.to(likelihood.raw_noise_scale)
+
+
+def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
+    """The likelihood of numbers along directions: one variance, the mean of those of vectors, whose
+    noise has a likelihood of the same kind, Gaussian or Student-t."""
+    plain = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
+    if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free:
+        plain = _with_tails_of(likelihood)
+    start_noise(plain, noise_of(likelihood, num_outputs).diagonal().mean().item())
+    return plain
+
+
+def _with_tails_of(likelihood: HeavyTails) -> Likelihood:
+    """Student-t noise of one variance, with the degrees of freedom of a likelihood."""
+    plain = MultitaskStudentTLikelihood(likelihood.num_tasks, noise_constraint=GreaterThan(0.0))
+    plain.copy_deg_free(likelihood)
+    return plain
+
+
+# The likelihood of readings that come with their noise: which groups have one, and its factor.
+
+
+_TRUSTED = 100.0  # the most that the noise may be off, over a share of the variance of the data
+
+
+def with_known_noise(
+    likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
+) -> dict[str, Likelihood]:
+    """The likelihoods, with a `KnownNoiseLikelihood` for every group of readings that come with
+    their noise, and none for others. Data that are `held` already count too.
+
+    Raises:
+        ValueError: readings with known noise and others in one group.
+    """
+    groups, known = dict(likelihoods), {}
+    device = next(groups[DEFAULT].parameters()).device
+    for key in chain.from_iterable(every.keys for every in (held, data) if every is not None):
+        if known.setdefault(key.label, key.known) != key.known:
+            raise ValueError(
+                "expected noise= for all readings of a group or for none, got both "
+                f"{f'in group {key.label!r}' if key.label else 'without a group'}; give noise= for "
+                "all of them, or give the others another name, group="
+            )
+    for label, given in known.items():
+        present = groups.get(label, groups[DEFAULT])
+        if given and not isinstance(present, KnownNoiseLikelihood):
+            groups[label] = KnownNoiseLikelihood(data.keys[0].pattern.num_outputs)
+            groups[label].copy_deg_free(present)
+            groups[label].to(device)
+        elif not given and isinstance(groups.get(label), KnownNoiseLikelihood):
+            groups[label] = independent(groups[label])
+    return groups
+
+
+@torch.no_grad()
+def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool) -> None:
+    """Whether a fit learns the factor of known noise; without, it is one.
+
+    Raises:
+        ValueError: `learn`, where no reading comes with its noise.
+    """
+    known = {key.label for key in data.keys if key.known}
+    if learn and not known:
+        raise ValueError(
+            "expected noise= beside scale_noise=True, got readings without it; leave out "
+            "scale_noise=, since their noise is learned"
+        )
+    for label in known:
+        likelihood = likelihoods[label]
+        likelihood.raw_noise_scale.requires_grad_(learn)
+        if not learn:
+            likelihood.noise_scale = 1.0
+
+
+def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
+    """A sentence on known noise; empty if all noise is learned."""
+    if not any(key.known for key in data.keys):
+        return ""
+    how = "kept" if is_kept(likelihoods, data) else "times noise_scale"
+    return f"noise: as given with the readings, {how}"
+
+
+def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
+    """Whether there is known noise, and none of it has a factor."""
+    known = [likelihoods[label] for label in {key.label for key in data.keys if key.known}]
+    plain = (not n.raw_noise_scale.requires_grad and n.noise_scale.item() == 1 for n in known)
+    return bool(known) and all(plain)
+
+
+@start_noise.register
+def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
+    """The factor starts at one, unless the data say that units are mistaken."""
+    _learned_from(likelihood, min(max(1.0, variance / _TRUSTED), variance * _TRUSTED))
+
+
+@scale_noise.register
+def _(likelihood: KnownNoiseLikelihood, factor: float) -> None:
+    _learned_from(likelihood, factor * likelihood.noise_scale.item())
+
+
+def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
+    """Set the factor, if it is learned."""
+    if likelihood.raw_noise_scale.requires_grad:
+        values = torch.full_like(likelihood.noise_scale, value)
+        likelihood.noise_scale = admissible(likelihood.raw_noise_scale_constraint, values)
+
+
+# The degrees of freedom and the scale of Student-t noise, learned with the weights of readings.
+
+
+_FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
+_LEAST_DEG_FREE = 2.5  # ν of a search: below, bulk and outliers share one law at the cost of both
+_ROUND = 1.0  # of the coordinate, in one round of EM
+_ACCURATE = 1e-4  # of the coordinate, and of the logarithm of the scale
+_APART, _FLAT, _OFF = 0.05, 1e-3, 0.5  # of curvatures: their step; nats; nats below a maximum
+_NEWTON = 20  # steps, at most
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Student-t noise of one likelihood, whose ν is learned, and its scale s with it or not."""
+
+    likelihood: HeavyTails
+    scaled: bool
+
+    @cached_property
+    def _coordinate(self) -> Coordinate:
+        raw, constraint = self.likelihood.raw_deg_free, self.likelihood.raw_deg_free_constraint
+        return Coordinate("raw_deg_free", raw, constraint, 1.0)
+
+    @cached_property
+    def lowest(self) -> float:
+        """The lowest coordinate of a search: of ν = 2.5, or where it starts, if that is lower.
+
+        Under gross outliers the evidence rises to ν = 2, where the variance of the noise is
+        infinite, the weights of usual readings vary as if they were outliers, and error bars are
+        too small."""
+        likelihood, present = self.likelihood, self.likelihood.raw_deg_free.detach().clone()
+        here = self._coordinate.get().item()
+        if not likelihood.raw_deg_free_constraint.check(torch.tensor([_LEAST_DEG_FREE])):
+            return min(here, -_FARTHEST)
+        likelihood.deg_free = _LEAST_DEG_FREE
+        lowest = self._coordinate.get().item()
+        likelihood.raw_deg_free.data.copy_(present)
+        return min(here, lowest)
+
+    @property
+    def at_bound(self) -> bool:
+        """Whether ν is the lowest of the search."""
+        return self._coordinate.get().item() < self.lowest + 10 * _ACCURATE
+
+    @property
+    def _variance(self) -> float:
+        return noise_of(self.likelihood, self.likelihood.num_tasks).diagonal().mean().item()
+
+    def get(self) -> list[float]:
+        """The coordinate of ν, and the logarithm of the noise variance."""
+        return [self._coordinate.get().item(), math.log(self._variance)]
+
+    def set(self, coordinate: float, log_variance: float) -> None:
+        """Set ν and, if it is learned here, the noise variance."""
+        coordinate = min(max(coordinate, self.lowest), _FARTHEST)
+        self._coordinate.set(torch.full_like(self.likelihood.raw_deg_free, coordinate))
+        if self.scaled:
+            scale_noise(self.likelihood, math.exp(log_variance) / self._variance)
+
+    @cached_property
+    def _log_densities(self) -> list[tuple]:
+        return [prior[1:4] for prior in self.likelihood.named_priors()]
+
+    def log_prior(self) -> float:
+        """The log density of the priors of the likelihood."""
+        return sum(
+            float(prior.log_prob(of(owner)).sum()) for owner, prior, of in self._log_densities
+        )
+
+    def learn(self, parts: Sequence[Distances]) -> float:
+        """Set ν and s to what maximises Σ_n log t_ν(d_n/s) − ½ V log s + log p(ν), with V numbers
+        in all; s, in whose unit the distances are now. By Brent's method in the coordinate of ν,
+        not too far from where it is, with the best s for each."""
+        present, before = self._coordinate.get().item(), self._variance
+        low, high = max(present - _ROUND, self.lowest), min(present + _ROUND, _FARTHEST)
+        found = scipy.optimize.minimize_scalar(
+            lambda u: self._loss(u, parts)[0],
+            bounds=(low, high),
+            method="bounded",
+            options={"xatol": _ACCURATE},
+        )
+        _, scale = self._loss(found.x, parts)
+        if self.scaled:
+            scale_noise(self.likelihood, scale)
+        return self._variance / before
+
+    def standard_error(self, parts: Sequence[Distances]) -> float:
+        """That of ν, from the curvature of this objective in its coordinate, with the best s for
+        each; NaN where it is flat or not at a maximum. It takes the posterior of the field as it
+        is: where readings do not tell the field much better than their noise, it is too small."""
+        present = self._coordinate.get().item()
+        below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
+        self._loss(present, parts)
+        slope, curvature = (above - below) / (2 * _APART), (above - 2 * here + below) / _APART**2
+        if not curvature > _FLAT or slope**2 > 2 * _OFF * curvature:
+            return math.nan
+        return abs(self._coordinate.slope().item()) / math.sqrt(curvature)
+
+    def _loss(self, u: float, parts: Sequence[Distances]) -> tuple[float, float]:
+        """The negative objective at a coordinate of ν, and the best s."""
+        self._coordinate.set(torch.full_like(self.likelihood.raw_deg_free, u))
+        model = StudentTNoise(self.likelihood.deg_free.item())
+        scale = best_scale(model, parts) if self.scaled else 1.0
+        total = self.log_prior()
+        for key, distance in parts:
+            values = key.pattern.num_values
+            density = model.log_density(distance / scale, values).sum().item()
+            total += density - 0.5 * len(distance) * values * math.log(scale)
+        return -total, scale
+
+
+def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
+    """s with Σ_n E[w_n] d_n/s = V: what the noise variance is too small by, for this ν; by Newton's
+    method in log s."""
+    nu, log_scale = model.deg_free, 0.0
+    for _ in range(_NEWTON):
+        excess = curvature = 0.0
+        for key, distance in parts:
+            values, scaled = key.pattern.num_values, distance / math.exp(log_scale)
+            share = scaled / (nu + scaled)
+            excess += ((nu + values) * share - values).sum().item()
+            curvature += ((nu + values) * share * (1 - share)).sum().item()
+        step = min(max(excess / curvature, -1.0), 1.0) if curvature > 0 else 0.0
+        log_scale += step
+        if abs(step) < _ACCURATE:
+            break
+    return math.exp(log_scale)
+
+
+@dataclass(frozen=True)
+class Tails:
+    """Student-t noise of all groups, whose ν are learned.
+
+    Args:
+        likelihoods: by the label of their group.
+        scaled: whether to learn the scales of noise with ν, where all of it is learned and has no
+            prior of its own.
+    """
+
+    likelihoods: Mapping[str, Likelihood]
+    scaled: bool = False
+
+    @cached_property
+    def members(self) -> list[Tail]:
+        """Each likelihood once."""
+        tails = {
+            id(likelihood): likelihood
+            for likelihood in self.likelihoods.values()
+            if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free
+        }
+        return [
+            Tail(likelihood, self.scaled and _is_free(likelihood))
+            for likelihood in tails.values()
+            if likelihood.raw_deg_free.requires_grad
+        ]
+
+    @torch.no_grad()
+    def learn(self, found: Sequence[Distances]) -> list[Distances]:
+        """Set ν, and the scales of noise, to what maximises the ELBO under the posterior of the
+        field that tells the distances d_n, and the best weights (ECME: Liu & Rubin 1995, section
+        3); the distances in units of that noise."""
+        scales: dict[str, float] = {}
+        for tail in self.members:
+            if parts := self._of(tail, found):
+                scale = tail.learn(parts)
+                scales.update({part.key.label: scale for part in parts})
+        return [Distances(key, distance / scales.get(key.label, 1.0)) for key, distance in found]
+
+    @torch.no_grad()
+    def standard_errors(self, found: Sequence[Distances]) -> dict[nn.Parameter, float]:
+        """That of every ν, by its raw parameter."""
+        return {
+            tail.likelihood.raw_deg_free: tail.standard_error(parts)
+            for tail in self.members
+            if (parts := self._of(tail, found))
+        }
+
+    def _of(self, tail: Tail, found: Sequence[Distances]) -> list[Distances]:
+        """The distances of its readings."""
+        labels = [name for name, own in self.likelihoods.items() if own is tail.likelihood]
+        return [part for part in found if part.key.label in labels]
+
+    def get(self) -> Float[Tensor, "2*g"]:
+        """The coordinate of ν and the log noise variance of every group."""
+        return torch.tensor([value for tail in self.members for value in tail.get()]).double()
+
+    @torch.no_grad()
+    def set(self, values: Float[Tensor, "2*g"]) -> None:
+        """Set them to what `get` returned."""
+        for tail, pair in zip(self.members, values.reshape(-1, 2).tolist(), strict=True):
+            tail.set(*pair)
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for each ν at the bound of the search."""
+        return [
+            f"deg_free = {tail.likelihood.deg_free.item():.3g} is at the lower bound of the "
+            "search: outliers are heavier than that"
+            for tail in self.members
+            if tail.at_bound
+        ]
+
+    def log_prior(self) -> float:
+        """The log density of their priors."""
+        return sum(tail.log_prior() for tail in self.members)
+
+
+def _is_free(likelihood: HeavyTails) -> bool:
+    """Whether all of the noise is learned, without a prior."""
+    priors = [name for name, *_ in likelihood.named_priors() if name != "deg_free_prior"]
+    return not priors and all(parameter.requires_grad for parameter in likelihood.parameters())
+
+
+# The likelihood of readings along tracks: which groups have one, and where its search starts.
+
+
+Vector = Float[np.ndarray, "k"]
+_NONE = 1e-300  # a variance that is none
+
+
+@dataclass(frozen=True)
+class Split:
+    """Shares of the noise variance at the start of a search, and the first correlation time."""
+
+    noise: float
+    block_variance: float
+    offset_variance: float
+    correlated_variance: float
+    time: float  # over the duration of a track
+
+
+SPLITS = (Split(0.1, 0.1, 0.2, 0.6, 0.05), Split(0.6, 0.1, 0.1, 0.2, 0.2))
+"""Noise that is mostly correlated, and mostly white: each has an optimum of the evidence."""
+
+
+def with_tracks(
+    likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
+) -> dict[str, Likelihood]:
+    """The likelihoods, with a `TrackLikelihood` for every group of tracks, and none for others.
+
+    A new one starts with the variance of the likelihood in its place. Data that are `held` already
+    count too.
+
+    Raises:
+        ValueError: readings along tracks and others in one group; Student-t noise along tracks.
+    """
+    groups = dict(likelihoods)
+    present_data = [data] if held is None else [held, data]
+    along = {part.key.label: part for every in present_data for part in every.tracks}
+    for key in chain.from_iterable(every.keys for every in present_data):
+        if isinstance(key.pattern, MeansOfBlocks):
+            continue
+        if key.label in along:
+            raise ValueError(
+                "expected readings along tracks and others in groups of their own, got both "
+                f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
+                "them another name, group="
+            )
+        if isinstance(groups.get(key.label), TrackLikelihood):
+            groups[key.label] = independent(groups[key.label])
+    for label, part in along.items():
+        present = groups.get(label, independent(groups[DEFAULT]))
+        if isinstance(present, MultitaskStudentTLikelihood):
+            raise ValueError(
+                "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
+                "out likelihood=, or give TrackLikelihood(num_tasks)"
+            )
+        if not (label in groups and isinstance(present, TrackLikelihood)):
+            groups[label] = _started(part, present)
+    return groups
+
+
+def _started(part: TrackObservations, present: Likelihood) -> TrackLikelihood:
+    """A new likelihood for tracks, with the variance of the present one."""
+    num_outputs = part.key.pattern.num_outputs
+    likelihood = TrackLikelihood(num_outputs).to(part.y)
+    remember(likelihood, part)
+    with torch.no_grad():
+        start_noise(likelihood, noise_of(present, num_outputs).diagonal().mean().item())
+    return likelihood
+
+
+def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
+    """Keep the time of a block of these tracks, and their duration."""
+    durations = [(track.clock[-1] - track.clock[0]).item() for track in part.tracks]
+    likelihood.span.fill_(part.span)
+    likelihood.raw_block_variance.requires_grad_(part.span > 0)
+    if not part.span > 0:
+        likelihood.block_variance = _NONE
+    likelihood.duration.fill_(float(np.median(durations)))
+
+
+def remember_all(likelihoods: Mapping[str, Likelihood], data: Data) -> None:
+    """`remember` for every group of tracks."""
+    for part in data.tracks:
+        remember(likelihoods[part.key.label], part)
+
+
+def learn_new_tracks(
+    likelihoods: Mapping[str, Likelihood],
+    data: Data,
+    field: FieldDistribution,
+    constant: Float[torch.Tensor, "p"],
+    noises: Noises,
+) -> list[str]:
+    """What the data tell of the variance of new tracks, for every group of tracks; sentences.
+
+    Args:
+        field, constant: the posterior of the field, and its constant mean.
+    """
+    notes = []
+    for part in data.tracks:
+        likelihood = likelihoods[part.key.label]
+        slow = slow_variance(field, constant, noises, part, likelihood)
+        likelihood.slow_variance = slow
+        if slow is not None:
+            group = f" of group {part.key.label!r}" if part.key.label else ""
+            low, high = slow.sd(0.025), slow.sd(0.975)
+            notes.append(
+                f"from {len(part.tracks)} tracks{group}, the standard deviation of offset and "
+                f"correlated noise on a new track is between {low:.3g} and {high:.3g} with 95 % "
+                "probability; predictions of its readings integrate over this variance"
+            )
+    return notes
+
+
+def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:
+    """The time of a block in every group whose likelihood knows it."""
+    return {
+        label: likelihood.span.item()
+        for label, likelihood in likelihoods.items()
+        if isinstance(likelihood, TrackLikelihood) and likelihood.duration > 0
+    }
+
+
+@start_noise.register
+def _(likelihood: TrackLikelihood, variance: float) -> None:
+    start_split(likelihood, variance, SPLITS[0])
+
+
+def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> None:
+    """Set the noise variances to shares of a total."""
+    names = ("noise", "block_variance", "offset_variance", "correlated_variance")
+    values = {name: getattr(split, name) * variance for name in names}
+    if likelihood.duration > 0:
+        values["correlation_time"] = split.time * likelihood.duration.item()
+    for name, value in values.items():
+        raw = getattr(likelihood, f"raw_{name}")
+        if raw.requires_grad:
+            constraint = getattr(likelihood, f"raw_{name}_constraint")
+            setattr(likelihood, name, admissible(constraint, torch.full_like(raw, value)))
+
+
+def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
+    """The splits to start from: one where no group has noise along tracks."""
+    return SPLITS if _along_tracks(likelihoods) else SPLITS[:1]
+
+
+def finalists(
+    candidates: Sequence[tuple[Search, Vector, Split]], most: int
+) -> list[tuple[Search, Vector]]:
+    """The best `most` of the searches and their coordinates, and the best of each split."""
+    ranked = sorted(candidates, key=lambda candidate: -candidate[0].value)
+    places = {split: place for place, (*_, split) in reversed(list(enumerate(ranked)))}
+    chosen = {*range(most), *places.values()}
+    return [(search, u) for place, (search, u, _) in enumerate(ranked) if place in chosen]
+
+
+@torch.no_grad()
+def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
+    """Split the noise variance of every group of tracks."""
+    for likelihood in _along_tracks(likelihoods):
+        start_split(likelihood, along_tracks(likelihood).total.item(), split)
+
+
+def _along_tracks(likelihoods: Mapping[str, Likelihood]) -> list[TrackLikelihood]:
+    return [noise for noise in likelihoods.values() if isinstance(noise, TrackLikelihood)]
+
+
+@scale_noise.register
+def _(likelihood: TrackLikelihood, factor: float) -> None:
+    """The block means of tracks keep their noise: truncated features are no white noise there."""

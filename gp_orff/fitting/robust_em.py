@@ -1,0 +1,345 @@
+"""EM for Student-t noise, and depths of sources whose variance vanished."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.likelihoods import KnownNoiseLikelihood, MultitaskStudentTLikelihood
+from gp_orff.data.noise import Noises, noises_of
+from gp_orff.data.survey import warn_of_far_points
+from gp_orff.fitting.noise import Tails
+from gp_orff.fitting.search import Search, admissible
+from gp_orff.fitting.starting_values import start, starts
+from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, SUBSETS, Trainer
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import Inference, Posterior
+from gp_orff.inference.representation import FINE_FACTOR, Representation
+from gp_orff.inference.robust import (
+    Distances,
+    StudentTNoise,
+    all_distances,
+    climb,
+    foreseen_weights,
+    total_elbo_correction,
+    weights_at,
+)
+from gp_orff.kernels.harmonic import HarmonicKernel
+
+# Sources that a search on few readings has lost.
+
+
+_LEAST = 0.01  # share of the largest variance
+
+
+@torch.no_grad()
+def restore(kernel: Kernel) -> None:
+    """Give every depth of sources at least a hundredth of the largest variance of a depth.
+
+    Where few readings do not tell two depths, a variance goes to zero, and its logarithm so far
+    that no gradient brings it back on more readings.
+    """
+    for part in kernel.modules():
+        if isinstance(part, HarmonicKernel) and part.raw_variances.requires_grad:
+            least = _LEAST * part.variances.max()
+            if (part.variances < least).any():
+                part.variances = admissible(
+                    part.raw_variances_constraint, part.variances.clamp_min(least)
+                )
+
+
+# Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.
+
+
+_ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
+_ROUND_OF_SUBSETS = 1e-4  # where another subset would gain or lose more than that
+_FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
+_FURTHER = 3  # starting values at least, and a third of all
+_MOST_ROUNDS = 100  # of EM, to converge
+_NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
+_MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
+
+_START = "starting values, Student-t EM"  # a stage
+
+
+@singledispatch
+def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
+    """The model of the weights of observations under this likelihood; None for Gaussian noise.
+
+    Register other likelihoods with `@heavy_tailed_noise.register`.
+    """
+    return None
+
+
+@heavy_tailed_noise.register
+def _(likelihood: MultitaskStudentTLikelihood) -> StudentTNoise:
+    return StudentTNoise(likelihood.deg_free.item())
+
+
+@heavy_tailed_noise.register
+def _(likelihood: KnownNoiseLikelihood) -> StudentTNoise | None:
+    return StudentTNoise(likelihood.deg_free.item()) if likelihood.has_deg_free else None
+
+
+@dataclass(frozen=True)
+class EStep:
+    """The E-step: weights of observations at the present hyperparameters."""
+
+    kernel: Kernel
+    likelihoods: Mapping[str, Likelihood]
+    mean: Float[Tensor, "p"] | None
+
+    @property
+    def heavy_tailed(self) -> dict[str, StudentTNoise]:
+        """The noise models of the groups with heavy-tailed noise."""
+        models = {label: heavy_tailed_noise(noise) for label, noise in self.likelihoods.items()}
+        return {label: model for label, model in models.items() if model is not None}
+
+    @property
+    def noises(self) -> Noises:
+        return noises_of(self.kernel, self.likelihoods)
+
+    @torch.no_grad()
+    def weighted(
+        self, data: Dataset, inference: Inference, known: Sequence[Tensor] | None = None
+    ) -> Dataset:
+        """The data with their expected weights under the posterior of `inference`; `known` weights
+        stay as they are."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        found = self._distances(data, inference, posterior, known)
+        return data.weighted(*weights_at(found, self.heavy_tailed))
+
+    @torch.no_grad()
+    def learned(self, data: Dataset, inference: Inference) -> Dataset:
+        """The same, with the degrees of freedom that are likeliest under that posterior, and with
+        the scale of noise to which nothing is added."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        found = list(self._distances(data, inference, posterior))
+        found = Tails(self.likelihoods, _is_pure(inference)).learn(found)
+        return data.weighted(*weights_at(found, self.heavy_tailed))
+
+    def stored(self, data: Dataset) -> list[Distances]:
+        """The distances that the weights of the data follow from."""
+        pairs = zip(data.unweighted().visit(), data.all_weights(), strict=True)
+        models, empty = self.heavy_tailed, torch.zeros(0)
+        return [
+            Distances(part.key, empty)
+            if (model := models.get(part.key.label)) is None
+            else Distances(part.key, model.distance(weight, part.pattern.num_values))
+            for part, weight in pairs
+        ]
+
+    @torch.no_grad()
+    def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
+        """The data with the weights that the posterior of a few of them lets expect."""
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        parts = self.heavy_tailed, posterior, self.noises, self._mean(posterior)
+        weights = foreseen_weights(data.unweighted().visit(), *parts)
+        keys = [part.key for part in data.visit()]
+        correction = total_elbo_correction(keys, weights, self.heavy_tailed)
+        return data.weighted(weights, correction)
+
+    @torch.no_grad()
+    def converged(
+        self, representation: Representation, rounds: int = 300, learn: bool = False
+    ) -> Representation:
+        """Repeat the E-step, from the present weights, until the ELBO converges; the data with the
+        last weights. `learn`: with the degrees of freedom and the scale of the noise, as `learned`
+        has them."""
+        if not self.heavy_tailed:
+            return representation
+        data, inference = representation.data, representation.now()
+        plain, tails = (
+            data.unweighted(),
+            Tails(self.likelihoods if learn else {}, _is_pure(inference)),
+        )
+        keys, sizes = zip(*((part.key, len(part)) for part in plain.visit()), strict=True)
+        count = len(tails.get())
+
+        def weighted(point: Tensor) -> Dataset:
+            tails.set(point[:count])
+            weights = point[count:].exp().split(sizes)
+            return plain.weighted(weights, total_elbo_correction(keys, weights, self.heavy_tailed))
+
+        def step(point: Tensor) -> tuple[float, Tensor]:
+            current = inference.of(weighted(point))
+            posterior = current.posterior(self.kernel, self.noises, self.mean)
+            log_density = posterior.evidence.log_density(self._mean(posterior), current.num_values)
+            elbo = (log_density + current.data.elbo_correction).item() + tails.log_prior()
+            found = tails.learn(list(self._distances(plain, current, posterior)))
+            weights, _ = weights_at(found, self.heavy_tailed)
+            logs = torch.cat(weights).log()
+            return elbo, torch.cat([tails.get().to(logs), logs])
+
+        logs = torch.cat(list(data.all_weights())).log()
+        settled = _MANY_CONVERGED if plain.num_values > MOST_SEARCHED else _CONVERGED
+        near, gain = _NEAR * plain.num_values, settled * plain.num_values
+        initial = torch.cat([tails.get().to(logs), logs])
+        point, converged = climb(step, initial, near, gain, rounds)
+        if not converged:
+            warnings.warn(
+                f"the weights of Student-t noise have not converged after {rounds} rounds: use a "
+                "larger deg_free or noise, or call fit, which learns the noise",
+                stacklevel=2,
+            )
+        return replace(representation, data=weighted(point))
+
+    def _mean(self, posterior: Posterior) -> Float[Tensor, "p"]:
+        return posterior.evidence.best_mean() if self.mean is None else self.mean
+
+    def _distances(
+        self,
+        data: Dataset,
+        inference: Inference,
+        posterior: Posterior,
+        known: Sequence[Tensor] | None = None,
+    ) -> Iterator[Distances]:
+        parts = posterior, self.noises, self._mean(posterior), known
+        held = inference.data  # perhaps statistics alone
+        same = isinstance(held, Dataset) and data.sources is held.sources  # but for their weights
+        residuals = inference.residuals(posterior) if same else None
+        return all_distances(data.visit(), self.heavy_tailed, *parts, residuals)
+
+
+def _is_pure(inference: Inference) -> bool:
+    """Whether all noise of the readings scales with that of their likelihood."""
+    return isinstance(inference, ExactInference) and inference.changes is None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Where a few rounds of EM have ended."""
+
+    search: Search
+    u: Float[np.ndarray, "k"]  # the coordinates
+    tails: Float[Tensor, "2*g"]
+    data: Dataset  # with weights
+
+
+@dataclass(frozen=True)
+class RobustEM:
+    """Expectation maximisation: E-steps for the weights, searches of a trainer as M-steps."""
+
+    trainer: Trainer
+
+    @property
+    def e_step(self) -> EStep:
+        return EStep(self.trainer.kernel, self.trainer.likelihoods, self.trainer.mean)
+
+    def start(self, data: Dataset, warm_start: bool) -> Dataset:
+        """EM on a subset, from good starting values unless `warm_start`; the data with weights."""
+        with self.trainer.journal.stage(_START):
+            return self._start(data, warm_start)
+
+    def _start(self, data: Dataset, warm_start: bool) -> Dataset:
+        subset, inference = self.trainer.subset(SUBSET_VALUES // 2), self.trainer.inference
+        if not warm_start:
+            self._start_among_outliers(self.trainer.subset(SCREENED_VALUES))
+        subset = self._maximise(subset, inference, _START)
+        return self.e_step.weighted(data.unweighted(), inference(subset))
+
+    def _start_among_outliers(self, subset: Dataset) -> None:
+        """Set the hyperparameters to the best after a few rounds of EM from each starting value:
+        without weights, the evidence may be largest for a field that passes through outliers."""
+        trainer, candidates = self.trainer, []
+        kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
+        tails = Tails(likelihoods)
+        at_first = tails.get()
+        warn_of_far_points(distances)
+        for initial in starts(kernel, distances):
+            tails.set(at_first)
+            start(kernel, likelihoods, subset.observations, distances, initial)
+            candidates.append(self._few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
+        candidates.sort(key=lambda candidate: candidate.search.value, reverse=True)
+        further = []
+        for candidate in candidates[: max(_FURTHER, len(candidates) // 3)]:
+            self._return_to(candidate)
+            further.append(self._few_rounds(candidate.data, candidate.search, _FURTHER_ROUNDS))
+        self._return_to(max(further, key=lambda candidate: candidate.search.value))
+
+    def _few_rounds(self, data: Dataset, search: Search, rounds: int) -> "Candidate":
+        """A few rounds of EM."""
+        data, _ = self._rounds(data, search, self.trainer.inference, _START, rounds)
+        tails = Tails(self.trainer.likelihoods).get()
+        return Candidate(search, search.coordinates.get(), tails, data)
+
+    def _return_to(self, candidate: "Candidate") -> None:
+        """Set the hyperparameters to where a candidate is."""
+        candidate.search.coordinates.set(candidate.u)
+        Tails(self.trainer.likelihoods).set(candidate.tails)
+
+    def run(self, representation: Representation) -> Representation:
+        """EM on all data, until the weights have converged.
+
+        Many numbers under an exact kernel learn the hyperparameters on subsets: a round on all
+        would take minutes and gain little. So do grids of decaying waves. The weights of all start
+        from what the last subset tells.
+        """
+        data, levels = representation.data, [lambda: representation.rule]
+        by_subsets = representation.rule is None or not representation.on_lattice
+        if by_subsets and data.num_values > MOST_SEARCHED:
+            levels, exact = [], self.trainer.exact_inference
+            for numbers in SUBSETS:
+                subset = self.trainer.subset(numbers)
+                name = f"Student-t EM, {numbers}"
+                subset = self._maximise(subset, exact, name, _ROUND_OF_SUBSETS)
+            data = self.e_step.foreseen(data, exact(subset))
+        elif representation.follows:
+            levels = [representation.coarse, representation.fine]
+        for level in levels:
+
+            def inference(weighted: Dataset, level=level) -> Inference:
+                return replace(representation, data=weighted).inference(level())
+
+            data = self._maximise(data, inference, "Student-t EM")
+        tails = Tails(self.trainer.likelihoods)
+        representation = self.e_step.converged(replace(representation, data=data), learn=True)
+        for sentence in tails.notes:
+            self.trainer.journal.note(sentence)
+        return representation
+
+    def _maximise(
+        self,
+        data: Dataset,
+        inference: Callable[[Dataset], Inference],
+        name: str,
+        enough: float = _ROUND,
+    ) -> Dataset:
+        """Rounds of EM until one gains less than `enough`, in nats per number, as a stage `name`;
+        the data with weights."""
+        restore(self.trainer.kernel)
+        with self.trainer.journal.stage(name):
+            search = self.trainer.new_search()
+            data, done = self._rounds(data, search, inference, name, _MOST_ROUNDS, enough)
+        self.trainer.journal.note(f"{name}: {done} rounds of EM")
+        return data
+
+    def _rounds(
+        self,
+        data: Dataset,
+        search: Search,
+        inference: Callable[[Dataset], Inference],
+        name: str,
+        rounds: int,
+        enough: float = _ROUND,
+    ) -> tuple[Dataset, int]:
+        """Up to `rounds` rounds of EM, each of which goes on with the search; the weighted data,
+        the number of rounds."""
+        previous, done = -np.inf, 0
+        while done < rounds:
+            done += 1
+            data = self.e_step.learned(data.unweighted(), inference(data))
+            options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR}
+            self.trainer.search(search, inference(data), name, **options)
+            if search.value - previous < enough:
+                break
+            previous = search.value
+        return data, done

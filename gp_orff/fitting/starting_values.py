@@ -1,0 +1,370 @@
+"""Starting values of hyperparameters, from the data."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    IndexKernel,
+    Kernel,
+    LCMKernel,
+    MultitaskKernel,
+    ProductKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from gp_orff.data.observations import Observations
+from gp_orff.data.survey import Distances
+from gp_orff.fitting.search import admissible
+from gp_orff.kernels.derivatives import at_zero
+from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.learned import LearnedSpectrumKernel
+from gp_orff.kernels.separable import SeparableKernel
+from gp_orff.kernels.tree import Term, terms
+
+# Where noise that outputs share starts.
+
+
+def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
+    """B with orthogonal columns of one length, and tr B Bᵀ = p; every column is a cosine.
+
+    gpytorch draws B from the global random state.
+
+    Example:
+        >>> from gp_orff.fitting.starting_values import shared_factor
+        >>> shared_factor(3, 1).squeeze(-1).tolist()
+        [1.0, 1.0, 1.0]
+    """
+    phases = torch.outer(torch.arange(num_outputs) + 0.5, torch.arange(rank)) / num_outputs
+    cosines = normalize(torch.cos(math.pi * phases.double()), dim=0)
+    return math.sqrt(num_outputs / rank) * cosines
+
+
+# Starting values for training: lengthscales, variances and noise, in the units of the data.
+
+
+_SHARES = (0.4, 0.15, 0.05), 3.0  # starting lengths over the bulk of the data; ratio of shorter
+_WIDE_SHARES = (0.15,), 9.0  # of learned spectra, which hold eight times longer and shorter ones
+_NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthscale
+_MAX_SHORTER = 5  # how many shorter lengthscales are added
+_MINOR = 0.01  # variance share of each other term of a sum, where one dominates
+_NOISE = 0.1  # share of the data's variance
+_DEEPER = 3.0  # the ratio of the starting depths of a harmonic kernel
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class Start:
+    """The starting point of a search."""
+
+    share: float  # lengthscale over the extent of the bulk of the data
+    dominant: int | None = None  # the varying term of a sum that gets nearly all of the variance
+
+    def __str__(self) -> str:
+        term = "" if self.dominant is None else f", term {self.dominant + 1} of the sum dominant"
+        return f"from {self.share:.2g} of the extent{term}"
+
+
+def starts(kernel: Kernel, distances: Distances) -> list[Start]:
+    """Starting points with long to short lengthscales, down to the distance of neighbours.
+
+    For a sum of kernels, also with nearly all of the variance in one term.
+    """
+    leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
+    wide = leaves and all(isinstance(leaf.kernel, LearnedSpectrumKernel) for leaf in leaves)
+    first, ratio = _WIDE_SHARES if wide else _SHARES
+    shares, most = list(first), len(first) + _MAX_SHORTER
+    inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
+    varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
+    if varying:
+        dims = max(varying, key=len)
+        extent, spacing = distances.bulk[dims].max(), distances.typical(dims)
+        shortest = _NEIGHBOURS * spacing
+        while shares[-1] * extent > ratio * shortest > 0 and len(shares) < most:
+            shares.append(shares[-1] / ratio)
+    count = len(_varying_terms(kernel))
+    dominant = [None, *range(count)] if count > 1 else [None]
+    return [Start(share, term) for share in shares for term in dominant]
+
+
+def _varying_terms(kernel: Kernel) -> list[Kernel]:
+    """The terms of a sum that are not constant."""
+    return [part for part in all_summands(kernel) if any(term.leaves for term in terms(part))]
+
+
+@torch.no_grad()
+def start(
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    observations: Sequence[Observations],
+    distances: Distances,
+    where: Start,
+) -> None:
+    """Set lengthscales to a share of the data's extent, and variances to that of the data."""
+    variance, mean_square = moments(observations)
+    bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
+    for term in terms(kernel):
+        for leaf in term.leaves:
+            dims = list(leaf.active_dims or range(len(bulk)))
+            lengths = where.share * _axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
+            _set_scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
+    _start_outputs(kernel, observations)
+    varying = _varying_terms(kernel)
+    shares = [1 / max(len(varying), 1)] * len(varying)
+    if where.dominant is not None:
+        shares = [_MINOR] * len(varying)
+        shares[where.dominant] = 1.0
+    variances = {part: share * variance for part, share in zip(varying, shares, strict=True)}
+    for part in all_summands(kernel):
+        factor = variances.get(part, mean_square) / max(_variance(terms(part)), _TINY)
+        rescale(part, factor)
+    for label, likelihood in likelihoods.items():
+        groups = [group for group in observations if group.key.label == label]
+        start_noise(likelihood, _NOISE * variance * mean_weight(groups))
+
+
+def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
+    """Set gpytorch's output covariances B Bᵀ + diag v, which it draws from the global random state,
+    to the principal components of the observed vectors; each kernel of a sum has its own."""
+    learned = [part for part in kernel.modules() if isinstance(part, IndexKernel)]
+    learned = [part for part in learned if part.covar_factor.requires_grad]
+    for number, part in enumerate(learned):
+        p, rank = part.covar_factor.shape[-2:]
+        whole = [group.y for group in observations if group.pattern.complete]
+        covariance = torch.cov(torch.cat(whole).mT, correction=0).reshape(p, p) if whole else None
+        if covariance is None or not covariance.trace() > 0:
+            covariance = torch.eye(p, dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(covariance / covariance.trace() * p)
+        order = (p - 1 - torch.arange(rank) - number * rank) % p  # the largest first
+        root = vectors[:, order] * values[order].clamp_min(_MINOR).sqrt()
+        part.covar_factor.data.copy_(root.expand_as(part.covar_factor))
+        if part.raw_var.requires_grad:
+            rest = (covariance.diagonal() / covariance.trace() * p - root.square().sum(-1)).to(root)
+            rest = rest.clamp_min(_NOISE).to(part.raw_var).expand_as(part.raw_var)
+            part.var = admissible(part.raw_var_constraint, rest)
+
+
+def moments(observations: Sequence[Observations]) -> tuple[float, float]:
+    """Variance and mean square of the observed numbers."""
+    counts = torch.tensor([group.y.numel() for group in observations], dtype=torch.float64)
+    variances = torch.stack([group.y.var(dim=0, correction=0).mean() for group in observations])
+    squares = torch.stack([group.y.mean(dim=0).square().mean() for group in observations])
+    shares = (counts / counts.sum()).to(variances)
+    variance = (shares * variances).sum().item()
+    mean_square = (shares * squares).sum().item() + variance
+    if not variance > 0:
+        variance = mean_square if mean_square > 0 else 1.0
+    return variance, mean_square
+
+
+def mean_weight(observations: Sequence[Observations]) -> float:
+    """The geometric mean of the weights: robust to variances that spread over decades."""
+    logs = [group.weight.log().sum().item() for group in observations if group.weight is not None]
+    return math.exp(sum(logs) / (sum(map(len, observations)) or 1))
+
+
+def _axis_extents(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:
+    """The extent along each axis; the largest one for flat axes, and for all axes of a field."""
+    largest = extent.amax() if extent.amax() > 0 else torch.ones_like(extent.amax())
+    return torch.where((extent > 0) & (not isotropic), extent, largest)
+
+
+def _set_scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> None:
+    """Set lengthscales, one per axis or the largest; for a mixture, those of its components."""
+    if isinstance(kernel, SpectralMixtureKernel):
+        if kernel.raw_mixture_scales.requires_grad:
+            kernel.mixture_scales = (0.5 / math.pi / lengths).expand_as(kernel.mixture_scales)
+        if kernel.raw_mixture_means.requires_grad:
+            steps = torch.arange(kernel.num_mixtures).to(lengths) + 0.5
+            means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / lengths
+            kernel.mixture_means = means.expand_as(kernel.mixture_means)
+    elif isinstance(kernel, HarmonicKernel):
+        if kernel.raw_depths.requires_grad:
+            depths = lengths.amax() * _DEEPER ** torch.arange(kernel.num_depths).to(lengths)
+            depths = depths.repeat(kernel.depths.shape[-1] // kernel.num_depths)
+            kernel.depths = admissible(kernel.raw_depths_constraint, depths)
+    elif kernel.has_lengthscale and kernel.raw_lengthscale.requires_grad:
+        lengthscale = lengths if kernel.ard_num_dims else lengths.amax()
+        lengthscale = lengthscale.expand_as(kernel.lengthscale)
+        kernel.lengthscale = admissible(kernel.raw_lengthscale_constraint, lengthscale)
+
+
+def all_summands(kernel: Kernel) -> list[Kernel]:
+    """The terms of a sum, of inner sums too."""
+    if isinstance(kernel, AdditiveKernel):
+        return [term for part in kernel.kernels for term in all_summands(part)]
+    return [kernel]
+
+
+def _variance(kernel_terms: list[Term]) -> float:
+    """tr K(0) / p."""
+    return sum(at_zero(term).diagonal(dim1=-1, dim2=-2).mean().item() for term in kernel_terms)
+
+
+@singledispatch
+def rescale(kernel: Kernel, factor: float) -> bool:
+    """Multiply the variance of a kernel that has a trainable scale; return whether it has one.
+
+    Register your own kernels that have a scale.
+    """
+    return any(rescale(part, factor) for part in kernel.children() if isinstance(part, Kernel))
+
+
+@rescale.register
+def _(kernel: ScaleKernel, factor: float) -> bool:
+    if not kernel.raw_outputscale.requires_grad:
+        return rescale(kernel.base_kernel, factor)
+    return _multiply(kernel, "outputscale", factor)
+
+
+@rescale.register
+def _(kernel: ConstantKernel, factor: float) -> bool:
+    return _multiply(kernel, "constant", factor)
+
+
+@rescale.register
+def _(kernel: MultitaskKernel, factor: float) -> bool:
+    tasks = kernel.task_covar_module
+    if not (tasks.covar_factor.requires_grad and tasks.raw_var.requires_grad):
+        return rescale(kernel.data_covar_module, factor)
+    tasks.covar_factor.data.mul_(math.sqrt(factor))
+    tasks.var = admissible(tasks.raw_var_constraint, tasks.var * factor)
+    return True
+
+
+@rescale.register
+def _(kernel: HarmonicKernel, factor: float) -> bool:
+    return _multiply(kernel, "variances", factor)
+
+
+def _multiply(kernel: Kernel, name: str, factor: float) -> bool:
+    """Multiply a parameter of a kernel by a factor; whether it is trained, as it has to be."""
+    trained = getattr(kernel, f"raw_{name}").requires_grad
+    if trained:
+        constraint = getattr(kernel, f"raw_{name}_constraint")
+        setattr(kernel, name, admissible(constraint, getattr(kernel, name) * factor))
+    return trained
+
+
+@rescale.register
+def _(kernel: SeparableKernel, factor: float) -> bool:
+    if not kernel.root.requires_grad:
+        return rescale(kernel.base_kernel, factor)
+    kernel.root.data.mul_(math.sqrt(factor))
+    return True
+
+
+@rescale.register
+def _(kernel: LCMKernel, factor: float) -> bool:
+    return _rescale_all(kernel.covar_module_list, factor)
+
+
+@rescale.register
+def _(kernel: AdditiveKernel, factor: float) -> bool:
+    return _rescale_all(kernel.kernels, factor)
+
+
+@rescale.register
+def _(kernel: ProductKernel, factor: float) -> bool:
+    return any(rescale(part, factor) for part in kernel.kernels)
+
+
+@rescale.register
+def _(kernel: SpectralMixtureKernel, factor: float) -> bool:
+    if not kernel.raw_mixture_weights.requires_grad:
+        return False
+    power = 1 / kernel.ard_num_dims  # k(0) = (Σw)^d
+    kernel.mixture_weights = kernel.mixture_weights * factor**power
+    return True
+
+
+def _rescale_all(parts: Iterable[Kernel], factor: float) -> bool:
+    """Multiply the variance of every term of a sum; return whether all of them have a scale."""
+    scaled = [rescale(part, factor) for part in parts]
+    return all(scaled)
+
+
+def with_amplitude(kernel: Kernel) -> Kernel:
+    """The kernel, with a `ScaleKernel` around every term that has no amplitude, frozen or not.
+
+    Without an amplitude, the lengthscale would determine the variance of a field.
+    """
+    if type(kernel) is AdditiveKernel:
+        parts = [with_amplitude(part) for part in kernel.kernels]
+        changed = any(a is not b for a, b in zip(parts, kernel.kernels, strict=True))
+        return AdditiveKernel(*parts) if changed else kernel
+    scaled_kinds = (
+        ScaleKernel,
+        ConstantKernel,
+        HarmonicKernel,
+        MultitaskKernel,
+        LCMKernel,
+        SpectralMixtureKernel,
+    )
+    if any(isinstance(part, scaled_kinds) for part in kernel.modules()) or rescale(kernel, 1.0):
+        return kernel
+    scaled = ScaleKernel(kernel, batch_shape=kernel.batch_shape)
+    scaled.outputscale = torch.ones_like(scaled.outputscale)
+    return scaled
+
+
+@singledispatch
+def scale_noise(likelihood: Likelihood, factor: float) -> None:
+    """Multiply the noise variance; unknown likelihoods keep theirs."""
+
+
+@scale_noise.register
+def _(likelihood: GaussianLikelihood, factor: float) -> None:
+    start_noise(likelihood, factor * likelihood.noise.mean().item())
+
+
+@scale_noise.register
+def _(likelihood: MultitaskGaussianLikelihood, factor: float) -> None:
+    with torch.no_grad():
+        if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
+            noise = factor * likelihood.noise
+            likelihood.noise = admissible(likelihood.raw_noise_constraint, noise)
+        if likelihood.has_task_noise and likelihood.rank:
+            if likelihood.task_noise_covar_factor.requires_grad:
+                likelihood.task_noise_covar_factor.mul_(factor**0.5)
+        elif likelihood.has_task_noise and likelihood.raw_task_noises.requires_grad:
+            noises = factor * likelihood.task_noises
+            likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
+
+
+@singledispatch
+def start_noise(likelihood: Likelihood, variance: float) -> None:
+    """Set the noise variance before training; unknown likelihoods keep theirs."""
+
+
+@start_noise.register
+def _(likelihood: GaussianLikelihood, variance: float) -> None:
+    if likelihood.raw_noise.requires_grad:
+        noise = torch.full_like(likelihood.noise, variance)
+        likelihood.noise = admissible(likelihood.noise_covar.raw_noise_constraint, noise)
+
+
+@start_noise.register
+def _(likelihood: MultitaskGaussianLikelihood, variance: float) -> None:
+    parts = likelihood.has_global_noise + likelihood.has_task_noise
+    if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
+        noise = torch.full_like(likelihood.noise, variance / parts)
+        likelihood.noise = admissible(likelihood.raw_noise_constraint, noise)
+    if not likelihood.has_task_noise:
+        return
+    if not likelihood.rank and likelihood.raw_task_noises.requires_grad:
+        noises = torch.full_like(likelihood.task_noises, variance / parts)
+        likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
+    if likelihood.rank and likelihood.task_noise_covar_factor.requires_grad:
+        factor = likelihood.task_noise_covar_factor.data
+        root = shared_factor(*factor.shape[-2:]).to(factor)
+        factor.copy_((variance / parts) ** 0.5 * root)

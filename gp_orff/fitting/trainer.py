@@ -1,0 +1,266 @@
+"""Search for hyperparameters on any representation of the data, and record the searches."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.noise import noises_of
+from gp_orff.data.observations import Observations, join
+from gp_orff.data.passes import kept
+from gp_orff.data.sites import site_labels
+from gp_orff.data.survey import DataWarning, Distances, Survey, subset, windows
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.features.assemble import draw
+from gp_orff.features.draws import GridWarning
+from gp_orff.features.random import QuasiMonteCarlo
+from gp_orff.fitting.journal import Journal
+from gp_orff.fitting.noise import noise_floors
+from gp_orff.fitting.scoring import (
+    MOST_SAMPLED,
+    FeatureInformation,
+    Information,
+    WeakPriors,
+    log_prior_of_noise,
+    score,
+)
+from gp_orff.fitting.search import Coordinates, Search, parameter_ranges
+from gp_orff.inference.equations import whole_vectors
+from gp_orff.inference.exact import ExactInference, has_covariance
+from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
+from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
+from gp_orff.kernels.learned import has_learned_spectrum
+from gp_orff.kernels.tree import share_mixing, terms
+from gp_orff.threads import update_threads
+
+SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
+SUBSETS = (1200, 3600)  # numbers of further searches
+MANY_VALUES = 6000  # numbers, of which dense parts are searched too
+MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
+_SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
+_FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
+_FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
+_FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
+_MOST_SCORED = 800  # numbers; with more, the information costs several evaluations
+_OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A kernel, the likelihood of every group and a constant mean, while a fit learns them."""
+
+    kernel: Kernel
+    likelihoods: Mapping[str, Likelihood]
+    mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
+    survey: Survey  # of the data
+    journal: Journal
+    tracks: Sequence[TrackObservations] = ()  # of the data
+    whole: Survey | None = None  # of all data, where `survey` is that of a part
+    priors: WeakPriors | None = None  # of few data
+
+    @property
+    def num_outputs(self) -> int:
+        return self.survey.sample[0].pattern.num_outputs
+
+    @property
+    def distances(self) -> Distances:
+        return self.survey.distances
+
+    def new_search(self) -> Search:
+        """A search over all trained hyperparameters, from their present values, within the ranges
+        that the data can determine."""
+        ranges = parameter_ranges(self.kernel, self.distances, self.whole or self.survey)
+        limits = {"ranges": ranges, "floors": noise_floors(self.likelihoods, self.survey)}
+        search = Search(Coordinates(self.kernel, *self.likelihoods.values(), **limits))
+        if self.tracks:  # the noise parameters of few tracks are flat directions
+            search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
+        return search
+
+    @property
+    def has_many(self) -> bool:
+        """Whether the data are so many that starting values are found on parts of them too, with
+        the curves of learned spectra held."""
+        return self.survey.num_values > MANY_VALUES and not self.tracks
+
+    def restarted(self, search: Search) -> Search:
+        """The search; with tracks a new one from where it is, since the few blocks of a subset tell
+        little of the curvature."""
+        return self.new_search() if self.tracks else search
+
+    def evidence(self, inference: Inference) -> Float[Tensor, ""]:
+        """log p(y), total nats; with weak priors, the constant mean is integrated out."""
+        parts = inference, self.kernel, self.likelihoods, self.mean
+        return log_marginal_likelihood(*parts, restricted=self.priors is not None)
+
+    def _log_prior(self, search: Search) -> Float[Tensor, ""] | float:
+        modules = self.kernel, self.likelihoods
+        prior = log_prior_of_noise(*modules, self.whole or self.survey)
+        weak = 0.0 if self.priors is None else self.priors.log_density(*modules)
+        return search.coordinates.log_prior() + prior + weak
+
+    @torch.no_grad()
+    def value(self, inference: Inference) -> float:
+        """The evidence as a number; −∞ where it cannot be computed."""
+        try:
+            value = self.evidence(inference).item()
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):
+            return -math.inf
+        return value if math.isfinite(value) else -math.inf
+
+    def search(self, search: Search, inference: Inference, name: str, **options) -> Search:
+        """Run a search as a stage `name` of the journal; `options` are those of `Search.run`."""
+
+        def objective() -> Float[Tensor, ""]:
+            update_threads()  # the machine may have become busy
+            return self.evidence(inference) + self._log_prior(search)
+
+        def reached() -> dict[str, object]:
+            method = self._scoring(search, inference) or search.run
+            method(objective, num_values=inference.num_values, report=stage.count, **options)
+            return search.reached
+
+        before = len(search.failures)
+        with self.journal.stage(name) as stage:
+            search.go_to(kept(reached))
+            stage.nats_per_number = search.value
+        if failures := search.failures[before:]:
+            self.journal.note(
+                f"{name}: {len(failures)} evaluations failed, and shorter steps were taken "
+                f"({failures[-1]})"
+            )
+        return search
+
+    def _scoring(self, search: Search, inference: Inference) -> Callable[..., Search] | None:
+        """Fisher scoring, for learned spectra under the exact kernel of few data, or on grids; else
+        None."""
+        if not has_learned_spectrum(self.kernel, trained=True):
+            return None
+        parts = inference, self.kernel, self.likelihoods, search.coordinates
+        if not isinstance(inference, ExactInference):
+            information = FeatureInformation.of(*parts, self.mean)
+        else:
+            information = Information(*parts) if inference.size <= _MOST_SCORED else None
+        return information and partial(score, search, information=information)
+
+    def short_search(
+        self, search: Search, inference: Inference, name: str
+    ) -> tuple[Search, Float[np.ndarray, "k"]]:
+        """Run a search for a few iterations; the search and the coordinates that it reached."""
+        iterations = _SHORT_ALONG_TRACKS if self.tracks else _SHORT
+        self.search(search, inference, name, iterations=iterations)
+        return search, search.coordinates.get()
+
+    def subset(self, numbers: int) -> Dataset:
+        """About `numbers` observed values, of points at all distances from each other."""
+        return self._chosen(lambda x: subset(x, self._points(numbers)))
+
+    def windows(self, numbers: int, count: int, seed: int) -> Dataset:
+        """About `numbers` observed values, of all points of `count` parts of the data."""
+        return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
+
+    def _points(self, numbers: int) -> int:
+        """The points with so many numbers: as many as these, of readings along directions."""
+        return max(2, round(numbers * self.survey.num_points / self.survey.num_values))
+
+    def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
+        """Those of the sample, or of the blocks of tracks, with certain rows."""
+        along = {part.key for part in self.tracks}
+        single = join(part for part in self.survey.sample if part.key not in along)
+        parts = [*single, *self.tracks]
+        points = [part.x for part in single] + [part.means.x for part in self.tracks]
+        chosen = rows_of(torch.cat(points))
+        offsets = np.cumsum([0, *map(len, points)])
+        selected = []
+        for part, low, high in zip(parts, offsets[:-1], offsets[1:], strict=True):
+            rows = chosen[(chosen >= low) & (chosen < high)] - low
+            if len(rows):
+                selected.append(part.take(rows))
+        return Dataset.in_memory(selected)
+
+    def exact_inference(self, data: Dataset) -> ExactInference:
+        """Inference under the exact kernel, with repeated positions merged."""
+        noises = noises_of(self.kernel, self.likelihoods)
+        return ExactInference.merging(self.kernel, noises, data)
+
+    def starting_subset(self, numbers: int) -> Dataset:
+        """As `subset`, with more points if further outputs cost little."""
+        cheap = self._has_cheap_outputs and self._is_whole(join(self.survey.sample))
+        return self.subset(numbers * self.num_outputs // _OUTPUTS if cheap else numbers)
+
+    def inference(self, data: Dataset) -> Inference:
+        """Inference from a subset of the data, under the exact kernel if there is one."""
+        if self._has_cheap_outputs and self._is_whole(data.observations):
+            return self._by_features(data, _FREQUENCIES // 2)
+        if has_covariance(self.kernel, data):
+            return ExactInference(data)
+        rank = max(term.factor.rank for term in terms(self.kernel))
+        number = min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length())
+        return self._by_features(data, max(1, number // rank))
+
+    def _is_whole(self, observations: Sequence[Observations]) -> bool:
+        """Whether observations are whole vectors with one noise, which is white."""
+        return not self.tracks and whole_vectors(observations)
+
+    def _by_features(self, data: Dataset, num_frequencies: int) -> Inference:
+        rule = QuasiMonteCarlo(num_frequencies)
+        return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
+
+    def warn_of_few_numbers(self, data: Data, learned: int) -> None:
+        """Warn if the numbers are few for what is learned, and posteriors do not count that."""
+        if has_learned_spectrum(self.kernel, True) and data.num_values <= MOST_SAMPLED:
+            return
+        if self.priors is not None:
+            return
+        if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
+            repeated = " at distinct places" if numbers < data.num_values else ""
+            warnings.warn(
+                f"{numbers:.0f} numbers{repeated} determine {learned} hyperparameters poorly: "
+                "error bars do not contain the uncertainty of these, and may be too small; those "
+                "of posterior(marginalize=True) do. Or fix hyperparameters that are known "
+                "(requires_grad_(False)), give them priors, or take a simpler kernel",
+                DataWarning,
+                stacklevel=2,
+            )
+
+    def warn_of_truncation(self, representation: Representation) -> None:
+        """Warn if the grid of the posterior truncates much of the variance."""
+        ratio = max(representation.cuts().values()) if representation.follows else 0.0
+        if ratio > MUCH_TRUNCATED:
+            remedy = "a smoother kernel, a smaller region or fewer readings"
+            if representation.rule.max_features is not None:
+                remedy = "a larger max_features="
+            text = (
+                f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
+                "error bars include it as independent between readings, which is too little on "
+                f"dense tracks; {remedy} would reduce it"
+            )
+            self.journal.note(text)
+            warnings.warn(text, GridWarning, stacklevel=2)
+
+    def _at_distinct_places(self, data: Data) -> float:
+        """The observed numbers, where those at places that the prior cannot tell apart are one; at
+        equal places, where its covariance has no closed form."""
+        sample, of_symbols = self.survey.sample, data.num_values - self.survey.num_values
+        if has_covariance(self.kernel, held := Dataset.in_memory(sample)):
+            distinct = self.exact_inference(held).size
+        elif sum(map(len, sample)) < self.survey.num_points:  # the sample does not tell
+            return data.num_values
+        else:
+            equal = (0.0,) * data.num_inputs
+            distinct = sum((site_labels(p, equal).max() + 1) * p.y.shape[-1] for p in sample)
+        return min(data.num_values, distinct + of_symbols)
+
+    @property
+    def _has_cheap_outputs(self) -> bool:
+        """Whether an evaluation by features, of whole vectors, costs about the same for all these
+        outputs as for few."""
+        return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))

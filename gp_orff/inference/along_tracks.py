@@ -1,0 +1,563 @@
+"""What a posterior tells of the noise that readings of a track share."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gp_orff.data.likelihoods import NUM_VALUES, TrackLikelihood
+from gp_orff.data.noise import Noises, SlowVariance, TrackNoise, independent, same_point
+from gp_orff.data.observations import Observations
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import BlockNoise, Track
+from gp_orff.inference.features import Inference
+from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, UnknownMean, WeightPosterior
+from gp_orff.inference.robust import latent_covariance
+
+# The field plus the noise that readings of a track share, given block means of other readings.
+#
+# With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what readings
+# at some times share with them, offset and correlated noise n,
+#
+#     s = h(x) + n = h(x) − G H f + G ȳ + independent noise ,    G = k R⁻¹ ,
+#
+# where h is f, or its component uᵀf along the direction of a reading,
+#
+# so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
+
+
+class SeenWithMean(NamedTuple):
+    """Block means, and the effect of the unknown constant mean on them."""
+
+    seen: TrackObservations | Float[Tensor, "m F"]
+    effect: Float[Tensor, "m p"]
+
+
+Seen = TrackObservations | Float[Tensor, "m F"] | SeenWithMean | None
+"""Block means: their readings, or their features; None without any."""
+Combination = Callable[[Float[Tensor, "n*p+m j"]], Float[Tensor, "k j"]]
+
+_CHUNK = 2**24  # numbers in memory
+_READINGS = 256  # whose covariance is computed at once
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The posterior of s = h(x) + n at readings along tracks, mean included.
+
+    Readings are given in blocks of one, of some tracks of a group.
+    """
+
+    distribution: FieldDistribution  # of the field without its mean, given all data
+    constant: Float[Tensor, "p"]
+    noises: Noises
+    given: Mapping[str, Track]  # block means among these data, by the label of their track
+
+    def mean(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
+        """E[s]."""
+        known = self._given(readings)
+        mean = readings.means.apply(self.distribution.mean(readings.x) + self.constant)
+        if not known.tracks:
+            return mean
+        unexplained = residual_of_blocks(self.distribution, self.constant, known)
+        return mean + self._sharing(readings)[1] @ unexplained
+
+    def variance(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
+        """Var[s] of every number."""
+        if not self._given(readings).tracks:
+            field = unexplained_variance(self.distribution, readings.means, None, None)
+            return field + _slow(readings, self.noises)
+        parts = []
+        for track in readings.tracks:
+            one = replace(readings, tracks=(track,))
+            shared, gain = self._sharing(one)
+            noise = _slow(one, self.noises) - (gain * shared).sum(-1)
+            field = unexplained_variance(self.distribution, one.means, self._seen(one), gain)
+            parts.append(field + noise.unsqueeze(-1))
+        return torch.cat(parts)
+
+    def covariance(self, readings: TrackObservations) -> Float[Tensor, "n*v n*v"]:
+        """Cov[s]."""
+        seen, part = self._seen(readings), readings.means
+        v, noise = part.pattern.num_values, parameters_of(readings, self.noises)
+        prior = [slow_covariance(noise, track.clock, track.clock) for track in readings.tracks]
+        prior = torch.block_diag(*prior)
+        if seen is None:
+            field = part.apply_to_joint(self.distribution.covariance(part.x))
+            return field + in_components(prior, v)
+        shared, gain = self._sharing(readings)
+        combined = less_explained(in_components(gain, v), part)
+        field = joint_covariance(self.distribution, part.x, seen, combined)
+        return field + in_components(prior - gain @ shared.mT, v)
+
+    def _seen(self, readings: TrackObservations) -> Seen:
+        """The block means of the tracks of these readings, for `joint_covariance`."""
+        known = self._given(readings)
+        return block_means_under(self.distribution, known) if known.tracks else None
+
+    def _given(self, readings: TrackObservations) -> TrackObservations:
+        """The block means of the tracks of these readings."""
+        labels = [track.label for track in readings.tracks]
+        tracks = tuple(self.given[label] for label in labels if label in self.given)
+        return replace(readings, tracks=tracks)
+
+    def _sharing(
+        self, readings: TrackObservations
+    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
+        """k and G."""
+        noise, pairs = parameters_of(readings, self.noises), []
+        for track in readings.tracks:
+            known = self.given.get(track.label)
+            if known is None:
+                pairs.append((track.clock.new_zeros(len(track.clock), 0),) * 2)
+                continue
+            shared = covariance_with_block_means(noise, track.clock, known.clock, known.block)
+            blocks = replace(readings, tracks=(known,))
+            noise_of_track = noise_of_blocks(self.distribution, blocks, self.noises)
+            pairs.append((shared, shared @ precision_of_track(noise_of_track)))
+        shared, gains = zip(*pairs, strict=True)
+        return torch.block_diag(*shared), torch.block_diag(*gains)
+
+
+def noise_of_blocks(
+    distribution: FieldDistribution, known: TrackObservations, noises: Noises
+) -> BlockNoise:
+    """The noise of block means, and what the features of the distribution lack."""
+    white = distribution.split()[1]
+    return known.noise(noises, 0.0 if white is None else white.diagonal().amax())
+
+
+def precision_of_track(noise: BlockNoise) -> Float[Tensor, "t t"]:
+    """R⁻¹ of the blocks of one track, in one component."""
+    return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
+
+
+def mean_over_blocks(
+    distribution: FieldDistribution, part: TrackObservations
+) -> Float[Tensor, "t v"]:
+    """E[H f], without the mean."""
+    means = part.apply(lambda symbol, space, x: distribution.mean(x).reshape(-1, 1))
+    return means.reshape_as(part.y)
+
+
+def residual_of_blocks(
+    distribution: FieldDistribution, constant: Float[Tensor, "p"], known: TrackObservations
+) -> Float[Tensor, "t v"]:
+    """ȳ − E[H f], mean included."""
+    ones = known.means.apply(constant.expand(len(known.y), -1))
+    return known.y - ones - mean_over_blocks(distribution, known)
+
+
+def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*v"]:
+    """The same covariance in v components that are independent of each other."""
+    return same_point(matrix, torch.eye(v).to(matrix))
+
+
+def parameters_of(readings: TrackObservations, noises: Noises) -> TrackNoise:
+    return readings.noise(noises).noise
+
+
+def _slow(readings: TrackObservations, noises: Noises) -> Float[Tensor, ""]:
+    """Var[n]."""
+    return parameters_of(readings, noises).slow
+
+
+def slow_covariance(
+    noise: TrackNoise, clock: Float[Tensor, "n"], others: Float[Tensor, "m"]
+) -> Float[Tensor, "n m"]:
+    """The covariance of n at some times and at others of the same track, in one component."""
+    lag = (clock.unsqueeze(-1) - others).abs()
+    return noise.offset_variance + noise.correlated_variance * torch.exp(
+        -lag / noise.correlation_time
+    )
+
+
+def covariance_with_block_means(
+    noise: TrackNoise,
+    clock: Float[Tensor, "n"],
+    others: Float[Tensor, "m"],
+    block: Int[Tensor, "m"],
+) -> Float[Tensor, "n t"]:
+    """The same for means over blocks of other times."""
+    count, parts = torch.bincount(block).to(clock), []
+    for part in clock.split(max(1, _CHUNK // len(others))):
+        covariance = slow_covariance(noise, part, others)
+        sums = covariance.new_zeros(len(part), len(count)).index_add(1, block, covariance)
+        parts.append(sums / count)
+    return torch.cat(parts)
+
+
+@singledispatch
+def block_means_under(distribution: FieldDistribution, known: TrackObservations) -> Seen:
+    """What of the block means H f serves `joint_covariance` at any points."""
+    return known.condensed
+
+
+@block_means_under.register
+def _(distribution: PlusWhite, known):
+    return block_means_under(distribution.distribution, known)
+
+
+@block_means_under.register
+def _(distribution: UnknownMean, known):
+    seen = block_means_under(distribution.distribution, known)
+    effect = known.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+    return SeenWithMean(seen, effect)
+
+
+@block_means_under.register
+def _(distribution: WeightPosterior, known):
+    expansion = distribution.expansion
+    width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
+    rows = torch.arange(len(known.y), device=known.x.device).split(max(1, int(_CHUNK / width)))
+    parts = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
+    return torch.cat(parts)
+
+
+@singledispatch
+def joint_covariance(
+    distribution: FieldDistribution, x: Float[Tensor, "n d"], seen: Seen, combined: Combination
+) -> Float[Tensor, "k k"]:
+    """The covariance of linear combinations of f(x) and block means H f, in this order."""
+    points = torch.cat([x.double(), seen.x if seen.nodes is None else seen.nodes[0]])
+    rows = len(x) * distribution.num_outputs
+
+    def half(matrix: Float[Tensor, "m j"]) -> Float[Tensor, "k j"]:
+        means = seen.apply(lambda symbol, space, z: matrix[rows:])
+        return combined(torch.cat([matrix[:rows], means]))
+
+    return half(half(distribution.covariance(points)).mT)
+
+
+@joint_covariance.register
+def _(distribution: PlusWhite, x, seen, combined):
+    field = joint_covariance(distribution.distribution, x, seen, combined)
+    white = independent(distribution.added, len(x))
+    count = _count(seen)
+    return field + combined(combined(pad(white, (0, count) * 2)).mT)
+
+
+@joint_covariance.register
+def _(distribution: UnknownMean, x, seen, combined):
+    effect = combined(torch.cat([distribution.effect(x).flatten(0, 1), seen.effect]))
+    return joint_covariance(distribution.distribution, x, seen.seen, combined) + effect @ effect.mT
+
+
+@joint_covariance.register
+def _(distribution: WeightPosterior, x, seen, combined):
+    return distribution.covariance_of(
+        combined(torch.cat([distribution.expansion.features(x.double()), seen]))
+    )
+
+
+def _count(seen: Seen) -> int:
+    """The number of block means, in all components."""
+    if isinstance(seen, SeenWithMean):
+        return len(seen.effect)
+    return seen.shape[0] if isinstance(seen, Tensor) else seen.y.numel()
+
+
+def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combination:
+    """h(x) − G H f."""
+    count = len(part) * part.pattern.num_outputs
+
+    def combined(rows: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v j"]:
+        vectors = rows[:count].unflatten(0, (len(part), -1))
+        return part.pattern.rows(vectors, part.direction).flatten(0, 1) - gain @ rows[count:]
+
+    return combined
+
+
+@singledispatch
+def unexplained_variance(
+    distribution: FieldDistribution,
+    part: Observations,
+    seen: Seen,
+    gain: Float[Tensor, "n t"] | None,
+) -> Float[Tensor, "n v"]:
+    """Var[h(x) − G H f] of every number, for block means H f of one track; that of h(x) where there
+    are none."""
+    v, parts = part.pattern.num_values, []
+    if seen is None:
+        return _prior_variance(distribution, part)
+    for rows in torch.arange(len(part), device=part.x.device).split(_READINGS):
+        some = part.take(rows)
+        combined = less_explained(in_components(gain[rows], v), some)
+        covariance = joint_covariance(distribution, some.x, seen, combined)
+        parts.append(covariance.diagonal().unflatten(0, (-1, v)))
+    return torch.cat(parts)
+
+
+def _prior_variance(distribution: FieldDistribution, part: Observations) -> Float[Tensor, "n v"]:
+    if part.direction is None:
+        return distribution.variance(part.x)
+    return latent_covariance(distribution, part).diagonal(dim1=-1, dim2=-2)
+
+
+@unexplained_variance.register
+def _(distribution: PlusWhite, part, seen, gain):
+    added = part.apply_to_covariance(distribution.added.expand(len(part), -1, -1))
+    field = unexplained_variance(distribution.distribution, part, seen, gain)
+    return field + added.diagonal(dim1=-1, dim2=-2)
+
+
+@unexplained_variance.register
+def _(distribution: UnknownMean, part, seen, gain):
+    inner, effect = distribution.distribution, distribution.effect(part.x)
+    effect = part.pattern.rows(effect, part.direction)
+    if seen is None:
+        return unexplained_variance(inner, part, None, None) + effect.square().sum(-1)
+    over_blocks = seen.effect.unflatten(0, (-1, part.pattern.num_values))
+    effect = effect - torch.einsum("nt,tvk->nvk", gain, over_blocks)
+    return unexplained_variance(inner, part, seen.seen, gain) + effect.square().sum(-1)
+
+
+@unexplained_variance.register
+def _(distribution: WeightPosterior, part, seen, gain):
+    if seen is None or part.direction is not None:
+        return unexplained_variance.dispatch(object)(distribution, part, seen, gain)
+    x, variance = part.x, distribution.variance(part.x)
+    p, count = distribution.num_outputs, gain.shape[-1]
+    solved = distribution.weight_covariance(seen.mT)  # Cov[θ, H f]
+    columns = distribution.expansion.column_weights(solved)
+    means = (seen @ solved).unflatten(0, (count, p)).unflatten(2, (count, p))
+    means = means.diagonal(dim1=1, dim2=3)  # Cov[H f] in every component, (t, t, p)
+    rows, parts = max(1, _CHUNK // columns.shape[-1]), []
+    for points, weights in zip(x.split(rows), gain.split(rows), strict=True):
+        cross = distribution.expansion.phi.apply(points, columns).unflatten(-1, (p, count, p))
+        cross = cross.diagonal(dim1=1, dim2=3)  # Cov[f(x), H f], (n, t, p)
+        both = torch.einsum("nt,tsp->nsp", weights, means) - 2 * cross
+        parts.append(torch.einsum("ns,nsp->np", weights, both))
+    return variance + torch.cat(parts)
+
+
+# The offsets of tracks, given all their readings.
+#
+# With the block means ȳ = H f + n̄ of a track, R = Cov[n̄], and the gain g = σ_b² 1ᵀ R⁻¹ of its
+# offset b, in one component,
+#
+#     b = g (ȳ − H f) + independent noise of variance σ_b² − σ_b² g 1 ,
+#
+# so that the posterior of b follows from that of the block means H f of the field. With the offsets
+# of all tracks, b, and y = H f + B b + other noise,
+#
+#     E[b] = σ_b² s ,   Cov[b] = σ_b² I − σ_b⁴ J ,   s = BᵀK⁻¹(y − μ) ,   J = BᵀPB ,
+#
+# s and J also tell the restricted evidence of any other variance v of offsets, by the determinant
+# lemma: with the eigenvalues j_i of J, the components s_i of s along its eigenvectors, Δ = v − σ_b²
+# and d_i = 1 + Δ j_i,
+#
+#     log p(y | v) = ½ Σ_i (Δ s_i² / d_i − log d_i) + const. ,   I(v) = ½ Σ_i (j_i / d_i)² .
+
+
+_MOST = 400  # offsets: more tell their variance as well as predictions need it, to 0.3 %
+_ROUNDING = 1e-10  # of J, over what a track would tell of its offset if the field were known
+_NEGLIGIBLE = 20.0  # −log of a density, over its maximum
+_WIDE, _STEP = 60.0, 0.1  # of the range in log v that contains the others
+_TINY = 1e-300  # a variance that is none
+
+
+@dataclass(frozen=True)
+class TrackOffsets:
+    """What all readings tell of the offset of each track.
+
+    Attributes:
+        labels: the labels of the T tracks, as text.
+        mean: the posterior means, (T, p), in the unit of y; (T, 1) of readings along directions.
+        sd: the posterior standard deviations, likewise. The constant mean of the field is common to
+            all tracks, so that the sum of their offsets is known less well than differences.
+    """
+
+    labels: tuple[str, ...]
+    mean: Float[Tensor, "T v"]
+    sd: Float[Tensor, "T v"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, label: object) -> tuple[Float[Tensor, "v"], Float[Tensor, "v"]]:
+        """Mean and standard deviation of the offset of one track; KeyError for others."""
+        if str(label) not in self.labels:
+            some = ", ".join(map(repr, self.labels[:5]))
+            raise KeyError(f"expected the label of a track, such as {some}, got {str(label)!r}")
+        row = self.labels.index(str(label))
+        return self.mean[row], self.sd[row]
+
+
+@torch.no_grad()
+def track_offsets(
+    inference: Inference,
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    tracks: TrackObservations,
+) -> TrackOffsets:
+    """The offsets of the tracks of a group of the data of `inference`; `mean` as for `left_out`."""
+    posterior = inference.posterior(kernel, noises, mean)
+    constant = posterior.evidence.best_mean() if mean is None else mean
+    field = posterior.under(mean)
+
+    def offsets() -> Iterator[tuple[Float[Tensor, "v"], Float[Tensor, "v"]]]:
+        for track in tracks.tracks:
+            seen = Offsets.of(field, constant, noises, replace(tracks, tracks=(track,)))
+            prior = noises.tracks[tracks.key.label].offset_variance
+            variance = prior - prior.square() * seen.information.diagonal()
+            yield prior * seen.score, variance.clamp_min(0).sqrt()
+
+    means, deviations = zip(*offsets(), strict=True)
+    labels = tuple(track.label for track in tracks.tracks)
+    return TrackOffsets(labels, torch.stack(means), torch.stack(deviations))
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """What the data tell of the offsets of some tracks of a group, in all components."""
+
+    score: Float[Tensor, "T*v"]  # s
+    information: Float[Tensor, "T*v T*v"]  # J
+
+    @classmethod
+    def of(
+        cls,
+        field: FieldDistribution,
+        constant: Float[Tensor, "p"],
+        noises: Noises,
+        tracks: TrackObservations,
+    ) -> "Offsets":
+        """Given the posterior of the field, and its constant mean."""
+        weights, v = [], tracks.y.shape[-1]
+        for track in tracks.tracks:
+            noise = noise_of_blocks(field, replace(tracks, tracks=(track,)), noises)
+            weights.append(precision_of_track(noise).sum(0))
+        residual = residual_of_blocks(field, constant, tracks)
+        score = torch.block_diag(*weights) @ residual
+        direct = torch.stack([weight.sum() for weight in weights]).repeat_interleave(v)
+        explained = covariance_of_sums(field.split()[0], tracks, weights)
+        return cls(score.flatten(), torch.diag(direct) - explained)
+
+
+@singledispatch
+def covariance_of_sums(
+    distribution: FieldDistribution,
+    tracks: TrackObservations,
+    weights: Sequence[Float[Tensor, "t"]],
+) -> Float[Tensor, "T*v T*v"]:
+    """The covariance of Σ_b w_b H f over the blocks b of every track."""
+    sums, seen = _sums(tracks, weights), block_means_under(distribution, tracks)
+    return joint_covariance(distribution, tracks.x[:0], seen, lambda rows: sums @ rows)
+
+
+@covariance_of_sums.register
+def _(distribution: UnknownMean, tracks, weights):
+    effect = tracks.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+    effect = _sums(tracks, weights) @ effect
+    return covariance_of_sums(distribution.distribution, tracks, weights) + effect @ effect.mT
+
+
+@covariance_of_sums.register
+def _(distribution: WeightPosterior, tracks, weights):
+    """The features of one track at a time, since those of all blocks may not fit in memory."""
+    rows = []
+    for track, weight in zip(tracks.tracks, weights, strict=True):
+        one = replace(tracks, tracks=(track,))
+        rows.append(_sums(one, [weight]) @ block_means_under(distribution, one))
+    return distribution.covariance_of(torch.cat(rows))
+
+
+def _sums(
+    tracks: TrackObservations, weights: Sequence[Float[Tensor, "t"]]
+) -> Float[Tensor, "T*v m*v"]:
+    return in_components(torch.block_diag(*weights), tracks.y.shape[-1])
+
+
+@torch.no_grad()
+def slow_variance(
+    field: FieldDistribution,
+    constant: Float[Tensor, "p"],
+    noises: Noises,
+    tracks: TrackObservations,
+    likelihood: TrackLikelihood,
+) -> SlowVariance | None:
+    """The posterior of the variance of new tracks, given the other hyperparameters. None if that
+    of offsets is frozen, if the data contain no difference of offsets, or more than 400 offsets.
+
+    1. The data cannot distinguish an offset from correlated noise whose correlation time is longer
+       than the tracks. Over a duration D, σ_r² exp(−t/τ) − ℓ is a covariance for ℓ ≤ 2 τ σ_r² /
+       (2 τ + D), the variance of the best estimate of a constant under this noise. The variance
+       that is integrated over is therefore V = σ_b² + ℓ > 0, with the duration D of the longest
+       track, and σ_r² − ℓ does not change.
+    2. s and J of the present posterior determine log p(y | V).
+    3. The density of log V follows with the prior. Its range, without the tails in which the
+       density is negligible, is divided evenly.
+
+    Args:
+        field, constant: the posterior of the field, and its constant mean.
+        tracks: those of one group, with the parameters of `likelihood`.
+    """
+    if tracks.y.shape[-1] * len(tracks.tracks) > _MOST:
+        return None
+    if not likelihood.raw_offset_variance.requires_grad:
+        return None
+    seen = Offsets.of(field, constant, noises, tracks)
+    j, axes = torch.linalg.eigh(seen.information)
+    told = j > _ROUNDING * seen.information.diagonal().amax()
+    if not told.any():
+        return None
+    j, squares = j[told], (axes.mT @ seen.score)[told].square()
+    noise = noises.tracks[tracks.key.label]
+    level = _level(noise, tracks) if _are_free(likelihood) else 0.0 * noise.slow
+    present = (noise.offset_variance + level).clamp_min(_TINY)
+
+    def log_density(u: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
+        """Of u = log V."""
+        value = u.exp().unsqueeze(-1)
+        change = value - present
+        d = torch.maximum(1 + change * j, (value / present).clamp_max(1.0))  # by rounding
+        evidence = 0.5 * (change * squares / d - d.log()).sum(-1)
+        jeffreys = 0.5 * (j / d).square().sum(-1).log()
+        return evidence + u + _log_prior(likelihood, u.exp() - level, jeffreys)
+
+    centre = -j.log()
+    u = torch.arange(centre.amin() - _WIDE, centre.amax() + _WIDE, _STEP).to(j)
+    u, _ = torch.cat([u, present.log().reshape(1)]).sort()  # a prior or bounds may be narrow
+    density = log_density(u)
+    likely = u[density > density.amax() - _NEGLIGIBLE]
+    u = likely[0] + (likely[-1] - likely[0]) * torch.linspace(0, 1, NUM_VALUES).to(j)
+    weights = torch.softmax(log_density(u), 0)
+    return SlowVariance(u.exp() + noise.correlated_variance - level, weights)
+
+
+def _level(noise: TrackNoise, tracks: TrackObservations) -> Float[Tensor, ""]:
+    """ℓ."""
+    durations = torch.stack([track.clock[-1] - track.clock[0] for track in tracks.tracks])
+    twice = 2 * noise.correlation_time
+    return noise.correlated_variance * twice / (twice + durations.amax())
+
+
+def _are_free(likelihood: TrackLikelihood) -> bool:
+    """Whether neither the offsets nor correlated noise have a prior or a fixed value."""
+    priors = {name for name, *_ in likelihood.named_priors()}
+    bound = {"offset_variance_prior", "correlated_variance_prior", "correlation_time_prior"}
+    learned = likelihood.raw_correlated_variance.requires_grad
+    return learned and likelihood.raw_correlation_time.requires_grad and not priors & bound
+
+
+def _log_prior(
+    likelihood: TrackLikelihood, variance: Float[Tensor, "k"], jeffreys: Float[Tensor, "k"]
+) -> Float[Tensor, "k"]:
+    """log p of the offset variance, −∞ outside the bounds of its constraint."""
+    constraint = likelihood.raw_offset_variance_constraint
+    lower, upper = constraint.lower_bound, constraint.upper_bound
+    inside = (variance <= upper) & ((variance >= lower) | (lower == 0))
+    prior = getattr(likelihood, "offset_variance_prior", None)
+    if prior is None:
+        return torch.where(inside, jeffreys, -torch.inf)
+    inside = inside & prior.support.check(variance)
+    some = torch.where(inside, variance, likelihood.offset_variance)
+    return torch.where(inside, prior.log_prob(some), -torch.inf)

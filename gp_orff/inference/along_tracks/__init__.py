@@ -1,1 +1,0 @@
-"""What a posterior tells of the noise that readings of a track share."""

@@ -1,0 +1,711 @@
+"""The normal equations of feature weights: the evidence of observations of vectors.
+
+With noise covariance Σ (p×p, shared by all points), columns c and directions M of the features,
+
+    A = I_F + C[c,c] ∘ (M Σ⁻¹ Mᵀ) ,   b = Σ_j (Z[c] Σ⁻¹ ∘ M)[:, j] ,
+    yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| .
+
+The same holds for V = [y, 1⊗I_p] in the place of y, with B in the place of b. This gives the
+evidence for every constant mean.
+
+Groups of observations have statistics, patterns and noise of their own. Each adds its terms to A, B
+and the rest: for every weight a_k of its pattern a C, with M restricted to the observed components.
+
+For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: one eigendecomposition of size r, then r Cholesky
+factorisations of size 2D, or one eigendecomposition of that size (`separable`). With fewer values
+than features, the dual algebra factorises K + I⊗Σ; that of a separable kernel has blocks of size N.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain, combinations
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from linear_operator.utils.cholesky import psd_safe_cholesky
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gp_orff.data.noise import Noise, Noises, independent, is_regular
+from gp_orff.data.observations import (
+    LinearObservations,
+    Observations,
+    PointObservations,
+    TruncatedVariance,
+    block_diagonal,
+    less_reference,
+)
+from gp_orff.data.statistics import Statistics
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.features.expansion import (
+    Expansion,
+    FeatureExpansion,
+    KroneckerExpansion,
+    ScaledExpansion,
+    apply_symbol,
+)
+from gp_orff.inference.posteriors import DualPosterior, PrimalPosterior, WeightPosterior
+from gp_orff.inference.quadratic import (
+    Evidence,
+    InvQuadLogdet,
+    MaskedInvQuadLogdet,
+    log_determinant,
+    masked_sum,
+    seen_by,
+)
+from gp_orff.inference.separable import (
+    DualBlocks,
+    EigenBlocks,
+    KroneckerInvQuadLogdet,
+    KroneckerPosterior,
+    Response,
+    Solution,
+)
+from gp_orff.kernels.base import cholesky, size_of
+from gp_orff.symbols.base import Identity, Symbol
+
+# The protocol of normal equations, and the evidence from their parts.
+
+
+class Group(NamedTuple):
+    """The statistics of observations that share a pattern and a noise."""
+
+    statistics: Statistics
+    noise: Noise  # of one observation
+
+
+class NormalEquations(ABC):
+    """A and B of the feature weights: E[θ] = A⁻¹B [1; −c] under a constant mean c."""
+
+    @abstractmethod
+    def evidence(self) -> Evidence:
+        """The evidence: one factorisation, and one inverse for its gradient."""
+
+    @abstractmethod
+    def posterior(self, mean: Float[Tensor, "*b p"] | None) -> tuple[WeightPosterior, Evidence]:
+        """The posterior of the weights and the evidence, from one factorisation.
+
+        Without a `mean`, both are under the constant mean of largest evidence.
+        """
+
+
+def evidence_of(
+    noise_terms: Sequence[tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]],
+    explained: Float[Tensor, "*b 1+p 1+p"],
+    logdet: Float[Tensor, "*b"],
+) -> Evidence:
+    """The evidence from BᵀA⁻¹B, log|A| and the terms VᵀN⁻¹V and log|N| of all noise N."""
+    squares, logdets = zip(*noise_terms, strict=True)
+    square = sum(squares)
+    return Evidence(square - explained, logdet + sum(logdets), square[..., 1:, 1:].detach())
+
+
+def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:
+    """VᵀN⁻¹V and log|N| of the noise N of a group."""
+    statistics, noise = group
+    pattern = statistics.pattern
+    precision = pattern.precision(noise.precision)
+    square = (precision * statistics.second_moment).sum((-1, -2))[..., None, None]
+    total = pattern.embed((precision @ statistics.total.unsqueeze(-1)).mT).mT
+    ones = 0
+    for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
+        ones = ones + moments.mass * pattern.embed(pattern.embed(precision @ e).mT)
+    ones = ones.expand(*total.shape[:-2], -1, -1)
+    quad = torch.cat(
+        [torch.cat([square, total.mT], dim=-1), torch.cat([total, ones], dim=-1)], dim=-2
+    )
+    logdet = statistics.count * noise.logdet - pattern.num_values * statistics.weights.log
+    return quad, logdet
+
+
+# Observations with a matrix row for each value, and the dual algebra: K + I⊗Σ itself.
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Observations with a matrix row for each value: H Φ, V and the noise covariance."""
+
+    features: Float[Tensor, "*b M F"]
+    design: Float[Tensor, "*b M 1+p"]
+    noise: Float[Tensor, "*b M M"]
+
+    @classmethod
+    def of(
+        cls,
+        observations: LinearObservations,
+        expansion: Expansion,
+        noises: Noises,
+        truncated: TruncatedVariance,
+    ) -> "DenseRows":
+        """The matrices, differentiable in the expansion, which lacks the variance `truncated`."""
+
+        def features(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
+            if isinstance(symbol, Identity):
+                return expansion.features(x)
+            image = apply_symbol(symbol, expansion, space)
+            return less_reference(image.features, x, symbol, space)
+
+        noise = observations.noise_covariance(noises, truncated)
+        return cls(observations.apply(features), observations.design(expansion.num_outputs), noise)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["DenseRows"]) -> "DenseRows":
+        """The rows of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            torch.cat([part.features for part in parts]),
+            torch.cat([part.design for part in parts]),
+            block_diagonal([part.noise for part in parts]),
+        )
+
+    def whitened(self) -> tuple[Float[Tensor, "M F"], Float[Tensor, "M 1+p"], Float[Tensor, ""]]:
+        """N^{−½}Φ, N^{−½}V and log|N|."""
+        factor = torch.linalg.cholesky(self.noise)
+        both = torch.cat([self.features, self.design], dim=-1)
+        half = torch.linalg.solve_triangular(factor, both, upper=False)
+        logdet = 2 * factor.diagonal().log().sum()
+        return *half.split([self.features.shape[-1], self.design.shape[-1]], dim=-1), logdet
+
+
+@dataclass(frozen=True)
+class Dual(NormalEquations):
+    """The dual algebra, for fewer values than features: it factorises their covariance."""
+
+    expansion: Expansion
+    rows: DenseRows
+
+    @property
+    def _covariance(self) -> Float[Tensor, "*b M M"]:
+        return self.rows.features @ self.rows.features.mT + self.rows.noise
+
+    def evidence(self) -> Evidence:
+        return dense_evidence(self._covariance, self.rows.design)
+
+    def solve(self, v: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
+        """The inverse of the observations' covariance times v."""
+        return torch.linalg.solve(self._covariance, v)
+
+    def posterior(self, mean):
+        features = self.rows.features
+        factor, solved, evidence = dense_posterior(self._covariance, self.rows.design, mean)
+        whitened = torch.linalg.solve_triangular(factor, features, upper=False)
+        theta = mean_and_response(features.mT @ solved)
+        return DualPosterior(self.expansion, *theta, whitened), evidence
+
+
+def dual_of_vectors(
+    expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
+) -> Dual:
+    """The dual algebra of vectors y at x."""
+    covariance = independent(noise.covariance, x.shape[-2])
+    return Dual(expansion, DenseRows(expansion.features(x.double()), with_ones(y), covariance))
+
+
+def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
+    """V = [y, 1⊗I_p] of vectors y."""
+    eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    ones = eye.expand(*y.shape, y.shape[-1]).flatten(-3, -2)  # 1⊗I_p
+    return torch.cat([y.flatten(-2).unsqueeze(-1), ones], dim=-1)
+
+
+def dense_evidence(
+    covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
+) -> Evidence:
+    """The evidence of V under a dense covariance, noise included."""
+    size = size_of(covariance)
+    quad, logdet = InvQuadLogdet.apply(covariance / size, design)
+    logdet = logdet + covariance.shape[-1] * size.log()[..., 0, 0]
+    return Evidence(quad / size, logdet, seen_by(design, covariance.diagonal(dim1=-1, dim2=-2)))
+
+
+def dense_posterior(
+    covariance: Float[Tensor, "*b M M"],
+    design: Float[Tensor, "*b M 1+p"],
+    mean: Float[Tensor, "*b p"] | None,
+) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1+p"], Evidence]:
+    """The Cholesky factor L of the covariance, (L Lᵀ)⁻¹[y − c, 1⊗I_p], and the evidence of V."""
+    factor = cholesky(covariance)
+    seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+    return factor, *solve_with(factor, design, mean, partial(Evidence, seen=seen))
+
+
+def solve_with(
+    factor: Float[Tensor, "*b n n"],
+    b: Float[Tensor, "*b n 1+p"],
+    mean: Float[Tensor, "*b p"] | None,
+    evidence_of: Callable[[Tensor, Tensor], Evidence],
+) -> tuple[Float[Tensor, "*b n 1+p"], Evidence]:
+    """A⁻¹B times the contrasts of the mean c, from the factor of A, and the evidence that follows
+    from BᵀA⁻¹B and log|A|."""
+    half = torch.linalg.solve_triangular(factor, b, upper=False)
+    evidence = evidence_of(half.mT @ half, log_determinant(factor))
+    residual = half @ evidence.contrasts(mean)
+    return torch.linalg.solve_triangular(factor.mT, residual, upper=True), evidence
+
+
+def mean_and_response(
+    solved: Float[Tensor, "*b n 1+p"],
+) -> tuple[Float[Tensor, "*b n 1"], Float[Tensor, "*b n p"]]:
+    """What weights are under the contrasts: their mean, and their response to constants."""
+    return solved[..., :1], solved[..., 1:]
+
+
+# Block means of readings along directions as rows, whitened track by track.
+
+
+@dataclass(frozen=True)
+class TrackRows:
+    """Block means with a matrix row for each: H Φ, V, and the noise covariance R of every track."""
+
+    features: Float[Tensor, "T F"]
+    design: Float[Tensor, "T 1+p"]
+    noise: Sequence[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]  # rows, −1 for none, and R
+
+    @classmethod
+    def of(
+        cls,
+        part: TrackObservations,
+        expansion: Expansion,
+        averages: Float[Tensor, "M p*T"],
+        noises: Noises,
+        truncated: Float[Tensor, "p p"] | None,
+    ) -> "TrackRows":
+        """The rows; `averages` are the columns of the expansion, by `averages_along`."""
+        features = expansion.feature_values(averages).mT
+        noise = tuple(part.covariances(noises, truncated))
+        return cls(features, part.design(expansion.num_outputs), noise)
+
+    def whitened(self) -> tuple[Float[Tensor, "m F"], Float[Tensor, "m 1+p"], Float[Tensor, ""]]:
+        """R^{−½}Φ, R^{−½}V and log|R|, with zeros in the rows of blocks that a track lacks."""
+        every, halves, logdet = torch.cat([self.features, self.design], dim=-1), [], 0
+        for rows, covariance in self.noise:
+            factor = torch.linalg.cholesky(covariance)
+            values = every[rows] * (rows >= 0).unsqueeze(-1)
+            half = torch.linalg.solve_triangular(factor, values, upper=False)
+            halves.append(half.flatten(0, 1))
+            logdet = logdet + 2 * factor.diagonal(dim1=-1, dim2=-2).log().sum()
+        sizes = self.features.shape[-1], self.design.shape[-1]
+        return *torch.cat(halves).split(sizes, dim=-1), logdet
+
+
+Rows = DenseRows | TrackRows
+
+
+# The primal algebra, for any expansion and any groups of observations.
+
+
+@dataclass(frozen=True)
+class Primal(NormalEquations):
+    """The primal algebra: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows."""
+
+    expansion: FeatureExpansion
+    groups: Sequence[Group]
+    rows: Sequence[Rows] = ()
+
+    @cached_property
+    def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return [rows.whitened() for rows in self.rows]
+
+    def evidence(self) -> Evidence:
+        if self.rows or are_coupled(self.expansion.layers, self.groups):
+            return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
+        b, parts = masked_equations(self.expansion, self.groups)
+        return self._evidence(*MaskedInvQuadLogdet.apply(b, *parts))
+
+    def posterior(self, mean):
+        a, b = self._a_and_b()
+        factor = psd_safe_cholesky(a)
+        solved, evidence = solve_with(factor, b, mean, self._evidence)
+        return PrimalPosterior(self.expansion, *mean_and_response(solved), factor), evidence
+
+    def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
+        if self.groups:
+            b = right_hand_sides(self.expansion, self.groups)
+            a = information(self.expansion, self.groups)
+        else:
+            a, b = torch.eye(self.expansion.num_features).to(self._whitened[0][0]), 0
+        for features, design, _ in self._whitened:
+            a, b = a + features.mT @ features, b + features.mT @ design
+        return a, b
+
+    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        row_terms = [
+            (design.mT @ design, noise_logdet) for _, design, noise_logdet in self._whitened
+        ]
+        return evidence_of([*map(noise_terms, self.groups), *row_terms], explained, logdet)
+
+
+def masked_equations(
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
+    """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ), of layers that are not
+    coupled."""
+    parts = (masked_parts(layer, groups) for layer in expansion.layers)
+    return right_hand_sides(expansion, groups), [*chain.from_iterable(parts)]
+
+
+def right_hand_sides(
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> Float[Tensor, "*b F 1+p"]:
+    """B."""
+    return sum(_right_hand_side(layer, groups) for layer in expansion.layers)
+
+
+def _right_hand_side(
+    expansion: FeatureExpansion, groups: Sequence[Group]
+) -> Float[Tensor, "*b F 1+p"]:
+    """B of real directions."""
+    b, ones = 0, 0
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
+        b = b + (expansion.gather(statistics.cross @ precision) * m).sum(-1, keepdim=True)
+        for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
+            sums = expansion.gather(moments.column_sum.unsqueeze(-1))
+            ones = ones + sums * pattern.embed(m @ (precision @ e))
+    return torch.cat([b, ones.expand(*b.shape[:-1], -1)], dim=-1)
+
+
+def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[Tensor]:
+    """C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    parts = []
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, precision = pattern.select(expansion.directions), pattern.precision(noise.precision)
+        grams = statistics.feature_grams(expansion)
+        for gram, e in zip(grams, pattern.basis(precision), strict=True):
+            parts += [gram, m, precision @ e]
+    return parts
+
+
+def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[Tensor, "*b F F"]:
+    """A = I + Σ C[c,c] ∘ (M P Mᵀ); for complex directions the sum over all pairs of layers."""
+    layers = expansion.layers
+    a = masked_sum([*chain.from_iterable(masked_parts(layer, groups) for layer in layers)])
+    if are_coupled(layers, groups):
+        for left, right in combinations(layers, 2):
+            cross = _cross_information(left, right, groups)
+            a = a + cross + cross.mT
+    return a
+
+
+@torch.no_grad()
+def are_coupled(layers: Sequence[FeatureExpansion], groups: Sequence[Group]) -> bool:
+    """Whether M P M′ᵀ is not zero between layers: the waves of a harmonic field have their
+    horizontal components in one layer, and the vertical one in the other."""
+    for left, right in combinations(layers, 2):
+        for statistics, noise in groups:
+            pattern = statistics.pattern
+            used = [
+                pattern.select(part.directions).abs().flatten(0, -2).amax(0)
+                for part in (left, right)
+            ]
+            precision = pattern.precision(noise.precision)
+            for e in pattern.basis(precision):
+                if (used[0] @ (precision @ e).abs() * used[1]).any():
+                    return True
+    return False
+
+
+def _cross_information(
+    left: FeatureExpansion, right: FeatureExpansion, groups: Sequence[Group]
+) -> Float[Tensor, "*b F F"]:
+    """Σ C[c,c′] ∘ (M P M′ᵀ) of two layers of the same features."""
+    total = 0
+    for statistics, noise in groups:
+        pattern = statistics.pattern
+        m, other = (pattern.select(layer.directions) for layer in (left, right))
+        precision = pattern.precision(noise.precision)
+        grams = statistics.feature_grams(left, right)
+        for gram, e in zip(grams, pattern.basis(precision), strict=True):
+            total = total + gram * (m @ (precision @ e) @ other.mT)
+    return total
+
+
+# The algebra of fixed fields times scales: A = I + Σ_g Σ_i w_gi G_gi ∘ s sᵀ.
+
+
+@dataclass(frozen=True)
+class Scaled(NormalEquations):
+    """Features s_f u_f(x) of fixed fields u_f, under noise that is independent between outputs.
+
+    With w_i the precision of value i of an observation, and (H_n u_f)_i that value of the field,
+
+        A = I + Σ_i w_i G_i ∘ s sᵀ ,    (G_i)_ff′ = Σ_n (H_n u_f(x_n))_i (H_n u_f′(x_n))_i .
+    """
+
+    expansion: ScaledExpansion
+    groups: Sequence[Group]
+
+    def evidence(self) -> Evidence:
+        return self._evidence(*MaskedInvQuadLogdet.apply(self._b, *self._parts))
+
+    def posterior(self, mean):
+        factor = psd_safe_cholesky(masked_sum(self._parts))
+        solved, evidence = solve_with(factor, self._b, mean, self._evidence)
+        weights = mean_and_response(solved)
+        return PrimalPosterior(self.expansion.general(), *weights, factor), evidence
+
+    @cached_property
+    def _b(self) -> Float[Tensor, "*b F 1+p"]:
+        return right_hand_sides(self.expansion.general(), self.groups)
+
+    @cached_property
+    def _parts(self) -> list[Tensor]:
+        """G, s and w for every value of the observations of every group."""
+        parts, scales = [], self.expansion.scales.unsqueeze(-1)
+        for statistics, noise in self.groups:
+            grams = statistics.kept(lambda own: _grams(own, self.expansion.fixed), self._key)
+            weights = noise.precision.diagonal(dim1=-1, dim2=-2)
+            for gram, weight in zip(grams, weights.unbind(-1), strict=True):
+                parts += [gram, scales, weight[..., None, None]]
+        return parts
+
+    @property
+    def _key(self) -> tuple[Tensor, Tensor]:
+        return self.expansion.units, self.expansion.columns
+
+    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        return evidence_of([*map(noise_terms, self.groups)], explained, logdet)
+
+
+@torch.no_grad()
+def _grams(statistics: Statistics, fields: FeatureExpansion) -> list[Float[Tensor, "F F"]]:
+    """G_i for every value i of an observation."""
+    grams = []
+    for weights in torch.eye(statistics.pattern.num_values, dtype=torch.float64):
+        unit = Noise(torch.diag(weights), torch.diag(weights), torch.zeros(()))
+        gram = information(fields, [Group(statistics, unit)])
+        gram.diagonal().sub_(1)
+        grams.append(gram)
+    return grams
+
+
+def is_diagonal(noise: Noise) -> bool:
+    """Whether the noise is independent between the values of an observation."""
+    precision = noise.precision.detach()
+    return torch.equal(precision, torch.diag_embed(precision.diagonal(dim1=-1, dim2=-2)))
+
+
+# The algebra of separable kernels, primal and dual.
+
+
+@dataclass(frozen=True)
+class Kronecker(NormalEquations):
+    """The algebra of separable kernels: A = I + SCS ⊗ G, G = LᵀΣ⁻¹L."""
+
+    expansion: KroneckerExpansion
+    group: Group
+
+    @cached_property
+    def _equations(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return kronecker_equations(self.expansion, *self.group)
+
+    def evidence(self) -> Evidence:
+        *equations, outputs = self._equations
+        quad, logdet = KroneckerInvQuadLogdet.apply(*equations)
+        return self._evidence(outputs @ quad @ outputs.mT, logdet)
+
+    def posterior(self, mean):
+        *equations, outputs = self._equations
+        if equations[1].requires_grad:  # eigenvectors of equal eigenvalues: no derivative
+            return Primal(self.expansion.general(), [self.group]).posterior(mean)
+        solution = Solution.of(*equations)
+        explained = outputs @ solution.quad @ outputs.mT
+        evidence = self._evidence(explained, solution.blocks.logdet())
+        theta = solution.combine(outputs.mT @ evidence.contrast(mean))
+        response = Response(solution.p, solution.u, solution.u.mT @ outputs[..., 1:, 1:].mT)
+        weights = self.expansion, theta, response
+        return KroneckerPosterior(*weights, solution.u, solution.blocks), evidence
+
+    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        return evidence_of([noise_terms(self.group)], explained, logdet)
+
+
+@dataclass(frozen=True)
+class KroneckerDual(NormalEquations):
+    """The dual algebra of separable kernels, for whole vectors at fewer points than columns.
+
+    With Ψ = φS and the noise T⁻¹T⁻ᵀ = Σ, the covariance of the vectors that T multiplies is
+    I + ΨΨᵀ ⊗ G, G = T L (T L)ᵀ.
+    """
+
+    expansion: KroneckerExpansion
+    x: Float[Tensor, "*b N d"]
+    y: Float[Tensor, "*b N p"]
+    noise: Noise
+
+    @cached_property
+    def _rows(self) -> Float[Tensor, "*b N M"]:
+        """Ψ."""
+        return self.expansion.phi.values(self.x.double()) * self.expansion.scales.mT
+
+    @cached_property
+    def _whitening(self) -> Float[Tensor, "*b p p"]:
+        """T."""
+        factor = torch.linalg.cholesky(self.noise.covariance)
+        eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        return torch.linalg.solve_triangular(factor, eye, upper=False)
+
+    @cached_property
+    def _equations(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """ΨΨᵀ, G, and Y Tᵀ and 1, where V has the columns [vec Y, 1⊗I]."""
+        rows, mixing = self._rows, self._whitening @ self.expansion.mixing
+        whitened = self.y @ self._whitening.mT
+        return rows @ rows.mT, mixing @ mixing.mT, whitened, torch.ones_like(self.y[..., :1])
+
+    def evidence(self) -> Evidence:
+        return self._evidence(*KroneckerInvQuadLogdet.apply(*self._equations))
+
+    @property
+    def _differentiated(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self._equations)
+
+    @property
+    def _blocks(self) -> tuple[Float[Tensor, "*b p p"], EigenBlocks]:
+        """The eigenvectors of G, and (I + λ_j ΨΨᵀ)⁻¹."""
+        covariance, g, *_ = self._equations
+        eigenvalues, u = torch.linalg.eigh(g)
+        return u, EigenBlocks.of(covariance, eigenvalues.clamp_min(0))
+
+    def solve(self, v: Float[Tensor, "*b N*p k"]) -> Float[Tensor, "*b N*p k"]:
+        """The inverse of the observations' covariance times v."""
+        if self._differentiated:
+            return self._written_out.solve(v)
+        u, blocks = self._blocks
+        outputs = self._whitening.mT @ u
+        rows = torch.einsum("...npk,...pj->...jkn", v.unflatten(-2, self.y.shape[-2:]), outputs)
+        return torch.einsum("...jkn,...pj->...npk", blocks.solve(rows), outputs).flatten(-3, -2)
+
+    def posterior(self, mean):
+        if self._differentiated:
+            return self._written_out.posterior(mean)
+        *_, whitened, ones = self._equations
+        u, blocks = self._blocks
+        solution = Solution.with_blocks(u, blocks, whitened, ones)
+        evidence = self._evidence(solution.quad, blocks.logdet())
+        alpha = solution.combine(self._outputs.mT @ evidence.contrast(mean))
+        mixing = self._whitening @ self.expansion.mixing
+        theta = self._rows.mT @ alpha.unflatten(-2, whitened.shape[-2:]).squeeze(-1) @ mixing
+        constants = solution.p @ self._rows, mixing.mT @ u, u.mT @ self._whitening
+        eigenvalues, u = torch.linalg.eigh(mixing.mT @ mixing)
+        inverse = DualBlocks(eigenvalues.clamp_min(0), blocks.mu, self._rows.mT @ blocks.v)
+        theta = theta.flatten(-2).unsqueeze(-1)
+        weights = self.expansion, theta, Response(*constants)
+        return KroneckerPosterior(*weights, u, inverse), evidence
+
+    def _evidence(self, quad: Tensor, logdet: Tensor) -> Evidence:
+        quad = self._outputs @ quad @ self._outputs.mT
+        return Evidence(quad, logdet + self.y.shape[-2] * self.noise.logdet)
+
+    @property
+    def _outputs(self) -> Float[Tensor, "*b 1+p 1+p"]:
+        """1 ⊕ Tᵀ, by which the columns of V come from [vec Y Tᵀ, 1⊗I]."""
+        outputs = pad(self._whitening.mT, (1, 0, 1, 0))
+        outputs[..., 0, 0] = 1
+        return outputs
+
+    @property
+    def _written_out(self) -> Dual:
+        """The same equations with a row for each value, which can be differentiated."""
+        return dual_of_vectors(self.expansion, self.x, self.y, self.noise)
+
+
+def kronecker_equations(
+    expansion: KroneckerExpansion, statistics: Statistics, noise: Noise
+) -> tuple[
+    Float[Tensor, "*b M M"],
+    Float[Tensor, "*b r r"],
+    Float[Tensor, "*b M r"],
+    Float[Tensor, "*b M 1"],
+    Float[Tensor, "*b 1+p 1+r"],
+]:
+    """S C S, G = LᵀΣ⁻¹L, Z, s and E, where A = I + SCS ⊗ G and B = [vec Z, s⊗I] Eᵀ."""
+    scales, mixing = expansion.scales, expansion.mixing
+    whitened = noise.precision @ mixing  # Σ⁻¹L
+    gram = scales * statistics.gram * scales.mT
+    cross = scales * (statistics.cross @ whitened)
+    sums = scales * statistics.column_sum.unsqueeze(-1)
+    outputs = pad(whitened, (1, 0, 1, 0))  # 1 ⊕ Σ⁻¹L
+    outputs[..., 0, 0] = 1
+    return gram, mixing.mT @ whitened, cross, sums, outputs
+
+
+# Which algebra serves an expansion and observations.
+
+
+def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
+    """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
+
+    `whole` tells whether the observations are whole vectors with one noise: those of a separable
+    kernel have p blocks of size N.
+    """
+    if whole and has_blocks(expansion):
+        return num_points**3 * expansion.num_outputs < expansion.cholesky_cost
+    return (num_points * expansion.num_outputs) ** 3 < expansion.cholesky_cost
+
+
+def has_blocks(expansion: Expansion) -> bool:
+    """Whether K + I⊗Σ has blocks that are cheaper: one Cholesky factor of it takes (N p)³/3
+    operations, the eigendecomposition of the blocks about 10 N³."""
+    return isinstance(expansion, KroneckerExpansion) and expansion.num_outputs > 2
+
+
+def normal_equations(
+    expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[Rows] = ()
+) -> NormalEquations:
+    """The normal equations of groups and dense rows.
+
+    The Kronecker form applies to whole vectors with one noise and without dense rows, that of fixed
+    fields to noise that is independent between outputs.
+    """
+    one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
+    if one_noise and isinstance(expansion, KroneckerExpansion):
+        return Kronecker(expansion, groups[0])
+    independent = all(is_diagonal(group.noise) for group in groups) and not dense_rows
+    if independent and isinstance(expansion, ScaledExpansion):
+        return Scaled(expansion, groups)
+    return Primal(expansion.general(), groups, dense_rows)
+
+
+def whole_vectors(observations: Sequence[Observations]) -> bool:
+    """Whether observations are whole vectors with one noise."""
+    first, *others = observations
+    return not others and first.pattern.complete and first.weight is None
+
+
+def dual_equations(
+    expansion: Expansion,
+    observations: PointObservations,
+    further: Sequence[DenseRows],
+    noises: Noises,
+    delta: Float[Tensor, "p p"] | None,
+) -> NormalEquations:
+    """The dual algebra of observations at points, with δ in their noise, and of further rows."""
+    parts = observations.observations
+    if not parts:
+        return Dual(expansion, DenseRows.concatenate(further))
+    if has_blocks(expansion) and whole_vectors(parts) and not further:
+        (part,) = parts
+        noise = noises[part.key.label] + (0 if delta is None else delta)
+        if is_regular(noise):  # rows below need K + I⊗Σ to be positive definite only
+            return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))
+    truncated = None if delta is None else (delta, torch.zeros_like(delta))
+    rows = DenseRows.of(observations, expansion, noises, truncated)
+    return Dual(expansion, DenseRows.concatenate([rows, *further]))
+
+
+def equations_of_vectors(
+    expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
+) -> NormalEquations:
+    """The normal equations of vectors y at x, in the cheaper of the two algebras."""
+    expansion, y = expansion.double(), y.double()
+    if not prefers_dual(expansion, x.shape[-2]):
+        return normal_equations(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
+    if has_blocks(expansion):
+        return KroneckerDual(expansion, x, y, noise)
+    return dual_of_vectors(expansion, x, y, noise)

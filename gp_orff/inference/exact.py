@@ -1,0 +1,551 @@
+"""Inference by the exact kernel, and which positions the prior cannot tell apart."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Bool, Float, Int
+from linear_operator import to_dense
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.noise import GroupNoise, Noise, Noises, group_noise, is_regular
+from gp_orff.data.observations import (
+    LinearObservations,
+    Observations,
+    PointObservations,
+    block_diagonal,
+)
+from gp_orff.data.patterns import GroupKey
+from gp_orff.data.sites import Nodes, Scatter, SiteMeans, across_sites, merged_at, site_labels
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.inference.equations import dense_evidence, dense_posterior, mean_and_response
+from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
+from gp_orff.inference.features import Inference, Posterior, Residuals
+from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by
+from gp_orff.inference.tiles import Tiles, covariance_of_tiles, tiled_evidence
+from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.pairs import in_closed_form
+from gp_orff.kernels.tree import space_of, terms
+from gp_orff.symbols.base import Identity
+
+# Which positions a prior cannot tell apart: the reach of the sites that are merged.
+
+
+_SHARE = 1e-6  # of the variance, that the field may change within a site
+_OF_NOISE = 0.01  # likewise, over the noise variance of the site's mean
+_SAVING = 0.8  # positions that differ are merged if at most that share of the numbers is left
+_MOST_INPUTS = 16  # with more, only equal positions are merged
+_BASES, _HALVINGS, _STEPS = 4, 40, 2  # positions at which lags are tried; lags, √2 apart
+_NUMBERS = 2**23  # of covariances that are held at a time
+_WIDEST, _BISECTIONS = 2.0**20, 2  # of a site, over what the prior cannot tell apart
+_RECORDS = 8  # of a site, of which the change of the field within it is told
+
+
+@torch.no_grad()
+def merge_distance(
+    kernel: Kernel, noises: Noises, data: Dataset, count: float = 1.0
+) -> tuple[float, ...]:
+    """The largest lags r along each axis, at which the prior cannot tell positions apart.
+
+    Up to r, every component has
+
+        K(0) − K(r) ≤ max(10⁻⁶ K(0), 10⁻² σ²/count) ,
+
+    with the noise variance σ² of the records of least noise, and `count` of them at a site.
+
+    Args:
+        kernel: the prior.
+        noises: Σ by the label of the group.
+        data: observations, whose box limits the lags.
+        count: the records at a site.
+    """
+    if data.num_inputs > _MOST_INPUTS:
+        return (0.0,) * data.num_inputs
+    low, high = np.array(data.survey.box).T
+    bases = torch.cat([part.x for part in data.survey.sample])
+    bases = bases[:: -(-len(bases) // _BASES)]
+    change = _OF_NOISE * min(data.local_noises(noises).values()) / count
+    factors = 2.0 ** (-torch.arange(_HALVINGS * _STEPS, 0, -1).to(bases) / _STEPS)
+    extents = torch.diag(torch.from_numpy(high - low).to(bases))
+    lags = factors[:, None] * extents.unsqueeze(-2)  # (d, L, d): along each axis in turn
+    inward = 1 - 2 * (bases > torch.from_numpy(0.5 * (low + high)).to(bases)).to(bases)
+    bases, moved = bases[:, None, None, :], lags * inward[:, None, None, :]
+    told = _told_apart(kernel, bases, bases + moved, change)
+    lengths = []
+    for axis, apart in enumerate(told.any(0)):
+        indistinct = int(apart.int().argmax()) if apart.any() else len(factors)
+        lengths.append(lags[axis, indistinct - 1, axis].item() if indistinct else 0.0)
+    return tuple(lengths)
+
+
+def _told_apart(
+    kernel: Kernel, x: Float[Tensor, "B 1 1 d"], z: Float[Tensor, "B d L d"], permitted: float
+) -> Bool[Tensor, "B d L"]:
+    """Whether the prior tells the positions z from x: K(0) − K(x − z) exceeds what is permitted."""
+
+    together = max(1, _NUMBERS // kernel.num_outputs_per_input(x, x) ** 2)
+
+    def variances(a: Tensor, b: Tensor) -> Float[Tensor, "*s p"]:
+        pairs = [points.reshape(-1, 1, points.shape[-1]).split(together) for points in (a, b)]
+        blocks = [to_dense(kernel(*some)) for some in zip(*pairs, strict=True)]
+        diagonals = torch.cat([block.diagonal(dim1=-1, dim2=-2) for block in blocks])
+        return diagonals.unflatten(0, a.shape[:-1])
+
+    at_x, at_z = variances(x, x), variances(z, z)
+    change = 0.5 * (at_x + at_z) - variances(x.expand_as(z), z)
+    return (change > (_SHARE * at_x).clamp_min(permitted)).any(-1)
+
+
+def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
+    """The reach of the sites, by axis, that are merged under a prior; None if none are.
+
+    A distance that the user gives holds in the directions of space; other inputs, such as time,
+    are merged where the prior cannot tell them apart. Without it, positions that differ are merged
+    where this saves a fifth of the numbers: all others stay exactly as they are; or within the
+    `width` that was chosen for these data.
+    """
+    given = data.repeats.distance
+    if given == 0 or not all(is_regular(noises[key.label]) for key in data.keys):
+        return None
+    equal = (0.0,) * data.num_inputs
+    reach = merge_distance(kernel, noises, data)
+    if data.repeats.width > 1:
+        return tuple(data.repeats.width * length for length in reach)
+    count = _records_at_a_site(data, reach)
+    reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
+    if given is not None:
+        space = space_of(kernel, data.num_inputs)
+        return tuple(given if axis in space else length for axis, length in enumerate(reach))
+    merged = sum(map(len, map(np.unique, _labels(data, reach))))
+    return reach if merged <= _SAVING * sum(map(len, data.observations)) else equal
+
+
+def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> Dataset:
+    """The data with sites just so wide that their means are no more than `most` numbers."""
+    reach = merge_distance(kernel, noises, data)
+
+    def size(width: float) -> int:
+        labels = _labels(data, [width * length for length in reach])
+        pairs = zip(data.observations, labels, strict=True)
+        return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs)
+
+    low, high = 1.0, 2.0
+    while size(high) > most and high < _WIDEST:
+        low, high = high, 2 * high
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if size(middle) > most else (low, middle)
+    return replace(data, repeats=replace(data.repeats, width=high))
+
+
+@torch.no_grad()
+def changes_within(
+    kernel: Kernel, noises: Noises, reach: Sequence[float], data: Dataset, levels: int = 0
+) -> tuple[Float[Tensor, "m"], ...]:
+    """The changes c of the field within the sites of every group, over the noise variance.
+
+    The mean f̄ of the field at the records of a site is not its value at their mean position x̄;
+    c = Var[f̄ − f(x̄)] / σ² under the prior, of up to eight records across the site. A mean of
+    weight W has the noise variance σ² (1/W + c). Where sites are halved, c is that within the
+    parts: Var[f̄ − Σ_k s_k f(x_k)] for their shares s_k and mean positions x_k.
+
+    Args:
+        kernel: the prior.
+        noises: Σ by the label of the group.
+        reach: (d), the size of a site along each axis.
+        data: the observations.
+        levels: how many times the sites are halved, as in `Nodes.of`.
+    """
+    return tuple(_changes(kernel, noises, part, reach, levels) for part in data.observations)
+
+
+def _changes(
+    kernel: Kernel, noises: Noises, part: Observations, reach: Sequence[float], levels: int
+) -> Float[Tensor, "m"]:
+    labels = site_labels(part, reach)
+    site = torch.from_numpy(labels).to(part.x.device)
+    counts = site.bincount()
+    changes = torch.zeros_like(counts, dtype=part.x.dtype)
+    several = (counts > 1).nonzero().squeeze(-1)
+    if not len(several):
+        return changes
+    first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
+    ranks = torch.arange(_RECORDS).to(site)
+    spaced = ranks * (counts - 1) // (_RECORDS - 1)  # with those at both ends
+    spaced = torch.where(counts > _RECORDS, spaced, ranks.clamp_max(counts - 1))
+    rows = across_sites(part.x, site, reach)[first + spaced]
+    weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
+    weight = weight[rows] * (ranks < counts)
+    weight = weight / weight.sum(-1, keepdim=True)
+    nodes = _nodes(part.x[rows], weight, reach, levels)
+    x = torch.cat([part.x[rows], nodes[0]], dim=-2)
+    signs = torch.cat([weight, -nodes[1]], dim=-1)  # f̄ − Σ_k s_k f(x_k)
+    size = x.shape[-2]
+    covariance = to_dense(kernel(x, x)).unflatten(-1, (size, -1)).unflatten(-3, (size, -1))
+    covariance = torch.einsum("mi,mipjq,mj->mpq", signs, covariance, signs)
+    variances = part.take(rows[:, 0]).apply_to_covariance(covariance).diagonal(dim1=-1, dim2=-2)
+    noise = group_noise(part.key, noises).diagonal().mean()
+    changes[several] = variances.mean(-1).clamp_min(0.0) / noise
+    return changes
+
+
+def _nodes(
+    x: Float[Tensor, "m r d"], weight: Float[Tensor, "m r"], reach: Sequence[float], levels: int
+) -> tuple[Float[Tensor, "m k d"], Float[Tensor, "m k"]]:
+    """The nodes of sites of r records each, and their shares: 0 for those that a site has not."""
+    site, record = weight.nonzero(as_tuple=True)
+    nodes = Nodes.of(x[site, record], weight[site, record], site, reach, levels)
+    counts = nodes.site.bincount()
+    rank = torch.arange(len(nodes.site)).to(site) - (counts.cumsum(0) - counts)[nodes.site]
+    places = x[:, :1].repeat(1, 2**levels, 1).index_put((nodes.site, rank), nodes.x)
+    shares = weight.new_zeros(places.shape[:2]).index_put((nodes.site, rank), nodes.share)
+    return places, shares
+
+
+def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:
+    """Whether a reach is more than twice what is permitted, along any axis."""
+    return any(length > 2 * most for length, most in zip(reach, permitted, strict=True))
+
+
+def _labels(data: Dataset, reach: Sequence[float]) -> list[Int[np.ndarray, "n"]]:
+    return [site_labels(part, reach) for part in data.observations]
+
+
+def _records_at_a_site(data: Dataset, reach: Sequence[float]) -> float:
+    """Σ r² / Σ r over sites with r records: the records at the site of an average record."""
+    counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
+    return float((counts**2).sum() / counts.sum())
+
+
+# Inference by the exact kernel.
+
+
+class Whitened(NamedTuple):
+    """Data under every kernel of a batch: the factors L of their covariances, and L⁻¹V."""
+
+    factor: Float[Tensor, "*b M M"]
+    half: Float[Tensor, "*b M 1+p"]
+    evidence: Evidence
+
+
+Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
+"""(data, levels) ↦ the changes of the field within the sites of every group, or within the parts
+of sites that are halved, over the noise variance."""
+
+_LEVELS = 2  # of sites that are halved
+_MUCH_CHANGE = 0.01  # of the field within a site, over the noise variance of its mean
+
+
+@dataclass(frozen=True)
+class ExactInference(Inference):
+    """Inference by the exact kernel: one Cholesky factorisation of an M×M matrix.
+
+    Repeated positions are merged: the matrix has a row for each value at a site.
+    """
+
+    data: Dataset
+    reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
+    changes: Changes | None = None  # of the field within the sites; None: they are negligible
+
+    @classmethod
+    def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
+        """Inference on the sites that the prior cannot divide, or that the user asked for."""
+        reach = None if data.tracks else reach_of_sites(kernel, noises, data)
+        if not (data.repeats.changes and reach is not None and any(reach)):
+            return cls(data, reach)
+        detached = {label: noise.detach() for label, noise in noises.items()}
+        return cls(data, reach, partial(changes_within, kernel, detached, reach))
+
+    @cached_property
+    def _sites(self) -> list[Int[np.ndarray, "n"]]:
+        """The site of every record of every group."""
+        parts = self.data.observations
+        if self.reach is None:
+            return [np.arange(len(part)) for part in parts]
+        return [site_labels(part, self.reach) for part in parts]
+
+    @cached_property
+    def _means(self) -> tuple[list[Observations], list[Scatter]]:
+        """The means at the sites of every group, whose noise is that of their records."""
+        if self.reach is None:
+            return self.data.observations, []
+        return merged_at(self.data.observations, self._sites)
+
+    @cached_property
+    def _merged(self) -> tuple[list[Observations], list[Scatter]]:
+        """The same, where the changes of the field within sites count as noise of the means."""
+        means, scatter = self._means
+        if self.changes is not None:
+            means = _with_changes(means, self._changes_of_sites)
+        return means, scatter
+
+    @cached_property
+    def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:
+        return [torch.zeros(1)] if self.changes is None else self.changes(self.data)
+
+    @cached_property
+    def observed(self) -> Sequence[LinearObservations]:
+        points = [PointObservations(self._merged[0])] if self._merged[0] else []
+        return (*points, *(part.condensed for part in self.data.tracks), *self.data.symbol_data)
+
+    @cached_property
+    def resolved(self) -> Sequence[LinearObservations]:
+        """The observations for a posterior: where the field changes by much of the noise of a mean
+        within its site, the mean is one of four parts, and what changes within these is noise.
+
+        As noise of its own, the change within a site hides what the mean tells of the field there:
+        variances near readings would be up to three times too large.
+        """
+        divided = self._divided
+        if not any(own.any() for own in divided):
+            return self.observed
+        halved = self.changes(self.data, levels=_LEVELS)
+        changes = [
+            torch.where(own, less, change)
+            for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
+        ]
+        means = _with_changes(self._means[0], changes)
+        return (SiteMeans(means, self._nodes(divided)), *self.observed[1:])
+
+    @cached_property
+    def _divided(self) -> list[Bool[Tensor, "m"]]:
+        """Whether the field changes within a site by much of the noise of its mean."""
+        if self.changes is None:
+            return []
+        pairs = zip(self._means[0], self._changes_of_sites, strict=True)
+        return [
+            (1.0 if part.weight is None else part.weight) * change > _MUCH_CHANGE
+            for part, change in pairs
+        ]
+
+    def _nodes(self, divided: Sequence[Bool[Tensor, "m"]]) -> list[Nodes]:
+        """The parts of all sites, of which some are halved."""
+        nodes = []
+        for part, labels, own in zip(self.data.observations, self._sites, divided, strict=True):
+            weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
+            site = torch.from_numpy(labels).to(part.x.device)
+            nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS, own))
+        return nodes
+
+    @property
+    def size(self) -> int:
+        """M, the rows of the matrix: the numbers that decide the cost. Means of numbers along
+        directions count as the whole vectors that are averaged."""
+        vectors = sum(part.num_averaged for part in self.data.tracks)
+        return vectors + sum(
+            len(part.values)
+            for part in self.observed
+            if not (isinstance(part, TrackObservations) and part.num_averaged)
+        )
+
+    @property
+    def mean_change(self) -> float:
+        """The mean change of the field within the sites, over the noise variance."""
+        return torch.cat(list(self._changes_of_sites)).mean().item()
+
+    @property
+    def note(self) -> str:
+        """A sentence on what is merged; empty if nothing is."""
+        before = sum(map(len, self.data.observations))
+        after = sum(map(len, self._merged[0]))
+        if after == before:
+            return ""
+        places = "one place" if after == 1 else f"{after} places"
+        reach = ", ".join(f"{length:.3g}" for length in self.reach)
+        within = f", within {reach} along each input," if any(self.reach) else ""
+        return f"{before} records at {places}{within} were merged; merge=0 keeps all apart"
+
+    def stale(self, kernel: Kernel, noises: Noises) -> bool:
+        """Whether the prior tells apart positions that were merged since it could not."""
+        repeats = self.data.repeats
+        if repeats.distance is not None or self.reach is None or not any(self.reach):
+            return False
+        indistinct = merge_distance(kernel, noises, self.data)
+        return exceeds(self.reach, [repeats.width * length for length in indistinct])
+
+    @cached_property
+    def _tiles(self) -> Tiles:
+        return Tiles.of([*self._merged[0], *(part.means for part in self.data.tracks)])
+
+    def of(self, data):
+        return replace(self, data=data)
+
+    def prepare(self) -> None:
+        _ = self.observed
+
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        if self._in_tiles(kernel):
+            parts = self._design(noises), self._noise_by_group(noises)
+            evidence = tiled_evidence(kernel, self._tiles, *parts)
+        else:
+            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+        return self._with_scatter(evidence, noises)
+
+    def serves_batches(self, kernel: Kernel) -> bool:
+        """Whether `in_batches` serves the data: vectors and components of the field, each a number
+        of its own, under a kernel in closed form."""
+        single = not self.data.tracks and not self.data.symbol_data and not self._merged[1]
+        return single and self.resolved is self.observed and in_closed_form(kernel)
+
+    @torch.no_grad()
+    def in_batches(self, kernel: Kernel, noises: Noises) -> Whitened:
+        """The evidence under every kernel of a batch, each with its noise."""
+        covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+        factor, design = cholesky(covariance), self._design(noises)
+        half = torch.linalg.solve_triangular(factor, design, upper=False)
+        seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+        evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
+        return Whitened(factor, half, evidence)
+
+    def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
+        """Cov[H f, f(x)] under every kernel of a batch."""
+        return self._tiles.cross(kernel, x, terms(kernel)[0].num_outputs)
+
+    def _in_tiles(self, kernel: Kernel) -> bool:
+        """Whether every number is one of a single point, and the covariance needs no graph."""
+        single = all(part.one_by_one for part in self.data.tracks) and not self.data.symbol_data
+        return single and _is_plain(kernel, self._merged[0])
+
+    def _noise_by_group(self, noises: Noises) -> list[Tensor]:
+        """The noise of every group, at each point or of all numbers of tracks."""
+        groups = [
+            group.noise(GroupNoise(group_noise(group.key, noises))) for group in self._merged[0]
+        ]
+        return groups + [part.noise_covariance(noises) for part in self.data.tracks]
+
+    @torch.no_grad()
+    def posterior(self, kernel, noises, mean):
+        covariance, design = self._lower(kernel, noises), self._design(noises)
+        with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
+            warnings.simplefilter("ignore", NumericalWarning)
+            factor, solved, evidence = dense_posterior(covariance, design, mean)
+        alpha = mean_and_response(solved)
+        distribution = ExactPosterior(kernel, self.resolved, noises, factor, *alpha, Identity(), ())
+        keys = [part.key for part in self.data.observations]
+        group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
+        return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
+
+    def _lower(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        """Cov[H f] plus the covariance of the noise, on and below the diagonal."""
+        if self.resolved is self.observed and self._in_tiles(kernel):
+            return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+        return observed_covariance(kernel, self.resolved) + _noise(self.resolved, noises)
+
+    @torch.no_grad()
+    def covariance(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        """Cov[H f] plus the covariance of the noise."""
+        return _symmetric(self._lower(kernel, noises))
+
+    @torch.no_grad()
+    def prior_covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
+        """Cov[H f]."""
+        if self.resolved is self.observed and self._in_tiles(kernel):
+            return _symmetric(self._tiles.covariance(kernel))
+        return _symmetric(observed_covariance(kernel, self.resolved))
+
+    def constants(self, noises: Noises) -> Float[Tensor, "M p"]:
+        """H: the constant mean of each output as the rows of `covariance` observe it."""
+        num_outputs = next(iter(noises.values())).shape[-1]
+        return torch.cat([part.design(num_outputs)[:, 1:] for part in self.resolved])
+
+    @torch.no_grad()
+    def residuals(self, posterior):
+        if self.data.tracks or self.data.symbol_data:
+            return None
+        return dict(self._latent(posterior))
+
+    @torch.no_grad()
+    def latent_of_sites(self, posterior):
+        if self.changes is None or self.data.tracks or self.data.symbol_data:
+            return None
+        return dict(self._latent(posterior))
+
+    def _latent(self, posterior: Posterior) -> Iterator[tuple[GroupKey, Residuals]]:
+        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
+        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; the
+        residual of a record is larger by y − ȳ."""
+        field: ExactPosterior = posterior.distribution
+        inverse, start = torch.cholesky_inverse(field.factor), 0
+        for part, labels, means in zip(
+            self.data.observations, self._sites, self._means[0], strict=True
+        ):
+            noise = means.noise(posterior.noises[means.key])
+            span = slice(start, start + means.y.numel())
+            width, start = means.y.shape[-1], span.stop
+            alpha = field.alpha[span].unflatten(0, (-1, width))
+            blocks = inverse[span, span].unflatten(0, (-1, width)).unflatten(2, (-1, width))
+            blocks = blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+            site = torch.from_numpy(labels).to(part.x.device)
+            residual = part.y - means.y[site] + (noise @ alpha)[site].squeeze(-1)
+            yield part.key, Residuals(residual, (noise - noise @ blocks @ noise)[site])
+
+    def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
+        """The evidence of all records from that of the means at the sites."""
+        sites = (
+            scatter.terms(Noise.of(group_noise(scatter.key, noises))) for scatter in self._merged[1]
+        )
+        blocks = (part.scatter_terms(noises) for part in self.data.tracks)
+        return evidence.with_scatter(chain(sites, blocks))
+
+    def _covariance_and_design(
+        self, kernel: Kernel, noises: Noises
+    ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
+        """Cov[H f] plus the covariance of the noise, and V."""
+        covariance = observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
+        return covariance, self._design(noises)
+
+    def _design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
+        num_outputs = next(iter(noises.values())).shape[-1]
+        return torch.cat([part.design(num_outputs) for part in self.observed])
+
+
+def _noise(observed: Sequence[LinearObservations], noises: Noises) -> Float[Tensor, "M M"]:
+    """The covariance of the noise."""
+    return block_diagonal([part.noise_covariance(noises) for part in observed])
+
+
+def _with_changes(
+    means: Sequence[Observations], changes: Sequence[Float[Tensor, "m"]]
+) -> list[Observations]:
+    """The means with the noise σ² (1/W + c), for the changes c within their sites."""
+    return [
+        part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
+        for part, change in zip(means, changes, strict=True)
+    ]
+
+
+def has_covariance(kernel: Kernel, data: Data) -> bool:
+    """Whether the kernel has a covariance in closed form, not only a spectral density."""
+    if not all(term.factor.closed_form for term in terms(kernel)):
+        return False
+    x = torch.tensor([[low for low, _ in data.box]]).to(next(kernel.parameters()))
+    try:
+        with torch.no_grad():
+            kernel(x, x).to_dense()
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _symmetric(lower: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
+    """The symmetric matrix with this lower triangle."""
+    return lower.tril() + lower.tril(-1).mT
+
+
+def _is_plain(kernel: Kernel, observations: Sequence[Observations]) -> bool:
+    """Whether only leaves of the graph, the parameters of one kernel, determine Cov[H f]."""
+    fixed = [tensor for part in observations for tensor in (part.x, part.direction)]
+    return (
+        not kernel.batch_shape
+        and all(parameter.is_leaf for parameter in kernel.parameters())
+        and not any(tensor is not None and tensor.requires_grad for tensor in fixed)
+    )

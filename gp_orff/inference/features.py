@@ -1,0 +1,599 @@
+"""Inference by features: random ones, those of a grid, or of a large grid by iterations."""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.dataset import Data
+from gp_orff.data.noise import GroupNoise, Noise, Noises, group_noise, noises_of
+from gp_orff.data.observations import PointObservations
+from gp_orff.data.patterns import GroupKey
+from gp_orff.data.statistics import FieldStatistics
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.features.assemble import (
+    check_domain,
+    expand,
+    expand_terms,
+    num_features,
+    require_separate,
+)
+from gp_orff.features.columns import Columns
+from gp_orff.features.draws import Draw
+from gp_orff.features.expansion import Expansion
+from gp_orff.features.grid import MOST_DENSE
+from gp_orff.features.lattice import LatticeColumns
+from gp_orff.features.near_zero import with_constants
+from gp_orff.features.truncation import truncated_variance
+from gp_orff.inference.equations import (
+    DenseRows,
+    Group,
+    NormalEquations,
+    Primal,
+    Rows,
+    TrackRows,
+    dual_equations,
+    normal_equations,
+    prefers_dual,
+    whole_vectors,
+)
+from gp_orff.inference.iterative import Iterative
+from gp_orff.inference.iterative_system import Accuracy
+from gp_orff.inference.posteriors import (
+    FieldDistribution,
+    PlusConstant,
+    PlusWhite,
+    UnknownMean,
+    WeightPosterior,
+    check,
+    plus_white,
+)
+from gp_orff.inference.quadratic import Evidence
+from gp_orff.kernels.tree import spectra_of, terms
+from gp_orff.symbols.base import Identity, Symbol
+
+# Evidence and posterior of data under a kernel: what every kind of inference gives.
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The posterior of a field, with its evidence."""
+
+    distribution: FieldDistribution  # of the field without its mean
+    evidence: Evidence
+    noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
+
+    def under(self, mean: Float[Tensor, "p"] | None) -> FieldDistribution:
+        """The distribution under a constant mean; without one, where the mean is not known and
+        the posterior has that of largest evidence."""
+        if mean is not None:
+            return self.distribution
+        smooth, delta = self.distribution.split()
+        return plus_white(UnknownMean(smooth, self.evidence.mean_root()), delta)
+
+
+class Residuals(NamedTuple):
+    """Of observations of a group: y − H E[f], and H Cov[f] Hᵀ, which is also the covariance of the
+    residual without its noise."""
+
+    residual: Float[Tensor, "n v"]
+    covariance: Float[Tensor, "n v v"]
+
+    def take(self, rows: slice) -> "Residuals":
+        """Those of some observations."""
+        return Residuals(self.residual[rows], self.covariance[rows])
+
+
+class Inference(ABC):
+    """Data of a field; its mean is a constant that the caller chooses."""
+
+    data: Data
+
+    @abstractmethod
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        """The evidence, differentiable in the hyperparameters."""
+
+    @abstractmethod
+    def posterior(
+        self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
+    ) -> Posterior:
+        """The posterior under a constant mean; if None, under that of largest evidence."""
+
+    def residuals(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
+        """The residuals of every group of the data under their posterior, where they follow from
+        the matrix that was factorised; None elsewhere."""
+        return None
+
+    def latent_of_sites(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
+        """Where the field changes within sites: y − E[ℓ] and Cov[ℓ] of every group, for the latent
+        vector ℓ that the records of a site have in common; None elsewhere."""
+        return None
+
+    @abstractmethod
+    def of(self, data: Data) -> "Inference":
+        """The same inference with other data."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Visit the data if one visit serves all hyperparameters; invalid data raise here."""
+
+    def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        """Whether predictions at x are accurate; raises where the rule cannot make them so."""
+        return True
+
+    def serves(self, symbol: Symbol | None) -> bool:
+        """Whether the representation has an image under this symbol; None for the field itself."""
+        return True
+
+    def require(self, symbol: Symbol | None) -> None:
+        """Raise a NotImplementedError if the representation does not serve the symbol."""
+        if not self.serves(symbol):
+            raise NotImplementedError(
+                f"{type(symbol).__name__} needs the frequencies along every input, got a grid that "
+                "sums over those along constant inputs; give a domain with an extent along them, "
+                "such as Grid.for_data(x, domain=...), or Grid(..., sum_constant=False)"
+            )
+
+    @property
+    def truncated_share(self) -> float:
+        """The share of the variance that the representation may truncate."""
+        return 0.0
+
+    def left_out(
+        self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
+        """The truncated variance of a symbol: white, and common to all points; None if none."""
+        return None
+
+    def with_constants(self, kernel: Kernel, expansion: Expansion) -> Expansion:
+        """The features of a grid, and those of the constants of absolute potentials after them."""
+        return expansion
+
+    def apply(
+        self,
+        symbol: Symbol,
+        distribution: FieldDistribution,
+        kernel: Kernel,
+        space: Sequence[int],
+    ) -> FieldDistribution:
+        """The distribution of a symbol of the field. White noise has no image under a symbol, which
+        has a truncated variance of its own."""
+        self.require(symbol)
+        truncated = self.left_out(symbol, kernel, space)
+        image = distribution.split()[0].apply(symbol, space)
+        if truncated is None:
+            return image
+        delta, common = truncated
+        return PlusWhite(PlusConstant(image, common) if common.any() else image, delta)
+
+    def of_terms(
+        self, kernel: Kernel, chosen: Sequence[int]
+    ) -> tuple["Inference", Expansion | None]:
+        """Inference on the frequencies of the `chosen` terms of a sum of kernels, and the features
+        of the sum, in which the directions of all other terms are zero; None without features."""
+        return self, None
+
+    def stale(self, kernel: Kernel, noises: Noises) -> bool:
+        """Whether the hyperparameters have left the range that this inference serves."""
+        return False
+
+    @property
+    def note(self) -> str:
+        """A sentence on the data, for the report; empty if there is nothing to say."""
+        return ""
+
+    @property
+    def num_values(self) -> float:
+        return self.data.num_values
+
+    def log_density(
+        self, evidence: Evidence, mean: Float[Tensor, "*b p"] | None, restricted: bool = False
+    ) -> Float[Tensor, "*b"]:
+        """log p(y) of all data from what a kernel gives for it; without a `mean`, under the
+        constant mean of largest evidence, or, if `restricted`, with the constant mean integrated
+        out."""
+        if restricted and mean is None:
+            density = evidence.restricted_log_density(self.num_values)
+        else:
+            density = evidence.log_density(mean, self.num_values)
+        return density + self.data.elbo_correction
+
+
+def log_marginal_likelihood(
+    inference: Inference,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    mean: Float[Tensor, "p"] | None,
+    restricted: bool = False,
+) -> Float[Tensor, ""]:
+    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence, or, if
+    `restricted`, with the constant mean integrated out."""
+    evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
+    return inference.log_density(evidence, mean, restricted)
+
+
+# Inference by features: random ones, or those of a frequency grid.
+
+
+@dataclass(frozen=True)
+class FeatureInference(Inference):
+    """Inference by features; statistics of columns that do not move are computed once."""
+
+    data: Data
+    draws: Sequence[Draw]
+    known: FieldStatistics | None = None  # of the shared columns, if computed
+
+    def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
+        expansion, delta = self._expansion_and_delta(kernel)
+        statistics = self._statistics_unless_dual(expansion)
+        equations = self._equations(kernel, noises, expansion, delta, statistics)
+        return self._with_scatter(equations.evidence(), noises, statistics)
+
+    @torch.no_grad()
+    def posterior(self, kernel, noises, mean):
+        expansion, delta = self._expansion_and_delta(kernel)
+        statistics = self._statistics_unless_dual(expansion)
+
+        def solve(
+            features: Expansion, columns: Tensor | None = None
+        ) -> tuple[WeightPosterior, Evidence]:
+            """The posterior of the expansion, or of a part of it that has some of its columns."""
+            every = statistics is None or columns is None
+            sums = statistics if every else statistics.select(columns)
+            return self._equations(kernel, noises, features, delta, sums).posterior(mean)
+
+        weights, evidence = solve(expansion)
+        points = torch.cat([part.x for part in self.data.survey.sample])
+        check(weights, expansion, lambda *half: solve(*half)[0], points)
+        group_noises = self._group_noises(noises, delta, statistics)
+        evidence = self._with_scatter(evidence, noises, statistics)
+        return Posterior(plus_white(weights, delta), evidence, group_noises)
+
+    @torch.no_grad()
+    def primal(self, kernel: Kernel, noises: Noises) -> Primal | None:
+        """The normal equations of the weights, of statistics alone; None where others serve."""
+        expansion, delta = self._expansion_and_delta(kernel)
+        statistics = self._statistics_unless_dual(expansion)
+        if statistics is None or self.data.tracks:
+            return None
+        equations = self._equations(kernel, noises, expansion, delta, statistics)
+        return equations if isinstance(equations, Primal) and not equations.rows else None
+
+    def _with_scatter(
+        self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None
+    ) -> Evidence:
+        """The evidence of all readings along tracks; where statistics of tracks are used, it is
+        that."""
+        written_out = self.data.tracks if statistics is None else self._along_directions
+        if not written_out:
+            return evidence
+        return evidence.with_scatter(part.scatter_terms(noises) for part in written_out)
+
+    @torch.no_grad()
+    def num_features(self, kernel: Kernel) -> int:
+        """F at the present hyperparameters."""
+        return expand(kernel, self.draws, self.data.num_inputs).num_features
+
+    def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
+        if self._has_shared_columns:
+            return not self.draws[0].shared.outside(x).any()
+        check_domain(kernel, self.draws, self._corners, x)
+        return True
+
+    def serves(self, symbol):
+        if symbol is None or isinstance(symbol, Identity):
+            return True
+        return not (self._has_shared_columns and self.draws[0].shared.constant.any())
+
+    @torch.no_grad()
+    def written_out(self, kernel: Kernel) -> bool:
+        """Whether the dual algebra is used: every observation has its own truncated variance."""
+        return self.prefers_dual_algebra(expand(kernel, self.draws, self.data.num_inputs))
+
+    @property
+    def truncated_share(self) -> float:
+        return self.draws[0].shared.tolerance.item() if self._has_shared_columns else 0.0
+
+    def stale(self, kernel: Kernel, noises: Noises) -> bool:
+        """Whether a lengthscale has left the range that the frequencies serve."""
+        return any(
+            draw.ratio_outside_range(spectra_of(term))
+            for draw, term in zip(self.draws, terms(kernel), strict=True)
+        )
+
+    def of(self, data):
+        return replace(self, data=data, known=None)
+
+    def prepare(self) -> None:
+        if self._has_shared_columns:
+            _ = self.statistics
+
+    @cached_property
+    def statistics(self) -> FieldStatistics:
+        """The statistics of the shared columns."""
+        if self.known is not None:
+            return self.known
+        return self.data.statistics(self.draws[0].shared_columns())
+
+    @torch.no_grad()
+    def statistics_of(self, kernel: Kernel) -> FieldStatistics:
+        """The statistics at the present hyperparameters."""
+        return self._statistics_of(self._expansion_and_delta(kernel)[0])
+
+    def _statistics_of(self, expansion: Expansion) -> FieldStatistics:
+        return self.statistics if self._has_shared_columns else self.data.statistics(expansion.phi)
+
+    def truncated(
+        self, kernel: Kernel, expansion: Expansion | None = None
+    ) -> Float[Tensor, "p p"] | None:
+        """δ: the variance that a grid truncates at every point; None if none."""
+        variances = truncated_variance(Identity(), kernel, self.draws, (), expansion)
+        return None if variances is None else variances[0]
+
+    @torch.no_grad()
+    def truncation_ratios(self, kernel: Kernel, noises: Noises) -> dict[GroupKey, float]:
+        """δ over the noise variance, by group, for an observation of mean weight."""
+        delta = self.truncated(kernel)
+        variance = 0.0 if delta is None else delta.diagonal().mean().item()
+        return {key: variance / noise for key, noise in self.data.local_noises(noises).items()}
+
+    def left_out(self, symbol, kernel, space):
+        variances = truncated_variance(symbol, kernel, self.draws, space)
+        if variances is None or not (symbol.is_absolute and self._observes_constants):
+            return variances
+        return variances[0], torch.zeros_like(variances[1])  # the features have the constant
+
+    def with_constants(self, kernel, expansion):
+        return with_constants(expansion, terms(kernel), self.draws)
+
+    @property
+    def _observes_constants(self) -> bool:
+        """Whether the data tell something of the constants of potentials."""
+        return any(part.symbol.is_absolute for part in self.data.symbol_data)
+
+    def of_terms(self, kernel, chosen):
+        every = terms(kernel)
+        require_separate(every, self.draws, chosen)
+        summands = [
+            term if i in chosen else term.scaled(torch.zeros_like(term.outputscale))
+            for i, term in enumerate(every)
+        ]
+        expansion = expand_terms(summands, self.draws, self.data.num_inputs).double().general()
+        if self._observes_constants:
+            expansion = with_constants(expansion, summands, self.draws)
+        return replace(self, draws=[self.draws[i] for i in chosen]), expansion
+
+    def prefers_dual_algebra(self, expansion: Expansion) -> bool:
+        """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
+        anew."""
+        if not self.data.revisitable:
+            return False
+        if self.data.tracks:  # whose columns are averaged anew
+            return self.num_values <= MOST_DENSE < expansion.num_features
+        points = self.num_values / expansion.num_outputs
+        points = (2 if self._has_shared_columns else 1) * points
+        if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
+            return False
+        whole = whole_vectors(self.data.observations) and not self.data.symbol_data
+        return prefers_dual(expansion, points, whole)
+
+    def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
+        """The statistics; None where the dual algebra is cheaper."""
+        return None if self.prefers_dual_algebra(expansion) else self._statistics_of(expansion)
+
+    @cached_property
+    def _point_observations(self) -> PointObservations:
+        return PointObservations(self.data.observations)
+
+    def _equations(
+        self,
+        kernel: Kernel,
+        noises: Noises,
+        expansion: Expansion,
+        delta: Float[Tensor, "p p"] | None,
+        statistics: FieldStatistics | None,
+    ) -> NormalEquations:
+        """The normal equations, with the truncated variance in the noise of each observation."""
+        for part in self.data.symbol_data:
+            self.require(part.symbol)
+        symbol_data = [
+            DenseRows.of(part, expansion, noises, self.left_out(part.symbol, kernel, part.space))
+            for part in self.data.symbol_data
+        ]
+        if statistics is None:
+            rows = symbol_data + self._rows_of_tracks(expansion, noises, delta)
+            return dual_equations(expansion, self._point_observations, rows, noises, delta)
+        noise = self._group_noises(noises, delta, statistics)
+        groups = [
+            Group(group, Noise.of(noise[key].weighted)) for key, group in statistics.groups.items()
+        ]
+        rows: list[Rows] = [*symbol_data]
+        if self.data.tracks:  # their statistics change with the noise
+            expansion = expansion.general()
+            groups += self._groups_of_tracks(statistics.phi, noises, delta)
+            rows += self._directed_rows(expansion, noises, delta)
+        return self.normal_equations(expansion, groups, rows)
+
+    def normal_equations(
+        self, expansion: Expansion, groups: Sequence[Group], rows: Sequence[Rows]
+    ) -> NormalEquations:
+        """The algebra of groups of statistics and of dense rows."""
+        return normal_equations(expansion, groups, rows)
+
+    def _group_noises(
+        self,
+        noises: Noises,
+        delta: Float[Tensor, "p p"] | None,
+        statistics: FieldStatistics | None,
+    ) -> dict[GroupKey, GroupNoise]:
+        """The noise of every group; in statistics, δ has weights as Σ has."""
+        if statistics is None:
+            keys = [part.key for part in self.data.observations]
+            return {key: GroupNoise(group_noise(key, noises), delta) for key in keys}
+        return {
+            key: GroupNoise(group_noise(key, noises, delta, group.masses, group.count))
+            for key, group in statistics.groups.items()
+        }
+
+    def _groups_of_tracks(
+        self, phi: Columns, noises: Noises, delta: Float[Tensor, "p p"] | None
+    ) -> list[Group]:
+        """Statistics of tracks in which their noise is the unit matrix."""
+        groups = []
+        for number, part in enumerate(self._of_vectors):
+            averages = self._averages[number] if self._has_shared_columns else part.averages(phi)
+            unit = Noise.of(torch.eye(part.y.shape[-1]).to(part.y))
+            groups.append(Group(part.statistics(phi, averages, noises, delta), unit))
+        return groups
+
+    def _directed_rows(
+        self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
+    ) -> list[TrackRows]:
+        """The rows of readings along directions: moments of their block means do not add up."""
+        rows = []
+        for number, part in enumerate(self._along_directions):
+            shared = self._has_shared_columns
+            averages = self._directed[number] if shared else part.averages_along(expansion.phi)
+            rows.append(TrackRows.of(part, expansion, averages, noises, delta))
+        return rows
+
+    def _rows_of_tracks(
+        self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
+    ) -> list[DenseRows]:
+        truncated = None if delta is None else (delta, torch.zeros_like(delta))
+        return [DenseRows.of(part, expansion, noises, truncated) for part in self.data.tracks]
+
+    @cached_property
+    def _averages(self) -> list[list[Float[Tensor, "b t k"]]]:
+        """The shared columns averaged over the blocks of tracks, in batches, for each group."""
+        return [part.averages(self.draws[0].shared_columns()) for part in self._of_vectors]
+
+    @cached_property
+    def _directed(self) -> list[Float[Tensor, "M p*T"]]:
+        """The shared columns times directions, averaged over the blocks of tracks."""
+        phi = self.draws[0].shared_columns()
+        return [part.averages_along(phi) for part in self._along_directions]
+
+    @property
+    def _of_vectors(self) -> list[TrackObservations]:
+        return [part for part in self.data.tracks if part.direction is None]
+
+    @property
+    def _along_directions(self) -> list[TrackObservations]:
+        return [part for part in self.data.tracks if part.direction is not None]
+
+    @property
+    def _corners(self) -> Float[Tensor, "2 d"]:
+        return torch.tensor(self.data.box, dtype=torch.float64).mT
+
+    @property
+    def _has_shared_columns(self) -> bool:
+        return self.draws[0].shared_columns() is not None
+
+    def _expansion_and_delta(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
+        if not self._has_shared_columns:
+            check_domain(kernel, self.draws, self._corners)
+        expansion = expand(kernel, self.draws, self.data.num_inputs).double()
+        delta = self.truncated(kernel, expansion)
+        if self._observes_constants:
+            expansion = self.with_constants(kernel, expansion)
+        return expansion, delta
+
+
+# Inference by the features of a large frequency grid, without their matrix.
+
+
+_MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
+_MOST_PRODUCTS = 1.5e11  # of the covariance that follows from it: 10 s on one core
+_LARGEST = 20_000  # features: their matrix takes 3 GiB, its factorisation about 40 s on two cores
+_MATRICES = 5  # of F² numbers, which variances at many points need at a time
+_USUAL_MEMORY = 2**33  # bytes, where the system does not tell
+
+
+@dataclass(frozen=True)
+class IterativeInference(FeatureInference):
+    """Inference by features on a lattice, whose memory grows with F and not with F².
+
+    The mean of the weights and variances at chosen points are solutions of linear systems, to the
+    tolerances of `accuracy`; log|A| is estimated, and the evidence has its standard error.
+
+    Args:
+        data, draws, known: as for `FeatureInference`; the frequencies of a grid.
+        accuracy: tolerances, and numbers of random vectors.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> from gp_orff.data.dataset import Dataset
+        >>> from gp_orff.data.reading import Options, read
+        >>> from gp_orff.features.assemble import draw
+        >>> from gp_orff.inference.features import IterativeInference
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> x = torch.rand(400, 2, generator=generator, dtype=torch.float64)
+        >>> data = Dataset.in_memory(read(x, torch.sin(9 * x), 2, Options()))
+        >>> kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
+        >>> draws = draw(kernel, gp_orff.Grid.for_data(x))
+        >>> noises = {"": 0.01 * torch.eye(2, dtype=torch.float64)}
+        >>> posterior = IterativeInference(data, draws).posterior(kernel, noises, None)
+        >>> posterior.distribution.mean(x).shape
+        torch.Size([400, 2])
+    """
+
+    accuracy: Accuracy = field(default_factory=Accuracy)
+
+    def prefers_dual_algebra(self, expansion) -> bool:
+        return False
+
+    def normal_equations(self, expansion, groups, rows):
+        return Iterative(expansion.general(), groups, rows, self.accuracy)
+
+
+@torch.no_grad()
+def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
+    """Inference by features: by factorisations where their matrices are small, else by iterations.
+
+    Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
+    holds, but at least 8192; and more values than a matrix with a row for each of them could hold,
+    or than their covariance could be made of it in about 10 s.
+
+    Raises:
+        ValueError: that is so with readings along tracks, for which there are no iterations.
+    """
+    features = num_features(kernel, draws)
+    on_grid = isinstance(draws[0].shared_columns(), LatticeColumns)
+    rows = data.num_values if data.revisitable else float("inf")
+    written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
+    if not data.tracks:  # for which there is nothing else
+        written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
+    most = most_factorised(next(kernel.parameters()).device)
+    dense = not on_grid or features <= most or written_out
+    if data.tracks and not dense:
+        raise ValueError(
+            f"expected at most {most} features for {rows:.0f} numbers along tracks, got "
+            f"{features}; give max_features={most}, or a coarser grid"
+        )
+    return (FeatureInference if dense else IterativeInference)(data, draws)
+
+
+def most_factorised(device: torch.device) -> int:
+    """The largest number of features whose normal equations are factorised."""
+    affordable = math.isqrt(_memory(device) // (2 * 8 * _MATRICES))
+    return max(MOST_DENSE, min(affordable, _LARGEST))
+
+
+def _memory(device: torch.device) -> int:
+    """The bytes of memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not every system has these
+        return _USUAL_MEMORY

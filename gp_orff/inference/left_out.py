@@ -1,0 +1,699 @@
+"""The field at readings that are left out, block by block, given the rest, in closed form."""
+
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, singledispatch
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gp_orff.data.dataset import Dataset, StatisticsOnly
+from gp_orff.data.noise import Noises
+from gp_orff.data.observations import Observations, PointObservations, with_rows
+from gp_orff.data.patterns import GroupKey
+from gp_orff.data.sites import merged, site_labels
+from gp_orff.data.statistics import FieldStatistics
+from gp_orff.data.track_reading import TrackObservations, along_tracks
+from gp_orff.data.tracks import BlockNoise, Track
+from gp_orff.features.assemble import expand
+from gp_orff.inference.along_tracks import (
+    Seen,
+    Signal,
+    block_means_under,
+    covariance_with_block_means,
+    in_components,
+    joint_covariance,
+    less_explained,
+    noise_of_blocks,
+    parameters_of,
+    precision_of_track,
+    residual_of_blocks,
+)
+from gp_orff.inference.equations import DenseRows, has_blocks, whole_vectors
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.exact_posterior import observed_covariance
+from gp_orff.inference.features import FeatureInference, Inference, Posterior, Residuals
+from gp_orff.inference.posteriors import FieldDistribution
+from gp_orff.inference.quadratic import Evidence, seen_by
+from gp_orff.inference.robust import StudentTNoise, residuals
+from gp_orff.kernels.base import cholesky
+from gp_orff.settings import check_features
+
+# Readings left out by blocks: for any inference, the posterior given the rest.
+
+
+class Block(NamedTuple):
+    """The readings of a block, by their `index`."""
+
+    name: Hashable
+    left_out: Bool[Tensor, "N"]  # that the posterior does not know
+    tested: Bool[Tensor, "N"]  # of these, the ones that are predicted
+
+    def to(self, device: torch.device) -> "Block":
+        """The same block on another device."""
+        return Block(self.name, self.left_out.to(device), self.tested.to(device))
+
+
+class LeftOut(NamedTuple):
+    """Readings of a group that are left out, and what the rest tells of the field there."""
+
+    part: Observations  # with nominal weights, and the `index` of every reading
+    mean: Float[Tensor, "n v"]  # E[H f], the constant mean included
+    variance: Float[Tensor, "n v"]  # Var[H f], the truncated variance included
+    joint: Callable[[], Float[Tensor, "n*v n*v"]]  # computes Cov[H f] of all these readings
+    noise: Float[Tensor, "n v"] | None = None  # its variance, where it is not that of the group
+    on_new_track: Bool[Tensor, "n"] | None = None  # of which no reading is known
+
+
+@singledispatch
+@torch.no_grad()
+def left_out(
+    inference: Inference,
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    blocks: Iterable[Block],
+) -> Iterator[list[LeftOut]]:
+    """The tested readings of every block, and the field there given all that are not left out.
+
+    Inference by features subtracts statistics, the exact kernel inverts one matrix; any other
+    inference is conditioned on the rest anew for every block. Learned weights of Student-t noise
+    stay as they are.
+
+    Args:
+        inference: of a `Dataset` in memory whose observations have an `index`, without symbols.
+        kernel: the prior.
+        noises: Σ by the label of the group.
+        mean: the constant mean; None where it is not known: that of largest evidence given the
+            rest, with its covariance.
+        blocks: on the device of the data.
+    """
+    for block in blocks:
+        rest = [part.take(~block.left_out[part.index]) for part in inference.data.visit()]
+        rest = Dataset.in_memory([part for part in rest if len(part)])
+        posterior = inference.of(rest).posterior(kernel, noises, mean)
+        yield predicted(inference.data, block, posterior, mean)
+
+
+def predicted(
+    data: Dataset, block: Block, posterior: Posterior, mean: Float[Tensor, "p"] | None
+) -> list[LeftOut]:
+    """The tested readings of a block, and the field there under a posterior given the rest."""
+    constant = posterior.evidence.best_mean() if mean is None else mean
+    field, results = posterior.under(mean), []
+    for part in data.unweighted().visit():
+        part = part.take(block.tested[part.index])
+        if len(part):
+            vectors = field.mean(part.x) + constant
+            joint = partial(_joint, part, field)
+            variance = _variance(part, field)
+            results.append(LeftOut(part, part.apply(vectors), variance, joint))
+    return results
+
+
+def _variance(part: Observations, field: FieldDistribution) -> Float[Tensor, "n v"]:
+    if part.direction is None:  # then H selects components
+        return part.apply(field.variance(part.x))
+    return part.apply_to_covariance(field.blocks(part.x)).diagonal(dim1=-1, dim2=-2)
+
+
+@torch.no_grad()
+def _joint(part: Observations, field: FieldDistribution) -> Float[Tensor, "n*v n*v"]:
+    return part.apply_to_joint(field.covariance(part.x))
+
+
+# Readings left out by blocks, from the covariance of all (dual algebra).
+#
+# With K = Cov[H f] + noise, V = [y, H(1⊗I_p)] and Q = K⁻¹V, the rows b of a block have, given all
+# others r,
+#
+#     Cov[y_b | y_r] = ([K⁻¹]_bb)⁻¹ ,    V_b − E[V_b | V_r] = ([K⁻¹]_bb)⁻¹ Q_b ,
+#     V_rᵀ K_rr⁻¹ V_r = Vᵀ Q − Q_bᵀ ([K⁻¹]_bb)⁻¹ Q_b ,
+#
+# and the last one gives the constant mean of largest evidence of the rest, and its covariance
+# (Rasmussen & Williams 2006, eqs. 5.10–5.12, for blocks and with a mean).
+
+
+_SPLIT = 2  # times as many rows as sites, beyond which conditioning on the rest is cheaper
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a covariance matrix, merged at sites if asked for, and the readings in each."""
+
+    readings: Sequence[Observations]  # nominal, a part for each group
+    groups: Sequence[Observations]  # merged, with weights
+    sites: Sequence[Int[Tensor, "n"]]  # of the readings of each part, among those of its group
+
+    @classmethod
+    def of(
+        cls,
+        data: Dataset,
+        reach: Sequence[float] | None = None,
+        kinds: Int[Tensor, "N"] | None = None,
+    ) -> "Rows":
+        """The rows of data; readings of one `kind` are merged that lie within one `reach`."""
+        readings, weighted = list(data.unweighted().visit()), list(data.visit())
+        if reach is None:
+            sites = [torch.arange(len(part), device=part.x.device) for part in readings]
+            return cls(readings, weighted, sites)
+        apart = (*reach, 0.0)
+        tagged = [
+            replace(part, x=torch.cat([part.x, kinds[part.index, None].to(part.x)], dim=-1))
+            for part in weighted
+        ]
+        sites = [torch.from_numpy(site_labels(part, apart)).to(part.x.device) for part in tagged]
+        groups = [replace(part, x=part.x[:, :-1]) for part in merged(tagged, apart)[0]]
+        return cls(readings, groups, sites)
+
+    @property
+    def observed(self) -> PointObservations:
+        return PointObservations(list(self.groups))
+
+    def __len__(self) -> int:
+        return sum(group.y.numel() for group in self.groups)
+
+    def within(self, block: Bool[Tensor, "N"]) -> Bool[Tensor, "M"]:
+        """The rows that are in a block."""
+        masks = []
+        for part, group, sites in zip(self.readings, self.groups, self.sites, strict=True):
+            inside = torch.zeros(len(group), dtype=torch.bool, device=sites.device)
+            inside[sites] = block[part.index]
+            masks.append(inside.repeat_interleave(group.y.shape[-1]))
+        return torch.cat(masks)
+
+    def predicted(
+        self,
+        tested: Bool[Tensor, "N"],
+        rows: Int[Tensor, "k"],
+        mean: Float[Tensor, "k"],
+        latent: Float[Tensor, "k k"],
+    ) -> list[LeftOut]:
+        """The tested readings, and the field there, from its mean and covariance at some rows."""
+        position = torch.zeros(len(self), dtype=torch.long, device=rows.device)
+        position[rows] = torch.arange(len(rows), device=rows.device)
+        first, results = 0, []
+        for part, group, sites in zip(self.readings, self.groups, self.sites, strict=True):
+            kept, values = tested[part.index], group.y.shape[-1]
+            columns = torch.arange(values, device=rows.device)
+            at = position[first + values * sites[kept].unsqueeze(-1) + columns]  # (n, v)
+            if kept.any():
+                joint = partial(_square, latent, at.flatten())
+                results.append(LeftOut(part.take(kept), mean[at], latent.diagonal()[at], joint))
+            first += group.y.numel()
+        return results
+
+
+def _square(matrix: Float[Tensor, "k k"], rows: Int[Tensor, "m"]) -> Float[Tensor, "m m"]:
+    """The matrix of some rows and columns."""
+    return matrix[rows[:, None], rows]
+
+
+@left_out.register
+@torch.no_grad()
+def _(inference: ExactInference, kernel, noises, mean, blocks):
+    blocks = list(blocks)
+    if not blocks:
+        return
+    rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
+    if inference.changes is not None or len(rows) > _SPLIT * inference.size:
+        yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)
+        return
+    covariance = observed_covariance(kernel, [rows.observed])
+    covariance = covariance + rows.observed.noise_covariance(noises)
+    yield from left_out_of_rows(rows, covariance, noises, mean, blocks)
+
+
+def left_out_of_rows(
+    rows: Rows,
+    covariance: Float[Tensor, "M M"],
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    blocks: Iterable[Block],
+) -> Iterator[list[LeftOut]]:
+    """The readings of every block, and the field there given all others, from K of all rows."""
+    design = rows.observed.design(next(iter(noises.values())).shape[-1])
+    factor = cholesky(covariance)
+    solved = torch.cholesky_solve(design, factor)
+    noise = rows.observed.noise_covariance(noises)
+    for block in blocks:
+        b = torch.nonzero(rows.within(block.left_out)).squeeze(-1)
+        unit = torch.zeros_like(covariance[:, : len(b)])
+        unit[b, torch.arange(len(b), device=b.device)] = 1.0
+        half = torch.linalg.solve_triangular(factor, unit, upper=False)
+        conditional = torch.cholesky_inverse(cholesky(half.mT @ half))
+        residual = conditional @ solved[b]
+        rest = torch.ones_like(design[:, 0], dtype=torch.bool).index_fill(0, b, False)
+        evidence = Evidence(
+            design.mT @ solved - solved[b].mT @ residual,
+            covariance.new_zeros(()),
+            seen_by(design[rest], covariance.diagonal()[rest]),
+        )
+        expected = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
+        latent = conditional - _square(noise, b)
+        if mean is None:
+            effect = residual[:, 1:] @ evidence.mean_root()
+            latent = latent + effect @ effect.mT
+        yield rows.predicted(block.tested, b, expected, latent)
+
+
+def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
+    """A number for each reading; two have the same one if they are in the same sets."""
+    words = np.random.default_rng(0).integers(0, 2**64, size=len(masks), dtype=np.uint64)
+    sums = np.zeros(len(masks[0]), dtype=np.uint64)
+    for word, mask in zip(words, masks, strict=True):
+        sums[mask.cpu().numpy()] += word  # modulo 2⁶⁴
+    numbers = np.unique(sums, return_inverse=True)[1]
+    return torch.from_numpy(numbers.ravel()).to(masks[0].device)
+
+
+# Readings along tracks one by one, of which some can be left out.
+
+
+@dataclass(frozen=True)
+class TrackReadings:
+    """The readings of a group along tracks, track after track, in the order of their times."""
+
+    single: TrackObservations  # in blocks of one reading
+    index: Int[Tensor, "N"]  # of each reading in the x that the user gave
+    span: float  # of the blocks that a model makes of them
+
+    @classmethod
+    def of(
+        cls, part: Observations, track: object, time: object, count: int, span: float
+    ) -> "TrackReadings":
+        """The readings of `part`, with the arguments of `along_tracks`."""
+        values = part.y.shape[-1]
+        numbered = replace(part, y=torch.cat([part.y, part.index[:, None].to(part.y)], dim=-1))
+        held = along_tracks(numbered, track, time, count, {part.key.label: 0.0})
+        index = held.y[:, values].long()
+        tracks = tuple(
+            replace(track, y=track.y[:, :values], squares=track.squares[:values])
+            for track in held.tracks
+        )
+        return cls(replace(held, tracks=tracks), index, span)
+
+    def take(self, rows: Bool[Tensor, "N"]) -> "TrackReadings":
+        """Some readings."""
+        kept = torch.nonzero(rows).squeeze(-1)
+        return replace(self, single=self.single.take(kept), index=self.index[kept])
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def observations(self) -> Observations:
+        """The readings as observations at single points."""
+        return replace(self.single.means, index=self.index)
+
+    @property
+    def in_blocks(self) -> TrackObservations:
+        """Block means of the readings, on the clock of all of them."""
+        return self.single.in_blocks(self.span)
+
+
+def rest_of(
+    readings: Sequence[TrackReadings], left_out: Bool[Tensor, "M"]
+) -> list[TrackObservations]:
+    """Block means of the readings that are not left out; `left_out` is by their `index`."""
+    rest = [part.take(~left_out[part.index]) for part in readings]
+    return [part.in_blocks for part in rest if len(part)]
+
+
+# Readings left out by blocks, for inference by features: their statistics are subtracted.
+
+
+@left_out.register
+@torch.no_grad()
+def _(inference: FeatureInference, kernel, noises, mean, blocks):
+    data = inference.data
+    expansion = expand(kernel, inference.draws, data.num_inputs).double()
+    cheap = has_blocks(expansion) and whole_vectors(data.observations)
+    if inference.prefers_dual_algebra(expansion) and not cheap:  # fewer numbers than features
+        rows = Rows.of(data)
+        delta = inference.truncated(kernel, expansion)
+        truncated = None if delta is None else (delta, torch.zeros_like(delta))
+        dense = DenseRows.of(rows.observed, expansion, noises, truncated)
+        covariance = dense.features @ dense.features.mT + dense.noise
+        yield from left_out_of_rows(rows, covariance, noises, mean, blocks)
+        return
+    total = inference.statistics_of(kernel)
+    for block in blocks:
+        parts = [part.take(block.left_out[part.index]) for part in data.visit()]
+        rest = total - FieldStatistics.of([part for part in parts if len(part)], total.phi)
+        known = StatisticsOnly(rest, None, data.survey)
+        with check_features(False):  # the model's own posterior is checked
+            conditioned = replace(inference, data=known, known=rest)
+            posterior = conditioned.posterior(kernel, noises, mean)
+        yield predicted(data, block, posterior, mean)
+
+
+# Readings along tracks left out by blocks: what the rest tells of the field, and of their noise.
+#
+# A reading of a track that is left out whole is one of a new track. Where other readings of its
+# track stay, they tell its offset, and something of its correlated noise.
+
+
+@torch.no_grad()
+def left_out_of_tracks(
+    inference: Inference,
+    readings: Sequence[TrackReadings],
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    blocks: Iterable[Block],
+) -> Iterator[list[LeftOut]]:
+    """As `left_out`, for readings along tracks: conditioning on the rest anew for every block.
+
+    Mean and variance are those of the field and of the noise that readings of a track share.
+    """
+    for block in blocks:
+        rest = rest_of(readings, block.left_out)
+        posterior = inference.of(Dataset.in_memory(rest)).posterior(kernel, noises, mean)
+        constant = posterior.evidence.best_mean() if mean is None else mean
+        given = {part.key: {track.label: track for track in part.tracks} for part in rest}
+        results = []
+        for part in readings:
+            tested = part.take(block.tested[part.index])
+            if len(tested):
+                known = given.get(part.single.key, {})
+                signal = Signal(posterior.under(mean), constant, noises, known)
+                results.append(of_signal(signal, tested))
+        yield results
+
+
+@torch.no_grad()
+def tracks_left_out(
+    inference: Inference,
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    tested: Iterable[TrackObservations],
+) -> Iterator[tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]]:
+    """Block means less their predictions from all other tracks, and the covariances of these.
+
+    Args:
+        inference: of a `Dataset` with tracks.
+        kernel, noises, mean: as for `left_out`.
+        tested: blocks of some tracks of these data; their tracks are left out whole, at once.
+    """
+    for part in tested:
+        names = {track.label for track in part.tracks}
+        rest = [
+            _without(held, names) if held.key == part.key else held
+            for held in inference.data.tracks
+        ]
+        data = replace(inference.data, tracks=tuple(held for held in rest if held.tracks))
+        posterior = inference.of(data).posterior(kernel, noises, mean)
+        constant = posterior.evidence.best_mean() if mean is None else mean
+        field, white = posterior.under(mean).split()
+        seen = block_means_under(field, part)
+        latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
+        truncated = None if white is None else (white, white)
+        yield (
+            residual_of_blocks(field, constant, part).flatten(),
+            latent + part.noise_covariance(noises, truncated),
+        )
+
+
+def _without(held: TrackObservations, names: Collection[str]) -> TrackObservations:
+    return replace(held, tracks=tuple(t for t in held.tracks if t.label not in names))
+
+
+def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
+    """The readings, with mean and variance of their signal, and the variance of its noise."""
+    single = readings.single
+    parameters = parameters_of(single, signal.noises)
+    white = (parameters.noise + parameters.block_variance).expand_as(single.y)
+    white = white if single.given is None else white + single.given.unsqueeze(-1)
+    joint = partial(signal.covariance, single)
+    mean, variance = signal.mean(single), signal.variance(single)
+    new = [single.y.new_full((len(t.y),), t.label not in signal.given) for t in single.tracks]
+    return LeftOut(readings.observations, mean, variance, joint, white, torch.cat(new).bool())
+
+
+# Leave-one-out residuals.
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Each observation against its prediction from all others: one row per point, in given order.
+
+    NaN stands where nothing was observed.
+
+    Attributes:
+        residual: the observation less its prediction from the others, (N, v), in the unit of y.
+        covariance: the covariance of the residual, noise included, (N, v, v), in squared units;
+            under Student-t noise with the scale Σ of the noise in the place of its covariance.
+        distance: rᵀ C⁻¹ r of residual r and covariance C, (N,).
+        p_value: the probability of a distance at least as large under the model, (N,); small for
+            outliers. The distance is χ² with as many degrees of freedom v as values, or v·F(v, ν)
+            under Student-t noise if the variance of the field is small beside the noise.
+        log_density: the Gaussian log density of each observation given all others, (N,); under
+            Gaussian noise their sum is a score of the model.
+        weight: E[w] of each observation under Student-t noise, (N,), small for outliers; else 1.
+    """
+
+    residual: Float[Tensor, "N v"]
+    covariance: Float[Tensor, "N v v"]
+    distance: Float[Tensor, "N"]
+    p_value: Float[Tensor, "N"]
+    log_density: Float[Tensor, "N"]
+    weight: Float[Tensor, "N"]
+
+    @classmethod
+    def empty(cls, count: int, values: int) -> "LeaveOneOut":
+        """NaN in every row, to be overwritten."""
+        shapes = [(values,), (values, values), (), (), (), ()]
+        nan = torch.tensor(math.nan, dtype=torch.float64)
+        return cls(*(nan.repeat(count, *shape) for shape in shapes))
+
+    def record(
+        self,
+        index: Int[Tensor, "n"],
+        columns: Int[Tensor, "v"],
+        residual: Float[Tensor, "n v"],
+        covariance: Float[Tensor, "n v v"],
+        weight: Float[Tensor, "n"],
+        tail: Callable[[Float[Tensor, "n"], int], Float[Tensor, "n"]],
+    ) -> None:
+        """Overwrite some rows; `tail(d, v)` is the probability of a distance of at least d."""
+        distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
+        log_normaliser = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
+        self.residual[index[:, None], columns] = residual.cpu()
+        self.covariance[index[:, None, None], columns[:, None], columns] = covariance.cpu()
+        self.distance[index] = distance.cpu()
+        self.p_value[index] = tail(distance.cpu(), len(columns))
+        self.log_density[index] = -0.5 * (distance + log_normaliser).cpu()
+        self.weight[index] = weight.cpu()
+
+
+@torch.no_grad()
+def leave_one_out(
+    pairs: Iterable[tuple[Observations, Observations]],
+    count: int,
+    models: Mapping[str, StudentTNoise],
+    posterior: Posterior,
+    noises: Noises,
+    mean: Float[Tensor, "p"],
+    sites: Mapping[GroupKey, Residuals] | None = None,
+) -> LeaveOneOut:
+    """Leave-one-out residuals of pairs (nominal, weighted) of observations.
+
+    The posterior is conditioned on the weighted ones, with noise covariance N. With e = y − H E[f]
+    and S = H Cov[f] Hᵀ of each observation,
+
+        r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N .
+
+    Covariance and density use the noise of the nominal ones. Where the field changes within sites,
+    e and S of every group are given as `sites`: those of what the records of a site have in common.
+
+    Raises:
+        ValueError: observations that the posterior was not conditioned on, or components of one
+            vector as separate observations.
+    """
+    result, pairs = None, list(pairs)
+    parts = [weighted for _, weighted in pairs]
+    known = [None] * len(parts) if sites is None else [row for _, row in with_rows(parts, sites)]
+    for (nominal, weighted), at_sites in zip(pairs, known, strict=True):
+        columns = torch.tensor(nominal.pattern.columns)
+        if result is None:
+            result = LeaveOneOut.empty(count, nominal.pattern.num_columns)
+        index = nominal.index.cpu()
+        if not result.weight[index].isnan().all():
+            raise ValueError(
+                "expected one observation for each point, got components of a vector with "
+                "noise of their own, which are several; give variances (N,) or noise (N,), or "
+                "cross_validate(x, y, blocks=range(len(x)))"
+            )
+        if at_sites is None:
+            residual, latent, noise = residuals(weighted, posterior, noises, mean)
+        else:
+            residual, latent, noise = *at_sites, posterior.noises[weighted.key]
+        noise_covariance = weighted.noise(noise)
+        if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
+            raise ValueError(
+                "expected observations that the model was conditioned on, one by one, got some at "
+                "which the field is less certain than the observation; pass the data of fit or "
+                "condition, and where the report tells that positions were merged, condition with "
+                "merge=0, or take cross_validate(x, y, blocks=range(len(x)))"
+            )
+        gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
+        residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
+        covariance = gain @ noise_covariance - noise_covariance + nominal.noise(noise)
+        model = models.get(nominal.key.label)
+        weight = torch.ones_like(residual[:, 0]) if weighted.weight is None else weighted.weight
+        weight = weight if nominal.weight is None else weight / nominal.weight
+        tail = chi_squared if model is None else model.tail
+        result.record(index, columns, residual, covariance, weight, tail)
+    return result
+
+
+def chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
+    """P(D ≥ distance) for D ~ χ² with `values` degrees of freedom."""
+    half = torch.tensor(0.5 * values, dtype=distance.dtype)
+    return torch.special.gammaincc(half, 0.5 * distance)
+
+
+# Every reading along tracks against its prediction from all others, from one posterior.
+#
+# A reading y of a block of n has y | ȳ ~ N(m, V), where m depends on the mean ȳ_b of its block by
+# A, and the block means have the density of N(μ, K). With ȳ_b = ((n − 1) z + y)/n, both together
+# are the density of y given all others, z among them:
+#
+#     Λ = (I − A/n)ᵀ V⁻¹ (I − A/n) + [K⁻¹]_bb/n² ,
+#     y − E[y | others] = Λ⁻¹ ((I − A/n)ᵀ V⁻¹ (y − m) + [K⁻¹(ȳ − μ)]_b/n) ,   Cov = Λ⁻¹ ,
+#
+# and n = 1 leaves the last terms. With R = Cov[n̄] of a track and C = Cov[H f | ȳ], K⁻¹ = R⁻¹ − R⁻¹
+# C R⁻¹ there. The truncated variance of a grid is shared by the readings of a block.
+
+
+_READINGS = 256  # at once
+
+
+@torch.no_grad()
+def leave_one_out_of_tracks(
+    inference: Inference,
+    readings: Sequence[TrackReadings],
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    count: int,
+) -> LeaveOneOut:
+    """Every one of `count` readings given all others; a trained mean is that of all of them."""
+    posterior = inference.posterior(kernel, noises, mean)
+    constant = posterior.evidence.best_mean() if mean is None else mean
+    pattern = readings[0].single.key.pattern
+    columns = torch.tensor(pattern.columns)
+    result = LeaveOneOut.empty(count, pattern.num_columns)
+    for part in readings:
+        blocks, first = part.in_blocks, 0
+        for single, track in zip(part.single.tracks, blocks.tracks, strict=True):
+            known = replace(blocks, tracks=(track,))
+            others = Others(posterior.distribution, constant, noises, known)
+            each = replace(part.single, tracks=(single,)).means
+            rows = torch.arange(len(single.y), device=single.y.device)
+            for some in rows.split(_READINGS):
+                residual, covariance = others.residuals(each.take(some), some)
+                index = part.index[first + some].cpu()
+                one = torch.ones_like(residual[:, 0])
+                result.record(index, columns, residual, covariance, one, chi_squared)
+            first += len(rows)
+    return result
+
+
+@dataclass(frozen=True)
+class Others:
+    """What all other readings tell of those of one track."""
+
+    distribution: FieldDistribution  # of the field without its mean, given all block means
+    constant: Float[Tensor, "p"]
+    noises: Noises
+    known: TrackObservations  # the blocks of the track
+
+    @property
+    def _track(self) -> Track:
+        return self.known.tracks[0]
+
+    @cached_property
+    def _noise(self) -> BlockNoise:
+        return noise_of_blocks(self.distribution, self.known, self.noises)
+
+    @cached_property
+    def _precision(self) -> Float[Tensor, "t t"]:
+        """R⁻¹."""
+        return precision_of_track(self._noise)
+
+    @cached_property
+    def _seen(self) -> Seen:
+        return block_means_under(self.distribution, self.known)
+
+    @cached_property
+    def _residual(self) -> Float[Tensor, "t v"]:
+        """ȳ − E[H f]."""
+        return residual_of_blocks(self.distribution, self.constant, self.known)
+
+    def residuals(
+        self, part: Observations, rows: Int[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]:
+        """Some readings, `rows` of the track, less their predictions from all others, and the
+        covariances of these."""
+        block, v = self._track.block[rows], part.pattern.num_values
+        eye, precision = torch.eye(v).to(part.y), in_components(self._precision, v)
+        shared = self._shared(rows)
+        gain = shared @ self._precision  # G = k R⁻¹
+        wide = in_components(gain, v)
+
+        numbers, field = len(wide), self.distribution.split()[0]
+        unexplained, vectors = less_explained(wide, part), part.pattern.num_outputs * len(part)
+
+        def rows_of(both: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v+m j"]:
+            return torch.cat([unexplained(both), both[vectors:]])
+
+        latent = joint_covariance(field, part.x, self._seen, rows_of)  # of h(x) − G H f, and of H f
+        explained = wide + latent[:numbers, numbers:] @ precision
+        solved = precision - precision @ latent[numbers:, numbers:] @ precision  # K⁻¹
+        variance = latent[:numbers, :numbers]
+
+        each, n = torch.arange(len(rows)).to(rows), self._noise.times.count[block, None, None]
+        own = self._noise.noise.total + self._noise.white + self._given(rows)
+        own = own - (gain * shared).sum(-1)
+        variance = _pick(variance, v, each, each) + own[:, None, None] * eye  # V
+        less_own = eye - _pick(explained, v, each, block) / n  # I − A/n
+        expected = part.apply(self.distribution.mean(part.x) + self.constant)
+        residual = part.y - expected - gain @ self._residual
+        of_block = (self._precision @ self._residual)[block].unsqueeze(-1) / n
+
+        several = n.flatten() > 1
+        information = _pick(solved, v, block, block) / n**2  # Λ
+        weighted = torch.zeros_like(information)
+        weighted[several] = torch.linalg.solve(variance[several], less_own[several]).mT
+        information = information + weighted @ less_own
+        covariance = torch.linalg.inv(information)
+        return (covariance @ (weighted @ residual.unsqueeze(-1) + of_block)).squeeze(-1), covariance
+
+    def _given(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n"] | float:
+        """The known noise variances of readings; 0 where there are none."""
+        return 0.0 if self._track.given is None else self._track.given[rows]
+
+    def _shared(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n t"]:
+        """k, the covariance of the noise of readings with that of the block means."""
+        noise, block = self._noise.noise, self._track.block[rows]
+        slow = self._track.clock[rows], self._track.clock, self._track.block
+        shared = covariance_with_block_means(noise, *slow)
+        white = (noise.noise + self._given(rows)) / self._noise.times.count[block]
+        own = noise.block_variance + self._noise.white + white
+        shared[torch.arange(len(rows)).to(rows), block] += own
+        return shared
+
+
+def _pick(
+    matrix: Float[Tensor, "m*v k*v"], v: int, rows: Int[Tensor, "n"], columns: Int[Tensor, "n"]
+) -> Float[Tensor, "n v v"]:
+    """Some blocks of a matrix."""
+    return matrix.unflatten(0, (-1, v)).unflatten(2, (-1, v))[rows, :, columns]

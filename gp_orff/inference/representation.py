@@ -1,0 +1,694 @@
+"""The representation of a kernel for some data: itself, a grid or random frequencies."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.noise import Noises, noises_of
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import GroupKey
+from gp_orff.data.sites import site_labels
+from gp_orff.data.statistics import FieldStatistics
+from gp_orff.data.survey import DataWarning
+from gp_orff.data.track_reading import require_none
+from gp_orff.features.assemble import draw, expand, num_features, term_spectra
+from gp_orff.features.chunked import Box, box_of, contains, corners, far_message, rounded, union
+from gp_orff.features.draws import Draw, Rule
+from gp_orff.features.grid import MOST_DENSE, Auto, Grid
+from gp_orff.features.grid_design import GridBudgetError, lengthscales
+from gp_orff.features.lattice import LatticeColumns
+from gp_orff.features.rings import HarmonicDraw
+from gp_orff.inference.exact import ExactInference, has_covariance, with_few_sites
+from gp_orff.inference.features import (
+    FeatureInference,
+    Inference,
+    IterativeInference,
+    feature_inference,
+    most_factorised,
+)
+from gp_orff.inference.robust import weighs
+from gp_orff.kernels.derivatives import at_zero
+from gp_orff.kernels.harmonic import HarmonicFactor
+from gp_orff.kernels.learned import has_learned_spectrum
+from gp_orff.kernels.tree import terms
+
+# A cache of one value that depends on hyperparameters.
+
+
+T = TypeVar("T")
+
+
+class Memo:
+    """A cache of one value, valid while its key and the hyperparameters stay the same."""
+
+    def __init__(self):
+        self._entry: tuple[object, list[Tensor], object] | None = None
+
+    def get(self, make: Callable[[], T], modules: Iterable[nn.Module], key: object = None) -> T:
+        parameters, entry = [p for module in modules for p in module.parameters()], self._entry
+        if entry is None or entry[0] != key or not _equal(entry[1], parameters):
+            self._entry = entry = (key, [p.detach().clone() for p in parameters], make())
+        return entry[2]
+
+
+def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
+    return len(before) == len(now) and all(map(torch.equal, before, now))
+
+
+# Statistics of many observations on a wide lattice, from which those of smaller grids follow.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The statistics of `data` on a lattice that serves a range of lengthscales."""
+
+    data: Data
+    grid: Grid
+    draws: Sequence[Draw]
+    statistics: StatisticsOnly
+
+    @classmethod
+    def of(cls, data: Data, draws: Sequence[Draw], grid: Grid) -> "Kept":
+        """One pass over the data."""
+        sums = data.statistics(draws[0].shared_columns().full_box())
+        return cls(
+            data, grid, draws, StatisticsOnly(sums, grid.domain, data.survey, data.symbol_data)
+        )
+
+    def serves(self, data: Data, kernel: Kernel, noises: Noises, grid: Grid) -> bool:
+        """Whether the lattice has the frequencies of a grid for these data."""
+        fits = data is self.data and contains(self.grid.domain, grid.domain)
+        fits &= grid.sum_constant or not self.draws[0].shared.constant.any()
+        return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
+
+    def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
+        """The statistics of the data on a part of the lattice; None for other frequencies."""
+        phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
+        lattices = isinstance(phi, LatticeColumns) and isinstance(wide, LatticeColumns)
+        if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
+            return None
+        inside = all(m <= most for m, most in zip(phi.modes, wide.modes, strict=True))
+        same = inside and torch.equal(phi.origin, wide.origin)
+        return self.statistics.field_statistics.on(phi) if same else None
+
+
+# What the data resolve: the tolerances that their noise asks of grids, and the boxes of these.
+
+
+COARSE_TOLERANCE, COARSE_FEATURES = 1e-2, 2000
+MOST_TRAINING = 4096  # features, by default, of searches
+PERIOD_OF_LEARNED = 2.0  # of grids, in extents: some waves of a learned spectrum are always long
+_SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance is used unchanged
+_SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
+_SHARE_OF_LEARNED = 0.1  # of a learned spectrum, whose short waves the data do not tell of
+_SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
+_MARGIN_OF_LEARNED = 0.25  # in the place of the lengthscale of a learned spectrum, in extents
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What data resolve of a kernel at its present hyperparameters.
+
+    Args:
+        kernel, data, noises: of the fit.
+        costly: whether features cost more than those of a lattice.
+        counts, resolved: caches of numbers of features.
+    """
+
+    kernel: Kernel
+    data: Data
+    noises: Noises
+    costly: bool
+    counts: Memo
+    resolved: Memo
+
+    @torch.no_grad()
+    def tolerance(self, rule: Grid) -> float:
+        """The tolerance that the noise of the data requires.
+
+        It is the rule's own where the noise variance is a thousandth of the signal variance, and
+        tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
+        noise variance: the data could not tell more of the truncated features. Of learned spectra,
+        whose shortest waves always have some of the variance, it is 10 %.
+        """
+        signal = sum(
+            at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
+            for term in terms(self.kernel)
+            if term.leaves
+        )
+        if not signal > 0:
+            return rule.tolerance
+        if not self.learns_spectrum:
+            return self._tolerance(rule, signal.item(), COARSE_TOLERANCE, _SHARE_OF_POSTERIOR)
+        # most of the variance may be that of few long waves: the features of all that is resolved
+        least = self._tolerance(rule, signal.item(), COARSE_TOLERANCE, _SHARE_OF_LEARNED)
+        return self._tolerance(rule, signal.item(), least, _SHARE_OF_LEARNED)
+
+    def _tolerance(self, rule: Grid, signal: float, counted: float, share: float) -> float:
+        """The tolerance that truncates a share of the posterior variance, which the number of
+        features of a grid of the tolerance `counted` tells."""
+        coarse = grid_for(rule, self.rounded_box, None, counted)
+        coarse = replace(coarse, max_features=COARSE_FEATURES)
+        counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
+        count = counts.get(lambda: self._count(coarse), [self.kernel], coarse)
+        posterior_to_noise = count / self.data.num_values
+        noise_to_signal = min(self.data.local_noises(self.noises, 1 / posterior_to_noise).values())
+        noise_to_signal /= signal
+        tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
+        largest = share * noise_to_signal * posterior_to_noise
+        least = _SHARE_OF_NOISE * noise_to_signal if self.costly else 1e-10
+        return max(min(tolerance, largest), least)
+
+    def _count(self, rule: Grid) -> int:
+        """F of a grid; the budget if the grid exceeds it."""
+        try:
+            return num_features(self.kernel, draw(self.kernel, rule, self.data.num_inputs))
+        except GridBudgetError:
+            return rule.max_features
+
+    @property
+    def learns_spectrum(self) -> bool:
+        """Whether curves of learned spectra are trained."""
+        return has_learned_spectrum(self.kernel, trained=True)
+
+    @property
+    def lengthscales(self) -> Float[np.ndarray, "d"]:
+        """The largest lengthscale of all kernels along each input; of learned spectra, which are
+        the same with others, at most a quarter of the extent."""
+        d = self.data.num_inputs
+        scales = lengthscales(term_spectra(self.kernel, d), d)
+        if not self.learns_spectrum:
+            return scales
+        low, high = np.array(self.data.box).T
+        most = np.where(high > low, _MARGIN_OF_LEARNED * (high - low), np.inf)
+        return np.minimum(scales, most)
+
+    @property
+    def rounded_box(self) -> Box:
+        """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
+        return rounded(self.data.box, 0.25 * self.lengthscales)
+
+    @property
+    def widened_box(self) -> Box:
+        """The data's box and on each side a lengthscale, but at least a quarter of the extent."""
+        low, high = np.array(self.data.box).T
+        margin = np.maximum(self.lengthscales, 0.25 * (high - low))
+        return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
+
+
+def grid_for(
+    rule: Grid,
+    domain: Box,
+    data: Box | None,
+    tolerance: float,
+    lengthscale_range: tuple[float, float] = (1.0, 1.0),
+    most: int = MOST_TRAINING,
+) -> Grid:
+    """The grid for a domain, within the rule's budget, or `most` features if it has none."""
+    limits = {"tolerance": tolerance, "max_features": rule.max_features or most}
+    return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
+
+
+# The exact kernel in the place of a grid: where it has few numbers, or few sites.
+
+
+MUCH_TRUNCATED = 0.1  # variance, over that of the noise
+_SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
+_MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
+MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
+_MOST_ON_SITES = 10**6  # numbers, of which sites are made
+MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
+_LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
+_LESS_THAN_WAVES = 1.0  # likewise, over what decaying waves truncate
+_MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of a reading
+_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
+
+
+@torch.no_grad()
+def exact_instead(
+    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float, weighs: bool = False
+) -> tuple[ExactInference, str] | None:
+    """Inference by the exact kernel, and why it is better than that on a grid; else None.
+
+    Iterations make every variance anew, and take thousands of products where the noise is small;
+    one factorisation of the covariance of some thousand numbers serves all of them, and truncates
+    nothing. Where these are not few enough, means over sites are, if the field hardly changes
+    within them. The arguments are those of `on_few_sites`.
+    """
+    data = inference.data
+    iterative = isinstance(inference, IterativeInference)
+    once = min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
+    tried = iterative and data.num_values <= MOST_REPEATED * once
+    if not (tried and has_covariance(kernel, data)):
+        return on_few_sites(inference, kernel, noises, most, weighs)
+    exact = ExactInference.merging(kernel, noises, data)
+    if exact.size > once:
+        exact = _on_sites_of_one_value(kernel, noises, data, most)
+    if exact is None:
+        return on_few_sites(inference, kernel, noises, most, weighs)
+    features = num_features(kernel, inference.draws)
+    return exact, (
+        f"exact kernel: the covariance of {exact.size:.0f} numbers takes one factorisation, "
+        f"{features} features would take iterations"
+    )
+
+
+def _on_sites_of_one_value(
+    kernel: Kernel, noises: Noises, data: Data, most: float
+) -> ExactInference | None:
+    """Inference on at most so many numbers at sites within which the field hardly changes; None
+    where these are more."""
+    if not _merges(data):
+        return None
+    sites = ExactInference.merging(kernel, noises, with_few_sites(kernel, noises, data, most))
+    unchanged = sites.mean_change <= _LESS * _SOME_TRUNCATED
+    return sites if unchanged and sites.size <= most else None
+
+
+@torch.no_grad()
+def on_few_sites(
+    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float, weighs: bool = False
+) -> tuple[ExactInference, str] | None:
+    """Inference by the exact kernel on sites, and why it is better than that on a grid; else None.
+
+    What a grid truncates is returned as white noise of each reading. It is correlated over its
+    wavelengths, so that dense readings do not average it out, and error bars near them are too
+    small. Sites are better where readings leave much of the box empty, and the field changes by
+    half as much within them, or less: their covariance is complete. Even readings average out what
+    is truncated, as white noise.
+
+    Under Student-t noise, readings of a site among which the field changes by more than the noise
+    would pass for outliers: then one reading of each site is kept, and the others are left out.
+    Decaying waves that would truncate more than the noise give way to every few readings, in given
+    order, of even ones too: shallow sources, which waves cannot hold, would pass for noise, and the
+    field be smoother than from fewer readings.
+
+    Args:
+        inference: on the grid.
+        kernel: the prior.
+        noises: Σ by the label of the group.
+        most: the largest number of means at sites.
+        weighs: whether Student-t noise weighs the readings.
+    """
+    data = inference.data
+    waves = any(isinstance(draw, HarmonicDraw) for draw in inference.draws)
+    if not (_merges(data) and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
+        return None
+    cut = max(inference.truncation_ratios(kernel, noises).values())
+    iterative = isinstance(inference, IterativeInference)
+    permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
+    shallow = waves and cut > _MUCH_CHANGE
+    even = not shallow and _share_of_box(data) > _EVEN
+    if cut <= permitted or even or not has_covariance(kernel, data):
+        return None
+    data = with_few_sites(kernel, noises, data, most)
+    sites = ExactInference.merging(kernel, noises, data)
+    if sites.size > most:
+        return None
+    if sites.mean_change > _MUCH_CHANGE and (weighs or shallow):
+        kept = every_few(data, most) if waves else one_of_each(data, sites.reach)
+        which = "every few readings one" if waves else "one reading of each"
+        return ExactInference.merging(kernel, noises, kept), (
+            f"exact kernel: a grid would truncate {cut:.2g} of the noise variance, and the field "
+            f"changes by {sites.mean_change:.2g} of it within sites that are few enough; {which} "
+            f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
+        )
+    if sites.mean_change > (_LESS_THAN_WAVES if waves else _LESS) * cut:
+        return None
+    return sites, (
+        f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
+        f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
+    )
+
+
+def _merges(data: Data) -> bool:
+    """Whether positions that differ may be merged: no distance is given, and no tracks."""
+    return isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
+
+
+def every_few(data: Dataset, most: float) -> Dataset:
+    """Every so many readings one, in given order, with their weights: no more than `most` numbers.
+
+    Unlike the readings of sites they are as close to each other, here and there, as all are, and
+    tell what lines differ by where they cross.
+    """
+    step = math.ceil(data.num_values / most)
+    return _kept(data, lambda part: torch.arange(0, len(part), step))
+
+
+def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
+    """The reading of each site that is nearest to the middle of its readings, with its weight."""
+    return _kept(data, lambda part: torch.from_numpy(_nearest_to_middle(part, reach)))
+
+
+def _kept(data: Dataset, rows_of: Callable[[Observations], Int[Tensor, "m"]]) -> Dataset:
+    """Those rows of every part, with their weights."""
+    parts, weights = [], []
+    for part, weight in zip(data.unweighted().visit(), data.all_weights(), strict=True):
+        rows = rows_of(part).to(part.x.device)
+        parts.append(part.take(rows))
+        weights.append(weight[rows])
+    kept = replace(Dataset.in_memory(parts).counting_memory(), symbol_data=data.symbol_data)
+    return kept if data.weights is None else replace(kept, weights=tuple(weights))
+
+
+def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.ndarray, "m"]:
+    site, x = site_labels(part, reach), part.x.cpu().numpy()
+    x = x / np.array([length or 1.0 for length in reach])
+    middle = np.zeros((site.max() + 1, x.shape[1]))
+    np.add.at(middle, site, x)
+    middle /= np.bincount(site)[:, None]
+    order = np.lexsort((np.square(x - middle[site]).sum(-1), site))
+    return np.sort(order[np.unique(site[order], return_index=True)[1]])
+
+
+def _share_of_box(data: Dataset) -> float:
+    """The share of cells with readings, where there are eight even readings for each cell."""
+    x = torch.cat([part.x for part in data.observations]).cpu().numpy()
+    x = x[:, np.ptp(x, axis=0) > 0]
+    count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
+    lattice = np.floor((x - x.min(0)) / np.ptp(x, axis=0) * count).clip(max=count - 1)
+    return len(np.unique(lattice, axis=0)) / count ** x.shape[-1]
+
+
+COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a search
+_FEW_FEATURES = 1000  # their cost is negligible
+_SCARCE = 10.0  # acceptable tolerance over the requested one
+MOST_ITERATIVE = 2**15  # features, by default, of the posterior
+MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
+_SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
+_KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
+_STEP = 4.0  # the ratio of successive tolerances
+_USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
+
+
+@dataclass(frozen=True)
+class Representation:
+    """The representation chosen for data, and what follows at the present hyperparameters."""
+
+    kernel: Kernel
+    likelihoods: Mapping[str, Likelihood]
+    requested: Rule
+    data: Data
+    rule: Rule | None  # None for the exact kernel itself
+    reason: str = ""  # for the choice, in words
+    kept: Kept | None = None  # statistics that save passes over the data
+    dense: bool = False  # whether all grids are small enough for a factorisation
+    counts: Memo = field(default_factory=Memo, compare=False, repr=False)
+    resolved: Memo = field(default_factory=Memo, compare=False, repr=False)
+    reached: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule, data: Data
+    ) -> "Representation":
+        """The requested rule, or the rule that `Auto` chooses for the data."""
+        if data.repeats.width > 1:  # chosen at other hyperparameters
+            data = replace(data, repeats=replace(data.repeats, width=1.0))
+        representation = cls(kernel, likelihoods, requested, data, requested)
+        return representation._choose(requested) if isinstance(requested, Auto) else representation
+
+    @property
+    def again(self) -> "Representation":
+        """The choice at the present hyperparameters."""
+        return self.of(self.kernel, self.likelihoods, self.requested, self.data)
+
+    def _choose(self, auto: Auto) -> "Representation":
+        """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
+        data = self.data
+        if isinstance(data, StatisticsOnly):
+            grid = Grid(domain=data.domain, tolerance=auto.tolerance)
+            return replace(self, rule=replace(grid, max_features=auto.max_features))
+        most = max(auto.exact_values, auto.max_features or MOST_EXACT)
+        few = data.num_values <= MOST_REPEATED * most and has_covariance(self.kernel, data)
+        size = self.inference(None).size if few else data.num_values
+        exact = few and size <= most
+        if exact and size <= auto.exact_values:
+            return replace(self, rule=None)
+        budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
+        trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
+        if self._resolution.learns_spectrum and auto.longest_period is None:
+            trial = replace(trial, longest_period=PERIOD_OF_LEARNED)
+        rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
+        if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
+            rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
+        chosen = replace(self, rule=rule, reason=reason)
+        if exact and not chosen._grid_suffices(size):
+            reason = f"exact kernel: cheaper than the features it would take; {reason}"
+            return replace(self, rule=None, reason=reason)
+        return chosen
+
+    def _grid_suffices(self, size: float) -> bool:
+        """Whether a grid of few features, or fewer than `size`, truncates little."""
+        most = (
+            MOST_EXACT if weighs(self.likelihoods) else MOST_TRAINING
+        )  # weights change sums over all data
+        costly = not self.on_lattice and size <= most and self.requested.exact_values
+        if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
+            return False
+        draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
+        acceptable = max(_SCARCE * self.rule.tolerance, self._resolution.tolerance(self.rule))
+        affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
+        return affordable and draws[0].shared.tolerance.item() <= acceptable
+
+    @property
+    def mended(self) -> "Representation":
+        """The exact kernel in the place of iterations, or on few sites, within which the field
+        changes by less than what the grid truncates, where that is much; else the same.
+        Statistics have no readings for a covariance."""
+        auto = self.requested
+        if not (isinstance(auto, Auto) and self.follows and self.data.revisitable):
+            return self
+        most = max(auto.exact_values, auto.max_features or MOST_EXACT)
+        found = exact_instead(self.now(), self.kernel, self._noises, most, weighs(self.likelihoods))
+        if found is None:
+            return self
+        return replace(self, data=found[0].data, rule=None, reason=found[1])
+
+    @property
+    def follows(self) -> bool:
+        """Whether the rule is a grid that follows the hyperparameters, not one of given spacing."""
+        return isinstance(self.rule, Grid) and self.rule.spacing is None
+
+    @property
+    def on_lattice(self) -> bool:
+        """Whether the frequencies of a grid are on one lattice: those of harmonic terms are not."""
+        return not any(isinstance(term.factor, HarmonicFactor) for term in terms(self.kernel))
+
+    def inference(self, rule: Rule | None) -> Inference:
+        """Inference on the frequencies of a rule; by the exact kernel if None."""
+        if rule is None:
+            return ExactInference.merging(self.kernel, self._noises, self.data)
+        draws = self._draw(rule)
+        known = None if self.kept is None else self.kept.known(self.data, draws)
+        inference = feature_inference(self.data, draws, self.kernel)
+        return inference if known is None else replace(inference, known=known)
+
+    def keeping(self) -> "Representation":
+        """The same with statistics that serve grids for somewhat other lengthscales: one pass."""
+        rule, margins = self.rule, self._resolution.lengthscales
+        box = tuple(  # boxes of other lengthscales are rounded otherwise
+            (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
+            for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
+        )
+        tolerance = self._resolution.tolerance(rule) / _STEP**2
+        grid = grid_for(rule, box, box, tolerance, _KEPT)
+        grid = self._with_symbols(replace(grid, max_features=MOST_ITERATIVE))
+        return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
+
+    def _restricted(self, grid: Grid) -> Grid:
+        """The grid, or one on the lattice of known statistics."""
+        grid = self._with_symbols(grid)
+        kept = self.kept
+        if kept is not None and kept.serves(self.data, self.kernel, self._noises, grid):
+            return kept.statistics.restrict(grid)
+        return self.data.restrict(grid)
+
+    def _with_symbols(self, grid: Grid) -> Grid:
+        """The grid; observed symbols need all frequencies along constant inputs."""
+        return replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
+
+    def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
+        """The rule for evidence and predictions; it changes in steps, not with every new point."""
+        rule = self.rule
+        if not self.follows:
+            return rule
+        box = self._resolution.rounded_box
+        fits = rule.domain is not None and contains(rule.domain, self.data.box)
+        domain = domain or (rule.domain if fits else box)
+        tolerance = _STEP ** math.floor(math.log(self._resolution.tolerance(rule), _STEP))
+        most = MOST_DENSE if self.on_lattice else MOST_TRAINING
+        grid = grid_for(rule, domain, box, tolerance, most=most)
+        dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
+        if not dense and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
+            grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
+        return self._restricted(grid)
+
+    def fits(self, grid: Grid) -> bool:
+        """Whether a grid reaches its tolerance within its budget."""
+        return self._reached(grid) <= 1.01 * grid.tolerance
+
+    def _reached(self, grid: Grid) -> float:
+        """The tolerance that a grid reaches within its budget."""
+
+        def reach() -> float:
+            try:
+                return self._draw(grid)[0].lattice.tolerance.item()
+            except GridBudgetError:
+                return math.inf
+
+        return self.reached.get(reach, [self.kernel], grid)
+
+    def now(self) -> Inference:
+        """Inference for evidence and predictions."""
+        return self.inference(self.conditioning_rule())
+
+    def coarse(self) -> Grid:
+        """A grid for a search that starts far from the optimum."""
+        budget = min(self.rule.max_features or COARSE_FEATURES, COARSE_FEATURES)
+        return replace(self.fine(COARSE_FACTOR), tolerance=COARSE_TOLERANCE, max_features=budget)
+
+    def fine(
+        self,
+        trust_factor: float = FINE_FACTOR,
+        returned: bool = False,
+        most: int = MOST_TRAINING,
+    ) -> Grid:
+        """A grid on the data's own box; without a budget of the rule of at most so many features.
+
+        Unless `returned`, the learned noise absorbs the truncated variance. If it were added to the
+        noise, the search would increase the lengthscales to make it small.
+        """
+        rule, box = self.rule, self.data.box
+        lengthscale_range = (1 / trust_factor, trust_factor)
+        grid = grid_for(rule, box, box, self._resolution.tolerance(rule), lengthscale_range, most)
+        returned = returned and rule.diagonal_correction
+        return self._restricted(replace(grid, diagonal_correction=returned))
+
+    def wider(self, points: Float[Tensor, "n d"]) -> Inference:
+        """Inference on frequencies that serve the data and these points.
+
+        Raises:
+            ValueError: no useful grid serves both.
+        """
+        box, requested = self.data.box, box_of(points)
+        both = union(box, requested)
+        around = tuple((low - 0.1 * (high - low), high + 0.1 * (high - low)) for low, high in both)
+        try:
+            inference = self.inference(self.conditioning_rule(around))
+        except ValueError as error:  # no grid of this size within the budget
+            raise ValueError(far_message(box, requested)) from error
+        share = inference.truncated_share
+        if share > _USELESS and share > self.now().truncated_share:
+            raise ValueError(far_message(box, requested))
+        return inference
+
+    def statistics_only(self) -> StatisticsOnly:
+        """Statistics that serve other lengthscales and a larger domain; one visit."""
+        data, rule = self.data, self.rule
+        if isinstance(data, StatisticsOnly):
+            return data
+        require_none(data.tracks)
+        if not self.on_lattice:
+            raise NotImplementedError(
+                "statistics expect frequencies that serve all lengthscales, got the waves of a "
+                "HarmonicKernel, which serve one range of depths; save() the model, which keeps "
+                "the data"
+            )
+        if rule is None:  # the exact kernel: frequencies as without it
+            auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
+            rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))
+        if not isinstance(rule, Grid):
+            phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
+            phi = phi.detached()
+            return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
+        if rule.spacing is None:
+            domain = (
+                rule.domain or self._resolution.widened_box
+            )  # new observations may be anywhere in it
+            rule = grid_for(
+                rule, domain, domain, self._resolution.tolerance(rule), _SERVED, MOST_DENSE
+            )
+            rule = replace(rule, max_features=_WIDER * rule.max_features, sum_constant=False)
+        lattice = self._draw(rule)[0].lattice
+        statistics = data.statistics(lattice.columns().full_box())
+        return StatisticsOnly(statistics, rule.domain, data.survey, data.symbol_data)
+
+    @torch.no_grad()
+    def cuts(self) -> dict[GroupKey, float]:
+        """δ over the noise variance, by group, for an observation of mean weight."""
+        return self.now().truncation_ratios(self.kernel, self._noises)
+
+    @torch.no_grad()
+    def training_cuts(self) -> dict[GroupKey, float]:
+        """The same on the grids of searches; infinite where there is none within the budget."""
+        try:
+            inference = self.inference(replace(self.fine(), diagonal_correction=True))
+        except GridBudgetError:
+            return dict.fromkeys(self.data.keys, math.inf)
+        return inference.truncation_ratios(self.kernel, self._noises)
+
+    @property
+    def _noises(self) -> Noises:
+        return noises_of(self.kernel, self.likelihoods)
+
+    @property
+    def _resolution(self) -> Resolution:
+        costly = isinstance(self.requested, Auto) and not self.on_lattice
+        return Resolution(self.kernel, self.data, self._noises, costly, self.counts, self.resolved)
+
+    def _draw(self, rule: Rule) -> list[Draw]:
+        return draw(self.kernel, rule, self.data.num_inputs)
+
+
+# Points that a fit leaves out, and says so.
+
+
+def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
+    """The data without a few points far from all others, which would use up the frequencies of a
+    grid, and notes that say so."""
+    near = data.survey.distances.near
+    fixed = not isinstance(data, Dataset) or data.tracks or not _spans(requested, data)
+    if near is None or fixed:
+        return data, []
+    inside = data.within(near)
+    count = data.survey.num_points - inside.survey.num_points
+    text = (
+        f"points far from all others are left out: {count}; one frequency grid cannot represent "
+        "both groups; drop these points if they are errors, or fit them separately"
+    )
+    warnings.warn(text, DataWarning, stacklevel=2)
+    return inside, [text]
+
+
+def warn_of_left_out(given: Data, kept: Data) -> None:
+    """Warn if readings close to others were left out, where neither features nor the exact kernel
+    hold all."""
+    count = given.survey.num_points - kept.survey.num_points
+    if count:
+        warnings.warn(
+            f"{count} of {given.survey.num_points} readings are left out, which lie close to "
+            "others: neither features nor the exact kernel can hold all of them, and their means "
+            "would tell less than single readings. Fit parts of the region, or choose readings by "
+            "gp_orff.thin",
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _spans(requested: Rule, data: Data) -> bool:
+    """Whether the rule gives a grid whose domain follows from the data."""
+    if isinstance(requested, Auto):
+        most = requested.max_features or MOST_EXACT
+        return requested.domain is None and data.num_values > most
+    return isinstance(requested, Grid) and requested.domain is None and requested.spacing is None

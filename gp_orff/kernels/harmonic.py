@@ -1,0 +1,666 @@
+"""Fields in free space: gradients of potentials that satisfy Laplace's equation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+import numpy as np
+import torch
+from gpytorch.constraints import Interval, Positive
+from gpytorch.priors import Prior
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff.kernels.base import (
+    FieldKernel,
+    as_real_tensor,
+    check_num_dims,
+    check_points,
+    check_positive_integer,
+)
+from gp_orff.kernels.derivatives import polynomial, radial_tensor, scalar_covariance
+from gp_orff.kernels.pairs import (
+    Cut,
+    FormsOfTerm,
+    Plain,
+    Rows,
+    inputs_of,
+    prepared_rows,
+    scalar_rows,
+)
+from gp_orff.kernels.spectra import Range
+from gp_orff.kernels.tree import Leaf, Term, inner_terms
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.pointwise import Potential
+
+# Random sources on horizontal planes, and the covariance of derivatives of their potential.
+#
+# A potential with the spectrum a e^{−|k||z − p|} / (2π|k|) on each side of the plane z = p has, for
+# points x and x′ on one side,
+#
+#   Cov[V(x), V(x′)] = a / R ,    R² = (x₁ − x′₁)² + (x₂ − x′₂)² + Z² ,    Z = |z − p| + |z′ − p| ,
+#
+# because ∫ e^{i⟨k,r⟩ − |k|Z} d²k / (2π|k|) = 1/√(r² + Z²). It is the potential at x of a charge at
+# the mirror image of x′, harmonic in either argument.
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Independent planes of sources, all below the points or all above them.
+
+    Args:
+        side: 1 for sources below the points, −1 for sources above them.
+        planes: p_j, their heights.
+        amplitudes: a_j, in units of potential² times length.
+    """
+
+    side: int
+    planes: Float[Tensor, "*b J"]
+    amplitudes: Float[Tensor, "*b J"]
+
+    def distances(self, z: Float[Tensor, "*b n"]) -> Float[Tensor, "*b J n"]:
+        """The distances of heights from the planes, negative on their other side."""
+        return self.side * (z.unsqueeze(-2) - self.planes.unsqueeze(-1))
+
+    def lags(
+        self, x: Float[Tensor, "*b #n #m 3"], z: Float[Tensor, "*b #n #m 3"]
+    ) -> Float[Tensor, "*b J n m 3"]:
+        """x less the mirror images of z, seen from the side of the points."""
+        across = (x - z)[..., :2].unsqueeze(-4)
+        planes = self.planes[..., None, None]
+        vertical = self.side * ((x + z)[..., 2].unsqueeze(-3) - 2 * planes)
+        across = across.expand(*vertical.shape, 2)
+        return torch.cat([across, vertical.unsqueeze(-1)], dim=-1)
+
+    def covariance(
+        self, x: Float[Tensor, "*b #n #m 3"], z: Float[Tensor, "*b #n #m 3"]
+    ) -> Float[Tensor, "*b n m 3 3"]:
+        """Cov[f(x), f(z)] of the field f = −∇V."""
+        d = self.lags(x, z)
+        inverse = d.square().sum(-1).rsqrt()
+        cubed = self.amplitudes[..., None, None] * inverse**3
+        near, far = cubed.sum(-3), 3 * cubed * inverse.square()
+        hessian = torch.einsum("...jnm,...jnmp,...jnmq->...nmpq", far, d, d)
+        hessian = hessian - torch.diag_embed(near.unsqueeze(-1).expand(*near.shape, 3))
+        left, right = self.signs(d)
+        return hessian * left.unsqueeze(-1) * right
+
+    def signs(self, like: Tensor) -> tuple[Float[Tensor, "3"], Float[Tensor, "3"]]:
+        """The derivatives of the lag by x and by the mirrored z along every axis: ±1."""
+        return like.new_tensor([1.0, 1.0, self.side]), like.new_tensor([-1.0, -1.0, self.side])
+
+    def variance(self, height: Float[Tensor, "*b"]) -> Float[Tensor, "*b 3 3"]:
+        """Cov f at a height: Σ a_j diag(1, 1, 2) / (2|z − p_j|)³."""
+        cubes = (2 * self.distances(height.unsqueeze(-1)).squeeze(-1)) ** 3
+        share = (self.amplitudes / cubes).sum(-1)
+        return torch.diag_embed(share.unsqueeze(-1) * share.new_tensor([1.0, 1.0, 2.0]))
+
+
+# `HarmonicKernel`: fields in free space, curl-free and divergence-free at once.
+
+
+_SIDES = {"below": (1,), "above": (-1,), "both": (1, -1)}
+_STEP = 3.0  # the ratio of initial depths
+
+
+class HarmonicKernel(FieldKernel):
+    r"""The prior of a magnetic or gravity field in free space: f = −∇V with ΔV = 0.
+
+    Away from its sources such a field is curl-free and divergence-free. V is a random potential
+    that is stationary in the horizontal coordinates x₁ and x₂ and decays with the height x₃ above
+    its sources. With J planes of sources at depths h_j below the reference height z₀,
+
+        Cov[V(x), V(x′)] = Σ_j a_j / √((x₁ − x′₁)² + (x₂ − x′₂)² + Z_j²) ,
+        Z_j = x₃ + x₃′ − 2z₀ + 2h_j ,
+
+    and the covariance of f follows by differentiation. Its two-dimensional spectrum, Σ_j a_j
+    e^{−2|k|h_j} |k| at z₀, decays like e^{−2|k|(x₃ − z₀)} with height. So readings at some heights
+    tell the field at all heights above the sources (upward and downward continuation), and one
+    component tells the other two.
+
+    The depths and the variances of the field are trained. A variance is that of one component of f,
+    on average over the three, at the mean height z̄: 4a_j / (3(2z̄ − 2z₀ + 2h_j)³).
+
+    The kernel is stationary in x₁ and x₂ only, and has no values below its sources. The covariance
+    matrix of points x (N, 3) is (N·3, N·3), ordered as for `CurlFreeKernel`.
+
+    Args:
+        num_depths: J, the number of planes of sources on each side.
+        sources: "below" the points, "above" them (x₃ then decreases with the distance from the
+            sources), or "both".
+        reference_height: z₀, from which depths are measured; (z₀, z₁) for sources on both sides.
+            If None, `VectorFieldGP` takes the lowest reading for sources below, the highest for
+            those above.
+        mean_height: z̄, where the variances are those of the field. If None, `VectorFieldGP` takes
+            the mean height of the readings; with a `reference_height`, the reference, or the middle
+            of both.
+        depth_constraint, variance_constraint: positive if None.
+        depth_prior, variance_prior: of the trained parameters, if any.
+        batch_shape: as for other gpytorch kernels.
+        active_dims: the three input columns, height last; all columns if None.
+
+    Raises:
+        ValueError: `sources` is none of the three; `num_depths` is no positive integer; heights
+            that are not finite, not one for each side, or in the wrong order.
+
+    Example:
+        The field is curl-free and divergence-free, and decays with the height:
+
+        >>> import gp_orff, torch
+        >>> kernel = gp_orff.HarmonicKernel(num_depths=1, reference_height=0.0)
+        >>> x = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> kernel.depths = 1.0
+        >>> kernel(x).to_dense().detach().diag()
+        tensor([0.7500, 0.7500, 1.5000, 0.0938, 0.0938, 0.1875])
+
+        A magnetic field from readings of one component:
+
+        >>> x = torch.rand(100, 3, generator=torch.Generator().manual_seed(0)).double()
+        >>> y = 1 / (2 + x[:, 2])
+        >>> from gpytorch.means import ZeroMean
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(num_depths=1), mean=ZeroMean())
+        >>> up = torch.tensor([0.0, 0.0, 1.0]).expand(100, 3)
+        >>> model = model.condition(x, y, directions=up)
+        >>> model.posterior().mean(x + torch.tensor([0.0, 0.0, 1.0])).shape  # continued upward
+        torch.Size([100, 3])
+    """
+
+    num_dims = 3
+
+    def __init__(
+        self,
+        num_depths: int = 2,
+        sources: str = "below",
+        *,
+        reference_height: float | Sequence[float] | None = None,
+        mean_height: float | None = None,
+        depth_constraint: Interval | None = None,
+        variance_constraint: Interval | None = None,
+        depth_prior: Prior | None = None,
+        variance_prior: Prior | None = None,
+        batch_shape: Sequence[int] = (),
+        active_dims: tuple[int, ...] | None = None,
+    ):
+        check_positive_integer(num_depths, "num_depths", "HarmonicKernel")
+        if sources not in _SIDES:
+            raise ValueError(
+                f'HarmonicKernel expects sources "below", "above" or "both", got {sources!r}'
+            )
+        check_num_dims("HarmonicKernel", self.num_dims, self.num_dims, active_dims)
+        super().__init__(batch_shape=torch.Size(batch_shape), active_dims=active_dims)
+        self.num_depths, self.sources = num_depths, sources
+        heights = _heights(sources, reference_height, mean_height)
+        self.follows_data = heights is None
+        values = torch.tensor([math.nan] * 3 if heights is None else heights)
+        self.register_buffer("heights", values.expand(*batch_shape, 3).clone())
+        sides = len(_SIDES[sources])
+        depths = _STEP ** torch.arange(num_depths).repeat(sides)
+        initial = {"depths": depths, "variances": torch.full_like(depths, 1 / len(depths))}
+        constraints = {"depths": depth_constraint, "variances": variance_constraint}
+        priors = {"depths": depth_prior, "variances": variance_prior}
+        for name, values in initial.items():
+            raw = nn.Parameter(torch.zeros(*batch_shape, len(depths)))
+            self.register_parameter(f"raw_{name}", raw)
+            self.register_constraint(f"raw_{name}", constraints[name] or Positive())
+            self._set(name, values)
+        if priors["depths"] is not None:
+            self.register_prior("depth_prior", depth_prior, _depths, _set_depths)
+        if priors["variances"] is not None:
+            self.register_prior("variance_prior", variance_prior, _variances, _set_variances)
+
+    @property
+    def num_sides(self) -> int:
+        """1, or 2 for sources on both sides of the points."""
+        return len(_SIDES[self.sources])
+
+    @property
+    def depths(self) -> Float[Tensor, "*b S*J"]:
+        """The depths h_j, (\\*b, J), or (\\*b, 2J): those below first, then those above."""
+        return self.raw_depths_constraint.transform(self.raw_depths)
+
+    @depths.setter
+    def depths(self, values: float | Float[Tensor, "*b S*J"]) -> None:
+        self._set("depths", values)
+
+    @property
+    def variances(self) -> Float[Tensor, "*b S*J"]:
+        """The variance of a component of the field at the mean height, by depth."""
+        return self.raw_variances_constraint.transform(self.raw_variances)
+
+    @variances.setter
+    def variances(self, values: float | Float[Tensor, "*b S*J"]) -> None:
+        self._set("variances", values)
+
+    def _set(self, name: str, values: object) -> None:
+        raw = getattr(self, f"raw_{name}")
+        values = as_real_tensor(values, f"{name} of HarmonicKernel", dtype=raw.dtype)
+        values = values.to(raw).expand_as(raw)
+        constraint = getattr(self, f"raw_{name}_constraint")
+        self.initialize(**{f"raw_{name}": constraint.inverse_transform(values)})
+
+    @property
+    def reference_height(self) -> float | tuple[float, float]:
+        """The height z₀, from which depths are measured; (z₀, z₁) for sources on both sides."""
+        low, _, high = self.heights.reshape(-1, 3)[0].tolist()
+        return {"below": low, "above": high, "both": (low, high)}[self.sources]
+
+    @property
+    def mean_height(self) -> float:
+        """The height z̄ at which the variances are those of the field."""
+        return self.heights.reshape(-1, 3)[0, 1].item()
+
+    def set_heights(self, lowest: float, mean: float, highest: float) -> None:
+        """Take the reference and the mean height from readings.
+
+        Args:
+            lowest: the lowest reading, the reference for sources below.
+            mean: the mean height of the readings.
+            highest: the highest reading, the reference for sources above.
+        """
+        self.heights.copy_(torch.tensor([lowest, mean, highest]).to(self.heights))
+
+    def planes_of_sources(self) -> list[Sources]:
+        """The planes of sources, below and above the points.
+
+        Raises:
+            ValueError: the reference height is not known.
+        """
+        low, mean, high = self.heights.unbind(-1)
+        if self.heights.isnan().any():
+            raise ValueError(
+                "HarmonicKernel expects a reference height from which depths are measured, got "
+                "none; pass reference_height=, such as the lowest reading for sources below, or "
+                "use VectorFieldGP, which takes it from the data"
+            )
+        found = []
+        sides = _SIDES[self.sources]
+        shares = (values.chunk(len(sides), dim=-1) for values in (self.depths, self.variances))
+        for side, depths, variances in zip(sides, *shares, strict=True):
+            reference = (low if side > 0 else high).unsqueeze(-1)
+            planes = reference - side * depths
+            distance = side * (mean.unsqueeze(-1) - planes)
+            found.append(Sources(side, planes, 0.75 * variances * (2 * distance) ** 3))
+        return found
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """3, the number of outputs at each of the points `x1` (n, 3) and `x2` (m, 3)."""
+        return 3
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n 3"],
+        x2: Float[Tensor, "*b m 3"],
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+    ) -> Float[Tensor, "*b n*3 m*3"] | Float[Tensor, "*b n*3"]:
+        """The covariance matrix between the points `x1` (*b, n, 3) and `x2` (*b, m, 3).
+
+        Rows and columns are point-major, n·3 + i. With `diag`, only the diagonal, (*b, n·3).
+
+        Raises:
+            ValueError: points on the other side of the sources; no reference height;
+                `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
+            TypeError: inputs of another dtype than the hyperparameters.
+        """
+        check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
+        planes = self.planes_of_sources()
+        for x in (x1,) if x2 is x1 else (x1, x2):
+            check_above_sources(planes, x[..., 2])
+        if diag:
+            pairs = x1.unsqueeze(-2), x2.unsqueeze(-2)
+            blocks = sum(part.covariance(*pairs) for part in planes).squeeze(-3)
+            return blocks.diagonal(dim1=-1, dim2=-2).flatten(-2)
+        pairs = x1.unsqueeze(-2), x2.unsqueeze(-3)
+        blocks = sum(part.covariance(*pairs) for part in planes)  # (*b, n, m, 3, 3)
+        return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+
+
+def check_above_sources(planes: Sequence[Sources], height: Float[Tensor, "*b n"]) -> None:
+    """Refuse points where there is no field.
+
+    Raises:
+        ValueError: points on the other side of a plane of sources, or on it.
+    """
+    for part in planes:
+        outside = (part.distances(height.detach()) <= 0).any(-2)
+        if outside.any():
+            words = ("above", "below") if part.side > 0 else ("below", "above")
+            reach, nearest = (
+                ("up", part.planes.max()) if part.side > 0 else ("down", part.planes.min())
+            )
+            worst = height.detach().expand_as(outside)[outside][0].item()
+            raise ValueError(
+                f"HarmonicKernel expects points {words[0]} its sources, which reach {reach} to "
+                f"height {nearest.item():.6g}, got {int(outside.sum())} {words[1]} them, such as "
+                f"height {worst:.6g}; drop these points, or give a reference_height beyond them"
+            )
+
+
+def _heights(
+    sources: str, reference: float | Sequence[float] | None, mean: float | None
+) -> list[float] | None:
+    """The lower reference, the mean height and the upper reference; None if not given."""
+    if reference is None:
+        if mean is not None:
+            raise ValueError(
+                "HarmonicKernel expects a mean_height together with a reference_height, got only "
+                "the former; give both, or neither"
+            )
+        return None
+    what = "reference_height of HarmonicKernel"
+    given = as_real_tensor(reference, what, dtype=torch.float64).flatten().tolist()
+    if len(given) != len(_SIDES[sources]) or not all(map(math.isfinite, given)):
+        expected = "a pair (low, high)" if sources == "both" else "a number"
+        raise ValueError(
+            f'HarmonicKernel(sources="{sources}") expects {expected} as reference_height, got '
+            f"{reference}"
+        )
+    low, high = given[0], given[-1]
+    middle = 0.5 * (low + high) if mean is None else float(mean)
+    beyond = {"below": middle < low, "above": middle > high, "both": not low <= middle <= high}
+    if not math.isfinite(middle) or beyond[sources] or low > high:
+        raise ValueError(
+            f"HarmonicKernel expects a mean_height on the side of the reference_height "
+            f"{reference} that is away from the sources, got {mean}"
+        )
+    return [low, middle, high]
+
+
+def _depths(kernel: HarmonicKernel) -> Tensor:
+    return kernel.depths
+
+
+def _set_depths(kernel: HarmonicKernel, values: Tensor) -> None:
+    kernel.depths = values
+
+
+def _variances(kernel: HarmonicKernel) -> Tensor:
+    return kernel.variances
+
+
+def _set_variances(kernel: HarmonicKernel, values: Tensor) -> None:
+    kernel.variances = values
+
+
+# The two-dimensional spectrum of a `HarmonicKernel`, and its term of a kernel tree.
+
+
+@dataclass(frozen=True)
+class HarmonicSpectrum:
+    """The planes of sources on one side of a harmonic kernel, with horizontal frequencies k.
+
+    It is no `Spectrum`: the kernel is stationary in the horizontal inputs only.
+
+    Args:
+        sources: the planes.
+        depths: h, of the planes of all sides: the parameter of the kernel.
+        mean_height: z̄.
+    """
+
+    sources: Sources
+    depths: Float[Tensor, "*b S*J"]
+    mean_height: Float[Tensor, "*b"]
+
+    def variance(self) -> Float[Tensor, "*b 3 3"]:
+        """K(x, x) at the mean height."""
+        return self.sources.variance(self.mean_height)
+
+    def lengths(self) -> Float[np.ndarray, "3"]:
+        """The length over which the field varies along every input, for margins: the smallest
+        depth, and zero for the height."""
+        depth = self.depths.detach().double().min().item()
+        return np.array([depth, depth, 0.0])
+
+    def num_coordinates(self, num_dims: int) -> int:
+        """Raise: random frequencies are not known for fields that decay with height.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel for random frequencies, got a HarmonicKernel; use "
+            "gp_orff.Grid.for_data(x) or gp_orff.Auto().for_data(x), or the exact kernel"
+        )
+
+    def frequency_parameters(
+        self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
+    ) -> list[Range]:
+        """The depths, and the interval to search; see `Spectrum.frequency_parameters`."""
+        return [Range(self.depths, float(shortest.min()), float(longest.max()))]
+
+
+@dataclass(frozen=True)
+class HarmonicFactor:
+    """The directions (ik, −|k|) of the waves e^{i⟨k,x⟩ − |k|z} of a harmonic field."""
+
+    num_outputs = num_inputs = 3
+    dims = None
+    degree = 1
+    rank = 1
+    closed_form = True
+
+    def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
+        """K(x, x) at the mean height of the readings."""
+        return density.variance()
+
+    def __call__(self, omega: Tensor) -> Tensor:
+        """Raise: the directions are complex, and belong to columns that decay.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel, whose features are waves, got a HarmonicKernel, whose "
+            "waves decay with height; use gp_orff.Grid or gp_orff.Auto"
+        )
+
+
+@dataclass(frozen=True)
+class SideOfHarmonic(Leaf):
+    """The sources of a harmonic kernel on one side of the points."""
+
+    side: int = 0  # its index among the sides of the kernel
+    is_elementary = True
+
+    @property
+    def spectrum(self) -> HarmonicSpectrum:
+        kernel = self.kernel
+        sources = kernel.planes_of_sources()[self.side]
+        return HarmonicSpectrum(sources, kernel.depths, kernel.heights[..., 1])
+
+
+@inner_terms.register
+def _(kernel: HarmonicKernel) -> list[Term]:
+    one = torch.ones((), dtype=kernel.dtype, device=kernel.device)
+    return [
+        Term((SideOfHarmonic(kernel, side=side),), HarmonicFactor(), one)
+        for side in range(kernel.num_sides)
+    ]
+
+
+# Covariances of derivatives and potentials of harmonic fields: derivatives of 1/R.
+
+
+_MOST = 4  # derivatives of 1/R
+_ROUNDING = 1e-9  # of the coefficients of derivatives
+
+Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
+"""For each derivative of −V, by its axes, the coefficients of the outputs."""
+
+
+def harmonic_covariance(
+    term: Term,
+    left: Symbol,
+    right: Symbol,
+    x: Float[Tensor, "#n #m d"],
+    z: Float[Tensor, "#n #m d"],
+) -> Float[Tensor, "n m q r"]:
+    """Cov[Q f(x), R f(z)] of a harmonic field f, times other kernels of other inputs.
+
+    Raises:
+        NotImplementedError: a symbol that is neither a polynomial in derivatives nor a potential,
+            or more than two derivatives of the field altogether.
+    """
+    space, *others = term.leaves
+    dims = list(space.columns(x.shape[-1]))
+    symbols = [_derivatives(symbol) for symbol in (left, right)]
+    outputs = [symbol.num_outputs(HarmonicFactor.num_outputs) for symbol in (left, right)]
+    total = x.new_zeros(*torch.broadcast_shapes(x.shape[:-1], z.shape[:-1]), *outputs)
+    sources = space.spectrum.sources
+    lags = sources.lags(x[..., dims], z[..., dims])
+    signs = sources.signs(lags)
+    tensors = {}
+    for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
+        order = len(axes) + len(others_axes)
+        if order not in tensors:
+            tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
+        sign = prod(
+            [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
+            start=lags.new_ones(()),
+        )
+        values = tensors[order][(..., *axes, *others_axes)][..., None, None]
+        total = total + sign * values * torch.outer(a.to(lags), b.to(lags))
+    scale = term.outputscale
+    for leaf in others:
+        columns = list(leaf.columns(x.shape[-1]))
+        scale = scale * scalar_covariance(leaf.kernel, (x - z)[..., columns])[..., None, None]
+    return scale * total
+
+
+def _derivatives(symbol: Symbol) -> Derivatives:
+    """A symbol of f = −∇V as derivatives of −V: ω^α stands for (−i∂)^α."""
+    if isinstance(symbol, Potential):
+        return {(): torch.ones(1)}
+    if symbol.order < 0:
+        raise NotImplementedError(f"{type(symbol).__name__} of a harmonic field")
+    p = HarmonicFactor.num_outputs
+    coefficients = polynomial(lambda omega: symbol(omega, p), p, symbol.order)
+    found = {
+        (*monomial, i): ((-1j) ** symbol.order * coefficient[:, i]).real
+        for monomial, coefficient in coefficients.items()
+        for i in range(p)
+        if coefficient[:, i].abs().max() > _ROUNDING
+    }
+    return {} if _vanishes(found) else found
+
+
+def _vanishes(derivatives: Derivatives) -> bool:
+    """Whether derivatives of all waves e^{i⟨k,x⟩ − |k|z} are zero, as the curl of the gradient and
+    the divergence are."""
+    angle = torch.linspace(0.1, 3.0, 7, dtype=torch.float64)
+    wave = torch.stack([1j * angle.cos(), 1j * angle.sin(), -torch.ones_like(angle)], dim=-1)
+    images = [
+        torch.outer(wave[:, list(axes)].prod(-1), coefficient.to(wave))
+        for axes, coefficient in derivatives.items()
+    ]
+    return not images or bool(sum(images).abs().max() < _ROUNDING)
+
+
+def _of_inverse_distance(
+    lags: Float[Tensor, "J n m 3"], order: int, amplitudes: Float[Tensor, "J"]
+) -> Float[Tensor, "n m ..."]:
+    """The derivatives of Σ_j a_j / R_j of one order, with one axis for each derivative.
+
+    With s = R², κ(s) = s^{−1/2} has the derivatives κ^{(i)} = −½ · −3/2 ⋯ s^{−1/2 − i}.
+    """
+    if order > _MOST:
+        raise NotImplementedError(f"derivatives of order {order} of its potential")
+    s = lags.square().sum(-1)
+    amplitudes = amplitudes[..., None, None]
+    if not order:
+        return (amplitudes * s.rsqrt()).sum(0)
+    factors = (prod(-0.5 - j for j in range(i)) for i in range(1, order + 1))
+    kappas = [amplitudes * factor * s ** (-0.5 - i) for i, factor in enumerate(factors, start=1)]
+    metric = torch.eye(3).to(lags).expand(*lags.shape, 3)
+    return radial_tensor(kappas, lags, metric, order).sum(0)
+
+
+# Covariances of observed numbers of harmonic fields, without those of whole vectors.
+
+
+@dataclass(frozen=True)
+class HarmonicPairs:
+    """Pairs of points and of directions v and w, of which those that are mirrored change signs.
+
+    With the lag d = (τ, Z), vᵀ∇∇ᵀ(1/R)w = 3 (vᵀd)(wᵀd) R⁻⁵ − vᵀw R⁻³ has four forms, of which none
+    depends on Z.
+    """
+
+    x: Float[Tensor, "n 3"]
+    z: Float[Tensor, "m 3"]
+    v: Float[Tensor, "q #n 3"]
+    w: Float[Tensor, "r #m 3"]
+
+    @cached_property
+    def lag(self) -> Float[Tensor, "n m 2"]:
+        """τ."""
+        return self.x[:, None, :2] - self.z[:, :2]
+
+    @cached_property
+    def squares(self) -> Float[Tensor, "n m"]:
+        """τᵀτ."""
+        return self.lag.square().sum(-1)
+
+    @cached_property
+    def heights(self) -> Float[Tensor, "n m"]:
+        """x₃ + z₃."""
+        return self.x[:, None, 2] + self.z[:, 2]
+
+    @cached_property
+    def forms(self) -> tuple[Plain, Plain, Plain, Plain]:
+        """−vᵀw; (vᵀτ)(wᵀτ); vᵀτ w₃ + v₃ wᵀτ; v₃ w₃."""
+        v, w = self.v.unsqueeze(-2), self.w.unsqueeze(-3)  # (q, #n, 1, 3), (r, 1, #m, 3)
+        left, right = ((u[..., :2] * self.lag).sum(-1) for u in (v, w))  # (q, n, m), (r, n, m)
+        up, other = v[:, None, ..., 2], w[None, ..., 2]
+        left, right = left.unsqueeze(1), right.unsqueeze(0)
+        return (
+            Plain(-(v[:, None] * w[None]).sum(-1)),
+            Plain(left * right),
+            Plain(left * other + up * right),
+            Plain(up * other),
+        )
+
+
+@dataclass(frozen=True)
+class HarmonicRows:
+    """A harmonic field times scalar kernels of other inputs."""
+
+    space: Leaf
+    others: tuple[Leaf, ...]
+    sources: Sources
+
+    def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
+        """The four forms, each with its number."""
+        key = self.space.active_dims, self.sources.side
+        if key not in known:
+            x, z = (inputs_of(self.space, rows) for rows in (left, right))
+            first, second = self.sources.signs(x)
+            known[key] = HarmonicPairs(x, z, first * left.v, second * right.v)
+        others = [scalar_rows(leaf, left, right) for leaf in self.others]
+        for form, number in zip(known[key].forms, self._numbers(known[key]), strict=True):
+            yield form, math.prod(others, start=number)
+
+    def _numbers(self, pairs: HarmonicPairs) -> list[Float[Tensor, "n m"]]:
+        """Σ_j of a R⁻³, 3aR⁻⁵, 3aZR⁻⁵ and 3aZ²R⁻⁵."""
+        totals = [0.0] * 4
+        planes = zip(self.sources.planes, self.sources.amplitudes, strict=True)
+        for plane, amplitude in planes:
+            z = self.sources.side * (pairs.heights - 2 * plane)
+            inverse = 1 / (pairs.squares + z * z)
+            near = amplitude * inverse * inverse.sqrt()
+            far = 3 * near * inverse
+            parts = (near, far, far * z, far * z * z)
+            totals = [total + part for total, part in zip(totals, parts, strict=True)]
+        return totals
+
+
+@prepared_rows.register
+def _(factor: HarmonicFactor, term: Term, cut: Cut) -> HarmonicRows:
+    space, *others = term.leaves
+    sources = space.spectrum.sources
+    amplitudes = term.outputscale.double() * sources.amplitudes.double()
+    found = Sources(sources.side, cut(sources.planes.double()), cut(amplitudes))
+    return HarmonicRows(space, tuple(others), found)

@@ -1,0 +1,657 @@
+"""Scalar kernels whose spectral density is learned, and their spectrum."""
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel
+from gpytorch.priors import NormalPrior, Prior
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.derivatives import radial_derivatives
+from gp_orff.kernels.lengths import shortest_lengths
+from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
+from gp_orff.kernels.spectra import GRID_INPUTS, Range, Spectrum, spectrum
+
+# The power law that a learned curve follows beyond its shortest knot.
+
+
+BEYOND = 4  # lengths beyond the knots, each half the one before
+_SPAN = 1.5  # of u = log λ at the end of the curve, over which its slope is taken, about
+_LEAST = 0.3  # q, of the variance of a field: it is finite for q > 0
+_ROUNDED = 0.25  # over how much of q the bound is rounded
+_RATIO = math.log(2.0)
+
+
+def end_lengths(shortest: float, step: float) -> Float[np.ndarray, "M"]:
+    """The lengths beyond the knots, shortest first: the middles of the intervals that they stand
+    for, of which the last one has no end.
+
+    Args:
+        shortest: the length at the last knot.
+        step: the logarithm of the ratio of lengths from knot to knot.
+    """
+    middles = 0.5 * step + _RATIO * (np.arange(BEYOND)[::-1] + 0.5)
+    return shortest * np.exp(-middles)
+
+
+def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b M"]:
+    """The log weights of the `end_lengths`, from those at the knots, shortest first.
+
+    The variance of a field of each length, π λ⁻², goes on as λ^q from the last knot, in steps from
+    knot to knot: all of it is Σ_{i≥1} e^{−q i Δ} = 1 / (e^{qΔ} − 1) times that of the last knot,
+    in closed form, and each length has that of an interval of log λ. With p the slope of log π
+    over the last knots, q = p − 2, but at least 0.3.
+
+    Args:
+        curve: log weights at the knots.
+        step: Δ, the logarithm of the ratio of lengths from knot to knot.
+    """
+    steps = end_steps(step)
+    slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
+    q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
+    fall, total = q * _RATIO, curve[..., 0] - q * step - _log_complement(q * step)
+    parts = [total - m * fall + _log_complement(fall) for m in range(BEYOND - 1)]
+    parts.append(total - (BEYOND - 1) * fall)
+    lengths = torch.from_numpy(end_lengths(1.0, step)).to(curve)
+    return torch.stack(parts[::-1], dim=-1) + 2 * lengths.log()
+
+
+def end_steps(step: float) -> int:
+    """The steps between knots over which a slope is taken."""
+    return max(1, round(_SPAN / step))
+
+
+def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """log(1 − e^{−x})."""
+    return (-torch.expm1(-x)).log()
+
+
+# A scalar kernel whose spectral density is learned from the data.
+
+
+_FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
+_WIDTH = 0.7  # standard deviation of the logarithm of the lengths, by their weights at the start
+_SLOPE = 3.0  # standard deviation of the slope of the log weights over the log lengths
+_FEWEST = 4
+
+
+class LearnedSpectrumKernel(Kernel):
+    r"""A stationary kernel whose spectral density is a curve that is learned from the data.
+
+    A mixture of RBF kernels of many lengths, whose weights are trained:
+
+        k(x, z) = Σ_j π_j exp(−½ ‖(x − z)/(ℓ λ_j)‖²) ,    S(ω) = Σ_j π_j N(ω; 0, diag(ℓ λ_j)⁻²) ,
+
+    with `num_knots` lengths λ_j from 1/8 to 8 at equal ratios, and Σ_j π_j = 1. By Schoenberg's
+    theorem such mixtures are all the isotropic kernels that are valid in every number of
+    dimensions. RBF, Matérn and rational quadratic kernels are among them, so that nobody has to
+    choose. A spectrum with a peak that is narrower than that of a derivative of an RBF kernel, as
+    of a regular wave, is not: use gpytorch's `SpectralMixtureKernel`.
+
+    The log weights are a curve over u = log λ, at the start −½ (u / 0.7)². To it are added a slope
+    b ~ N(0, 3²) and second differences c_j ~ N(0, τ²) from knot to knot, τ being the `smoothness`:
+
+        log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
+
+    At its shortest length the curve ends, or goes on as a power law if `continued`: π ∝ λ^p, with
+    the slope p from there to 4.5 times that length, but p ≥ 2.3, so that the variance of a
+    field is finite; the energy spectrum of a field in the plane falls like k^{1−p}. Four lengths
+    stand for this, the last one for all shorter ones. `fit` decides: curves of many readings, which
+    are learned on a frequency grid, go on, as readings may resolve all of the curve there, while
+    the truth has shorter waves. Curves of few readings, learned under the exact kernel, end: their
+    shortest lengths are not resolved, and stand for all that are shorter. What is not resolved
+    can be told from noise only by extrapolation of the curve; the prior of the one is that of the
+    curve, that of the other log σ² ~ N(log 0.1 v, 3²), v being the variance of the data. A
+    frequency grid is made to hold the curve up to its end; what it lacks beyond counts in error
+    bars, as all that grids truncate.
+
+    `shape` holds b and c over their standard deviations, so that its prior is standard normal; this
+    prior is one of gpytorch, and takes part in `fit` and in gpytorch's own marginal likelihood.
+
+    The covariance has a closed form, for all inputs and with ARD; frequency grids (`Grid`, `Auto`)
+    hold it as they hold other kernels. Random frequencies cannot follow the weights while these are
+    trained, and raise; they serve fixed weights. In a `HelmholtzKernel` the curve of the second
+    part is that of the first plus a difference. `fit` refuses readings that have the same values
+    in all inputs of the kernel: they tell nothing of a spectrum.
+
+    Args:
+        num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.
+        smoothness: τ, how far the curve of the log weights may bend.
+        continued: whether the curve goes on beyond its shortest length; `fit` sets it where it
+            trains the curve. It is in the `state_dict`, although it is not a parameter.
+        ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
+        batch_shape: the batch shape of the parameters, as in gpytorch.
+        active_dims: the input columns of the kernel; all columns if None.
+        lengthscale_prior: the prior of the lengthscales, as in gpytorch.
+        lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
+
+    Raises:
+        ValueError: fewer than 4 knots, or a smoothness that is not positive and finite.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> kernel = gp_orff.LearnedSpectrumKernel(num_knots=12)
+        >>> kernel.weights.shape, kernel.lengths[[0, -1]].tolist()
+        (torch.Size([12]), [0.125, 8.0])
+        >>> field = gp_orff.CurlFreeKernel(kernel, num_dims=2)
+        >>> field(torch.rand(5, 2)).shape
+        torch.Size([10, 10])
+    """
+
+    has_lengthscale = True
+
+    def __init__(
+        self,
+        num_knots: int = 12,
+        smoothness: float = 4.0,
+        *,
+        continued: bool = False,
+        ard_num_dims: int | None = None,
+        batch_shape: torch.Size | None = None,
+        active_dims: Sequence[int] | None = None,
+        lengthscale_prior: Prior | None = None,
+        lengthscale_constraint: Interval | None = None,
+    ):
+        check_positive_integer(num_knots, "num_knots", "LearnedSpectrumKernel")
+        if num_knots < _FEWEST:
+            raise ValueError(
+                f"LearnedSpectrumKernel expects num_knots of at least {_FEWEST}, got {num_knots}; "
+                "a curve needs some, the default is 12"
+            )
+        if not 0 < smoothness < math.inf:
+            raise ValueError(
+                "LearnedSpectrumKernel expects a finite smoothness > 0, got "
+                f"{smoothness}; the default is 4"
+            )
+        super().__init__(
+            ard_num_dims=ard_num_dims,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            lengthscale_prior=lengthscale_prior,
+            lengthscale_constraint=lengthscale_constraint,
+        )
+        self.num_knots, self.smoothness = int(num_knots), float(smoothness)
+        knots = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
+        u = np.log(knots)
+        self._step = u[1] - u[0]
+        bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
+        # no buffers, which gpytorch takes for batches when it indexes a kernel
+        ends = end_lengths(knots[0], self._step)
+        self._lengths = torch.from_numpy(np.concatenate([ends, knots]))
+        self.continued = continued
+        self._start = torch.from_numpy(-0.5 * (u / _WIDTH) ** 2)
+        self._basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
+        size = torch.Size([*self.batch_shape, num_knots - 1])
+        self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
+        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
+
+    def get_extra_state(self) -> dict[str, bool]:
+        """What the covariance depends on, and no parameter or buffer has."""
+        return {"continued": self.continued}
+
+    def set_extra_state(self, state: dict[str, bool]) -> None:
+        """Take over `state`, which `get_extra_state` returned."""
+        self.continued = state["continued"]
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        key = prefix + "_extra_state"
+        if key not in state_dict:
+            warnings.warn(
+                "the state_dict is older than this version of gp_orff: it does not say whether "
+                f"the spectrum goes on beyond its shortest length; continued={self.continued} "
+                "stays, set kernel.continued if that is wrong",
+                stacklevel=2,
+            )
+            state_dict[key] = self.get_extra_state()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @property
+    def lengths(self) -> Float[Tensor, "M+J"]:
+        """λ, shortest first: those of the knots, before them those beyond, if it is `continued`."""
+        return self._lengths if self.continued else self._lengths[BEYOND:]
+
+    @property
+    def curve(self) -> Float[Tensor, "*b J"]:
+        """The logarithms of the weights at the knots, up to a constant."""
+        return self._start.to(self.shape) + self.shape @ self._basis.to(self.shape).mT
+
+    @property
+    def log_weights(self) -> Float[Tensor, "*b M+J"]:
+        """The logarithms of the weights of all lengths, up to a constant."""
+        curve = self.curve
+        if not self.continued:
+            return curve
+        return torch.cat([end_of_curve(curve, self._step), curve], dim=-1)
+
+    @property
+    def weights(self) -> Float[Tensor, "*b M+J"]:
+        """The weights π of the lengths; they add up to one."""
+        return self.log_weights.softmax(dim=-1)
+
+    @property
+    def rates(self) -> Float[Tensor, "M+J"]:
+        """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
+        return self.lengths.to(self.shape.device) ** -2
+
+    @torch.no_grad()
+    def centre(self, order: int) -> None:
+        """Move the start of the curve such that weights ∝ π λ^{−2t} are symmetric about λ = 1,
+        t = `order`, by lengthscale and slope: the curve goes along with the lengths.
+
+        Fields of degree t have these shares of the variance.
+        """
+        shift = -2 * order * _WIDTH**2  # of u
+        self.lengthscale = self.lengthscale * math.exp(shift)
+        self.shape.zero_()
+        self.shape[..., 0] = 2 * order / _SLOPE
+
+    @torch.no_grad()
+    def extrapolate(self, shortest: float) -> None:
+        """Make the curve a line at lengths λ below `shortest`, with the slope that it has from
+        there to 4.5 times this length; at least three knots are left as they are."""
+        curve, lengths = self.curve, self._lengths[BEYOND:]
+        first = min(int((lengths < shortest).sum()), self.num_knots - 3)
+        steps = min(end_steps(self._step), self.num_knots - 1 - first)
+        slope = (curve[..., first + steps] - curve[..., first]) / steps
+        number = torch.arange(first, 0, -1).to(curve)
+        line = curve[..., first, None] - slope.unsqueeze(-1) * number
+        change = torch.cat([line - curve[..., :first], torch.zeros_like(curve[..., first:])], -1)
+        self.shape += self._coordinates(change)
+
+    def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
+        """The change of `shape` that changes the curve so, up to a constant."""
+        basis = torch.cat([self._basis, torch.ones(self.num_knots, 1).to(self._basis)], dim=-1)
+        inverse = torch.linalg.inv(basis.to(change))[:-1]
+        return change @ inverse.mT
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        **params,
+    ) -> Float[Tensor, "*b n m"]:
+        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: return the diagonal only.
+            params: further arguments of gpytorch's `covar_dist`.
+        """
+        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
+        if diag:
+            return self.correlation((x1 - x2).square().sum(-1), vectors=1)
+        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+    def correlation(
+        self, s: Float[Tensor, "*m"], order: int = 0, vectors: int = 2
+    ) -> Float[Tensor, "*m"]:
+        """κ(s) = Σ_j π_j e^{−s/2λ_j²}, s = ‖(x − z)/ℓ‖², or a derivative by s.
+
+        Args:
+            s: squared distances in units of the lengthscale.
+            order: of the derivative.
+            vectors: the number of axes of s after those of the batch.
+        """
+        rates = -0.5 * self.rates.to(s)
+        factors = (self.weights.to(s) * rates**order).unbind(-1)
+        if self.batch_shape:
+            factors = [factor[(..., *[None] * vectors)] for factor in factors]
+        return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
+
+
+def _shape(kernel: LearnedSpectrumKernel) -> Float[Tensor, "*b J-1"]:
+    return kernel.shape
+
+
+def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) -> None:
+    kernel.initialize(shape=value)
+
+
+@radial_derivatives.register
+def _(kernel: LearnedSpectrumKernel, s: Tensor) -> tuple[Tensor, Tensor]:
+    vectors = s.dim() - len(kernel.batch_shape)
+    return kernel.correlation(s, 1, vectors), kernel.correlation(s, 2, vectors)
+
+
+# A kernel tree as a sum over the lengths of its learned spectra.
+
+
+def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Kernel]]:
+    """∂K/∂π_j of every learned spectrum of a kernel tree with covariance K.
+
+    K is linear in the weights π of each: ∂K/∂π_j is the term of a sum that the spectrum belongs to,
+    with an RBF kernel of the length ℓ λ_j in its place.
+
+    Yields:
+        The learned spectrum, j, and the kernel ∂K/∂π_j; this one serves until the next is taken.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> from gp_orff.kernels.learned import components
+        >>> base, x = gp_orff.LearnedSpectrumKernel(5), torch.rand(3, 2)
+        >>> kernel = gp_orff.CurlFreeKernel(base, num_dims=2)
+        >>> parts = [own.weights[j] * part(x).to_dense() for own, j, part in components(kernel)]
+        >>> torch.allclose(sum(parts), kernel(x).to_dense(), atol=1e-4)
+        True
+    """
+    for term in _terms(kernel):
+        for path, own in term.named_modules():
+            if not isinstance(own, LearnedSpectrumKernel):
+                continue
+            rbf = RBFKernel(
+                ard_num_dims=own.ard_num_dims,
+                batch_shape=own.batch_shape,
+                active_dims=None if own.active_dims is None else tuple(own.active_dims.tolist()),
+            ).to(own.shape)
+            whole = _replaced(term, path, rbf)
+            for j, length in enumerate(own.lengths.tolist()):
+                rbf.lengthscale = own.lengthscale.detach() * length
+                yield own, j, whole
+
+
+def _terms(kernel: Kernel) -> Iterator[Kernel]:
+    if isinstance(kernel, AdditiveKernel):
+        for part in kernel.kernels:
+            yield from _terms(part)
+    else:
+        yield kernel
+
+
+def _replaced(kernel: Kernel, path: str, part: Kernel) -> Kernel:
+    """A copy of a kernel tree with another kernel at a path."""
+    if not path:
+        return part
+    copy = deepcopy(kernel)
+    parent, _, name = path.rpartition(".")
+    setattr(copy.get_submodule(parent), name, part)
+    return copy
+
+
+# A learned spectrum that is another one plus a difference: the two parts of one field.
+
+
+_DIFFERENCE = 0.5  # standard deviations of a difference, over those of the curve itself
+
+
+class RelatedSpectrumKernel(LearnedSpectrumKernel):
+    """A `LearnedSpectrumKernel` whose curve is that of another one plus a difference.
+
+    With the log weights log π of the other one and the same lengths ℓ λ_j,
+
+        log π′ = const + log π + b′ u + D₂⁺ c′ ,    b′ ~ N(0, 1.5²) ,    c′_j ~ N(0, (τ/2)²) :
+
+    half the standard deviations of the first curve. `shape` holds b′ and c′ over theirs.
+
+    Args:
+        other: the kernel whose lengthscale, lengths and curve this one shares. It is no submodule:
+            the part of the model that owns it trains it.
+
+    Example:
+        >>> import gp_orff
+        >>> from gp_orff.kernels.learned import RelatedSpectrumKernel
+        >>> first = gp_orff.LearnedSpectrumKernel(5)
+        >>> second = RelatedSpectrumKernel(first)
+        >>> first.lengthscale, first.shape.data[0] = 2.0, 0.3
+        >>> second.lengthscale.item(), bool((second.weights == first.weights).all())
+        (2.0, True)
+    """
+
+    has_lengthscale = False  # of its own: gpytorch registers none
+
+    def __init__(self, other: LearnedSpectrumKernel):
+        super().__init__(
+            other.num_knots,
+            other.smoothness,
+            ard_num_dims=other.ard_num_dims,
+            batch_shape=other.batch_shape,
+            active_dims=other.active_dims,
+            continued=other.continued,
+        )
+        self._other = (other,)  # a tuple hides it from the list of submodules
+        self.has_lengthscale = True
+        self.to(other.shape)
+        self.shape.requires_grad_(other.shape.requires_grad)
+
+    @property
+    def other(self) -> LearnedSpectrumKernel:
+        """The kernel whose curve this one shares."""
+        return self._other[0]
+
+    @property
+    def lengthscale(self) -> Float[Tensor, "*b 1 d"]:
+        """ℓ of the other kernel."""
+        return self.other.lengthscale.to(self.shape)
+
+    @lengthscale.setter
+    def lengthscale(self, value: float | Tensor) -> None:
+        self.other.lengthscale = value
+
+    @property
+    def raw_lengthscale(self) -> nn.Parameter:
+        """The parameter of the other kernel."""
+        return self.other.raw_lengthscale
+
+    @property
+    def raw_lengthscale_constraint(self) -> Interval:
+        """Its constraint."""
+        return self.other.raw_lengthscale_constraint
+
+    @property
+    def curve(self) -> Float[Tensor, "*b J"]:
+        """The logarithms of the weights at the knots, up to a constant."""
+        difference = self.shape @ self._basis.to(self.shape).mT
+        return self.other.curve.to(self.shape) + _DIFFERENCE * difference
+
+    def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
+        """The change of `shape` that changes the curve so, up to a constant."""
+        return super()._coordinates(change) / _DIFFERENCE
+
+    def centre(self, order: int) -> None:
+        """Leave the curve where that of the other kernel is."""
+        self.shape.data.zero_()
+
+    def __getitem__(self, index) -> "RelatedSpectrumKernel":
+        own = super().__getitem__(index)
+        if own is not self:
+            own._other = (self.other[index],)
+        return own
+
+    def expand_batch(self, *sizes: torch.Size | int) -> "RelatedSpectrumKernel":
+        """The kernel with parameters expanded to a batch shape, as in gpytorch."""
+        own = super().expand_batch(*sizes)
+        if own is not self:
+            own._other = (self.other.expand_batch(*sizes),)
+        return own
+
+
+def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
+    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
+    found = [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
+    return [part for part in found if part.shape.requires_grad or not trained]
+
+
+def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
+    """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
+    return bool(learned_spectra(kernel, trained))
+
+
+@contextmanager
+def held_curves(kernel: Kernel) -> Iterator[None]:
+    """Hold the trained curves of learned spectra at their start, while other hyperparameters are
+    searched; they are trained again afterwards."""
+    trained = [part.shape for part in learned_spectra(kernel, trained=True)]
+    for curve in trained:
+        curve.requires_grad_(False).zero_()
+    try:
+        yield
+    finally:
+        for curve in trained:
+            curve.requires_grad_(True)
+
+
+def continue_curves(kernel: Kernel, continued: bool = True) -> None:
+    """Continue learned spectra that are trained beyond their last knots, or end them there."""
+    for part in learned_spectra(kernel, trained=True):
+        part.continued = continued
+
+
+def related_copy(kernel: Kernel) -> Kernel:
+    """A copy of a kernel tree, in which every learned spectrum is the original one plus a
+    difference."""
+    if isinstance(kernel, LearnedSpectrumKernel):
+        return RelatedSpectrumKernel(kernel)
+    copy = deepcopy(kernel)
+    for path, part in kernel.named_modules():
+        if isinstance(part, LearnedSpectrumKernel):
+            parent, _, name = path.rpartition(".")
+            setattr(copy.get_submodule(parent), name, RelatedSpectrumKernel(part))
+    return copy
+
+
+# Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.
+
+
+_LARGEST = 16.0  # coordinates of the weights, in standard deviations of their prior
+_STRETCH = 6.0  # how much faster than the frequencies these may move, in a search
+_SHARE = 0.01  # of the variance that shorter lengths may have
+
+
+@dataclass(frozen=True)
+class FiniteMixture(ScaleMixture):
+    """Spectrum of `LearnedSpectrumKernel`: z = √s g, g ~ N(0, I), where s = s_j with weight π_j.
+
+    Weighted by ‖z‖^{2t}: weights ∝ π_j s_j^t, and ‖g‖² ~ χ²_{d+2t}.
+
+    Args:
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        variances: s, (J,), positive.
+        weights: π, (*b, J).
+        beyond: of how many of the s, the first ones, a grid leaves out what it does not hold: those
+            that continue a learned curve beyond its last knot. `tail` does not count them.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> variances, weights = torch.tensor([1.0, 4.0]), torch.tensor([0.75, 0.25])
+        >>> mixture = gp_orff.spectra.FiniteMixture(torch.ones(1, 1), variances, weights)
+        >>> mixture.moment(order=1, num_dims=2)  # d E s
+        tensor([3.5000])
+    """
+
+    variances: Float[Tensor, "J"]
+    weights: Float[Tensor, "*b J"]
+    beyond: int = 0
+
+    def scales(self, least: float) -> tuple[Float[Tensor, "*b J"], Float[Tensor, "*b J"]]:
+        """s and weights, (*b, J); `least` is for scales without end."""
+        weights = self.weights.double()
+        return self.variances.double().clamp_min(least).expand_as(weights), weights
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        radius2, log_det = self._scaled(omega)
+        half = omega.shape[-1] / 2
+        s, weights = self.variances.to(radius2), self.weights.to(radius2).unsqueeze(-2)
+        terms = weights.log() - half * (2 * math.pi * s).log() - 0.5 * radius2.unsqueeze(-1) / s
+        return log_det + terms.logsumexp(-1)
+
+    def moment(self, order: float, num_dims: int) -> Float[Tensor, "*b 1"]:
+        """E‖z‖^{2t} = E s^t E‖g‖^{2t}, t = `order`, in `num_dims` dimensions."""
+        mean = (self.weights * self.variances**order).sum(-1, keepdim=True)
+        return mean * chi2_moment(order, num_dims)
+
+    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
+        """E ω_i², (*b, d), d = `num_dims`."""
+        mean = (self.weights * self.variances).sum(-1, keepdim=True)
+        variance = mean / self.lengthscale.square().squeeze(-2)
+        return variance.expand(*variance.shape[:-1], num_dims)
+
+    def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
+        s, weights = self._of_curve(order)
+        outside = chi2_tail(scaled_radius**2 / s, num_dims + 2 * order)
+        return float((weights * outside).sum(-1).max())
+
+    def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
+        return self.scaled_radius(np.eye(num_dims)) * self.shortest
+
+    @property
+    def shortest(self) -> float:
+        """The length of the curve, over ℓ, below which it has a hundredth of the variance of a
+        field."""
+        s, weights = self._of_curve(1)
+        below = np.cumsum(weights[:, np.argsort(-s)], axis=-1) > _SHARE
+        return float(np.sort(1 / np.sqrt(s))[below.argmax(-1).min()])
+
+    def frequency_parameters(self, shortest, longest):
+        # the weights too: they decide which frequencies matter
+        lengthscales = super().frequency_parameters(shortest, longest)
+        return [*lengthscales, Range(self.weights, -_LARGEST, _LARGEST, _STRETCH)]
+
+    def _weighted_across(self, order: int) -> "FiniteMixture":
+        weights = self.weights * self.variances**order
+        return replace(self, weights=weights / weights.sum(-1, keepdim=True))
+
+    def _radial_correlation(self, r: float, order: int) -> float:
+        """`correlation` from the scaled lag r on: the mean of max(1, s r²)^t e^{−s r²/2}."""
+        s, weights = self._values(order)
+        square = s * r * r
+        return float((weights * np.maximum(1, square) ** order * np.exp(-square / 2)).sum(-1).max())
+
+    def _of_curve(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
+        """Those of `_values` that are not beyond the curve."""
+        s, weights = self._values(order)
+        return s[self.beyond :], weights[:, self.beyond :]
+
+    def _values(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
+        """s, and the weights ∝ π s^t of a batch, t = `order`."""
+        s, weights = self._arrays
+        weights = weights * s**order
+        return s, weights / weights.sum(-1, keepdims=True)
+
+    @cached_property
+    def _arrays(self) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
+        s = self.variances.detach().double().cpu().numpy()
+        return s, self.weights.detach().double().cpu().numpy().reshape(-1, len(s))
+
+    def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
+        """The scales s (*b, D) of variables `base` (D, c), weighted by s^t, t = `order`.
+
+        Raises:
+            NotImplementedError: weights are trained, which the choice of a scale cannot follow.
+        """
+        if torch.is_grad_enabled() and self.weights.requires_grad:
+            inputs = base.shape[-1] - 1
+            remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
+            raise NotImplementedError(
+                "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
+                f"trained, which serves up to {GRID_INPUTS} inputs, got random frequencies of "
+                f"{inputs}, which cannot follow the weights; use {remedy}, or freeze the weights "
+                "by kernel.shape.requires_grad_(False)"
+            )
+        weights = self.weights * self.variances**order
+        levels = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[..., :-1]
+        chosen = (base[:, -1, None] > levels.unsqueeze(-2)).sum(-1)  # (*b, D)
+        return self.variances[chosen].to(base)
+
+
+@spectrum.register
+def _(kernel: LearnedSpectrumKernel) -> Spectrum:
+    beyond = BEYOND if kernel.continued else 0
+    return FiniteMixture(kernel.lengthscale, kernel.rates.detach(), kernel.weights, beyond)
+
+
+@shortest_lengths.register
+def _(kernel: LearnedSpectrumKernel) -> Tensor:
+    """ℓ times the shortest of the lengths that matter."""
+    return kernel.lengthscale * spectrum(kernel).shortest

@@ -1,1 +1,0 @@
-"""Kernels whose spectral matrix A(ω) is given as a matrix or as a function."""

@@ -1,0 +1,499 @@
+"""Covariances of pairs of observed numbers vᵀf(x) in closed form."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial, singledispatch
+from itertools import chain
+from typing import Protocol
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from linear_operator import to_dense
+from torch import Tensor
+from torch.autograd import Function
+
+from gp_orff.kernels.derivatives import radial_derivatives
+from gp_orff.kernels.tree import (
+    Factor,
+    FieldFactor,
+    Gradient,
+    Leaf,
+    Mixing,
+    Solenoidal,
+    Term,
+    inner_terms,
+    terms,
+)
+
+# Covariances as sums Σ c Φ of numbers c of pairs of points times forms Φ of directions v and w.
+#
+# Terms of a kernel that have a form in common add their numbers first. Numbers of pairs are
+# matrices (n, m); directions come before them.
+
+
+class Form(Protocol):
+    """What depends on directions."""
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        """The tensors that it is made of."""
+
+    def added(self, total: Tensor, number: Float[Tensor, "*b #n #m"]) -> Tensor:
+        """`total` + c Φ, (*b, q, r, n, m)."""
+
+    def cotangents(
+        self, number: Float[Tensor, "*b #n #m"], gradient: Float[Tensor, "*b q r n m"]
+    ) -> tuple[Tensor | None, ...]:
+        """The derivatives of Σ G ∘ c Φ in c and in every factor, before they are summed over axes
+        that were broadcast; None for factors that need none."""
+
+
+Products = Mapping[Form, Float[Tensor, "*b #n #m"]]
+"""The number c of every form Φ in Σ c Φ."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """Φ itself, the same for all pairs or one for each."""
+
+    value: Float[Tensor, "*b q r #n #m"]
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return (self.value,)
+
+    def added(self, total: Tensor, number: Tensor) -> Tensor:
+        return torch.addcmul(total, _of_pairs(number), self.value)
+
+    def cotangents(self, number: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_value = _of_pairs(number) * gradient if self.value.requires_grad else None
+        return _sum(_sum(gradient * self.value, -4), -3), of_value
+
+
+@dataclass(frozen=True, eq=False)
+class Outer:
+    """Φ = l rᵀ, with l of the left directions and r of the right ones."""
+
+    left: Float[Tensor, "*b q n m"]
+    right: Float[Tensor, "*b r n m"]
+
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        return self.left, self.right
+
+    def added(self, total: Tensor, number: Tensor) -> Tensor:
+        left = number.unsqueeze(-3) * self.left
+        return torch.addcmul(total, left.unsqueeze(-3), self.right.unsqueeze(-4))
+
+    def cotangents(self, number: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        to_left = _sum(gradient * self.right.unsqueeze(-4), -3)
+        of_number = _sum(to_left * self.left, -3)
+        if not self.left.requires_grad:
+            return of_number, None, None
+        to_right = _sum(gradient * self.left.unsqueeze(-3), -4)
+        return of_number, number.unsqueeze(-3) * to_left, number.unsqueeze(-3) * to_right
+
+
+def _of_pairs(number: Float[Tensor, "*b #n #m"]) -> Float[Tensor, "*b 1 1 #n #m"]:
+    return number[..., None, None, :, :]
+
+
+def _sum(values: Tensor, axis: int) -> Tensor:
+    """Over an axis of directions; of one direction, without a copy."""
+    return values.squeeze(axis) if values.shape[axis] == 1 else values.sum(axis)
+
+
+def collected(products: Iterable[tuple[Form, Float[Tensor, "*b #n #m"]]]) -> Products:
+    """The sum of the numbers of every form."""
+    numbers: dict[Form, Tensor] = {}
+    for form, number in products:
+        numbers[form] = numbers[form] + number if form in numbers else number
+    return numbers
+
+
+def total(products: Products) -> Float[Tensor, "*b q r n m"]:
+    """Σ c Φ, differentiable any number of times."""
+    return _Total.apply(products, *_tensors(products))
+
+
+def cotangents(
+    products: Products, gradient: Float[Tensor, "*b q r n m"]
+) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of Σ c Φ that require derivatives of Σ G ∘ c Φ, and these derivatives."""
+    pairs = zip(_tensors(products), _gradients(products, gradient), strict=True)
+    return [(tensor, own) for tensor, own in pairs if tensor.requires_grad]
+
+
+class _Total(Function):
+    """Σ c Φ, whose derivatives hold no products for all pairs of directions."""
+
+    @staticmethod
+    def forward(ctx, products: Products, *tensors: Tensor) -> Tensor:
+        ctx.products = products
+        value = tensors[0].new_zeros(())
+        for form, number in products.items():
+            value = form.added(value, number)
+        return value
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return None, *_gradients(ctx.products, gradient)
+
+
+def _tensors(products: Products) -> list[Tensor]:
+    return [t for form, number in products.items() for t in (number, *form.factors)]
+
+
+def _gradients(products: Products, gradient: Tensor) -> list[Tensor | None]:
+    found = [own for form, number in products.items() for own in form.cotangents(number, gradient)]
+    return [
+        None if own is None else own.sum_to_size(tensor.shape)
+        for tensor, own in zip(_tensors(products), found, strict=True)
+    ]
+
+
+# Covariances of the fields of a scalar kernel k(x, z) = κ(s), s = τᵀΛτ, between pairs of points.
+#
+# With u = Λτ, −∇∇ᵀk = −2κ′Λ − 4κ″u uᵀ. Numbers of pairs are matrices (n, m); inputs, and directions
+# v and w, come before them.
+
+
+_COINCIDENT = 1e-14  # lag over extent: rounding of vᵀτ does not count at it, however large κ″ is
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Inputs of a potential at both ends, and directions v and w of the field there."""
+
+    x: Float[Tensor, "*b k n"]
+    z: Float[Tensor, "*b k m"]
+    v: Float[Tensor, "q #n d"]  # one n for directions that are the same at every point
+    w: Float[Tensor, "r #m d"]
+    dims: tuple[int, ...] | None  # the components of directions that x and z have; None: all
+
+    @cached_property
+    def ones(self) -> Float[Tensor, "k"]:
+        """The metric of unit lengthscales; what depends on no other is computed once."""
+        return self.x.new_ones(self.x.shape[-2])
+
+    @cached_property
+    def inner(self) -> Plain:
+        """vᵀw."""
+        return Plain(self.v.unsqueeze(-3) @ self.w.mT)
+
+    def squared_lengths(self, metric: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n m"]:
+        """τᵀMτ, with M = diag `metric`."""
+        if metric is self.ones:
+            return self._unit_squares
+        return _weighted(metric.unsqueeze(-2), self._squares).squeeze(-3)
+
+    def forms(self, metric: Float[Tensor, "*b k"]) -> tuple[Form, Form]:
+        """vᵀMw and (vᵀMτ)(τᵀMw), which multiply −2κ′ and −4κ″ in a curl-free field."""
+        return self._unit_forms if metric is self.ones else self._forms(metric)
+
+    @cached_property
+    def _tau(self) -> Float[Tensor, "*b k n m"]:
+        return self.x.unsqueeze(-1) - self.z.unsqueeze(-2)
+
+    @cached_property
+    def _squares(self) -> Float[Tensor, "*b k n m"]:
+        """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite beside it."""
+        extent = torch.maximum(*(x.detach().abs().amax((-2, -1)) for x in self._centred))
+        return self._tau.square().clamp_min((_COINCIDENT * extent).square()[..., None, None, None])
+
+    @cached_property
+    def _unit_squares(self) -> Float[Tensor, "*b n m"]:
+        return self._squares.sum(-3)
+
+    @cached_property
+    def _unit_forms(self) -> tuple[Form, Form]:
+        first, second = self._forms(self.ones)
+        return (self.inner if self.dims is None else first), second
+
+    def _forms(self, metric: Float[Tensor, "*b k"]) -> tuple[Form, Form]:
+        v, w = self.v, self.w
+        if self.dims is not None:
+            v, w = v[..., list(self.dims)], w[..., list(self.dims)]
+        scaled, other = (side * metric[..., None, None, :] for side in (v, w))
+        outer = Outer(self._along_left(scaled), self._along_right(other))
+        return Plain(scaled.unsqueeze(-3) @ w.mT), outer
+
+    def _along_left(self, v: Float[Tensor, "*b q #n k"]) -> Float[Tensor, "*b q n m"]:
+        """vᵀτ, as a product of matrices; with one v, of exact lags."""
+        if v.shape[-2] == 1:
+            return _weighted(v.squeeze(-2), self._tau)
+        x, z = self._centred
+        return v @ -z.unsqueeze(-3) + (v * x.mT.unsqueeze(-3)).sum(-1, keepdim=True)
+
+    def _along_right(self, w: Float[Tensor, "*b r #m k"]) -> Float[Tensor, "*b r n m"]:
+        """τᵀw."""
+        if w.shape[-2] == 1:
+            return _weighted(w.squeeze(-2), self._tau)
+        x, z = self._centred
+        return x.mT.unsqueeze(-3) @ w.mT - (w * z.mT.unsqueeze(-3)).sum(-1).unsqueeze(-2)
+
+    @cached_property
+    def _centred(self) -> tuple[Float[Tensor, "*b k n"], Float[Tensor, "*b k m"]]:
+        centre = self.x.mean(-1, keepdim=True)
+        return self.x - centre, self.z - centre
+
+
+def _weighted(
+    weights: Float[Tensor, "*b q k"], values: Float[Tensor, "*b k n m"]
+) -> Float[Tensor, "*b q n m"]:
+    """Σ_k w_qk a_k."""
+    return (weights @ values.flatten(-2)).unflatten(-1, values.shape[-2:])
+
+
+FormsOfTerm = Iterator[tuple[Form, Float[Tensor, "*b n m"]]]
+
+
+@singledispatch
+def products(
+    factor: FieldFactor, pairs: Pairs, metric: Float[Tensor, "*b k"], a: Tensor, b: Tensor
+) -> FormsOfTerm:
+    """The forms of vᵀK(τ)w and their numbers, for fields with a factor B(ω).
+
+    Args:
+        factor: B(ω).
+        pairs: lags and directions.
+        metric: the diagonal of Λ.
+        a: −2κ′, (*b, n, m).
+        b: −4κ″, (*b, n, m).
+    """
+    raise NotImplementedError(f"no covariance is known for {type(factor).__name__}")
+
+
+@products.register
+def _(factor: Gradient, pairs: Pairs, metric: Tensor, a: Tensor, b: Tensor) -> FormsOfTerm:
+    first, second = pairs.forms(metric)
+    yield first, a
+    yield second, b
+
+
+@products.register
+def _(factor: Solenoidal, pairs: Pairs, metric: Tensor, a: Tensor, b: Tensor) -> FormsOfTerm:
+    first, second = pairs.forms(metric)
+    trace = metric.sum(-1)[..., None, None]
+    lengths = pairs.squared_lengths(metric if metric is pairs.ones else metric.square())
+    yield pairs.inner, torch.addcmul(trace * a, lengths, b)
+    yield first, -a
+    yield second, -b
+
+
+Cut = Callable[[Tensor], Tensor]
+"""Replaces a tensor that is computed once, from hyperparameters, by a leaf of another graph."""
+
+
+@dataclass(frozen=True)
+class FieldTerm:
+    """A field whose potential has a scaled scalar kernel, with its hyperparameters as tensors."""
+
+    kernel: Kernel
+    factor: FieldFactor
+    metric: Float[Tensor, "*b #k"]  # ℓ⁻²: one number if all inputs have the same lengthscale
+    first: Float[Tensor, "*b"]  # the factor of κ′
+    second: Float[Tensor, "*b"]  # the factor of κ″
+
+    @classmethod
+    def of(cls, term: Term, cut: Cut = lambda tensor: tensor) -> "FieldTerm":
+        """Of a term.
+
+        With one lengthscale, powers of it are in the factors of κ′ and κ″, and the forms do not
+        depend on hyperparameters.
+        """
+        kernel, scale = term.leaves[0].kernel, term.outputscale
+        if not kernel.has_lengthscale:
+            radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists the known ones
+        metric = kernel.lengthscale.squeeze(-2).pow(-2)
+        power = metric[..., 0] if metric.shape[-1] == 1 else 1
+        first, second = -2 * scale * power, -4 * scale * power**2
+        return cls(kernel, term.factor, cut(metric), cut(first), cut(second))
+
+    def __call__(self, pairs: Pairs) -> FormsOfTerm:
+        """The forms of vᵀK(τ)w and their numbers."""
+        if self.metric.shape[-1] == 1:
+            metric = pairs.ones
+            s = self.metric.unsqueeze(-1) * pairs.squared_lengths(metric)
+        else:
+            metric = self.metric
+            s = pairs.squared_lengths(metric)
+        first, second = radial_derivatives(self.kernel, s)
+        a, b = self.first[..., None, None] * first, self.second[..., None, None] * second
+        return products(self.factor, pairs, metric, a, b)
+
+
+# The covariance of observed numbers: a component of a field, or its part along a direction.
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The numbers v_qnᵀ f(x_n), q of them at every point."""
+
+    x: Float[Tensor, "n d"]
+    v: Float[Tensor, "q #n p"]  # one n for directions that are the same at every point
+
+    def __getitem__(self, points: slice) -> "Rows":
+        return Rows(self.x[points], self.v if self.v.shape[-2] == 1 else self.v[:, points])
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.v) * len(self.x)
+
+
+Geometry = dict[tuple, Pairs]
+"""What of two sets of rows depends on no hyperparameter, for each set of inputs; filled on use."""
+
+RowProducts = Callable[[Rows, Rows, Geometry], Products]
+RowCovariance = Callable[..., Float[Tensor, "*b n*q m*r"]]
+
+
+def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProducts:
+    """The covariance of two sets of rows under a kernel, as numbers of pairs times forms.
+
+    Field kernels and separable kernels, their sums and their products with scalar kernels are
+    contracted with the directions without the covariance of whole vectors.
+
+    Args:
+        kernel: with its hyperparameters as they are now.
+        cut: applied once to every tensor that is computed from hyperparameters for all rows.
+    """
+    if not in_closed_form(kernel):
+        return partial(_of_kernel, kernel)
+    return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in terms(kernel)])
+
+
+def row_covariance(kernel: Kernel) -> RowCovariance:
+    """The covariance of two sets of rows, point-major, differentiable in the kernel; of a batch of
+    kernels, if their covariance is in closed form."""
+    found = row_products(kernel)
+
+    def covariance(
+        left: Rows, right: Rows, geometry: Geometry | None = None
+    ) -> Float[Tensor, "*b n*q m*r"]:
+        products = found(left, right, {} if geometry is None else geometry)
+        sums = total(products)  # (*b, q, r, #n, #m)
+        sums = sums.expand(*sums.shape[:-2], len(left.x), len(right.x))
+        blocks = sums.movedim((-4, -3), (-3, -1))  # (*b, n, q, m, r)
+        return blocks.flatten(-4, -3).flatten(-2, -1)
+
+    return covariance
+
+
+def by_directions(
+    matrix: Float[Tensor, "n*q m*r"], left: Rows, right: Rows
+) -> Float[Tensor, "q r n m"]:
+    """The entries of a matrix of rows for every pair of directions."""
+    q, r = len(left.v), len(right.v)
+    return matrix.unflatten(0, (-1, q)).unflatten(2, (-1, r)).permute(1, 3, 0, 2).contiguous()
+
+
+def _of_kernel(kernel: Kernel, left: Rows, right: Rows, _: Geometry) -> Products:
+    """By the covariance of whole vectors, as the kernel gives it."""
+    n, m = len(left.x), len(right.x)
+    blocks = to_dense(kernel(left.x, right.x)).reshape(n, left.v.shape[-1], m, -1)
+    v, w = left.v.expand(-1, n, -1), right.v.expand(-1, m, -1)
+    half = torch.einsum("qni,nimj->qnmj", v, blocks)
+    return {Plain(torch.einsum("qnmj,rmj->qrnm", half, w)): blocks.new_ones(1, 1)}
+
+
+def _of_terms(
+    summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows, geometry: Geometry
+) -> Products:
+    return collected(chain(*(summand(left, right, geometry) for summand in summands)))
+
+
+@dataclass(frozen=True)
+class _FieldRows:
+    """A field times scalar kernels."""
+
+    space: Leaf
+    others: tuple[Leaf, ...]
+    term: FieldTerm
+
+    def __call__(self, left: Rows, right: Rows, geometry: Geometry) -> FormsOfTerm:
+        """Terms of the same inputs share their pairs."""
+        key = self.space.active_dims, self.term.factor.dims
+        if key not in geometry:
+            x, z = (inputs_of(self.space, rows).mT.contiguous() for rows in (left, right))
+            geometry[key] = Pairs(x, z, left.v, right.v, self.term.factor.dims)
+        others = [scalar_rows(leaf, left, right) for leaf in self.others]
+        for form, number in self.term(geometry[key]):
+            yield form, math.prod(others, start=number)
+
+
+@dataclass(frozen=True)
+class _MixedRows:
+    """A product of scalar kernels and a constant matrix L Lᵀ."""
+
+    leaves: tuple[Leaf, ...]
+    scale: Float[Tensor, "*b"]
+    root: Float[Tensor, "*b p r"]
+
+    def __call__(self, left: Rows, right: Rows, _: Geometry) -> FormsOfTerm:
+        """One form, the covariance of the outputs."""
+        factors = [scalar_rows(leaf, left, right) for leaf in self.leaves]
+        root = self.root.unsqueeze(-3)
+        form = Plain((left.v @ root).unsqueeze(-3) @ (right.v @ root).mT.unsqueeze(-4))
+        yield form, math.prod(factors, start=self.scale[..., None, None])
+
+
+@singledispatch
+def prepared_rows(factor: Factor, term: Term, cut: Cut) -> Callable:
+    """A term with all that is computed from its hyperparameters for all rows."""
+    raise NotImplementedError(f"no covariances of rows are known for {type(factor).__name__}")
+
+
+@prepared_rows.register
+def _(factor: FieldFactor, term: Term, cut: Cut) -> _FieldRows:
+    space, *others = term.leaves
+    return _FieldRows(space, tuple(others), FieldTerm.of(term, cut))
+
+
+@prepared_rows.register
+def _(factor: Mixing, term: Term, cut: Cut) -> _MixedRows:
+    scale, root = term.outputscale.double(), factor.matrix.double()
+    return _MixedRows(term.leaves, cut(scale), cut(root))
+
+
+def inputs_of(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
+    """The inputs of a leaf."""
+    return rows.x if leaf.active_dims is None else rows.x[:, list(leaf.active_dims)]
+
+
+def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "*b n m"]:
+    """The covariance of a scalar kernel between the points of rows."""
+    return to_dense(leaf.kernel.forward(inputs_of(leaf, left), inputs_of(leaf, right)))
+
+
+def in_closed_form(kernel: Kernel) -> bool:
+    """Whether the terms of a kernel are all that there is to it, and all of them are known."""
+    summands = terms(kernel)
+    known = all(prepared_rows.dispatch(type(term.factor)) is not _unknown for term in summands)
+    known = known and all(
+        _has_radial_derivatives(term.leaves[0].kernel)
+        for term in summands
+        if isinstance(term.factor, FieldFactor)
+    )
+    known = known and all(leaf.is_elementary for term in summands for leaf in term.leaves)
+    return known and all(
+        _has_covariance_of_terms(type(part))
+        for part in kernel.modules()
+        if isinstance(part, Kernel)
+    )
+
+
+_unknown = prepared_rows.dispatch(object)
+
+
+def _has_radial_derivatives(kernel: Kernel) -> bool:
+    unknown = radial_derivatives.dispatch(object)
+    return kernel.has_lengthscale and radial_derivatives.dispatch(type(kernel)) is not unknown
+
+
+def _has_covariance_of_terms(cls: type[Kernel]) -> bool:
+    """Whether a class has the covariance of the class that its terms are registered for."""
+    registered = next(base for base in cls.__mro__ if base in inner_terms.registry)
+    return registered is object or cls.forward is registered.forward

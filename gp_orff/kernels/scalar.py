@@ -1,0 +1,398 @@
+"""Scalar kernels that gpytorch lacks; a check of subclasses of gpytorch's kernels."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from numbers import Real
+
+import numpy as np
+import scipy.special
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel
+from gpytorch.priors import Prior
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd import Function
+
+from gp_orff.kernels.base import check_positive_integer, positive
+
+# Powers of Bessel functions as kernels.
+
+
+_TERMS = 48  # of the series of Bessel functions over Gaussians
+_NEAR, _LARGE, _DECAY = 13.0, 100, 45.0  # q/b to which it holds; b from which it holds to _DECAY
+
+
+class BesselKernel(Kernel):
+    r"""Power of a Bessel function, which Le et al. (2013, eq. 37) call Matérn kernel.
+
+    k(x, z) = [Γ(ν + 1) (2/r)^ν J_ν(r)]^t, with ν = d/2, r = ‖(x − z)/ℓ‖ and the power t.
+
+    Its spectral density is the distribution of a sum of t independent points, each uniform in the
+    unit ball of d dimensions, divided by ℓ. So k has no frequencies beyond t/ℓ; for t = 1 all below
+    are equally probable, and for d = 1, k is then sin(r)/r. The more dimensions, the closer k is to
+    exp(−t r²/(2d + 4)), an RBF kernel of the lengthscale ℓ √((d + 2)/t): lengthscales are not
+    comparable to those of other kernels. Start from ℓ √(t/(d + 2)), ℓ being one for an RBF kernel.
+
+    The kernel belongs to one number of dimensions. Of the rules that pad the inputs,
+    `Fastfood` needs d = 2^k, and `StructuredOrthogonal` 2^k ≥ 32; `MonteCarlo`, `QuasiMonteCarlo`
+    and `Orthogonal` work for every d, and so does `FourierFastfood`, with its bias. `Grid` and
+    `GaussHermite` do not, nor rules with `shared=True`, since the density is not evaluated.
+    `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel` of it are exact, and have
+    features with `measure="base"`.
+
+    The covariance is accurate to 1e-13 for all d and r; it can be differentiated any number of
+    times.
+
+    Args:
+        power: t, a positive integer.
+        num_dims: d, the number of inputs.
+        ard_num_dims: d for one lengthscale of each input; one for all inputs if None.
+        batch_shape: the batch shape of the lengthscales, as in gpytorch.
+        active_dims: the d input columns of the kernel; all columns if None.
+        lengthscale_prior: the prior of the lengthscales, as in gpytorch.
+        lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
+
+    Raises:
+        ValueError: `power` or `num_dims` is not a positive integer; `ard_num_dims`, `active_dims`
+            or the inputs have another number of dimensions.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> exact = gp_orff.BesselKernel(power=3, num_dims=16)
+        >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Fastfood(4096))
+        >>> x = torch.rand(10, 16)
+        >>> error = kernel(x).to_dense() - exact(x).to_dense()
+        >>> bool(error.abs().max() < 0.05)
+        True
+    """
+
+    has_lengthscale = True
+
+    def __init__(
+        self,
+        power: int,
+        num_dims: int,
+        *,
+        ard_num_dims: int | None = None,
+        batch_shape: torch.Size | None = None,
+        active_dims: Sequence[int] | None = None,
+        lengthscale_prior: Prior | None = None,
+        lengthscale_constraint: Interval | None = None,
+    ):
+        check_positive_integer(power, "power", "BesselKernel")
+        check_positive_integer(num_dims, "num_dims", "BesselKernel")
+        numbers = {
+            "ard_num_dims": ard_num_dims,
+            "the number of active_dims": None if active_dims is None else len(active_dims),
+        }
+        for name, number in numbers.items():
+            if number is not None and number != num_dims:
+                raise ValueError(
+                    f"BesselKernel expects {name} to be num_dims={num_dims}, got {number}; the "
+                    "kernel belongs to one number of dimensions, give it as num_dims"
+                )
+        super().__init__(
+            ard_num_dims=ard_num_dims,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            lengthscale_prior=lengthscale_prior,
+            lengthscale_constraint=lengthscale_constraint,
+        )
+        self.power, self.num_dims = int(power), int(num_dims)
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        **params,
+    ) -> Float[Tensor, "*b n m"]:
+        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: return the diagonal only.
+            params: further arguments of gpytorch's `covar_dist`.
+
+        Raises:
+            ValueError: another number of inputs than `num_dims`.
+        """
+        for x in (x1, x2):
+            if x.shape[-1] != self.num_dims:
+                raise ValueError(
+                    f"BesselKernel expects {self.num_dims} inputs, its num_dims, got "
+                    f"{x.shape[-1]}; the kernel belongs to one number of dimensions, use "
+                    f"BesselKernel({self.power}, num_dims={x.shape[-1]})"
+                )
+        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
+        if diag:
+            return self.correlation((x1 - x2).square().sum(-1))
+        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+    def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
+        """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
+
+        κ = f^t with f(s) = ₀F₁(; ν + 1; −s/4), and ₀F₁(; b; −q)′ = −₀F₁(; b + 1; −q)/b.
+
+        Args:
+            s: (*m), squared distances in units of the lengthscale.
+            order: 0 for κ, 1 for κ′ and 2 for κ″.
+        """
+        b, t = self.num_dims / 2 + 1, self.power
+        f = BesselFunction.apply(s / 4, b)
+        if order == 0:
+            return f**t
+        first = -BesselFunction.apply(s / 4, b + 1) / (4 * b)
+        if order == 1:
+            return t * f ** (t - 1) * first
+        second = BesselFunction.apply(s / 4, b + 2) / (16 * b * (b + 1))
+        square = (t - 1) * f ** (t - 2) * first.square() if t > 1 else 0.0
+        return t * (square + f ** (t - 1) * second)
+
+
+class BesselFunction(Function):
+    """₀F₁(; b; −q) = Γ(b) J_{b−1}(2√q) / q^{(b−1)/2} for q ≥ 0, in float64.
+
+    Its derivative by q is −₀F₁(; b + 1; −q)/b. It is e^{−y} Σ c_n yⁿ with y = q/b, c_0 = 1, c_1 = 0
+    and (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}, which follows from Bessel's equation. Beyond
+    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series holds up to
+    y = 45, and the function vanishes beyond.
+    """
+
+    @staticmethod
+    def forward(ctx, q: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
+        ctx.save_for_backward(q)
+        ctx.b = b
+        return _bessel(q.double(), b).to(q.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (q,) = ctx.saved_tensors
+        return -grad / ctx.b * BesselFunction.apply(q, ctx.b + 1), None
+
+
+def _bessel(q: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
+    """₀F₁(; b; −q)."""
+    values, far = _gaussian_series(q / b, b), q > _NEAR * b
+    if b <= _LARGE and far.any():
+        beyond = scipy.special.hyp0f1(b, -q[far].cpu().numpy())
+        values[far] = torch.from_numpy(beyond).to(q.device)
+    return values
+
+
+def _gaussian_series(y: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
+    """e^{−y} Σ c_n yⁿ."""
+    coefficients = [1.0, 0.0]
+    for n in range(1, _TERMS):
+        step = 2 * n * coefficients[-1] - coefficients[-2]
+        coefficients.append(step / ((n + 1) * (n + b)))
+    y = y.clamp_max(_DECAY)
+    total = torch.zeros_like(y)
+    for coefficient in reversed(coefficients):
+        total.mul_(y).add_(coefficient)
+    return total.mul_((-y).exp_())
+
+
+# The functions z^μ K_μ(z) of Matérn kernels of any smoothness, from tables of scipy's.
+
+
+_FIRST, _LAST = -30.0, 13.0  # log q of the table: z from 3e-7 to 665
+_CELLS = 32 * 43  # of width 1/32
+_DEGREE = 6  # of the polynomial in a cell
+
+
+class MaternFunction(Function):
+    """g_μ(q) = z^μ K_μ(z) with z = √q, for q > 0 and any real μ, in float64.
+
+    K_μ is the modified Bessel function of the second kind. The derivative of g_μ by q is −½ g_{μ−1}
+    (Abramowitz & Stegun 1964, 9.6.28). The logarithm of e^z g_μ, as a function of log q, is close
+    to straight lines at both ends and smooth between them: polynomials in 1376 cells interpolate it
+    to 1e-14. Below the table are values of scipy, beyond it z is so large that g_μ is zero.
+    """
+
+    @staticmethod
+    def forward(ctx, q: Float[Tensor, "*m"], order: float) -> Float[Tensor, "*m"]:
+        ctx.save_for_backward(q)
+        ctx.order = order
+        return _values(q.detach().double(), order).to(q.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (q,) = ctx.saved_tensors
+        return -0.5 * grad * MaternFunction.apply(q, ctx.order - 1), None
+
+
+def _values(q: Float[Tensor, "*m"], order: float) -> Float[Tensor, "*m"]:
+    t = q.log()
+    position = (t - _FIRST) * (_CELLS / (_LAST - _FIRST))
+    cell = position.nan_to_num(0.0).clamp(0, _CELLS - 1).long()
+    local = position.sub_(cell).mul_(2).sub_(1)  # from −1 to 1
+    total = torch.zeros_like(q)
+    for coefficient in _table(order, q.device):
+        total.mul_(local).add_(coefficient[cell])
+    values = total.sub_(q.sqrt()).exp_()
+    values[t >= _LAST] = 0.0
+    below = t < _FIRST
+    if below.any():
+        values[below] = torch.from_numpy(_logarithm(q[below].cpu().numpy(), order)).to(q).exp()
+    return values
+
+
+@lru_cache(maxsize=64)
+def _table(order: float, device: torch.device) -> Float[Tensor, "k cells"]:
+    """The coefficients of log(e^z g_μ) in every cell, of the highest power first."""
+    nodes = np.cos((np.arange(_DEGREE + 1) + 0.5) * np.pi / (_DEGREE + 1))
+    positions = np.arange(_CELLS)[:, None] + 0.5 * (nodes + 1)
+    q = np.exp(_FIRST + positions * ((_LAST - _FIRST) / _CELLS))
+    values = _logarithm(q, order) + np.sqrt(q)
+    return torch.from_numpy(np.linalg.solve(np.vander(nodes), values.T)).to(device)
+
+
+def _logarithm(q: Float[np.ndarray, "*m"], order: float) -> Float[np.ndarray, "*m"]:
+    """log g_μ(q); where K_μ(z) overflows, from its series 2^{μ−1} Γ(μ) (1 − q/(4(μ − 1)) + …)."""
+    z = np.sqrt(q)
+    scaled = scipy.special.kve(order, z)
+    large = ~np.isfinite(scaled)
+    values = np.log(np.where(large, 1.0, scaled)) - z + order * np.log(z)
+    if order > 1:
+        limit = (order - 1) * math.log(2) + math.lgamma(order) - q / (4 * (order - 1))
+        values = np.where(large, limit, values)
+    return values
+
+
+# Matérn kernels of any smoothness.
+
+
+_SMOOTHEST = 50.0  # ν up to which values are computed; beyond, K_ν overflows near zero
+
+
+class GeneralMaternKernel(Kernel):
+    r"""Matérn kernel of any smoothness ν > 0.
+
+    k(x, z) = 2^{1−ν}/Γ(ν) · u^ν K_ν(u), with u = √(2ν) ‖(x − z)/ℓ‖ and the modified Bessel
+    function K_ν (Rasmussen & Williams 2006, eq. 4.14).
+
+    gpytorch's `MaternKernel` has ν = 1/2, 3/2 or 5/2, where this is a polynomial times an
+    exponential. This kernel is the same there, and some ten times slower. It is exact, alone and in
+    field kernels, and has features: its spectral density is a multivariate Student t with 2ν
+    degrees of freedom and scale 1/ℓ. ν is fixed: it is not trained. Values are accurate to 1e-12,
+    and can be differentiated any number of times; for ν > 50, and for fields with ν < 1.2, which
+    hardly have a variance, there are features only.
+
+    Args:
+        nu: ν > 0, the smoothness. `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel`
+            need ν > 1.
+        ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
+        batch_shape: the batch shape of the lengthscales, as in gpytorch.
+        active_dims: the input columns of the kernel; all columns if None.
+        lengthscale_prior: the prior of the lengthscales, as in gpytorch.
+        lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
+
+    Raises:
+        TypeError: ν is not a number.
+        ValueError: ν ≤ 0.
+        NotImplementedError: the covariance is evaluated without an `ORFFKernel`, for ν > 50,
+            or for ν < 1.2 in a field kernel.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> potential = gp_orff.GeneralMaternKernel(nu=1.8, ard_num_dims=2)
+        >>> field = gp_orff.CurlFreeKernel(potential, num_dims=2)
+        >>> field(torch.rand(5, 2)).shape
+        torch.Size([10, 10])
+        >>> kernel = gp_orff.ORFFKernel(field, gp_orff.MonteCarlo(64))
+        >>> kernel(torch.rand(5, 2)).shape
+        torch.Size([10, 10])
+    """
+
+    has_lengthscale = True
+
+    def __init__(
+        self,
+        nu: float,
+        *,
+        ard_num_dims: int | None = None,
+        batch_shape: torch.Size | None = None,
+        active_dims: Sequence[int] | None = None,
+        lengthscale_prior: Prior | None = None,
+        lengthscale_constraint: Interval | None = None,
+    ):
+        if isinstance(nu, bool) or not isinstance(nu, Real):
+            raise TypeError(f"GeneralMaternKernel expects nu as a number, got {nu!r}")
+        if not nu > 0:
+            raise ValueError(f"GeneralMaternKernel expects nu > 0, got {nu}")
+        super().__init__(
+            ard_num_dims=ard_num_dims,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            lengthscale_prior=lengthscale_prior,
+            lengthscale_constraint=lengthscale_constraint,
+        )
+        self.nu = float(nu)
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        **params,
+    ) -> Float[Tensor, "*b n m"]:
+        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: return the diagonal only.
+            params: further arguments of gpytorch's `covar_dist`.
+
+        Raises:
+            NotImplementedError: ν > 50.
+        """
+        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
+        if diag:
+            return self.correlation((x1 - x2).square().sum(-1))
+        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+    def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
+        """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
+
+        κ^{(j)}(s) = (−ν)^j 2^{1−ν}/Γ(ν) · u^{ν−j} K_{ν−j}(u), with u² = 2νs. For j > ν it is
+        infinite at s = 0; there, a very large number is returned.
+
+        Args:
+            s: (*m), squared distances in units of the lengthscale.
+            order: j, 0 for κ, 1 for κ′ and 2 for κ″.
+
+        Raises:
+            NotImplementedError: ν > 50.
+        """
+        if self.nu > _SMOOTHEST:
+            raise NotImplementedError(
+                f"GeneralMaternKernel(nu={self.nu}) has features, but values for nu <= "
+                f"{_SMOOTHEST:g} only; put it inside ORFFKernel, or use gpytorch's RBFKernel, its "
+                "limit for large nu"
+            )
+        factor = (-self.nu) ** order * 2.0 ** (1 - self.nu) / math.gamma(self.nu)
+        values = MaternFunction.apply(positive(2 * self.nu * s.double()), self.nu - order)
+        largest = math.sqrt(torch.finfo(s.dtype).max)  # products with a zero are zero
+        return (factor * values).clamp(-largest, largest).to(s.dtype)
+
+
+# A check of subclasses of gpytorch's kernels.
+
+
+def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
+    """Refuse subclasses of `cls` that override its covariance, such as gpytorch's `RBFKernelGrad`.
+
+    Raises:
+        NotImplementedError: a kernel with another `forward` than `cls`.
+    """
+    if type(kernel).forward is not cls.forward:
+        raise NotImplementedError(
+            f"{type(kernel).__name__} inherits from {cls.__name__} but has a covariance of its "
+            f"own, which is not known here; use {cls.__name__}, or register your class with "
+            "@gp_orff.spectrum.register and @gp_orff.radial_derivatives.register"
+        )

@@ -1,0 +1,199 @@
+"""Separable kernels k(x, z) L Lᵀ with a root L of any rank."""
+
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from linear_operator import to_dense
+from linear_operator.operators import KroneckerProductLinearOperator
+from torch import Tensor, nn
+
+from gp_orff.kernels.base import WrapperKernel, as_real_tensor, check_base_kernel, check_points
+from gp_orff.kernels.tree import Mixing, Term, inner_terms, terms
+
+_ROOT = "the root L of SeparableKernel"
+
+
+class SeparableKernel(WrapperKernel):
+    r"""Separable kernel K(x, z) = k(x, z) L Lᵀ with a root L (p, r) that is fixed or trained.
+
+    The p outputs are f(x) = L g(x), where g is r independent functions with the scalar kernel k.
+    L Lᵀ (p, p) is the covariance of the outputs at one point if k(x, x) = 1. D random frequencies
+    make 2D·r features; with gpytorch's `MultitaskKernel` they make 2D·p, whatever its rank.
+
+    The covariance matrix of points x (N, d) is (N·p, N·p). Its rows are ordered point by point: row
+    n·p + i is output i at point n.
+
+    Where a root comes from:
+
+    - Outputs that are the nodes of a graph with the Laplacian M: L Lᵀ = M†, the pseudoinverse. The
+      root is not M† itself but made from its eigenvectors; see the example. Its rank is p minus the
+      number of connected components. The outputs of each component then sum to zero: for what they
+      share, add a second term whose root is `torch.ones(p, 1)`.
+    - Classes coded by the corners of a simplex: L is (p, p − 1), one corner for each class.
+    - One signal in all outputs: L is (p, 1), the strength of the signal in each output.
+    - Unknown relations: an `nn.Parameter` (p, r) of the rank you choose. Start it from random
+      numbers, since equal columns would stay equal.
+
+    If r < p, p − r linear combinations of the outputs are zero in this prior. Where data contradict
+    that, predictions are too certain: use a larger r, a second term, or `MultitaskKernel`, which
+    adds a variance of its own to each output.
+
+    Brault et al. 2016, Definition 2.1 and Example 2.1; Minh 2016, Example 1.
+
+    Args:
+        base_kernel: the scalar kernel k, an instance of a gpytorch kernel: sums, products, scaled
+            and constant kernels too. Its own `active_dims` number the columns that `active_dims`
+            of this kernel selects.
+        root: L, of shape (p, r), or (\*b, p, r) for a batch. An `nn.Parameter` is trained, as the
+            parameter `root` of this kernel. Any other tensor is copied and fixed; to train a
+            common variance, make `base_kernel` a `ScaleKernel`. `VectorFieldGP` puts one around a
+            term with a fixed root and no scale. A fixed root is used in the dtype of `base_kernel`;
+            a trained one has to have that dtype.
+        active_dims: the input columns that this kernel uses; all columns if None.
+
+    Raises:
+        TypeError: `base_kernel` is not an instance of a kernel, or `root` is not a tensor of
+            floating-point numbers.
+        ValueError: `base_kernel` has several outputs; `root` is not a matrix, or a batch of them,
+            with at least one row and one column; it has NaN or infinite numbers, or is zero.
+
+    Example:
+        Three tasks in a row, the graph 1 – 2 – 3:
+
+        >>> import gpytorch, gp_orff, torch
+        >>> laplacian = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]])
+        >>> values, vectors = torch.linalg.eigh(laplacian)
+        >>> positive = values > 1e-6 * values.max()
+        >>> root = vectors[:, positive] / values[positive].sqrt()  # root @ root.mT is L†
+        >>> torch.allclose(root @ root.mT, torch.linalg.pinv(laplacian, rtol=1e-6), atol=1e-6)
+        True
+        >>> kernel = gp_orff.SeparableKernel(gpytorch.kernels.RBFKernel(), root)
+        >>> kernel(torch.rand(5, 2)).shape
+        torch.Size([15, 15])
+        >>> features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(10), num_dims=2)
+        >>> features.num_features  # 2 · 10 columns, r = 2 features each
+        40
+
+        A trained root of rank 1:
+
+        >>> trained = torch.nn.Parameter(torch.ones(3, 1))
+        >>> kernel = gp_orff.SeparableKernel(gpytorch.kernels.RBFKernel(), trained)
+        >>> [name for name, _ in kernel.named_parameters()]
+        ['root', 'base_kernel.raw_lengthscale']
+    """
+
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        root: Float[Tensor, "*b p r"] | nn.Parameter,
+        *,
+        active_dims: tuple[int, ...] | None = None,
+    ):
+        _check_base_kernel(base_kernel)
+        _check_root(root)
+        super().__init__(active_dims=active_dims, batch_shape=root.shape[:-2])
+        self.base_kernel = base_kernel
+        if isinstance(root, nn.Parameter):
+            self.register_parameter("root", root)
+        else:
+            self.register_buffer("root", root.detach().clone())
+
+    @property
+    def num_outputs(self) -> int:
+        """p, the number of outputs."""
+        return self.root.shape[-2]
+
+    @property
+    def is_stationary(self) -> bool:
+        """Whether the base kernel is stationary."""
+        return self.base_kernel.is_stationary
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
+        return self.num_outputs
+
+    def __getitem__(self, index) -> "SeparableKernel":
+        shape = (*self.batch_shape, *self.root.shape[-2:])
+        return super().__getitem__(index)._with_root(self.root.expand(shape)[index])
+
+    def expand_batch(self, *sizes: torch.Size | int) -> "SeparableKernel":
+        """This kernel with the base kernel and the root expanded to the batch shape `sizes`."""
+        new = super().expand_batch(*sizes)
+        return new._with_root(self.root.expand(*new.base_kernel.batch_shape, -1, -1))
+
+    def _with_root(self, root: Float[Tensor, "*b p r"]) -> "SeparableKernel":
+        """This copy of a kernel, with another root: trained if the present one is."""
+        if isinstance(self.root, nn.Parameter):
+            root = nn.Parameter(root.detach(), requires_grad=self.root.requires_grad)
+        self.root, self.batch_shape = root, root.shape[:-2]
+        return self
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+    ) -> KroneckerProductLinearOperator | Float[Tensor, "*b n*p"]:
+        """The covariance between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+
+        Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
+
+        Raises:
+            ValueError: `last_dim_is_batch`, no points, NaN or infinity.
+            TypeError: inputs of another dtype than the hyperparameters.
+        """
+        check_points(self, None, x1, x2, last_dim_is_batch)
+        k = to_dense(self.base_kernel(x1, x2, diag=diag))
+        root = as_real_tensor(self.root, _ROOT).to(k)
+        if diag:
+            return (k.unsqueeze(-1) * root.square().sum(-1).unsqueeze(-2)).flatten(-2)
+        return KroneckerProductLinearOperator(k, root @ root.mT)
+
+
+def _check_base_kernel(base_kernel: Kernel) -> None:
+    check_base_kernel("SeparableKernel", base_kernel)
+    point = torch.zeros(1, 1)
+    outputs = base_kernel.num_outputs_per_input(point, point)
+    if outputs != 1:
+        raise ValueError(
+            f"SeparableKernel needs a scalar base kernel, got {type(base_kernel).__name__} with "
+            f"{outputs} outputs; pass the scalar kernel inside it"
+        )
+
+
+def _check_root(root: Tensor) -> None:
+    if isinstance(root, Tensor):
+        as_real_tensor(root, _ROOT)
+    if not isinstance(root, Tensor) or not root.is_floating_point():
+        got = root.dtype if isinstance(root, Tensor) else type(root).__name__
+        raise TypeError(
+            f"SeparableKernel expects a tensor of floating-point numbers as root, got {got}; for "
+            "instance torch.as_tensor(root, dtype=torch.float64), or a torch.nn.Parameter of it to "
+            "train it"
+        )
+    if root.dim() < 2 or 0 in root.shape[-2:]:
+        raise ValueError(
+            "SeparableKernel expects a root of shape (p, r), with a row for each of the p outputs "
+            f"and at least one column, got {tuple(root.shape)}; for one column pass "
+            "root.unsqueeze(-1)"
+        )
+    invalid = int((~torch.isfinite(root)).sum())
+    if invalid:
+        raise ValueError(
+            f"SeparableKernel expects finite numbers as root, got {invalid} that are NaN or "
+            "infinite; a pseudoinverse has only eigenvectors of eigenvalues that are not zero"
+        )
+    if not root.any():
+        raise ValueError(
+            "SeparableKernel expects a root that is not zero, got only zeros: no output would "
+            "vary, and no gradient would change that; start from small random numbers"
+        )
+
+
+@inner_terms.register
+def _(kernel: SeparableKernel) -> list[Term]:
+    summands = terms(kernel.base_kernel)
+    root = as_real_tensor(kernel.root, _ROOT)  # which can be assigned
+    mixing = Mixing(root.to(summands[0].outputscale))  # one for all: they share columns
+    return [term.with_factor(mixing) for term in summands]

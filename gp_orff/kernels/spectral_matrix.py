@@ -1,0 +1,682 @@
+"""Kernels with any positive spectral matrix A(ω), and the quadrature of their exact values."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel, MaternKernel
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff import nufft
+from gp_orff.kernels.base import (
+    WrapperKernel,
+    as_real_tensor,
+    check_base_kernel,
+    check_num_dims,
+    check_points,
+    positive_root,
+)
+from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
+from gp_orff.kernels.mixture_spectra import StudentT
+from gp_orff.kernels.spectra import GridSpectrum, spectral_density, spectrum
+from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
+from gp_orff.kernels.variance_spectrum import VarianceSpectrum
+
+# The amplitude B(ω) of a kernel that is given by its signature K₀, by a Fourier transform.
+
+
+_NU = 2.5  # smoothness of the base kernel, whose density falls more slowly than most
+_VANISHED = 1e-8  # of K₀(0), at the longest lags
+_RESOLVED = 1e-10  # of the largest C(ω), at the largest frequencies
+_NEGATIVE = 1e-6  # of the sum of all eigenvalues: negative ones that rounding explains
+_WIDER = 16  # the most that lags are longer than the domain
+_FEWEST, _MOST = 17, {1: 2**14 + 1, 2: 2**9 + 1}  # samples along an axis
+_MOST_IN_SPACE = 2**6 + 1  # if there are more axes
+
+Signature = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]]
+
+
+class SignatureAmplitude(nn.Module):
+    """B(ω) with B Bᵀ = C(ω)/S(ω), where C is the Fourier transform of samples of a signature.
+
+    Args:
+        units: of the outputs, (p,): their standard deviations, from K₀(0).
+        samples: K₀ in these units at the lags j∘δ with |j| ≤ n/2 along each axis, n odd,
+            (n, …, n, p, p).
+        spacing: δ, (d,).
+        lengthscale: of the density S, that of a Matérn 5/2 kernel, (1, d).
+    """
+
+    def __init__(
+        self,
+        units: Float[Tensor, "p"],
+        samples: Float[Tensor, "*n p p"],
+        spacing: Float[Tensor, "d"],
+        lengthscale: Float[Tensor, "1 d"],
+    ):
+        super().__init__()
+        self.num_outputs = samples.shape[-1]
+        self.register_buffer("units", units)
+        self.register_buffer("samples", samples * (spacing / (2 * math.pi)).prod())
+        self.register_buffer("spacing", spacing)
+        self.register_buffer("lengthscale", lengthscale)
+
+    def forward(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
+        """B(ω); zero beyond the largest frequency that the samples resolve.
+
+        Raises:
+            ValueError: ω depends on trained parameters: those of S have to be frozen.
+        """
+        if omega.requires_grad:
+            raise ValueError(
+                "expected a frozen base kernel, since the signature determines the kernel, got "
+                "one with trained parameters; use base_kernel.requires_grad_(False), and a "
+                "ScaleKernel for the variance"
+            )
+        inside = (omega.abs() * self.spacing <= math.pi).all(-1)
+        part = omega[inside]
+        values, vectors = torch.linalg.eigh(self._spectral_matrix(part))
+        density = StudentT(self.lengthscale, _NU).log_density(part).exp()
+        b = vectors * (values.clamp_min(0) / density.unsqueeze(-1)).sqrt().unsqueeze(-2)
+        b = self.units.unsqueeze(-1) * b
+        zeros = b.new_zeros(len(omega), *b.shape[1:])
+        return zeros.index_copy(0, inside.nonzero().squeeze(-1), b)
+
+    def _spectral_matrix(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
+        """C(ω) = (2π)^{−d} Σ_j K₀(j∘δ) cos⟨ω, j∘δ⟩ ∏δ."""
+        p = self.num_outputs
+        row, column = torch.tril_indices(p, p)
+        coefficients = self.samples[..., row, column].movedim(-1, 0).to(torch.complex128)
+        entries = nufft.type2((omega * self.spacing).double(), coefficients.contiguous())
+        matrix = entries.new_zeros(len(omega), p, p)
+        matrix[:, row, column] = entries
+        matrix[:, column, row] = entries
+        return matrix.to(omega)
+
+
+def amplitude_of(
+    signature: Signature, domain: Sequence[tuple[float, float]]
+) -> tuple[Kernel, SignatureAmplitude]:
+    """A frozen base kernel, and B(ω) with ∫ cos⟨ω, δ⟩ B Bᵀ S dω = K₀(δ).
+
+    Raises:
+        ValueError: a signature that is not symmetric, even and finite, does not vanish, or has a
+            spectral matrix C(ω) that is not positive.
+    """
+    extent = _extent(domain)
+    units = _check(signature, extent)
+    original = signature
+
+    def signature(lag: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
+        """The correlations of the outputs."""
+        return _real(original(lag)).double() / (units.unsqueeze(-1) * units)
+
+    longest = np.array([_longest_lag(signature, extent, axis) for axis in range(len(extent))])
+    samples, spectral_matrix = _resolve(signature, longest)
+    sides = samples.shape[: len(extent)]
+    frequencies = [math.pi / lag * _centred(n) for lag, n in zip(longest, sides, strict=True)]
+    omega = torch.from_numpy(_product(frequencies))
+    _require_positive(spectral_matrix.flatten(0, -3), omega)
+    traces = spectral_matrix.diagonal(dim1=-1, dim2=-2).sum(-1).flatten()
+    moments = (traces @ omega.square()) / traces.sum()  # E ω_i²
+    kernel = MaternKernel(nu=_NU, ard_num_dims=len(extent)).double()
+    kernel.lengthscale = (_NU / (_NU - 1) / moments).sqrt()
+    kernel.requires_grad_(False)
+    spacing = torch.from_numpy(2 * longest / sides)
+    return kernel, SignatureAmplitude(units, samples, spacing, kernel.lengthscale.detach().clone())
+
+
+def _extent(domain: Sequence[tuple[float, float]]) -> Float[np.ndarray, "d"]:
+    """high − low of every input."""
+    pairs = np.array(domain, dtype=float)
+    extent = np.diff(pairs).squeeze(-1) if pairs.ndim == 2 and pairs.shape[1] == 2 else np.zeros(0)
+    if not len(extent) or not (np.isfinite(extent) & (extent > 0)).all():
+        raise ValueError(
+            "from_signature expects domain=((low, high), ...), one pair with low < high for each "
+            f"input, got {domain}"
+        )
+    if len(extent) > 3:
+        raise NotImplementedError(
+            f"from_signature expects at most 3 inputs, got a domain of {len(extent)}; give the "
+            "amplitude to SpectralMatrixKernel instead"
+        )
+    return extent
+
+
+def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor, "p"]:
+    """The standard deviations of the outputs; refuse what is not finite, symmetric and even."""
+    if not callable(signature):
+        raise TypeError(
+            f"from_signature expects a function of lags (m, d) as signature, got {signature!r}"
+        )
+    lags = torch.from_numpy(extent * np.random.default_rng(0).uniform(-1, 1, (16, len(extent))))
+    lags = torch.cat([torch.zeros_like(lags[:1]), lags])
+    values, opposite = signature(lags), signature(-lags)
+    if not isinstance(values, Tensor):
+        raise TypeError(
+            "from_signature expects a signature that returns a torch.Tensor (m, p, p), got "
+            f"{type(values).__name__}; for instance torch.as_tensor(values)"
+        )
+    values, opposite = _real(values), _real(opposite)
+    if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
+        raise ValueError(
+            f"from_signature expects matrices ({len(lags)}, p, p) for {len(lags)} lags, got shape "
+            f"{tuple(values.shape)}"
+        )
+    if not torch.isfinite(values).all():
+        raise ValueError("from_signature expects a finite signature, got NaN or infinity")
+    sd = values[0].diagonal().double().clamp_min(0).sqrt()
+    units = torch.where(sd > 0, sd, 1.0)
+    outer = units.unsqueeze(-1) * units
+    for other, property_ in ((opposite, "even, K₀(−δ) = K₀(δ)"), (values.mT, "symmetric")):
+        difference = ((values - other) / outer).abs().amax((-1, -2))
+        if (difference > _VANISHED).any():
+            worst = difference.argmax()
+            raise ValueError(
+                f"from_signature expects a signature that is {property_}, got a difference of "
+                f"{(values - other)[worst].abs().max():.3g} at the lag {lags[worst].tolist()}; "
+                "kernels with phases or delays are not supported"
+            )
+    return units
+
+
+def _real(values: Tensor) -> Tensor:
+    """Values of a signature; TypeError for complex ones."""
+    remedy = "return values.real if the imaginary part is zero; no real field has another one"
+    return as_real_tensor(values, "the signature K₀(δ) of from_signature", remedy)
+
+
+def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int) -> float:
+    """The lag along an axis at which K₀ has vanished."""
+    powers = 2.0 ** np.arange(-6, 1 + math.log2(_WIDER))
+    multiples = np.concatenate([-powers[::-1], [0.0], powers])
+    others = _product([multiples * length for i, length in enumerate(extent) if i != axis])
+    size = signature(torch.zeros(1, len(extent), dtype=torch.float64)).abs().max()
+    for lag in powers * extent[axis]:
+        face = torch.from_numpy(np.insert(others, axis, lag, axis=1))
+        if signature(face).abs().max() <= _VANISHED * size:
+            return float(lag)
+    raise ValueError(
+        f"from_signature expects a signature that vanishes at large lags, got "
+        f"{float(signature(face).abs().max() / size):.1e} of K₀(0) at a lag of {lag:.3g} along "
+        f"input {axis}; multiply K₀ by a kernel that vanishes, or give a larger domain"
+    )
+
+
+def _resolve(
+    signature: Signature, longest: Float[np.ndarray, "d"]
+) -> tuple[Float[Tensor, "*n p p"], Float[Tensor, "*n p p"]]:
+    """Samples of K₀, dense enough that C(ω) vanishes at the largest frequencies; and C."""
+    most, counts = _MOST.get(len(longest), _MOST_IN_SPACE), [_FEWEST] * len(longest)
+    while True:
+        lags = [2 * lag / n * _centred(n) for lag, n in zip(longest, counts, strict=True)]
+        samples = signature(torch.from_numpy(_product(lags))).double()
+        samples = samples.reshape(*counts, *samples.shape[-2:])
+        spectral_matrix = _fourier(samples, float(np.prod(longest / counts / math.pi)))
+        size = spectral_matrix.abs().max()
+        ends = [spectral_matrix.select(axis, 0).abs().max() for axis in range(len(counts))]
+        coarse = [end > _RESOLVED * size for end in ends]
+        finer = [
+            n if n == most or not more else 2 * n - 1
+            for n, more in zip(counts, coarse, strict=True)
+        ]
+        if finer == counts:
+            return samples, spectral_matrix
+        counts = finer
+
+
+def _fourier(samples: Float[Tensor, "*n p p"], cell: float) -> Float[Tensor, "*n p p"]:
+    """C at the frequencies πk/L, |k| ≤ n/2, for samples up to the lag L along each axis."""
+    axes = tuple(range(samples.dim() - 2))
+    centred = torch.fft.ifftshift(samples, dim=axes)
+    return cell * torch.fft.fftshift(torch.fft.fftn(centred, dim=axes).real, dim=axes)
+
+
+def _require_positive(spectral_matrix: Float[Tensor, "m p p"], omega: Float[Tensor, "m d"]) -> None:
+    values = torch.linalg.eigvalsh(0.5 * (spectral_matrix + spectral_matrix.mT))
+    share = float((-values).clamp_min(0).sum() / values.abs().sum())
+    if share > _NEGATIVE:
+        lowest = values[:, 0].argmin()
+        raise ValueError(
+            "from_signature expects a positive kernel, whose spectral matrix C(ω) has no negative "
+            f"eigenvalue, got {values[lowest, 0]:.3g} at ω = {omega[lowest].tolist()} (the largest "
+            f"is {values.max():.3g}; {share:.1e} of the sum of all is negative): no process has "
+            "this covariance"
+        )
+
+
+def _centred(count: int) -> Float[np.ndarray, "n"]:
+    """The integers around zero."""
+    return np.arange(count) - count // 2.0
+
+
+def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]:
+    """All points of a tensor grid, the last axis fastest."""
+    if not axes:
+        return np.zeros((1, 0))
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
+
+
+# Values of a kernel ∫ cos⟨ω, τ⟩ A(ω) S(ω) dω by the trapezoidal rule over frequencies.
+
+
+_TOLERANCES = 10.0 ** np.arange(-10, 0, 0.5)  # of truncation and aliasing; the first affordable
+_POOR = 1.1e-6  # the largest without a warning
+_MOST_NODES = 200_000
+_MOST_NUMBERS = 2**24  # of a chunk of features
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Equispaced frequencies ω, one of each pair ±ω, and their spacing."""
+
+    omega: Float[Tensor, "D d"]
+    spacing: Float[Tensor, "d"]
+
+    @classmethod
+    @torch.no_grad()
+    def for_lags(cls, variance: VarianceSpectrum, lag: Float[np.ndarray, "d"]) -> "Lattice":
+        """The frequencies for lags up to `lag` along each axis.
+
+        The sum over the lattice is the kernel made periodic: the period is the longest lag and the
+        lag beyond which correlations are negligible, together.
+        """
+        for tolerance in _TOLERANCES:
+            reach = [variance.correlation_lag(axis, tolerance) for axis in range(len(lag))]
+            spacing = 2 * math.pi / (lag + np.array(reach))
+            counts = np.floor(variance.radius(tolerance) * variance.scales / spacing)
+            if 0.5 * np.prod(2 * counts + 1) <= _MOST_NODES:
+                break
+        else:
+            raise NotImplementedError(
+                f"SpectralMatrixKernel computes covariances by quadrature with {_MOST_NODES} "
+                f"frequencies at most, which do not suffice for lags up to {np.round(lag, 3)} and "
+                "correlations that fall so slowly; put it inside ORFFKernel, with "
+                "gp_orff.QuasiMonteCarlo"
+            )
+        if tolerance > _POOR:
+            warnings.warn(
+                f"a quadrature with {_MOST_NODES} frequencies reaches a tolerance of "
+                f"{tolerance:.0e} of the variance only, for lags up to {np.round(lag, 3)}: put the "
+                "kernel inside ORFFKernel, or use a smoother base kernel",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        axes = [np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)]
+        indices = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(counts))
+        omega = indices[first_nonzero(indices) >= 0] * spacing
+        return cls(*(torch.from_numpy(v).to(variance.device) for v in (omega, spacing)))
+
+
+def covariance(
+    variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
+) -> Float[Tensor, "*b n*p m*p"]:
+    """K(x, z), point-major, as a product of features."""
+    lattice, origin = _lattice(variance, x, z)
+    size = (x.shape[-2] + z.shape[-2]) * variance.factor.num_outputs * 2 * variance.factor.rank
+    total = 0.0
+    for omega, b in _weighted(variance, lattice, max(1, _MOST_NUMBERS // size)):
+        left, right = (_features(points - origin, omega, b) for points in (x, z))
+        total = total + left @ right.mT
+    return total
+
+
+def variances(
+    variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b n d"]
+) -> Float[Tensor, "*b n*p"]:
+    """The diagonal of K(x, z)."""
+    lattice, _ = _lattice(variance, x, z)
+    total = 0.0
+    for omega, b in _weighted(variance, lattice, max(1, _MOST_NUMBERS // x.shape[-2])):
+        total = total + torch.cos((x - z) @ omega.mT) @ b.square().sum(-1)
+    return total.flatten(-2)
+
+
+def _lattice(
+    variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
+) -> tuple[Lattice, Float[Tensor, "d"]]:
+    """Frequencies for the lags between two sets of points, and the centre of the points."""
+    ends = [[points.flatten(0, -2).amin(0), points.flatten(0, -2).amax(0)] for points in (x, z)]
+    low, high = (torch.stack(end).double().detach() for end in zip(*ends, strict=True))
+    low, high = low.amin(0), high.amax(0)
+    return Lattice.for_lags(variance, (high - low).cpu().numpy()), 0.5 * (low + high)
+
+
+def _weighted(
+    variance: VarianceSpectrum, lattice: Lattice, size: int
+) -> Sequence[tuple[Float[Tensor, "c d"], Float[Tensor, "*b c p r"]]]:
+    """Chunks of frequencies, and √w B(ω) of each."""
+    for omega in lattice.omega.split(size):
+        weights = lattice_weights(variance.spectrum, omega, lattice.spacing)
+        weights = weights * (1.0 + omega.any(-1).to(weights))  # −ω is the same feature
+        scale = positive_root(weights)
+        yield omega, scale[..., None, None] * variance.factor(omega)
+
+
+def _features(
+    x: Float[Tensor, "*b n d"], omega: Float[Tensor, "c d"], b: Float[Tensor, "*b c p r"]
+) -> Float[Tensor, "*b n*p 2*c*r"]:
+    phase = x.double() @ omega.mT
+    waves = torch.cat([phase.cos(), phase.sin()], dim=-1)  # (*b, n, 2c)
+    directions = torch.cat([b, b], dim=-3).transpose(-3, -2)  # (*b, p, 2c, r)
+    values = waves[..., :, None, :, None] * directions.unsqueeze(-4)
+    return values.flatten(-2).flatten(-3, -2)
+
+
+# Kernels of any positive spectral matrix.
+
+
+_CHECKED = 64  # frequencies at which an amplitude is checked
+_EVEN = 1e-6  # the largest relative difference of A(ω) and A(−ω)
+
+
+class SpectralMatrixKernel(WrapperKernel):
+    r"""The kernel of a spectral matrix A(ω) = B(ω) B(ω)ᵀ that you write as a function B.
+
+    K(x, z) = ∫ cos⟨ω, x − z⟩ B(ω) B(ω)ᵀ S(ω) dω
+
+    S is the spectral density of the scalar kernel `base_kernel`, and B(ω) is a (p, r) matrix. The
+    field is a sum of random waves cos⟨ω, x⟩ and sin⟨ω, x⟩, each along a column of B(ω); S says how
+    strong each frequency is. With B = 1 it is the scalar kernel itself. A is positive semidefinite
+    for every B, and every shift-invariant kernel with real values and a density is of this form
+    (Brault et al. 2016, Propositions 2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the
+    product A·S matters: S can be any density, if B makes up for it. Random frequencies are drawn
+    from S, unless there is a `sampler`.
+
+    How it is computed:
+
+    - In an `ORFFKernel`, by features, r for each cosine and each sine, with any frequency rule.
+    - In `VectorFieldGP`, by features too, for small data as well: it has no closed form.
+    - As a plain gpytorch kernel, by quadrature over frequencies, for up to 3 inputs. The relative
+      error is about 1e-9 for an RBF base kernel and a smooth B.
+
+    Parameters of `amplitude` are trained with the others if it is a `torch.nn.Module`. `save` of a
+    `VectorFieldGP` needs a module; `load` then needs `kernel=`, this kernel built anew. A fit tries
+    several lengthscales and variances, but starts from the present parameters of the module: set
+    them to values of the right size.
+
+    The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by point: row n·p + i is
+    output i at point n.
+
+    Args:
+        base_kernel: the scalar kernel with the spectral density S, such as `RBFKernel()`: any that
+            `gp_orff.spectrum` knows, alone or in a `ScaleKernel`, or a sum of such kernels.
+        amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
+            per unit of the inputs, and returns a tensor (D, p, r). It has to be finite at every ω,
+            also at ω = 0, and so have its derivatives by its parameters. It has to be continuous,
+            since grids do not see a jump between their frequencies. Each column has to be even
+            or odd in ω, so that A(−ω) = A(ω). D changes from call to call. ω comes in float64, or
+            in the dtype of the parameters of a module, which has to be that of `base_kernel`.
+        num_outputs: p, the number of outputs.
+        num_dims: d, the number of input columns of the kernel.
+        active_dims: the d input columns; all columns if None.
+        sampler: a better density ρ to draw random frequencies from, for `measure="trace"`. It is a
+            function of uniform numbers u (D, d) in (0, 1) that returns ω (D, d), in radians per
+            unit of the inputs, and log ρ(ω) (D,). These ω stay where they are when lengthscales are
+            trained; their weights S(ω)/ρ(ω) change. So ρ has to cover S for all lengthscales that
+            training may reach. Best is ρ ∝ S tr A, whose features are bounded (Minh 2016, Theorem 9
+            and Corollary 10). `ORFFKernel.accuracy` tells how good it is. If None, frequencies are
+            drawn from S, and follow the lengthscales.
+
+    Raises:
+        TypeError: `base_kernel` is not an instance of a kernel, or `amplitude` is not a function;
+            inputs of another dtype than the hyperparameters.
+        ValueError: B has another shape than (D, p, r), is not finite, or A(−ω) ≠ A(ω); the variance
+            is infinite; `base_kernel` is a product or constant, has several outputs or
+            `active_dims`.
+        NotImplementedError: the spectrum of `base_kernel` is not known; a covariance without
+            features for more than 3 inputs.
+
+    Example:
+        A current that flows at an angle to the pressure gradient; the angle is learned:
+
+        >>> import gpytorch, gp_orff, torch
+        >>> class Turned(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.angle = torch.nn.Parameter(torch.tensor(0.5))
+        ...
+        ...     def forward(self, omega):  # (D, 2) -> (D, 2, 1)
+        ...         c, s = self.angle.cos(), self.angle.sin()
+        ...         rotation = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
+        ...         return (omega @ rotation.mT).unsqueeze(-1)
+        >>> rbf = gpytorch.kernels.RBFKernel()
+        >>> kernel = gp_orff.SpectralMatrixKernel(rbf, Turned(), num_outputs=2, num_dims=2)
+        >>> [name for name, _ in kernel.named_parameters()]
+        ['base_kernel.raw_lengthscale', 'amplitude.angle']
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(100)).num_features
+        200
+
+        Two outputs, of which the second lacks the long waves of the first (r = 1):
+
+        >>> import gpytorch, gp_orff, torch
+        >>> def amplitude(omega):  # (D, 1) -> (D, 2, 1)
+        ...     return torch.stack([torch.ones_like(omega), omega**2 / (1 + omega**2)], dim=1)
+        >>> rbf = gpytorch.kernels.RBFKernel()
+        >>> kernel = gp_orff.SpectralMatrixKernel(rbf, amplitude, num_outputs=2, num_dims=1)
+        >>> kernel(torch.zeros(1, 1)).to_dense().detach().diagonal()
+        tensor([1.0000, 0.3017])
+        >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features < 50
+        True
+    """
+
+    is_stationary = True
+
+    def __init__(
+        self,
+        base_kernel: Kernel,
+        amplitude: Callable[[Float[Tensor, "D d"]], Float[Tensor, "D p r"]],
+        *,
+        num_outputs: int,
+        num_dims: int,
+        active_dims: Sequence[int] | None = None,
+        sampler: Sampler | None = None,
+    ):
+        name = type(self).__name__
+        check_base_kernel(name, base_kernel)
+        check_num_dims(name, num_dims, 1, active_dims)
+        if not callable(amplitude) or isinstance(amplitude, type):
+            raise TypeError(
+                "SpectralMatrixKernel expects amplitude to be a function of frequencies (D, d), or "
+                f"an instance of torch.nn.Module, got {amplitude!r}"
+            )
+        super().__init__(active_dims=active_dims)
+        self.base_kernel = base_kernel
+        self.amplitude = amplitude
+        self.sampler = sampler
+        self.num_outputs, self.num_dims = num_outputs, num_dims
+        for term in terms(base_kernel):
+            _check_base(term, num_dims)
+        self.rank = self._checked_rank()
+        self._require_finite_variance()
+
+    @classmethod
+    def from_signature(
+        cls,
+        signature: Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]],
+        domain: Sequence[tuple[float, float]],
+    ) -> "SpectralMatrixKernel":
+        r"""The kernel of a covariance K₀ of the lag δ = x − z, given as a function.
+
+        K(x, z) = K₀(x − z). K₀ is called the signature of the kernel. It takes three steps (Brault
+        et al. 2016, Section 2.2):
+
+        1. The spectral matrix C(ω) = (2π)^{−d} ∫ e^{i⟨ω,δ⟩} K₀(δ) dδ, by a fast Fourier transform
+           (Proposition 2.4).
+        2. A density S: that of a Matérn 5/2 kernel with the second moments of tr C.
+        3. B(ω) from the eigenvectors of C(ω)/S(ω), so that B Bᵀ S = C.
+
+        The kernel has nothing to train: its Matérn lengthscale belongs to S and is frozen, and says
+        nothing about the data. A `ScaleKernel` around it trains a variance; `VectorFieldGP` adds
+        one. Kernels of 1 or 2 inputs are made in tenths of a second, of 3 inputs in seconds.
+
+        Args:
+            signature: K₀, a function that takes lags δ (m, d), in float64, and returns symmetric
+                matrices (m, p, p), with K₀(−δ) = K₀(δ). It has to vanish at large lags.
+            domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs.
+
+        Returns:
+            A `SpectralMatrixKernel` of d inputs and p outputs, in float64.
+
+        Raises:
+            ValueError: K₀ is not finite, symmetric and even; it does not vanish within 16 times the
+                domain; or no field has this covariance, since C(ω) has a negative eigenvalue.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> def signature(lag):  # (m, 1) -> (m, 2, 2)
+            ...     near, far = torch.exp(-lag.square()), torch.exp(-lag.square() / 4)
+            ...     return torch.stack([near + far, far, far, far], dim=-1).reshape(-1, 2, 2)
+            >>> kernel = gp_orff.SpectralMatrixKernel.from_signature(signature, [(0, 3)])
+            >>> kernel(torch.zeros(1, 1).double(), torch.ones(1, 1).double()).to_dense()
+            tensor([[1.1467, 0.7788],
+                    [0.7788, 0.7788]], dtype=torch.float64)
+        """
+        base_kernel, amplitude = amplitude_of(signature, domain)
+        num_outputs = amplitude.num_outputs
+        return cls(base_kernel, amplitude, num_outputs=num_outputs, num_dims=len(domain))
+
+    @property
+    def factor(self) -> SpectralMatrix:
+        """B(ω)."""
+        return SpectralMatrix(
+            self.amplitude, self.num_outputs, self.num_dims, self.rank, self.sampler
+        )
+
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
+        return self.num_outputs
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+    ) -> Float[Tensor, "*b n*p m*p"] | Float[Tensor, "*b n*p"]:
+        """The covariance matrix between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+
+        Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
+
+        Raises:
+            ValueError: `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
+            TypeError: inputs of another dtype than the hyperparameters.
+            NotImplementedError: more than 3 inputs, or a spectral density that is not known.
+        """
+        check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
+        if self.num_dims > 3:
+            raise NotImplementedError(
+                "SpectralMatrixKernel computes covariances by quadrature for at most 3 inputs, got "
+                f"{self.num_dims}; put it inside ORFFKernel, with gp_orff.QuasiMonteCarlo"
+            )
+        quadrature = variances if diag else covariance
+        total = 0.0
+        for term in inner_terms(self):
+            measure = spectrum(term.leaves[0].kernel)
+            if not isinstance(measure, GridSpectrum):
+                raise NotImplementedError(
+                    "SpectralMatrixKernel computes covariances by quadrature of a known spectral "
+                    f"density, got {type(measure).__name__}; put it inside ORFFKernel, with "
+                    "gp_orff.QuasiMonteCarlo"
+                )
+            density = term.factor.variance_spectrum(measure)
+            scale = term.outputscale.reshape(*term.outputscale.shape, 1, *[1] * (not diag))
+            total = total + scale * quadrature(density, x1, x2)
+        return total.to(x1.dtype)
+
+    @torch.no_grad()
+    def _checked_rank(self) -> int:
+        """r, after checks of B at zero, and at random frequencies and their negatives."""
+        density = spectrum(terms(self.base_kernel)[0].leaves[0].kernel)
+        rng = np.random.default_rng(0)
+        directions = rng.standard_normal((_CHECKED, self.num_dims))
+        directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
+        u = rng.random((_CHECKED, density.num_coordinates(self.num_dims)))
+        base = torch.from_numpy(density.base(directions, u, 0))
+        omega = density.frequencies(base, 0).reshape(-1, self.num_dims).double()
+        omega = torch.cat([torch.zeros_like(omega[:1]), omega])
+        b, opposite = (_checked(self.amplitude, w, self.num_outputs) for w in (omega, -omega))
+        a, other = b @ b.mT, opposite @ opposite.mT
+        sizes = a.square().sum((-1, -2)).sqrt()
+        difference = (a - other).square().sum((-1, -2)).sqrt()
+        if (difference > _EVEN * sizes.clamp_min(_EVEN * sizes.amax())).any():
+            worst = omega[(difference / sizes.clamp_min(1e-300)).argmax()].tolist()
+            raise ValueError(
+                "SpectralMatrixKernel expects A(−ω) = A(ω), A = B Bᵀ, as for every kernel with "
+                f"real values, got another A(−ω) at ω = {worst}; make B even or odd in ω"
+            )
+        return b.shape[-1]
+
+    @torch.no_grad()
+    def _require_finite_variance(self) -> None:
+        densities = [spectrum(term.leaves[0].kernel) for term in terms(self.base_kernel)]
+        if self.num_dims > 3 or not all(isinstance(density, GridSpectrum) for density in densities):
+            return  # no quadrature
+        if any(math.isinf(self.factor.variance_spectrum(d).moment(0)) for d in densities):
+            raise ValueError(
+                "SpectralMatrixKernel expects a finite variance ∫ tr B Bᵀ S dω, got an amplitude "
+                f"that grows too fast for the spectral density of {type(self.base_kernel).__name__}"
+                "; use a smoother base kernel, such as RBFKernel"
+            )
+
+
+def _checked(
+    amplitude: Callable, omega: Float[Tensor, "m d"], num_outputs: int
+) -> Float[Tensor, "m p r"]:
+    """B(ω).
+
+    Raises:
+        TypeError, ValueError: B is no tensor, has another shape, or is not finite.
+    """
+    shape = f"({len(omega)}, {num_outputs}, r)"
+    b = evaluate(amplitude, omega)
+    if b.dim() != 3 or b.shape[:2] != (len(omega), num_outputs) or not b.shape[-1]:
+        raise ValueError(
+            f"SpectralMatrixKernel expects amplitude to return matrices {shape} for "
+            f"{len(omega)} frequencies and num_outputs={num_outputs}, got {tuple(b.shape)}; give "
+            "one matrix of p rows for each frequency"
+        )
+    if not torch.isfinite(b).all():
+        worst = omega[~torch.isfinite(b).all(-1).all(-1)][0].tolist()
+        raise ValueError(
+            "SpectralMatrixKernel expects a finite amplitude, got NaN or infinity at "
+            f"ω = {worst}; return the limit there, or any finite value at ω = 0"
+        )
+    return b
+
+
+def _check_base(term: Term, num_dims: int) -> None:
+    """Refuse a term of the base kernel that has no spectral density over all inputs."""
+    if term.num_outputs != 1:
+        raise ValueError(
+            "SpectralMatrixKernel needs a scalar base kernel, got one with "
+            f"{term.num_outputs} outputs; pass the scalar kernel inside it"
+        )
+    if len(term.leaves) != 1:
+        raise ValueError(
+            "SpectralMatrixKernel expects a base kernel made of scaled sums of stationary kernels, "
+            "got a constant or a product; to multiply by a kernel of time, multiply "
+            "SpectralMatrixKernel itself"
+        )
+    leaf = term.leaves[0]
+    spectral_density(leaf.kernel, "SpectralMatrixKernel")  # raises where there is none
+    if leaf.active_dims is not None:
+        raise ValueError(
+            f"SpectralMatrixKernel(num_dims={num_dims}) expects a base kernel of all its inputs, "
+            f"got active_dims {leaf.active_dims}; give active_dims to SpectralMatrixKernel"
+        )
+    if leaf.kernel.ard_num_dims not in (None, num_dims):
+        raise ValueError(
+            f"SpectralMatrixKernel(num_dims={num_dims}) expects ard_num_dims={num_dims} in its "
+            f"base kernel, got {leaf.kernel.ard_num_dims}"
+        )
+
+
+@inner_terms.register
+def _(kernel: SpectralMatrixKernel) -> list[Term]:
+    return [term.with_factor(kernel.factor) for term in terms(kernel.base_kernel)]

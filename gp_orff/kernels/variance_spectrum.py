@@ -1,0 +1,369 @@
+"""The spectrum of the variance of a matrix-valued kernel, from tables of correlations."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Complex, Float, Int
+from torch import Tensor
+
+from gp_orff.kernels.lattice_sums import lattice_weights
+from gp_orff.kernels.spectra import GridSpectrum, unit_sphere
+
+# Tables of the largest correlations of a kernel from each lag on, by Fourier transforms.
+
+
+_STEP = 0.25  # of the lags of a table
+_SHARE = 0.25  # of a period that a table has; half a period is known
+_LEAST_POWER = 0.1  # of the lag, by which correlations fall beyond a table
+_FARTHEST = 1e9  # the longest lag that is returned
+_DIFFERENCE = 0.1  # the largest relative difference of two tables that agree
+_LENGTHS_AT_ONCE = 16  # lengths of ω′ at a time
+
+
+def frequency_step(num_lags: int) -> float:
+    """The spacing of the frequencies of a transform with `num_lags` lags in its period."""
+    return 2 * math.pi / (_STEP * num_lags)
+
+
+@dataclass(frozen=True)
+class CorrelationTable:
+    """A bound of correlations that decreases with the lag, continued by a power of the lag.
+
+    Args:
+        sizes: the sizes of the kernel at the lags 0, `_STEP`, … up to half of the period.
+        num_lags: the number of lags in the period.
+        resolved: whether another table agrees; if not, correlations may not fall beyond the table.
+    """
+
+    sizes: Float[np.ndarray, "l"]
+    num_lags: int
+    resolved: bool = True
+    bounds: Float[np.ndarray, "l"] = field(init=False)
+
+    def __post_init__(self):
+        largest = np.maximum.accumulate(self.sizes[::-1])[::-1]
+        object.__setattr__(self, "bounds", largest[: 1 + int(_SHARE * self.num_lags)])
+
+    @property
+    def longest(self) -> float:
+        """The longest lag of the table."""
+        return _STEP * (len(self.bounds) - 1)
+
+    @property
+    def power(self) -> float:
+        """The power of the lag by which the bound falls beyond the table."""
+        return max(self._fall, _LEAST_POWER) if self.resolved else _LEAST_POWER
+
+    @property
+    def _fall(self) -> float:
+        """The power by which the bound falls over the second half of the table."""
+        half, last = (max(self.bounds[i], 1e-300) for i in (len(self.bounds) // 2, -1))
+        return math.log2(half / last)
+
+    def __call__(self, lag: float) -> float:
+        """The bound at a lag."""
+        if lag <= self.longest:
+            return float(np.interp(lag, _STEP * np.arange(len(self.bounds)), self.bounds))
+        return float(self.bounds[-1] * (lag / self.longest) ** -self.power)
+
+    def lag(self, bound: float) -> float:
+        """The lag from which the bound of correlations is below this."""
+        if self.bounds[-1] <= bound:
+            return float(_STEP * np.searchsorted(-self.bounds, -bound))
+        log_lag = math.log(self.longest) + math.log(self.bounds[-1] / bound) / self.power
+        return math.exp(min(log_lag, math.log(_FARTHEST)))
+
+    def agrees(self, shorter: "CorrelationTable", floor: float) -> bool:
+        """Whether this table falls, and a shorter one says the same, down to a floor.
+
+        Correlations beyond half a period are at other lags in each of them.
+        """
+        if self._fall < _LEAST_POWER and self.bounds[-1] > floor:
+            return False
+        other = np.array([shorter(_STEP * i) for i in range(len(self.bounds))])
+        return np.allclose(self.bounds, other, rtol=_DIFFERENCE, atol=floor)
+
+
+def correlation_table(
+    density: Float[Tensor, "*b m k n p p"], opposite: Int[Tensor, "n"], num_lags: int
+) -> CorrelationTable:
+    """The table of ∫ ‖∫ e^{irω} G(ω, ω′) dω‖_F dω′ / ‖K(0)‖_F for a density G, even in (ω, ω′).
+
+    Args:
+        density: G at m equispaced frequencies ω ≥ 0, times volumes, half of them at ω = 0, and for
+            ω′ of k lengths and n directions.
+        opposite: the index of the opposite of each direction.
+        num_lags: the number of lags in the period of the transform.
+    """
+    total, sizes = 0.0, 0.0
+    for part in density.split(_LENGTHS_AT_ONCE, dim=-4):
+        waves = _waves(part, opposite, num_lags)
+        total = total + waves[..., 0, :, :, :, :].real.sum((-4, -3))
+        sizes = sizes + waves.abs().square().sum((-1, -2)).sqrt().sum((-1, -2))
+    shares = sizes / torch.linalg.matrix_norm(total).unsqueeze(-1)
+    return CorrelationTable(shares.reshape(-1, shares.shape[-1]).amax(0).cpu().numpy(), num_lags)
+
+
+def _waves(
+    density: Float[Tensor, "*b m k n p p"], opposite: Int[Tensor, "n"], num_lags: int
+) -> Complex[Tensor, "*b l k n p p"]:
+    """∫ e^{irω} G dω at lags r up to half a period."""
+    count, rounds = density.shape[-5], -(-density.shape[-5] // num_lags)
+    padded = density.new_zeros(*density.shape[:-5], rounds * num_lags, *density.shape[-4:])
+    padded[..., :count, :, :, :, :] = density
+    folded = padded.unflatten(-5, (rounds, num_lags)).sum(-6)  # e^{irω} has this period in ω
+    half = torch.fft.fft(folded, dim=-5)[..., : num_lags // 2 + 1, :, :, :, :]
+    return half + half[..., opposite, :, :].conj()  # G(−ω, ω′) = G(ω, −ω′)
+
+
+# How the variance ∫ A(ω) S(ω) dω of a kernel is distributed over frequencies, by quadrature.
+
+
+# angles on a circle and steps of log-radii, by the number of inputs: a step of 0.1 is exact to
+# rounding in the trapezoidal rule, one of 0.25 to 1e-8
+_NODES = {1: (0, 0.1), 2: (128, 0.1), 3: (32, 0.1)}
+_SMALLEST, _LARGEST = 1e-6, 1e6  # radii, in units of the spectrum
+_FAR = 1e5  # if more than _DIVERGES of an integral lies beyond this radius, it is infinite
+_DIVERGES = 1e-3
+_FEW_ANGLES, _LONG_STEP, _LEAST = 16, 0.25, 1e-3  # for the integral over the other axes
+_CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where frequencies of a table end; elsewhere _FEWEST
+_FEWEST = 20.0
+_FEWEST_LAGS, _MORE = 125, 1.6  # in the period of a table of correlations; in that of the next one
+_FAINT = 1e-4  # correlations at which two tables need not agree
+_MOST_NODES = 2**21  # frequencies of the longest table
+_TINY = 1e-300  # for logarithms
+_FREQUENCIES_AT_ONCE = 2**16  # frequencies at a time
+
+
+class MatrixFunction(Protocol):
+    """B(ω), a matrix for every frequency."""
+
+    num_outputs: int
+    rank: int  # r
+    sampler: Callable | None  # draws ω from a density of its own
+
+    def __call__(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p r"]:
+        """B at the frequencies ω."""
+
+
+@dataclass(frozen=True)
+class VarianceSpectrum:
+    """The density A(ω) S(ω), A = B Bᵀ, over frequencies; for a batch of spectra, the worst of them.
+
+    Args:
+        spectrum: S.
+        factor: B.
+        num_dims: d, the number of inputs.
+    """
+
+    spectrum: GridSpectrum
+    factor: MatrixFunction
+    num_dims: int
+
+    @cached_property
+    def scales(self) -> Float[np.ndarray, "d"]:
+        """The unit of frequency along each axis: where the scaled radius is one."""
+        return 1 / self.spectrum.scaled_radius(np.eye(self.num_dims))
+
+    @property
+    def variance(self) -> Float[Tensor, "*b p p"]:
+        """K(0) = ∫ A S dω."""
+        omega, volumes = self._polar
+        return sum(
+            torch.einsum("...m,mpr,mqr->...pq", mass, b, b)
+            for mass, b in self._masses(omega, volumes)
+        )
+
+    @cached_property
+    def _units(self) -> Float[Tensor, "*b p 1"]:
+        """The standard deviation of each output; 1 where it is zero."""
+        variances = self.variance.detach().diagonal(dim1=-1, dim2=-2)
+        return torch.where(variances > 0, variances, 1.0).sqrt().unsqueeze(-1)
+
+    def tail(self, scaled_radius: float) -> float:
+        """The share of the variance beyond a scaled radius, a mean over the outputs."""
+        radii, tails = self._tails
+        return float(np.exp(np.interp(math.log(scaled_radius), np.log(radii), np.log(tails))))
+
+    def radius(self, share: float) -> float:
+        """The scaled radius beyond which this share of the variance lies."""
+        radii, tails = self._tails
+        return float(np.exp(np.interp(-math.log(share), -np.log(tails), np.log(radii))))
+
+    def moment(self, order: int) -> float:
+        """E ρ^{2t}, t = `order`, of the scaled radius ρ, in the mean of Var_i⁻¹ A_ii S over i."""
+        radii, shares = self._shares
+        with np.errstate(over="ignore"):
+            parts = shares * radii ** (2.0 * order)
+        total = parts.sum(-1)
+        diverges = (parts[..., radii > _FAR].sum(-1) > _DIVERGES * total).any()
+        return math.inf if diverges or not np.isfinite(total).all() else float(total.max())
+
+    def correlation(self, lag: float, axis: int) -> float:
+        """A bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag` along an axis i, of
+        correlations: K in the units of the outputs.
+
+        The lag along the other axes may be any: a kernel whose correlations are long in a direction
+        between the axes has large values off the axes only.
+        """
+        return self._tables[axis](lag * self.scales[axis])
+
+    def correlation_lag(self, axis: int, bound: float) -> float:
+        """The lag along an axis beyond which the bound of the correlation is below this."""
+        table = self._tables[axis]
+        return table.lag(max(bound, self._floor(table.num_lags))) / self.scales[axis]
+
+    def _floor(self, num_lags: int) -> float:
+        """The accuracy of a table of correlations, which ends at a cut."""
+        return self.tail(self._cut) * frequency_step(num_lags) / self._cut
+
+    @cached_property
+    def _cut(self) -> float:
+        """The scaled radius at which the integrals of the table of correlations end."""
+        return min(self.radius(_CUT), _MOST.get(self.num_dims, _FEWEST))
+
+    @cached_property
+    def _polar(self) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m"]]:
+        """Frequencies in all directions and of all lengths, and their volumes."""
+        angles, step = _NODES.get(self.num_dims, (0, 0.3))
+        return _polar_nodes(self.scales, angles, step, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.spectrum.second_moments(self.num_dims).device
+
+    def _masses(
+        self, omega: Float[Tensor, "m d"], volumes: Float[Tensor, "m"]
+    ) -> Iterator[tuple[Float[Tensor, "*b c"], Float[Tensor, "c p r"]]]:
+        """By chunks of frequencies: S times the volumes, and B, zero where S underflows."""
+        shape = self.factor.num_outputs, self.factor.rank
+        for part, volume in zip(
+            omega.split(_FREQUENCIES_AT_ONCE), volumes.split(_FREQUENCIES_AT_ONCE), strict=True
+        ):
+            mass = self.spectrum.log_density(part).exp() * volume
+            used = (mass > 0).reshape(-1, len(part)).any(0).nonzero().squeeze(-1)
+            zeros = part.new_zeros(len(part), *shape)
+            yield mass, zeros.index_copy(0, used, self.factor(part[used]))
+
+    @cached_property
+    def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
+        """Scaled radii, in ascending order, and the shares of the variance in the shell of each."""
+        omega, volumes = self._polar
+        with torch.no_grad():
+            masses = self._masses(omega, volumes)
+            parts = [
+                mass * (b / self._units.unsqueeze(-3)).square().sum((-1, -2)) for mass, b in masses
+            ]
+        traces = torch.cat(parts, dim=-1).cpu().numpy()
+        invalid = ~np.isfinite(traces).reshape(-1, traces.shape[-1]).all(0)
+        if invalid.any():
+            raise ValueError(
+                "SpectralMatrixKernel expects a finite amplitude, got NaN or infinity at ω = "
+                f"{omega[int(invalid.argmax())].tolist()} with its present parameters; write it so "
+                "that it is finite for all of their values"
+            )
+        radii, place = np.unique(
+            self.spectrum.scaled_radius(omega.cpu().numpy()).round(12), return_inverse=True
+        )
+        shares = np.zeros((*traces.shape[:-1], len(radii)))
+        np.add.at(shares, (..., place.reshape(-1)), traces)
+        total = shares.sum(-1, keepdims=True)
+        return radii, shares / np.where(total > 0, total, 1.0)
+
+    @cached_property
+    def _tails(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
+        """Scaled radii, in ascending order, and the shares of the variance beyond each of them."""
+        radii, shares = self._shares
+        beyond = shares[..., ::-1].cumsum(-1)[..., ::-1] - 0.5 * shares  # half of its own shell
+        tails = beyond.reshape(-1, len(radii)).max(0)
+        return radii, np.maximum(tails, _TINY * (1 + np.arange(len(radii))[::-1]))
+
+    @cached_property
+    def _tables(self) -> list[CorrelationTable]:
+        """For each axis, a table that agrees with a shorter one, whose aliasing is another."""
+        return [self._table(axis) for axis in range(self.num_dims)]
+
+    @torch.no_grad()
+    def _table(self, axis: int) -> CorrelationTable:
+        num_lags, shorter = _FEWEST_LAGS, None
+        while True:
+            table = correlation_table(*self._density(axis, frequency_step(num_lags)), num_lags)
+            floor = max(_FAINT, self._floor(num_lags))
+            if shorter is not None and table.agrees(shorter, floor):
+                return table
+            num_lags, shorter = round(_MORE * num_lags), table
+            others = len(self._others(range(1, self.num_dims))[1])
+            if others * self._cut / frequency_step(num_lags) > _MOST_NODES:
+                return replace(table, resolved=False)
+
+    def _others(self, axes: Sequence[int]) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
+        """Frequencies along the other axes, up to the cut, and their volumes."""
+        radii, tails = self._tails
+        least = radii[np.searchsorted(-tails, _FAINT - 1)]  # a smaller share lies below it
+        ends = min(least, _LEAST), self._cut
+        return _polar_nodes(self.scales[list(axes)], _FEW_ANGLES, _LONG_STEP, self.device, ends)
+
+    def _density(
+        self, axis: int, step: float
+    ) -> tuple[Float[Tensor, "*b m k n p p"], Int[Tensor, "n"]]:
+        """A S at equispaced frequencies ≥ 0 along an axis, for k lengths and n directions of the
+        others, times volumes; and the opposite of each direction."""
+        others = [i for i in range(self.num_dims) if i != axis]
+        rest, volumes = self._others(others)
+        count = 1 + math.ceil(self._cut / step)
+        along = step * torch.arange(count, dtype=torch.float64, device=self.device)
+        omega = rest.new_empty(count, len(rest), self.num_dims)
+        omega[..., axis] = along.unsqueeze(-1) * self.scales[axis]
+        omega[..., others] = rest
+        half = torch.where(along == 0, 0.5, 1.0).unsqueeze(-1) * volumes
+        parts = [
+            torch.einsum("...m,mpr,mqr->...mpq", mass, b, b)
+            for mass, b in self._masses(omega.flatten(0, 1), half.flatten())
+        ]
+        density = torch.cat(parts, dim=-3)
+        if not others:  # S may be infinite at ω = 0
+            spacing = torch.from_numpy(step * self.scales).to(rest)
+            weight = lattice_weights(self.spectrum, omega[:1, 0], spacing) / spacing
+            b = self.factor(omega[:1, 0])
+            density[..., :1, :, :] = 0.5 * weight[..., None, None] * (b @ b.mT)
+        density = density / (self._units * self._units.mT).unsqueeze(-3)
+        directions = _directions(len(others), _FEW_ANGLES, self.device)[0]
+        opposite = torch.cdist(directions, -directions).argmin(-1)
+        return density.unflatten(-3, (count, -1, len(directions))), opposite
+
+
+def _directions(
+    dims: int, angles: int, device: torch.device
+) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n"]]:
+    """Unit vectors and weights of a mean over the sphere; one vector without entries for k = 0."""
+    if not dims:
+        return torch.zeros(1, 0, dtype=torch.float64, device=device), torch.ones(1, device=device)
+    return unit_sphere(dims, device, angles)
+
+
+def _polar_nodes(
+    scales: Float[np.ndarray, "k"],
+    angles: int,
+    step: float,
+    device: torch.device,
+    ends: tuple[float, float] = (_SMALLEST, _LARGEST),
+) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
+    """Nodes ω in k dimensions and weights of an integral over all of them, in polar coordinates.
+
+    `ends` are the smallest and the largest radius.
+    """
+    dims = len(scales)
+    directions, means = _directions(dims, angles, device)
+    if not dims:
+        return directions, means
+    low, high = np.log(ends)
+    radii = torch.from_numpy(np.exp(np.arange(low, high, step))).to(device)
+    surface = 2 * math.pi ** (dims / 2) / math.gamma(dims / 2) * float(np.prod(scales))
+    volumes = surface * step * radii.pow(dims).unsqueeze(-1) * means
+    omega = radii[:, None, None] * directions * torch.from_numpy(scales).to(device)
+    return omega.flatten(0, 1), volumes.flatten()

@@ -1,0 +1,195 @@
+"""Datasets larger than memory: files as chunks of observations, maps by blocks."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gp_orff.labelled.attributes import optional
+from gp_orff.labelled.plane import LocalPlane
+from gp_orff.labelled.reading import Columns, check_units, plane_of
+
+if TYPE_CHECKING:
+    import xarray
+
+
+# `files`: a folder of netCDF or Zarr as chunks for `model.fit`.
+
+
+_KINDS = (".nc", ".nc4", ".cdf", ".netcdf", ".zarr")
+
+
+@dataclass(frozen=True)
+class File:
+    """A callable that opens a file, reads it and closes it."""
+
+    path: str
+    columns: Columns
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        with opened(self.path) as dataset:
+            self.columns.check(dataset)
+            return self.columns.chunk(dataset[self.columns.names].load())
+
+    def __repr__(self) -> str:
+        return f"the file {self.path}"
+
+
+def files(
+    paths: str | os.PathLike | Iterable[str | os.PathLike],
+    variables: str | Iterable[str],
+    coordinates: str | Iterable[str],
+    *,
+    track: str | None = None,
+    time: str | None = None,
+    noise: object = None,
+    time_unit: str = "s",
+    epoch: object = None,
+    project: object = None,
+) -> tuple[list[File]] | tuple[list[File], LocalPlane]:
+    """Return `(chunks,)` for `model.fit(*chunks)`: one for each file, which is loaded where it is
+    used.
+
+    Files where all variables are NaN hold no readings. The first file is opened to check the names.
+
+    Args:
+        paths: a folder of netCDF files or Zarr stores, or the paths themselves, such as
+            `sorted(glob("drifters/*.nc"))`; they come in this order.
+        variables, coordinates, track, time, noise, time_unit, epoch: as for `readings`.
+        project: a coordinate reference system or a `LocalPlane`, as for `readings`; it is a second
+            value then. "auto" needs all positions, which are not read here.
+
+    Raises:
+        FileNotFoundError: no files.
+        ImportError, KeyError, TypeError, ValueError: as for `readings`.
+
+    Example:
+        >>> import gp_orff, os, tempfile, xarray
+        >>> folder, chunks = tempfile.mkdtemp(), None
+        >>> for day in range(3):
+        ...     u = xarray.DataArray([1.0, 2.0 + day, 3.0], dims="x", coords={"x": [0.0, 0.5, 1.0]})
+        ...     _ = xarray.Dataset({"u": u}).to_netcdf(os.path.join(folder, f"{day}.nc"))
+        >>> (chunks,) = gp_orff.labelled.files(folder, ["u"], ["x"])
+        >>> len(chunks), chunks[1]()["y"].ravel().tolist()
+        (3, [1.0, 3.0, 3.0])
+    """
+    optional("xarray", "xarray")
+    paths = _paths(paths)
+    columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
+    with opened(paths[0]) as dataset:
+        columns.check(dataset)
+        attributes = columns.attributes(dataset)
+        if project is None:
+            check_units(attributes)
+            return ([File(path, columns) for path in paths],)
+        if isinstance(project, str) and project == "auto":
+            raise ValueError(
+                "expected project= as a coordinate reference system or a LocalPlane, got 'auto', "
+                "which needs the positions of all files; give "
+                "gp_orff.labelled.LocalPlane.around(corners) of the area"
+            )
+        positions = columns.degrees(dataset)
+        plane = plane_of(project, columns.corners(dataset, positions))
+    columns = replace(columns, plane=plane, positions=positions)
+    return [File(path, columns) for path in paths], plane
+
+
+def opened(path: str) -> "xarray.Dataset":
+    """A netCDF file or a Zarr store, of which nothing is loaded."""
+    xr = optional("xarray", "xarray")
+    if Path(path).is_dir() or path.endswith(".zarr"):
+        return xr.open_zarr(path, chunks=None)
+    return xr.open_dataset(path)
+
+
+def _paths(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
+    """The paths, or those of a folder by name."""
+    if isinstance(paths, str | os.PathLike):
+        folder = Path(paths)
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = [own for own in inside if own.suffix in _KINDS]
+        single = folder.exists() and folder.suffix in _KINDS
+        paths = [folder] if single else found
+        if not paths:
+            raise FileNotFoundError(
+                f"expected a folder with files {', '.join(_KINDS)}, or their paths, got {folder}"
+            )
+    paths = [os.fspath(path) for path in paths]
+    if not paths:
+        raise FileNotFoundError("expected paths of netCDF files or Zarr stores, got none")
+    return paths
+
+
+# Maps as Dask arrays, of which each block is computed where it is used.
+
+
+_NUMBER = ":number"  # of a coordinate along its axis, beside its values
+
+
+class OnAxes(Protocol):
+    """Variables on the product of axes."""
+
+    @property
+    def attributes(self) -> Mapping[str, Mapping[str, Any]]:
+        """Those of each variable, by name and in order."""
+
+    def __call__(self, axes: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Their values."""
+
+
+def by_blocks(
+    on_axes: OnAxes,
+    coords: Mapping[str, "xarray.Variable"],
+    axes: Sequence[np.ndarray],
+    chunks: Mapping[str, object],
+) -> "xarray.Dataset":
+    """A Dataset of Dask arrays; `axes` are the numbers of the coordinates `coords`.
+
+    Raises:
+        ImportError: dask is not installed.
+        ValueError: chunks of something else than these coordinates.
+    """
+    xr, arrays = optional("xarray", "xarray"), optional("dask.array", "dask")
+    if not isinstance(chunks, Mapping) or not set(chunks) <= set(coords):
+        raise ValueError(
+            f"expected chunks as sizes by coordinate, such as {{{next(iter(coords))!r}: 100}}, of "
+            f"{list(coords)}, got {chunks!r}"
+        )
+    dims, shape = list(coords), tuple(len(axis) for axis in axes)
+    sizes = arrays.core.normalize_chunks(
+        tuple(chunks.get(name, -1) for name in dims), shape, dtype=np.float64
+    )
+    empty = arrays.zeros(shape, chunks=sizes)
+    variables = {name: (dims, empty, dict(own)) for name, own in on_axes.attributes.items()}
+    template = xr.Dataset(variables, coords)
+    columns = {f"{name}{_NUMBER}": (name, axis) for name, axis in zip(dims, axes, strict=True)}
+    grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**coords, **columns}, dims)
+    return xr.map_blocks(_block, grid, [_on_every_worker(on_axes)], template=template)
+
+
+def _on_every_worker(value: Callable) -> "xarray.DataArray":
+    """A value as an array without dimensions, that each worker holds once for all blocks."""
+    xr, dask = optional("xarray", "xarray"), optional("dask", "dask")
+    held = np.empty((), dtype=object)
+    held[()] = value
+    client = getattr(dask.base.get_scheduler(), "__self__", None)
+    if hasattr(client, "scatter"):  # of a cluster, whose scheduler should not carry it
+        one = dask.delayed(client.scatter(held, broadcast=True))
+    else:
+        one = dask.delayed(held, name=f"field-{uuid.uuid4().hex}")
+    return xr.DataArray(optional("dask.array", "dask").from_delayed(one, (), object))
+
+
+def _block(grid: "xarray.DataArray", held: "xarray.DataArray") -> "xarray.Dataset":
+    """The variables on one block of the grid."""
+    on_axes = held.to_numpy()[()]
+    dims = list(grid.dims)
+    values = on_axes([grid.coords[f"{name}{_NUMBER}"].to_numpy() for name in dims])
+    pairs = zip(on_axes.attributes.items(), values, strict=True)
+    variables = {name: (dims, own, dict(note)) for (name, note), own in pairs}
+    coords = {name: grid.coords[name].variable for name in dims}
+    return optional("xarray", "xarray").Dataset(variables, coords)

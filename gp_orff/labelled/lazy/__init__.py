@@ -1,1 +1,0 @@
-"""Datasets that are larger than memory: chunks for `fit`, and maps block by block."""

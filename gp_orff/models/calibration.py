@@ -1,0 +1,438 @@
+"""A check after a fit: how many readings that are left out do error bars hold?"""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import scipy.stats
+import torch
+from gpytorch.means import Mean
+from jaxtyping import Bool, Float
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import GroupKey
+from gp_orff.data.sources import Arrays, InMemory
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.fitting.noise import is_kept
+from gp_orff.inference.along_tracks import in_components
+from gp_orff.inference.exact import ExactInference, has_covariance
+from gp_orff.inference.features import FeatureInference, Inference, IterativeInference
+from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
+from gp_orff.models.cross_validation import LEVEL, Predictor, lengthscales_of
+from gp_orff.models.state import ModelState
+
+# A few blocks of many readings, predicted by the exact kernel from the readings around them.
+#
+# A calibrated model is calibrated given any of its readings. Those next to a block decide what it
+# predicts there, and are as dense as all are, so that errors which they share show.
+
+
+_LEARNED = 1200  # numbers around a block
+_OF_ALL, _FEW, _MOST_READINGS = (
+    20,
+    5000,
+    2**20,
+)  # readings of chunks: a share, and at least and at most
+_FEWEST_NEIGHBOURS = 4  # readings of a sample, from whose distance that of more is told
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block, and the readings around it, by their distance from its centre in half widths."""
+
+    centre: Float[Tensor, "d"]
+    half: Float[Tensor, "d"]
+    inner: float
+    outer: float
+
+    def distance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        """The largest difference along any axis."""
+        return ((x - self.centre.to(x)).abs() / self.half.to(x)).amax(-1)
+
+    def around(self, part: Observations) -> Observations:
+        """The readings around the block."""
+        distance = self.distance(part.x)
+        return part.take(torch.nonzero((distance > self.inner) & (distance <= self.outer))[:, 0])
+
+
+def first_readings(data: Dataset) -> Dataset:
+    """Few readings as they are, and the first of chunks or of many: a twentieth or so, with their
+    learned weights."""
+    if data.is_small and all(isinstance(source, InMemory | Arrays) for source in data.sources):
+        return data
+    sample, every = data.survey.sample, data.survey.num_points
+    if sum(map(len, sample)) == every and data.weights is None:
+        return Dataset.in_memory(sample)
+    most = min(max(every // _OF_ALL, _FEW), _MOST_READINGS)
+    parts, count = [], 0
+    for part in data.unweighted().visit():
+        parts.append(part)
+        count += len(part)
+        if count >= most:
+            break
+    kept = Dataset.in_memory(parts)
+    return kept if data.weights is None else replace(kept, weights=data.weights[: len(parts)])
+
+
+def left_out_of_surroundings(
+    state: ModelState,
+    data: Dataset,
+    constant: Float[Tensor, "p"],
+    blocks: Sequence[Block],
+    half: Float[Tensor, "d"],
+) -> Iterator[list[LeftOut]]:
+    """The tested readings of every block, and the field there given the readings around it.
+
+    Args:
+        state: of a kernel with a covariance.
+        data: readings at single points, in memory.
+        constant: the mean of the field.
+        blocks: of the sample of the survey of these data.
+        half: half the width of a block, about.
+    """
+    kernel, noises = state.e_step.kernel, state.e_step.noises
+    x = torch.cat([part.x for part in data.survey.sample])
+    wanted = _LEARNED * len(x) / data.survey.num_values  # of the sample, around a block
+    for block in blocks:
+        place = _place(x, block.left_out.to(x.device), half, wanted)
+        parts = [part for part in map(place.around, data.visit()) if len(part)]
+        if parts:
+            learned = Dataset.in_memory(_nearest(parts, place))
+            inference = ExactInference.merging(kernel, noises, learned)
+            posterior = inference.posterior(kernel, noises, constant)
+            tested = Dataset.in_memory(_tested_readings(data.survey.sample, block))
+            every = block._replace(tested=torch.ones_like(block.tested))
+            yield predicted(tested, every, posterior, constant)
+
+
+def _place(
+    x: Float[Tensor, "n d"], inside: Bool[Tensor, "n"], half: Float[Tensor, "d"], wanted: float
+) -> Place:
+    """The place of a block of a sample, with about twice as many readings around it as wanted."""
+    centre = 0.5 * (x[inside].amin(0) + x[inside].amax(0))
+    place = Place(centre, half, 0.0, math.inf)
+    distance = place.distance(x)
+    others, inner = distance[~inside], distance[inside].max().item()
+    rank = min(len(others), _FEWEST_NEIGHBOURS + round(2 * wanted))
+    return replace(place, inner=inner, outer=others.kthvalue(rank).values.item())
+
+
+def _nearest(parts: Sequence[Observations], place: Place) -> list[Observations]:
+    """The readings nearest to a block, of as many numbers as are learned from."""
+    distance = [place.distance(part.x) for part in parts]
+    of_numbers = torch.cat(
+        [own.repeat_interleave(part.y.shape[-1]) for own, part in zip(distance, parts, strict=True)]
+    )
+    most = of_numbers.kthvalue(min(_LEARNED, len(of_numbers))).values
+    near = [
+        part.take(torch.nonzero(own <= most)[:, 0])
+        for own, part in zip(distance, parts, strict=True)
+    ]
+    return [part for part in near if len(part)]
+
+
+def _tested_readings(sample: Sequence[Observations], block: Block) -> list[Observations]:
+    """The tested readings of a block, whose rows are those of the sample."""
+    chosen = block.tested.split([len(part) for part in sample])
+    pairs = zip(sample, chosen, strict=True)
+    parts = [part.take(torch.nonzero(rows)[:, 0].to(part.x.device)) for part, rows in pairs]
+    return [replace(part, index=torch.arange(len(part))) for part in parts if len(part)]
+
+
+# A cheap look at a few left-out blocks after a fit: whether error bars hold.
+#
+# The readings of a block have errors in common. With the correlation ρ_ij of two predictions of a
+# block, given the rest, the indicators of their intervals are correlated by at most ρ_ij², so that
+#
+#     n_eff = (Σ_b n_b)² / Σ_b Σ_ij ρ_ij²
+#
+# of the tested numbers count as independent. A warning needs both: fewer than 0.85 of the numbers
+# inside 95 % intervals, and a share that so many independent numbers of a calibrated model would
+# hardly ever fall short of.
+
+
+LEAST = 0.85  # of the numbers inside
+_CHANCE = 0.003  # of so few inside, under a calibrated model
+_FEWEST_NUMBERS = 5  # independent numbers: fewer tell nothing
+_OUTLIER = 0.3  # the weight of a reading up to which it is one
+_MAJORITY = 0.6  # of the readings, that are no outliers
+_HALF = 1.0  # lengthscales from the centre of a block to its sides
+_SHARE = 0.2  # of the readings, at most, in a block
+_BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
+_FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
+_HALF_WIDTH = float(scipy.stats.norm.ppf(0.5 + 0.5 * LEVEL))  # of an interval, over sd
+_MOST = 4096  # rows; more would take long beside the fit
+
+
+class CalibrationWarning(UserWarning):
+    """95 % intervals of a fitted model hold less than 85 % of readings that were left out.
+
+    Example:
+        Readings along tracks, each with an error of its own:
+
+        >>> import gp_orff, torch, warnings
+        >>> generator = torch.Generator().manual_seed(1)
+        >>> start, step = torch.rand(2, 20, 1, 2, generator=generator).double()
+        >>> x = (start + (step - 0.5) * torch.linspace(0, 1, 20)[:, None]).flatten(0, 1)
+        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+        >>> y += torch.randn(20, 1, 2, generator=generator).repeat(1, 20, 1).flatten(0, 1)
+        >>> y += 0.02 * torch.randn(400, 2, generator=generator)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always", gp_orff.CalibrationWarning)
+        ...     _ = model.fit(x, y, progress=False)
+        >>> [warning.category.__name__ for warning in caught]
+        ['CalibrationWarning']
+    """
+
+
+Tested = tuple[Bool[Tensor, "m"], Float[Tensor, "m m"]]
+"""Whether intervals hold the numbers of a block, and the correlations of their predictions."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How many numbers of a few left-out blocks 95 % intervals hold."""
+
+    inside: int
+    numbers: int
+    blocks: int
+    independent: float  # of the numbers, about
+    noise_kept: bool = False  # as given with the readings, without a factor that is learned
+
+    @classmethod
+    def of(cls, blocks: Iterable[Iterable[Tested]]) -> "Calibration | None":
+        """From the parts of every block; None without any."""
+        inside = numbers = count = spread = 0.0
+        for parts in blocks:
+            deviation = 0.0  # of the number inside, over that of one
+            for held, correlation in parts:
+                inside, numbers = inside + held.sum().item(), numbers + len(held)
+                deviation += correlation.square().sum().sqrt().item()
+            count, spread = count + 1, spread + deviation**2
+        return cls(int(inside), int(numbers), int(count), numbers**2 / spread) if numbers else None
+
+    @property
+    def coverage(self) -> float:
+        return self.inside / self.numbers
+
+    @property
+    def chance(self) -> float:
+        """The probability of so small a share, or a smaller one, under a calibrated model."""
+        trials = max(int(self.independent), 1)
+        return float(scipy.stats.binom.cdf(np.floor(self.coverage * trials), trials, LEVEL))
+
+    @property
+    def note(self) -> str:
+        """What is wrong and what helps; empty if the error bars may well hold."""
+        few = self.independent < _FEWEST_NUMBERS
+        if few or self.coverage >= LEAST or self.chance > _CHANCE:
+            return ""
+        return (
+            f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
+            "blocks that were left out: error bars away from readings are too small. Readings may "
+            "share errors (one track, one instrument), or the kernel be too smooth or lack a part "
+            "of the field: try a rougher one, such as MaternKernel(nu=1.5), HelmholtzKernel, "
+            f"Student-t noise, track= or fewer readings (gp_orff.thin){self._factor}; "
+            "cross_validate(x, y, blocks=...) and compare_kernels(..., blocks=...) judge"
+        )
+
+    @property
+    def _factor(self) -> str:
+        """What helps against noise that was given too small."""
+        return ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
+
+
+def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
+    """Predict readings of a few blocks of two lengthscales, or a few whole tracks, from the rest;
+    blocks of the first chunks, and of data that take large matrices, from the readings around them.
+
+    None for statistics alone, data with observations of symbols, large ones along tracks or without
+    a covariance in closed form, and where a covariance is singular."""
+    try:
+        with warnings.catch_warnings():  # near-singular data: the fit has said so
+            warnings.simplefilter("ignore", NumericalWarning)
+            found = _calibration_of(state, prior_mean)
+            return found and replace(found, noise_kept=is_kept(state.likelihoods, state.data))
+    except (torch.linalg.LinAlgError, NotPSDError):
+        return None
+
+
+@torch.no_grad()
+def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
+    data, rows = state.data, _rows(state)
+    count = _FEW_BLOCKS if rows > _MANY_ROWS else _BLOCKS
+    if not isinstance(data, Dataset) or data.symbol_data:
+        return None
+    if not data.tracks and (rows > _MOST or not _in_memory(data)):
+        return Calibration.of(_left_out_of_surroundings(state, prior_mean))
+    if rows > _MOST:
+        return None
+    if data.tracks:
+        chosen = [_some(held, count) for held in state.data.tracks if len(held.tracks) > 1]
+        found = Calibration.of(_left_out_tracks(state, chosen))
+        return found and replace(found, blocks=sum(len(part.tracks) for part in chosen))
+    return Calibration.of(_left_out_blocks(state, prior_mean, count))
+
+
+def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterator[Iterator[Tested]]:
+    """A few blocks of two lengthscales."""
+    inference = _indexed(state.inference)
+    predictor, data = Predictor(inference, state.e_step, prior_mean), inference.data
+    x = torch.cat([part.x for part in data.visit()]).cpu()
+    usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
+    for parts in predictor.left_out(_blocks(x, usual, _half_widths(state), count, _most(data))):
+        yield (_tested(predictor, part) for part in parts)
+
+
+def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[Iterator[Tested]]:
+    """A few blocks of a sample, given the readings around them."""
+    if not has_covariance(state.kernel, state.data):
+        return
+    data = first_readings(state.data)
+    x = torch.cat([part.x for part in data.survey.sample]).cpu()
+    usual, half = torch.ones(len(x), dtype=torch.bool), _half_widths(state)
+    if data.weights is not None:
+        weights = data.stored_weights(Dataset.in_memory(data.survey.sample))
+        usual = torch.cat(list(weights)).cpu() > _OUTLIER
+    blocks = _blocks(x, usual, half, _FEW_BLOCKS, _most(data))
+    predictor = Predictor(state.inference, state.e_step, prior_mean)
+    constant = state.snapshot(prior_mean).constant
+    for parts in left_out_of_surroundings(state, data, constant, blocks, half):
+        yield (_tested(predictor, part) for part in parts)
+
+
+def _tested(predictor: Predictor, part: LeftOut) -> Tested:
+    *_, sd, _, _, pit = predictor.scores(part)
+    return (pit - 0.5).abs() <= 0.5 * LEVEL, _correlations(part.joint(), sd)
+
+
+def _left_out_tracks(
+    state: ModelState, chosen: Sequence[TrackObservations]
+) -> Iterator[list[Tested]]:
+    """The block means of a few whole tracks of each group, which are left out together."""
+    noises = state.e_step.noises
+    found = tracks_left_out(state.inference, state.e_step.kernel, noises, state.mean, chosen)
+    for part, (residual, covariance) in zip(chosen, found, strict=True):
+        slow, variance = noises.slow.get(part.key.label), covariance.diagonal()
+        if slow is not None:
+            more = slow.matched(variance - noises.tracks[part.key.label].slow) - variance
+            covariance = covariance + _shared(part, more.clamp_min(0))
+        sd = covariance.diagonal().sqrt()
+        yield [(residual.abs() <= _HALF_WIDTH * sd, _correlations(covariance, sd))]
+
+
+def _shared(part: TrackObservations, variance: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
+    """The covariance of what the numbers of each track share, from its variance."""
+    sizes = torch.tensor([len(track.y) for track in part.tracks]).to(variance.device)
+    track = torch.arange(len(sizes)).to(sizes).repeat_interleave(sizes)
+    same = in_components((track.unsqueeze(-1) == track).to(variance), part.y.shape[-1])
+    root = variance.sqrt()
+    return same * root.unsqueeze(-1) * root
+
+
+def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
+    """The correlations of numbers with these standard deviations, noise included."""
+    return (covariance / (sd.unsqueeze(-1) * sd)).fill_diagonal_(1.0)
+
+
+def warn_of_calibration(calibration: Calibration) -> None:
+    """Warn if the error bars do not hold."""
+    if calibration.note:
+        text = f"{calibration.note}; gp_orff.settings.check_calibration(False) silences this check"
+        warnings.warn(text, CalibrationWarning, stacklevel=2)
+
+
+def _rows(state: ModelState) -> float:
+    """The rows of the matrix that is factorised for a block; infinite where there is none."""
+    inference = state.inference
+    if isinstance(inference, ExactInference):
+        return inference.size
+    iterative = isinstance(inference, IterativeInference)
+    return math.inf if iterative else inference.num_features(state.kernel)
+
+
+def _in_memory(data: Dataset) -> bool:
+    return all(isinstance(source, InMemory | Arrays) for source in data.sources)
+
+
+def _indexed(inference: Inference) -> Inference:
+    """Inference with data in memory whose observations have an `index`."""
+    parts, first = [], 0
+    for part in inference.data.unweighted().visit():
+        index = torch.arange(first, first + len(part), device=part.x.device)
+        parts.append(replace(part, index=index))
+        first += len(part)
+    indexed = replace(inference.data, sources=(InMemory(parts),))
+    if isinstance(inference, FeatureInference) and inference.draws[0].shared_columns() is not None:
+        return replace(inference, data=indexed, known=inference.statistics)
+    return replace(inference, data=indexed)
+
+
+def _some(held: TrackObservations, count: int, seed: int = 0) -> TrackObservations:
+    """Blocks of a few tracks drawn at random, a fifth of all at most."""
+    generator, few = torch.Generator().manual_seed(seed), int(_SHARE * len(held.tracks))
+    few = min(count, max(1, few))
+    chosen = torch.randperm(len(held.tracks), generator=generator)[:few].tolist()
+    part = replace(held, tracks=tuple(held.tracks[number] for number in chosen))
+    rows = torch.randperm(len(part.y), generator=generator)[: few * _most_tested(held.key)]
+    return part.take(rows.sort().values.to(part.x.device))
+
+
+def _most_tested(key: GroupKey) -> int:
+    return min(_TESTED, max(1, _NUMBERS // key.pattern.num_outputs))
+
+
+def _most(data: Dataset) -> int:
+    return _most_tested(data.survey.sample[0].key)
+
+
+def _half_widths(state: ModelState) -> Float[Tensor, "d"]:
+    """Half the width of a block: a lengthscale along each axis, the extent where there is none."""
+    lengths = torch.from_numpy(lengthscales_of(state.kernel, state.data.num_inputs))
+    low, high = torch.tensor(state.data.survey.box, dtype=lengths.dtype).mT
+    half = _HALF * torch.where(lengths > 0, lengths, high - low)
+    return half.clamp_min(torch.finfo(half.dtype).tiny)
+
+
+def _blocks(
+    x: Float[Tensor, "n d"],
+    usual: Bool[Tensor, "n"],
+    half: Float[Tensor, "d"],
+    count: int,
+    most_tested: int,
+    seed: int = 0,
+) -> list[Block]:
+    """Blocks around readings drawn at random, which do not overlap.
+
+    A block is two lengthscales wide, or less if it had a fifth of the readings. Outliers under
+    Student-t noise are no fault of the field, and are not tested, unless they are many.
+    """
+    generator, blocks = torch.Generator().manual_seed(seed), []
+    columns = (x / half).mT.contiguous()
+    free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
+    usual = usual | (usual.double().mean() < _MAJORITY)
+    for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
+        if not free[centre]:
+            continue
+        distance = (columns - columns[:, centre, None]).abs_().amax(0)
+        inside = distance <= 1.0
+        if inside.sum() > share:
+            inside = distance <= distance.kthvalue(share).values
+        if not free[inside].all() or inside.sum() > 2 * _SHARE * len(x):
+            continue
+        rows = torch.nonzero(inside & usual).squeeze(-1)
+        order = torch.randperm(len(rows), generator=generator)[:most_tested]
+        tested = torch.zeros_like(inside)
+        tested[rows[order]] = True
+        free &= ~inside
+        blocks.append(Block(len(blocks), inside, tested))
+        if len(blocks) == count:
+            break
+    return blocks

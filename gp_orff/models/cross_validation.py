@@ -1,0 +1,633 @@
+"""Cross-validation: blocks of readings that are left out, their predictions and scores."""
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from gp_orff.data.noise import GroupNoise, group_noise
+from gp_orff.data.observations import Observations
+from gp_orff.data.passes import Work, fold, shares
+from gp_orff.data.reading import Options
+from gp_orff.data.sources import varying_mean
+from gp_orff.data.track_reading import labels_of_tracks
+from gp_orff.data.validation import as_matrix, is_single
+from gp_orff.features.assemble import term_spectra
+from gp_orff.features.grid_design import lengthscales
+from gp_orff.fitting.robust_em import EStep
+from gp_orff.inference.features import Inference
+from gp_orff.inference.left_out import Block, LeftOut, TrackReadings, left_out, left_out_of_tracks
+from gp_orff.models.report import table
+
+if TYPE_CHECKING:
+    import pandas
+
+
+# Blocks of readings to leave out: by labels, a splitter or tracks; cells of two lengthscales.
+
+
+_WIDTH = 2.0  # lengthscales
+_FEWEST, _MOST = 5, 50  # blocks
+_FINEST = 2**20  # cells along an axis
+
+
+class Blocks(NamedTuple):
+    """All blocks, as they serve several models."""
+
+    members: tuple[Block, ...]
+
+
+class Splitter(Protocol):
+    """A splitter of scikit-learn."""
+
+    def split(
+        self, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
+    ) -> Iterable[tuple[Int[np.ndarray, "r"], Int[np.ndarray, "t"]]]:
+        """Rows to learn from, and rows to predict."""
+
+
+def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Options) -> Blocks:
+    """The blocks that a user asked for.
+
+    Args:
+        blocks: "auto", labels (N,), or a splitter; or what this function returned before.
+        kernel: whose lengthscales are the size of blocks, where there are no tracks.
+        x, y: the readings (N, d), (N, v).
+        options: the group of each reading, or its track, for splitters that need groups.
+
+    Raises:
+        TypeError: no y; blocks that are none of these, or labels that cannot be hashed.
+        ValueError: labels of another length, one label for all, a splitter whose sets do not fit.
+    """
+    if isinstance(blocks, Blocks):
+        return blocks
+    if y is None:
+        raise TypeError(
+            "expected arrays x and y in memory, whose readings blocks= can leave out, got x alone; "
+            "give a sample of the chunks, concatenated"
+        )
+    x, y = (
+        as_matrix(values, name).detach().cpu().numpy()
+        for values, name in ((x, "points x (N, d)"), (y, "observations y (N, p)"))
+    )
+    if isinstance(blocks, str):
+        if blocks != "auto":
+            raise ValueError(
+                f"expected blocks='auto', labels (N,) or a splitter, got blocks={blocks!r}"
+            )
+        blocks = by_track(options.track, len(x))
+        if blocks is None:
+            blocks = cells(x, lengthscales_of(kernel, x.shape[-1]))
+    if hasattr(blocks, "split") and not isinstance(blocks, Iterable):  # as tensors are
+        labels = options.group, options.track
+        groups = next((each for each in labels if not is_single(each)), None)
+        return Blocks(tuple(_of_splitter(blocks, x, y, groups)))
+    return Blocks(tuple(_of_labels(blocks, len(x))))
+
+
+def _of_labels(labels: object, count: int) -> list[Block]:
+    """A block for each label, in the order of their first readings."""
+    if is_single(labels) or not isinstance(labels, Iterable):
+        raise TypeError(
+            "expected blocks='auto', a label for each reading or a splitter with a method split, "
+            f"got {type(labels).__name__}"
+        )
+    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    if len(values) != count:
+        raise ValueError(
+            f"expected a label for each of the {count} readings in blocks=, got {len(values)}"
+        )
+    numbers: dict[Hashable, int] = {}
+    try:
+        which = torch.tensor([numbers.setdefault(label, len(numbers)) for label in values])
+    except TypeError as error:
+        raise TypeError(f"expected labels that can be hashed in blocks=, got {error}") from error
+    if any(label != label for label in numbers):
+        raise ValueError("expected a label for each reading in blocks=, got NaN among them")
+    if len(numbers) < 2:
+        raise ValueError(
+            f"expected at least two blocks, got {next(iter(numbers))!r} for all readings, which "
+            "leaves nothing to learn from; give labels of smaller blocks, or blocks='auto'"
+        )
+    masks = [which == number for number in numbers.values()]
+    return [Block(name, mask, mask) for name, mask in zip(numbers, masks, strict=True)]
+
+
+def _of_splitter(
+    splitter: Splitter, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
+) -> list[Block]:
+    """A block for each split: what it learns from may be less than all but the tested readings."""
+    blocks = []
+    for number, (learned, tested) in enumerate(splitter.split(x, y, groups)):
+        left_out, test = torch.ones(len(x), dtype=torch.bool), torch.zeros(len(x), dtype=torch.bool)
+        left_out[torch.from_numpy(np.asarray(learned))] = False
+        test[torch.from_numpy(np.asarray(tested))] = True
+        if not test.any() or left_out.all() or (test & ~left_out).any():
+            raise ValueError(
+                "expected a splitter whose sets to learn from and to predict have no reading in "
+                f"common and are not empty, got {int((~left_out).sum())} and {int(test.sum())} "
+                f"readings with {int((test & ~left_out).sum())} in both, in split {number}"
+            )
+        blocks.append(Block(number, left_out, test))
+    if not blocks:
+        raise ValueError("expected a splitter with at least one split, got none")
+    return blocks
+
+
+def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
+    """The largest lengthscale along each axis; 0 for kernels without any."""
+    try:
+        return lengthscales(term_spectra(kernel, num_inputs), num_inputs)
+    except NotImplementedError:
+        return np.zeros(num_inputs)
+
+
+def by_track(track: object, count: int) -> Sequence[Hashable] | None:
+    """The block of each reading: its track, or one of 50 sets of tracks of about equally many
+    readings; None without labels, or with a single one.
+
+    Raises:
+        ValueError: labels of another length than `count` readings, or missing ones.
+
+    Example:
+        >>> from gp_orff.models.cross_validation import by_track
+        >>> by_track(["a", "a", "b"], 3), by_track("a", 3), len(set(by_track(range(400), 400)))
+        (['a', 'a', 'b'], None, 50)
+    """
+    if is_single(track):
+        return None
+    names, which = labels_of_tracks(track, count)
+    if len(names) < 2:
+        return None
+    labels = track.tolist() if hasattr(track, "tolist") else list(track)
+    together = _together(np.bincount(which), 0)
+    return labels if len(names) <= _MOST else _in_order(together[which])
+
+
+def cells(
+    x: Float[np.ndarray, "N d"], lengths: Float[np.ndarray, "d"], seed: int = 0
+) -> Int[np.ndarray, "N"]:
+    """The number of the block of each reading, for blocks of cells of about two lengthscales.
+
+    Where that gives fewer than five cells with readings, they are smaller. More than 50 are put
+    together in 50 blocks of about equally many readings, at random, so that the cells of a block
+    hardly touch each other.
+
+    Args:
+        x: positions.
+        lengths: lengthscales along each axis; 0 where there is none.
+        seed: of the random order.
+
+    Example:
+        >>> import numpy as np
+        >>> from gp_orff.models.cross_validation import cells
+        >>> cells(np.linspace(0, 19.9, 200)[:, None], np.ones(1)).max().item()  # 10 cells, from 0
+        9
+    """
+    start, extent = x.min(0), np.ptp(x, axis=0)
+    extent = np.where(extent > 0, extent, np.finfo(float).tiny)
+    scaled = extent / np.where(lengths > 0, lengths, extent)
+    counts = np.clip(np.round(scaled / _WIDTH), 1, _FINEST)
+    while True:
+        lattice = np.minimum(np.floor((x - start) / extent * counts), counts - 1)
+        _, cell, sizes = np.unique(lattice, axis=0, return_inverse=True, return_counts=True)
+        if len(sizes) >= _FEWEST or counts.max() >= _FINEST:
+            return _in_order(_together(sizes, seed)[cell.ravel()])
+        counts[np.argmax(scaled / counts)] *= 2
+
+
+def _in_order(labels: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
+    """Numbers from 0, in the order of their first readings."""
+    first = np.unique(labels, return_index=True)[1]
+    return np.argsort(np.argsort(first))[labels]
+
+
+def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
+    """The block of each cell, of which there are `sizes` readings; at most 50 blocks."""
+    count = min(_MOST, len(sizes))
+    block, totals = np.empty(len(sizes), dtype=np.int64), np.zeros(count)
+    for cell in np.random.default_rng(seed).permutation(len(sizes)):
+        block[cell] = totals.argmin()
+        totals[block[cell]] += sizes[cell]
+    return block
+
+
+# `CrossValidation`: how a model predicts readings that it did not learn from.
+
+
+LEVEL = 0.95  # of the intervals whose coverage is told
+_SHOWN = 20  # blocks in print
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """Predictions of left-out readings: scores of all and of each block; `print` shows a table.
+
+    `VectorFieldGP.cross_validate` makes one. A prediction is that of a new reading, the field plus
+    the noise of its group; each observed number, a component or the value along a direction, is
+    scored by itself. Arrays have one entry for each of these M numbers, block after block.
+
+    `rmse`, `nlpd`, `crps`, `coverage` and `pit` are those of all numbers; `blocks["name"]` has
+    those of one block, as another `CrossValidation`.
+
+    Attributes:
+        names: the names of the blocks: their labels, or the numbers of the splits.
+        block: (M,), the block of each number, as an index of `names`.
+        index: (M,), the row of its reading in x.
+        column: (M,), the component of y that it is.
+        observed: (M,), the number itself.
+        mean: (M,), its prediction given the readings outside its block.
+        sd: (M,), the standard deviation of the prediction, noise included.
+        log_density: (M,), the log of its predictive density, in nats.
+        crps_values: (M,), its continuous ranked probability score, in units of y.
+        pit: (M,), the probability of a smaller number under the prediction; uniform between 0 and 1
+            if error bars hold.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(90, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+        >>> y = y + 0.1 * torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> result = model.fit(x, y, progress=False).cross_validate(x, y)
+        >>> 0.1 < result.rmse < 0.2, 0.85 < result.coverage <= 1, len(result.pit)
+        (True, True, 180)
+        >>> len(result.blocks) == len(result.names)
+        True
+    """
+
+    names: tuple[Hashable, ...]
+    block: Int[Tensor, "M"]
+    index: Int[Tensor, "M"]
+    column: Int[Tensor, "M"]
+    observed: Float[Tensor, "M"]
+    mean: Float[Tensor, "M"]
+    sd: Float[Tensor, "M"]
+    log_density: Float[Tensor, "M"]
+    crps_values: Float[Tensor, "M"]
+    pit: Float[Tensor, "M"]
+
+    @property
+    def rmse(self) -> float:
+        """The root mean square of prediction less observation, in units of y."""
+        return (self.mean - self.observed).square().mean().sqrt().item()
+
+    @property
+    def nlpd(self) -> float:
+        """The mean negative log predictive density of a number, in nats; small is good."""
+        return -self.log_density.mean().item()
+
+    @property
+    def crps(self) -> float:
+        """The mean continuous ranked probability score, in units of y; small is good."""
+        return self.crps_values.mean().item()
+
+    @property
+    def inside(self) -> Bool[Tensor, "M"]:
+        """Whether the central 95 % interval of the prediction holds each number, (M,)."""
+        return (self.pit - 0.5).abs() <= 0.5 * LEVEL
+
+    @property
+    def coverage(self) -> float:
+        """The share of the numbers that their 95 % intervals hold."""
+        return self.inside.double().mean().item()
+
+    @cached_property
+    def blocks(self) -> dict[Hashable, "CrossValidation"]:
+        """The scores of each block, by its name."""
+        members = [torch.nonzero(self.block == number).squeeze(-1) for number in range(len(self))]
+        return {name: self._take(rows) for name, rows in zip(self.names, members, strict=True)}
+
+    def __len__(self) -> int:
+        """The number of blocks."""
+        return len(self.names)
+
+    def _take(self, rows: Int[Tensor, "m"]) -> "CrossValidation":
+        """The scores of some numbers of one block."""
+        tensors = {
+            name: value[rows] for name, value in vars(self).items() if torch.is_tensor(value)
+        }
+        tensors["block"] = torch.zeros_like(rows)
+        return replace(self, names=(self.names[int(self.block[rows[0]])],), **tensors)
+
+    def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
+        """Return how much smaller the NLPD is than that of `other`, and its standard error.
+
+        The readings of a block have errors in common. With the sums D_b of the differences over the
+        n_b numbers of the blocks b, and their mean Δ over all M numbers,
+
+            error² = B/(B − 1) Σ_b (D_b − n_b Δ)² / M² .
+
+        Args:
+            other: of the same blocks of the same readings, by another model.
+
+        Raises:
+            ValueError: other readings or blocks.
+        """
+        same = torch.equal(self.block, other.block) and torch.equal(self.index, other.index)
+        if not (same and self.names == other.names):
+            raise ValueError(
+                "expected cross-validations of the same blocks of the same readings, got others; "
+                "give both models the same data and blocks"
+            )
+        return _mean_of_blocks(self.log_density - other.log_density, self.block)
+
+    def to_dataframe(self) -> "pandas.DataFrame":
+        """Return a pandas DataFrame with a row for each block, and a last row "all".
+
+        Its columns are numbers, rmse, nlpd, crps and coverage.
+
+        Raises:
+            ImportError: pandas is not installed; `pip install pandas`.
+        """
+        frame = _pandas().DataFrame(
+            [part._row for part in (*self.blocks.values(), self)], columns=list(_COLUMNS)
+        )
+        frame.index = [*self.names, "all"]
+        return frame
+
+    @property
+    def _row(self) -> tuple[int, float, float, float, float]:
+        return len(self.pit), self.rmse, self.nlpd, self.crps, self.coverage
+
+    def __str__(self) -> str:
+        shown = list(self.blocks.items())
+        if len(shown) > _SHOWN:
+            shown = sorted(shown, key=lambda pair: -pair[1].nlpd)[:_SHOWN]
+        rows = [("block", *_COLUMNS.values())]
+        rows += [(str(name), *_in_words(part._row)) for name, part in (*shown, ("all", self))]
+        left = len(self) - len(shown)
+        notes = [f"the blocks of largest NLPD; {left} others are not shown"] if left else []
+        return "\n".join([*table(rows), *notes])
+
+
+def _mean_of_blocks(values: Float[Tensor, "M"], block: Int[Tensor, "M"]) -> tuple[float, float]:
+    """The mean of values, and its standard error if blocks are independent of each other."""
+    mean, count = values.mean(), int(block.max()) + 1
+    sums = torch.zeros(count).to(values).index_add(0, block, values - mean)
+    error = (count / max(count - 1, 1) * sums.square().sum()).sqrt() / len(values)
+    return mean.item(), error.item()
+
+
+_COLUMNS = {
+    "numbers": "numbers",
+    "rmse": "RMSE",
+    "nlpd": "NLPD",
+    "crps": "CRPS",
+    "coverage": f"inside {100 * LEVEL:.0f} %",
+}
+
+
+def _in_words(row: Sequence[float]) -> list[str]:
+    numbers, rmse, nlpd, crps, coverage = row
+    return [str(numbers), f"{rmse:.4g}", f"{nlpd:.3f}", f"{crps:.4g}", f"{coverage:.3f}"]
+
+
+def _pandas() -> ModuleType:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(
+            "to_dataframe needs pandas, which is not installed; pip install pandas"
+        ) from error
+    return pandas
+
+
+# Scores of predictions whose distribution is a mixture of Gaussians of one mean.
+#
+# A new reading is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
+# variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] + σ²/w:
+# the integral over log w is a sum over equidistant nodes. The noise variance of a reading on a new
+# track may have several values too, each with its probability.
+
+
+_CHUNK = 2**22  # numbers in memory
+_STEP = 0.5  # of the nodes, in standard deviations of log w
+_SMALLEST = 35.0  # −log of the density of log w, over its maximum, beyond the first and last node
+_OUTLIERS = 5.0  # what nodes extend below that: they serve residuals of many standard deviations
+_NEGLIGIBLE = 1e-12  # share of a pair of nodes in the CRPS
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of single numbers, each (M,)."""
+
+    log_density: Float[Tensor, "M"]
+    crps: Float[Tensor, "M"]
+    pit: Float[Tensor, "M"]
+
+    @classmethod
+    def of(
+        cls,
+        residual: Float[Tensor, "M"],
+        latent: Float[Tensor, "M"],
+        noise: Float[Tensor, "M"],
+        deg_free: float = math.inf,
+    ) -> "Scores":
+        """The scores of readings y of residual y − E[y].
+
+        With the mixture Σ_k q_k N(0, s_k²) of the residual r, A(r, s²) = 2 s φ(r/s) + r (2 Φ(r/s) −
+        1) and Φ the distribution function of the normal distribution,
+
+            log p = log Σ q_k N(r; 0, s_k²) ,    pit = Σ q_k Φ(r/s_k) ,
+            crps = Σ q_k A(r, s_k²) − ½ Σ q_k q_l A(0, s_k² + s_l²)
+
+        (Grimit et al. 2006, *The continuous ranked probability score for circular variables and its
+        application to mesoscale forecast ensemble verification*, eq. 5).
+
+        Args:
+            residual: y − E[y].
+            latent: the variance of H f.
+            noise: the variance of ε; under Student-t noise, its squared scale.
+            deg_free: ν of the noise; infinite for Gaussian noise.
+        """
+        return cls.of_mixture(residual, latent, noise, *_scales(deg_free))
+
+    @classmethod
+    def of_mixture(
+        cls,
+        residual: Float[Tensor, "M"],
+        latent: Float[Tensor, "M"],
+        noise: Float[Tensor, "M"],
+        scales: Float[Tensor, "k"],
+        q: Float[Tensor, "k"],
+    ) -> "Scores":
+        """As `of`, if y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
+        pairs = _pairs(scales, q)
+        rows = max(1, _CHUNK // len(pairs[0]))
+        inputs = zip(*(t.split(rows) for t in (residual, latent, noise)), strict=True)
+        columns = zip(*(_scores(*chunk, scales, q, *pairs) for chunk in inputs), strict=True)
+        return cls(*map(torch.cat, columns))
+
+
+def _scores(
+    r: Float[Tensor, "m"],
+    latent: Float[Tensor, "m"],
+    noise: Float[Tensor, "m"],
+    scales: Float[Tensor, "k"],
+    q: Float[Tensor, "k"],
+    pair_scales: Float[Tensor, "l"],
+    pair_q: Float[Tensor, "l"],
+) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"], Float[Tensor, "m"]]:
+    """Log density, CRPS and PIT of a chunk."""
+    r, latent, noise = r.unsqueeze(-1), latent.unsqueeze(-1), noise.unsqueeze(-1)
+    variance = latent + noise * scales
+    sd = variance.sqrt()
+    z = r / sd
+    cdf = torch.special.ndtr(z)
+    logs = -0.5 * (z.square() + variance.log() + math.log(2 * math.pi))
+    absolute = 2 * sd * _normal_density(z) + r * (2 * cdf - 1)
+    spread = (2 * latent + noise * pair_scales).sqrt() @ pair_q * math.sqrt(2 / math.pi)
+    return torch.logsumexp(logs + q.log(), -1), absolute @ q - 0.5 * spread, cdf @ q
+
+
+def _normal_density(z: Tensor) -> Tensor:
+    return torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+
+
+def _scales(deg_free: float) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+    """1/w and the probability at nodes of w ~ Gamma(ν/2, ν/2), equidistant in log w."""
+    one = torch.ones(1, dtype=torch.float64)
+    if math.isinf(deg_free):
+        return one, one
+    a = 0.5 * deg_free  # log w has about the standard deviation 1/√a
+    broad = a < 3 * _SMALLEST
+    low = _SMALLEST / a + 1 if broad else math.sqrt(3 * _SMALLEST / a)
+    low = -low - _OUTLIERS
+    u = torch.arange(low, math.sqrt(2 * _SMALLEST / a), _STEP / math.sqrt(a), dtype=torch.float64)
+    return torch.exp(-u), torch.softmax(a * (u - u.exp()), 0)
+
+
+def _pairs(
+    scales: Float[Tensor, "k"], q: Float[Tensor, "k"]
+) -> tuple[Float[Tensor, "l"], Float[Tensor, "l"]]:
+    """The sum of the scales of each pair of nodes, and the probability of the pair."""
+    rows, columns = torch.tril_indices(len(q), len(q))
+    twice = torch.where(rows == columns, 1.0, 2.0).to(q)
+    total, weight = scales[rows] + scales[columns], twice * q[rows] * q[columns]
+    kept = weight * total.sqrt() > _NEGLIGIBLE
+    return total[kept], weight[kept]
+
+
+# Predict left-out readings, block by block, and score the predictions.
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts readings of the data of an inference from the others."""
+
+    inference: Inference  # of a `Dataset` in memory whose observations have an `index`
+    e_step: EStep
+    prior_mean: Mean
+    along: Sequence[TrackReadings] = ()  # all readings, where they are along tracks
+
+    @torch.no_grad()
+    def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
+        """The tested readings of every block, and the field there given the rest.
+
+        Raises:
+            ValueError: a block that leaves nothing to learn from.
+        """
+        device = next(self.e_step.kernel.parameters()).device
+        blocks = [block.to(device) for block in blocks]
+        observed = [part.observations for part in self.along] or list(self.inference.data.visit())
+        for block in blocks:
+            _require_rest(observed, block)
+        parts = self.e_step.kernel, self.e_step.noises, self.e_step.mean
+        if self.along:
+            return left_out_of_tracks(self.inference, self.along, *parts, blocks)
+        return left_out(self.inference, *parts, blocks)
+
+    def _name(self) -> list[object]:
+        """What tells this work from others of the same call."""
+        return ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
+
+    @torch.no_grad()
+    def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
+        """The scores of all blocks with readings.
+
+        Raises:
+            ValueError: a block that leaves nothing to learn from, or no numbers to predict.
+        """
+        work = Work(tuple, ScoresOfBlocks(self), len)
+        scored = fold(work, self._name, shares(blocks)) or []
+        if not scored:
+            raise ValueError(
+                "expected blocks with observed numbers, got none in any of them; drop points "
+                "without observations"
+            )
+        names, columns = zip(*scored, strict=True)
+        numbers = [torch.full_like(own[0], i, dtype=torch.long) for i, own in enumerate(columns)]
+        return CrossValidation(
+            names, torch.cat(numbers), *map(torch.cat, zip(*columns, strict=True))
+        )
+
+    def scores(self, found: LeftOut) -> list[Tensor]:
+        """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
+        part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
+        noise = found.noise
+        if noise is None:
+            noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
+            noise = noise.diagonal(dim1=-1, dim2=-2)
+        noise = noise.flatten()
+        model = self.e_step.heavy_tailed.get(part.key.label)
+        nu = math.inf if model is None else model.deg_free
+        residual, latent = (part.y - mean).flatten(), latent.flatten()
+        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        variance, label = latent + heavier * noise, part.key.label
+        noises = self.e_step.noises
+        slow = noises.slow.get(label)
+        if slow is None:
+            scores = Scores.of(residual, latent, noise, nu)
+        else:  # `variance` has the present value of that of new tracks, and not those integrated
+            new = found.on_new_track.repeat_interleave(part.pattern.num_values)
+            rest = variance - new * noises.tracks[label].slow
+            scores = Scores.of_mixture(residual, rest, new.to(rest), slow.values, slow.weights)
+            variance = torch.where(new, slow.matched(rest), rest)
+        trend = part.apply(varying_mean(self.prior_mean, part.x, part.pattern.num_outputs))
+        values = part.pattern.num_values
+        column = torch.tensor(part.pattern.columns).to(part.index).repeat(len(part))
+        return [
+            part.index.repeat_interleave(values),
+            column,
+            (part.y + trend).flatten(),
+            (mean + trend).flatten(),
+            variance.sqrt(),
+            *astuple(scores),
+        ]
+
+
+@dataclass(frozen=True)
+class ScoresOfBlocks:
+    """The name of every block with readings, and its scores in the order of their rows."""
+
+    predictor: Predictor
+
+    @torch.no_grad()
+    def __call__(self, blocks: Sequence[Block], number: int) -> list[tuple[Hashable, list[Tensor]]]:
+        found = []
+        for block, parts in zip(blocks, self.predictor.left_out(blocks), strict=True):
+            scores = [self.predictor.scores(part) for part in parts]
+            if scores:
+                values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
+                order = torch.argsort(values[0], stable=True)
+                found.append((block.name, [column[order] for column in values]))
+        return found
+
+
+def _require_rest(observed: Iterable[Observations], block: Block) -> None:
+    """Raise if a block contains all readings."""
+    if all(block.left_out[part.index].all() for part in observed):
+        raise ValueError(
+            "expected blocks that leave readings to learn from, got block "
+            f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"
+        )

@@ -1,0 +1,249 @@
+"""Symbols by name, normal distributions of a field, and heights of harmonic kernels."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import gpytorch
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.dataset import Data
+from gp_orff.data.observations import Observations
+from gp_orff.data.survey import DataWarning
+from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.tree import terms
+from gp_orff.models.sample_paths import Summary
+from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.pointwise import (
+    Component,
+    Curl,
+    CurlFreePart,
+    Divergence,
+    DivergenceFreePart,
+    Jacobian,
+    Potential,
+    StreamFunction,
+    VectorPotential,
+)
+from gp_orff.symbols.reduction import ReductionToPole
+
+# Symbols of a field as methods.
+
+
+class NamedSymbols(ABC):
+    """Methods for the symbols of a field, from its distribution under any of them."""
+
+    space: tuple[int, ...]
+    num_outputs: int
+
+    @abstractmethod
+    def __call__(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> MultitaskMultivariateNormal | MultivariateNormal:
+        """The joint distribution of the field, or of a symbol of it, at n points."""
+
+    @abstractmethod
+    def mean(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q"] | Float[Tensor, "n"]:
+        """The mean of the field, or of a symbol of it."""
+
+    @abstractmethod
+    def pointwise_covariance(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
+    ) -> Float[Tensor, "n q q"]:
+        """The covariance of its components at each point."""
+
+    def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
+        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
+        return self(x, Divergence())
+
+    def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
+        return self(x, Curl())
+
+    def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
+        space = len(self.space)
+        return self(x, Jacobian(None if space == self.num_outputs else space))
+
+    def potential(
+        self,
+        x: Float[Tensor, "n d"],
+        reference: Float[Tensor, "d"] | None = None,
+        *,
+        background: bool | None = None,
+    ) -> MultivariateNormal:
+        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` and
+        `background` as in `Potential`: the point where g is zero, or None for zero mean over space
+        a priori, and whether g includes that of the constant mean."""
+        return self(x, Potential(reference, background))
+
+    def stream_function(
+        self,
+        x: Float[Tensor, "n 2"],
+        reference: Float[Tensor, "2"] | None = None,
+        *,
+        background: bool | None = None,
+    ) -> MultivariateNormal:
+        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
+        `StreamFunction`."""
+        return self(x, StreamFunction(reference, background))
+
+    def vector_potential(
+        self, x: Float[Tensor, "n 3"], *, background: bool | None = None
+    ) -> MultitaskMultivariateNormal:
+        """A (n, 3) at points `x`, of the divergence-free part ∇×A; see `VectorPotential`."""
+        return self(x, VectorPotential(background))
+
+    def curl_free_part(
+        self, x: Float[Tensor, "n d"], *, background: bool = False
+    ) -> MultitaskMultivariateNormal:
+        """The part of f that is a gradient (n, d), at points `x`; see `CurlFreePart`."""
+        return self(x, CurlFreePart(background))
+
+    def divergence_free_part(
+        self, x: Float[Tensor, "n d"], *, background: bool = False
+    ) -> MultitaskMultivariateNormal:
+        """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
+        return self(x, DivergenceFreePart(background))
+
+    def reduction_to_pole(
+        self, x: Float[Tensor, "n 3"], magnetisation: Sequence[float] | Float[Tensor, "3"]
+    ) -> MultivariateNormal:
+        """The anomaly (n,) under a vertical main field, at points `x`, of a harmonic field whose
+        sources are magnetised along `magnetisation` (3,); see `ReductionToPole`."""
+        return self(x, ReductionToPole(magnetisation))
+
+    def analytic_signal(
+        self,
+        x: Float[Tensor, "n d"],
+        direction: Sequence[float] | Float[Tensor, "p"],
+        *,
+        num_draws: int = 256,
+        seed: int = 0,
+    ) -> Summary:
+        """Estimate |∇T| of the component T = ⟨u, f⟩ at points `x`, by draws of its slopes: (n,).
+
+        Of the anomaly T along the main field u it shows the edges of magnetic rocks, whatever their
+        magnetisation (Nabighian 1972).
+
+        Raises:
+            ValueError: a direction that is not a vector of p numbers.
+        """
+        slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
+        mean, covariance = self.mean(x, slopes), self.pointwise_covariance(x, slopes)
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        generator = torch.Generator().manual_seed(seed)
+        shape = num_draws, *mean.shape, 1
+        draws = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
+        return Summary.of((mean + (root @ draws).squeeze(-1)).norm(dim=-1))
+
+
+# Joint distributions of a field at points, in any unit.
+
+
+class _InAnyUnit(MultivariateNormal):
+    """A normal distribution whose variances have no floor.
+
+    gpytorch raises variances to `gpytorch.settings.min_variance`, 1e-10 in double precision, which
+    is a standard deviation of 1e-5 in whatever the unit is: that of a vorticity in s⁻¹ may be less.
+    """
+
+    @property
+    def variance(self) -> Tensor:
+        """The variances: at every point, of every output."""
+        floor = gpytorch.settings.min_variance(float_value=0.0, double_value=0.0, half_value=0.0)
+        with floor:
+            return super().variance
+
+
+class FieldNormal(_InAnyUnit, MultitaskMultivariateNormal):
+    """Several outputs at n points, (n, q)."""
+
+
+class ScalarNormal(_InAnyUnit):
+    """One output at n points, (n,)."""
+
+
+# The heights that harmonic kernels take from the readings.
+
+
+_ONE_HEIGHT = 1e-3  # of the horizontal extent: heights that differ by less are one
+_TURN = 0.05  # the root mean square of directions across their axis, of those that are one
+
+
+@torch.no_grad()
+def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
+    """Give every `HarmonicKernel` of a tree without a `reference_height` those of the readings.
+
+    Kernels that have them already keep them, unless `anew`.
+    """
+    for term in terms(kernel):
+        for leaf in term.leaves:
+            own = leaf.kernel
+            if not (isinstance(own, HarmonicKernel) and own.follows_data):
+                continue
+            if anew or own.heights.isnan().any():
+                columns = leaf.columns(data.num_inputs)
+                box = [data.box[column] for column in columns]
+                warn_of_degrees(box)
+                if own.num_sides == 2:
+                    warn_of_one_height(box, data.survey.sample)
+                column = columns[-1]
+                lowest, highest = data.box[column]
+                readings = torch.cat([part.x[:, column] for part in data.survey.sample])
+                own.set_heights(lowest, readings.double().mean().item(), highest)
+
+
+def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Observations]) -> None:
+    """Warn of numbers along one direction at one height: sources below and above explain them
+    equally well. Vectors tell the sides apart, by the sign of the vertical component."""
+    (west, east), (south, north), (low, high) = box
+    units = torch.cat([_directions(part) for part in parts])
+    turns = torch.linalg.svdvals(units)[1:].square().sum() > _TURN**2 * len(units)
+    flat = high - low <= _ONE_HEIGHT * max(east - west, north - south)
+    if flat and not turns:
+        warnings.warn(
+            'a HarmonicKernel with sources="both" expects readings at several heights, or of '
+            "several components, got one number at each point at one height, which cannot tell "
+            "the sides apart: components and fields at other heights follow the prior; give "
+            'sources="below" or "above"',
+            DataWarning,
+            stacklevel=2,
+        )
+
+
+def _directions(part: Observations) -> Float[Tensor, "m p"]:
+    """The unit vectors along which numbers are observed."""
+    if part.direction is not None:
+        return part.direction.double()
+    every = torch.eye(part.pattern.num_outputs, dtype=torch.float64)
+    return every[list(part.pattern.columns)].repeat(len(part), 1).to(part.x.device)
+
+
+def warn_of_degrees(box: Sequence[tuple[float, float]]) -> None:
+    """Warn of positions that look like longitudes and latitudes, with heights in metres.
+
+    Those are positions within −180° to 360° and ±90°, further from the origin than their extent,
+    as those on a local plane are not, and heights of hundreds, far larger than it. A harmonic
+    field needs all three coordinates in one unit of length.
+    """
+    (west, east), (south, north), (low, high) = box
+    largest, extent = max(abs(low), abs(high)), max(east - west, north - south)
+    in_degrees = west >= -180 and east <= 360 and south >= -90 and north <= 90
+    far = max(west, -east, south, -north) > extent > 0
+    if in_degrees and far and largest >= max(100, 10 * extent):
+        warnings.warn(
+            "a HarmonicKernel expects positions and heights in one unit of length, got positions "
+            f"within [{west:.4g}, {east:.4g}] and [{south:.4g}, {north:.4g}], which look like "
+            f"degrees, and heights up to {largest:.4g}; use gp_orff.labelled.total_field, or "
+            'gp_orff.labelled.readings(..., project="auto")',
+            DataWarning,
+            stacklevel=2,
+        )

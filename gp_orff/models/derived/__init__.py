@@ -1,1 +1,0 @@
-"""What follows from a posterior: symbols by name, energy spectra."""

@@ -1,0 +1,211 @@
+"""Energy spectra of a planar field, from sample paths under a window."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.features.lattice import LatticeColumns
+from gp_orff.inference.posteriors import WeightPosterior
+from gp_orff.kernels.tree import terms
+from gp_orff.models.frozen_model import Snapshot
+from gp_orff.models.sample_paths import SamplePaths, Summary
+
+if TYPE_CHECKING:
+    import xarray
+
+_LOWEST = 2.0  # periods in the box: a Hann window blurs two
+_OF_CUT_OFF = 1.5  # spectra end at the cut-off of a grid over this
+_OF_NYQUIST = 2.5  # Nyquist's over the highest: aliases at it come from four times as far
+_DEFAULT, _USUAL, _MOST = 24, 32.0, 512  # wavenumbers; the highest, in periods; points of a side
+_ROWS = 2048  # points at a time
+
+
+@dataclass(frozen=True)
+class EnergySpectrum:
+    """Energy per wavenumber of a planar field in a box, its mean and its intervals.
+
+    With the Fourier coefficients û of a path under a Hann window (of mean square one, less its
+    mean), and the means over the modes around k,
+
+        E(k) = 2πk ⟨½ |û(k)|²⟩ / (area of a mode) ,    ∫ E(k) dk = half the variance of the field ,
+
+    as the sum of a rotational part, of û across k, and a divergent part, along it. This is the
+    energy of the field in the box, and not the expectation of a stationary process: with many
+    readings its intervals are narrow.
+
+    Attributes:
+        wavenumbers: k (m,), radians per unit of the inputs.
+        rotational, divergent, total: E(k), with `mean`, `sd`, and the interval from `low` to
+            `high`, (m,) each; in squared units of the field times the unit of the inputs.
+        level: the probability of the intervals.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(200, 2, dtype=torch.float64)
+        >>> y = torch.stack([torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> field = model.condition(x, y).posterior()
+        >>> spectrum = field.energy_spectrum(torch.tensor([13.0, 20.0, 30.0]), num_paths=20)
+        >>> spectrum.rotational.mean.shape
+        torch.Size([3])
+        >>> bool((spectrum.rotational.mean > spectrum.divergent.mean).all())
+        True
+    """
+
+    wavenumbers: Float[Tensor, "m"]
+    rotational: Summary
+    divergent: Summary
+    total: Summary
+    level: float
+
+    def to_xarray(self) -> "xarray.Dataset":
+        """A Dataset along `wavenumber`: `rotational`, `rotational_low`, `rotational_high`, ...
+
+        Raises:
+            ImportError: xarray is not installed; `pip install gp_orff[xarray]`.
+        """
+        import xarray
+
+        variables = {
+            name + end: ("wavenumber", getattr(getattr(self, name), kind).cpu().numpy())
+            for name in ("rotational", "divergent", "total")
+            for end, kind in (("", "mean"), ("_low", "low"), ("_high", "high"))
+        }
+        return xarray.Dataset(
+            variables, {"wavenumber": self.wavenumbers.cpu().numpy()}, {"level": self.level}
+        )
+
+
+def energy_spectrum(
+    paths: SamplePaths,
+    snapshot: Snapshot,
+    wavenumbers: Float[Tensor, "m"] | None,
+    box: Sequence[tuple[float, float]] | None,
+    at: Sequence[float],
+    level: float,
+) -> EnergySpectrum:
+    """The spectra of paths; see `FieldPosterior.energy_spectrum`."""
+    space, others = snapshot.space, snapshot.num_inputs - len(snapshot.space)
+    if len(space) != 2:
+        raise NotImplementedError(
+            f"energy_spectrum expects a planar field, with two directions of space, got "
+            f"{len(space)}"
+        )
+    outputs = terms(snapshot.kernel)[0].num_outputs
+    if outputs != 2:
+        raise NotImplementedError(
+            f"energy_spectrum expects a field of two components, along its plane, got {outputs}; "
+            "fit these two by themselves"
+        )
+    if len(at) != others:
+        raise ValueError(
+            f"energy_spectrum expects at= to give the {others} inputs that are not in space, such "
+            f"as a time, got {len(at)} values"
+        )
+    if not 0 < level < 1:
+        raise ValueError(f"energy_spectrum expects a level between 0 and 1, got {level}")
+    box = np.array(box if box is not None else [snapshot.inference.data.box[i] for i in space])
+    if box.shape != (2, 2) or not (box[:, 0] < box[:, 1]).all():
+        raise ValueError(
+            f"energy_spectrum expects a box ((low, high), (low, high)) with extent, got {box}"
+        )
+    extent = box[:, 1] - box[:, 0]
+    k = _checked(wavenumbers, 2 * math.pi / extent.min(), _cut_off(snapshot) / _OF_CUT_OFF)
+    count = np.ceil(_OF_NYQUIST * k.max().item() * extent / math.pi).astype(int)
+    count = np.maximum(count + count % 2, 8)
+    if count.max() > _MOST:
+        raise ValueError(
+            f"energy_spectrum expects wavenumbers up to "
+            f"{math.pi * _MOST / _OF_NYQUIST / extent.max():.4g} in this box, of {_MOST} points "
+            f"along a side, got {k.max().item():.4g}"
+        )
+    places = np.empty((*count, snapshot.num_inputs))
+    axes = [
+        low + side * (np.arange(n) + 0.5) / n
+        for (low, _), side, n in zip(box, extent, count, strict=True)
+    ]
+    for column, values in zip(space, np.meshgrid(*axes, indexing="ij"), strict=True):
+        places[..., column] = values
+    rest = [column for column in range(snapshot.num_inputs) if column not in space]
+    places[..., rest] = np.asarray(at, dtype=float)
+    rows = torch.from_numpy(places.reshape(-1, snapshot.num_inputs)).split(_ROWS)
+    values = torch.cat([paths(part) for part in rows], dim=1).unflatten(1, tuple(count))
+    energy = windowed_energy(values, torch.from_numpy(extent), k)
+    both = [Summary.of(part, level) for part in energy.unbind(-1)]
+    return EnergySpectrum(k, *both, Summary.of(energy.sum(-1), level), level)
+
+
+def windowed_energy(
+    values: Float[Tensor, "S n m 2"], extent: Float[Tensor, "2"], wavenumbers: Float[Tensor, "k"]
+) -> Float[Tensor, "S k 2"]:
+    """The rotational and the divergent energy per wavenumber of fields at the centres of cells."""
+    count = values.shape[1:3]
+    hann = [torch.sin(math.pi * (torch.arange(n).double() + 0.5) / n).square() for n in count]
+    window = torch.outer(*hann).to(values)
+    window = (window / window.square().mean().sqrt()).unsqueeze(-1)
+    mean = (window * values).mean((1, 2), keepdim=True) / window.mean()
+    waves = torch.fft.fft2(window * (values - mean), dim=(1, 2)) / math.prod(count)
+    modes = torch.meshgrid(
+        *[
+            2 * math.pi * torch.fft.fftfreq(n, (side / n).item(), dtype=torch.float64)
+            for n, side in zip(count, extent, strict=True)
+        ],
+        indexing="ij",
+    )
+    k = torch.stack(modes, dim=-1).to(values)
+    radius = k.norm(dim=-1)
+    unit = k / radius.clamp_min(torch.finfo(k.dtype).tiny).unsqueeze(-1)
+    along = (waves * unit).sum(-1).abs().square()
+    across = (waves[..., 1] * unit[..., 0] - waves[..., 0] * unit[..., 1]).abs().square()
+    parts = 0.5 * torch.stack([across, along], dim=-1).flatten(1, 2)  # (S, n·m, 2)
+    spacing = 2 * math.pi / extent
+    near = (radius.flatten() - wavenumbers.unsqueeze(-1)).abs() <= 0.5 * spacing.max()
+    near = near.to(parts) / near.sum(-1, keepdim=True)
+    density = 2 * math.pi * wavenumbers / spacing.prod()
+    return torch.einsum("km,smc->skc", near, parts) * density.unsqueeze(-1)
+
+
+def _checked(
+    wavenumbers: Float[Tensor, "m"] | None, lowest: float, highest: float
+) -> Float[Tensor, "m"]:
+    """Wavenumbers from two periods in the box to what a grid holds."""
+    low = _LOWEST * lowest
+    if low > highest:
+        raise ValueError(
+            f"energy_spectrum expects a box that holds two periods of the highest wavenumber, "
+            f"{highest:.4g}, got one for {low:.4g} and more; give a larger box, or a finer grid"
+        )
+    if wavenumbers is None:
+        high = min(highest, max(_USUAL * lowest, 1.01 * low))
+        return torch.from_numpy(np.geomspace(low, high, _DEFAULT))
+    k = torch.as_tensor(wavenumbers).double().cpu()
+    if k.dim() != 1 or not len(k):
+        raise ValueError(f"energy_spectrum expects wavenumbers (m,), got shape {tuple(k.shape)}")
+    slack = 1e-9
+    if k.min() < low * (1 - slack) or not k.max() <= highest * (1 + slack):
+        end = (
+            f"{highest:.4g}, where the paths of a grid end" if highest < math.inf else "higher ones"
+        )
+        raise ValueError(
+            f"energy_spectrum expects wavenumbers from {low:.4g}, two periods in the box, to {end}"
+            f", got {k.min():.4g} to {k.max():.4g}"
+        )
+    return k
+
+
+def _cut_off(snapshot: Snapshot) -> float:
+    """The highest wavenumber of a grid, along every direction of space; infinite without one."""
+    distribution = snapshot.field().distribution.split()[0].given_mean
+    if not isinstance(distribution, WeightPosterior):
+        return math.inf
+    phi = distribution.expansion.phi
+    if not isinstance(phi, LatticeColumns):
+        return math.inf
+    largest = phi.indices.abs().amax(0).to(phi.spacing) * phi.spacing
+    return largest[list(snapshot.space)].min().item()

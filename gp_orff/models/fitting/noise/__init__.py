@@ -1,1 +1,0 @@
-"""Starting values of the noise of readings along tracks."""

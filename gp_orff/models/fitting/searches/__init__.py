@@ -1,1 +1,0 @@
-"""Searches for hyperparameters, each on one representation of the data or a series of them."""

@@ -1,0 +1,560 @@
+"""`FitReport`: what a fit learned, how, and how well features serve."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from numbers import Real
+
+import numpy as np
+import torch
+from gpytorch import Module
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from gp_orff.data.dataset import Data, StatisticsOnly
+from gp_orff.data.noise import Noises, noises_of
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.sources import is_constant
+from gp_orff.features.truncation import accuracy
+from gp_orff.fitting.journal import History, Stage
+from gp_orff.fitting.names import parameter_names, readable_names
+from gp_orff.inference.features import FeatureInference
+from gp_orff.models.frozen_model import ModelSnapshot
+from gp_orff.models.importance import Draws
+from gp_orff.models.standard_errors import Curvature
+
+# Which features represent the kernel, and how accurate they are.
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """The representation of the kernel; the fields are attributes of `FitReport`."""
+
+    method: str
+    features: int | None = None
+    tolerance_reached: float | None = None
+    aliasing: float | None = None
+    share_cut: float | None = None
+    cut_over_noise: float | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, snapshot: ModelSnapshot) -> "Approximation":
+        """The representation that a model with data uses."""
+        inference, kernel = snapshot.inference, snapshot.kernel
+        if not isinstance(inference, FeatureInference):
+            return cls("exact")
+        features = inference.num_features(kernel)
+        if any(draw.sampled for draw in inference.draws):
+            return cls("random", features)
+        grids = accuracy(kernel, inference.draws)
+        if not grids:
+            return cls("quadrature", features)
+        return cls(
+            "grid",
+            features,
+            max(grid.tolerance for grid in grids),
+            max(grid.aliasing for grid in grids),
+            max(grid.truncated for grid in grids),
+            max(inference.truncation_ratios(kernel, snapshot.noises).values()),
+        )
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """Labels and values, as `print` shows them."""
+        if self.method == "exact":
+            return [("kernel", "exact")]
+        if self.method != "grid":
+            return [("kernel", f"{self.features} {self.method} features")]
+        return [
+            (
+                "kernel",
+                f"frequency grid of {self.features} features, "
+                f"tolerance {self.tolerance_reached:.1g}, aliasing {self.aliasing:.1g}",
+            ),
+            (
+                "truncated variance",
+                f"{self.share_cut:.2g} of the prior variance, "
+                f"{self.cut_over_noise:.2g} of the noise variance",
+            ),
+        ]
+
+
+# The contents of a model as numbers: hyperparameters, noise, the constant mean, the data.
+
+
+Numbers = float | Float[np.ndarray, "..."]
+_DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first that is no group's name is used
+
+
+def data_attributes(data: Data) -> dict[str, object]:
+    """The attributes of `FitReport` that describe the data."""
+    observed: Counter[str] = Counter()
+    for part in data.symbol_data:
+        observed[type(part.symbol).__name__] += part.num_values
+    return {
+        "points": data.survey.num_points,
+        "numbers": data.num_values,
+        "held": "statistics" if isinstance(data, StatisticsOnly) else "data",
+        "observed": dict(observed),
+    }
+
+
+def noise_variances(noises: Noises) -> dict[str, Numbers]:
+    """Noise variances by group: a float where all components have the same one, else (p,)."""
+    default = next(name for name in _DEFAULT_NAMES if name == DEFAULT or name not in noises)
+    numbers = {}
+    for label, covariance in noises.items():
+        variances = as_numbers(covariance.diagonal())
+        equal = np.ptp(variances) <= 1e-12 * np.max(variances)
+        numbers[label or default] = float(np.max(variances)) if equal else variances
+    return numbers
+
+
+def trained_names(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> frozenset[str]:
+    """The names of the hyperparameters that a fit learns."""
+    names = parameter_names(kernel, likelihoods)
+    return frozenset(name for name, parameter in names.items() if parameter.requires_grad)
+
+
+def hyperparameter_values(
+    kernel: Kernel, likelihoods: Mapping[str, Likelihood], present: Iterable[str]
+) -> dict[str, Numbers]:
+    """The values of the kernel and of the likelihoods of the groups in `present`, by name."""
+    values = _by_parameter([kernel, *likelihoods.values()])
+    absent = {p for label in {*likelihoods} - {*present} for p in likelihoods[label].parameters()}
+    absent -= {*kernel.parameters()}
+    names = parameter_names(kernel, likelihoods)
+    return {name: values[parameter] for name, parameter in names.items() if parameter not in absent}
+
+
+def mean_values(mean: Mean) -> dict[str, Numbers]:
+    """The parameters of a mean that is not constant, by name; such a mean is not trained."""
+    if is_constant(mean):
+        return {}
+    values = _by_parameter([mean])
+    return {f"mean.{name}": values[parameter] for name, parameter in readable_names(mean).items()}
+
+
+@torch.no_grad()
+def constant_mean(snapshot: ModelSnapshot) -> tuple[Numbers, Numbers]:
+    """The constant mean (p,) and its standard error √((1ᵀK⁻¹1)⁻¹)_ii by generalised least squares,
+    which is NaN for a fixed mean and where the data do not determine it."""
+    value, evidence = as_numbers(snapshot.constant), snapshot.posterior.evidence
+    if snapshot.fixed_mean is not None or len(evidence.unknown_means()):
+        return value, as_numbers(torch.full_like(snapshot.constant, torch.nan))
+    return value, as_numbers(evidence.mean_root().square().sum(-1).sqrt())
+
+
+def as_numbers(values: Tensor | Float[np.ndarray, "..."]) -> Numbers:
+    """Convert to a float, or to an array without axes of length 1."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().double().numpy()
+    values = np.squeeze(values).copy()
+    return values if values.ndim else float(values)
+
+
+def _by_parameter(modules: Iterable[Module]) -> dict[nn.Parameter, Numbers]:
+    """The values of parameters, transformed by their constraints."""
+    return {
+        parameter: as_numbers(parameter if constraint is None else constraint.transform(parameter))
+        for module in modules
+        for _, parameter, constraint in module.named_parameters_and_constraints()
+    }
+
+
+# Format numbers: values with standard errors, aligned tables, plain values for logs.
+
+
+_MAX_NUMBERS = 6  # of an array in a row; a longer one shows its first and last two
+
+
+def with_error(
+    value: float | Float[np.ndarray, "..."], error: float | Float[np.ndarray, "..."] | None
+) -> str:
+    """Format a value with its standard error, as 0.59782 ± 0.21; without one, the value alone."""
+    if error is None or not np.isfinite(error).any():
+        return brief(value, 5)
+    return f"{brief(value, 5)} ± {brief(error, 2)}"
+
+
+def brief(value: float | Float[np.ndarray, "..."], digits: int) -> str:
+    """Format numbers to `digits` significant digits."""
+    if np.ndim(value) == 0:
+        return f"{float(value):.{digits}g}"
+    formatter = {"float_kind": lambda number: f"{number:.{digits}g}"}
+    options = {"separator": ", ", "threshold": _MAX_NUMBERS, "edgeitems": 2}
+    return np.array2string(np.ravel(value), formatter=formatter, max_line_width=10**6, **options)
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Lines with aligned columns: the first `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def plain(value: object) -> object:
+    """Convert to values that JSON has: dicts, lists, strings, numbers; not finite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Iterable):
+        return [plain(part) for part in value]
+    raise TypeError(f"expected numbers, strings, mappings or sequences, got {type(value).__name__}")
+
+
+# `FitReport`: what a model holds and how it was fitted, as numbers and in print.
+
+
+_PATIENCE = 10.0  # seconds: `print` computes standard errors only if they take less
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """The value of a hyperparameter and its standard error, in the user's units.
+
+    Attributes:
+        value: a float, or an array if the hyperparameter has several elements.
+    """
+
+    value: Numbers
+    _error: Callable[[], Numbers] = field(repr=False)
+
+    @property
+    def standard_error(self) -> Numbers:
+        """The standard error, of the shape of `value`; NaN where there is none.
+
+        It is computed at the first access.
+        """
+        return self._error()
+
+
+@dataclass(frozen=True, eq=False)
+class FitReport:
+    r"""What a `VectorFieldGP` holds and how it was fitted; `print` shows it as text.
+
+    `model.report` returns one. It describes the model at that moment: later changes of the model
+    leave it as it is. A report keeps the data in memory; the result of `to_dict` does not.
+
+    Standard errors follow from the curvature of the log evidence, plus the log priors, in the
+    coordinates u of the search (the logarithm of a positive parameter, the logit of one in an
+    interval), with the constant mean at its best value (Mardia & Marshall 1984, *Maximum likelihood
+    estimation of models for residual covariance in spatial regression*, §3, with the observed
+    information):
+
+        sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² .
+
+    They take two evaluations of the evidence for each learned number, and are computed at the first
+    access; `print` shows them if they take less than 10 seconds. A standard error is NaN for a
+    frozen hyperparameter, for one at a bound of the search, for one that the data do not determine,
+    and for all hyperparameters after `condition`, `update` or `observe`, which learn none.
+    `remarks` and `notes` give the reasons.
+
+    Attributes:
+        action: what was done last: "fitted", "conditioned", "updated" or "observed"; "not fitted"
+            for a model without data.
+        method: the representation of the kernel: "exact", "grid" (features on a frequency grid),
+            "quadrature" or "random" (features of these rules); "none" for a model without data.
+        features: the number F of features; None for the exact kernel.
+        tolerance_reached: the tolerance of the grid, which may be larger than requested if
+            `max_features` limits it; None without a grid.
+        aliasing: the aliasing error of the grid over the prior variance; None without a grid.
+        share_cut: the truncated variance of the grid over the prior variance; None without a grid.
+        cut_over_noise: the truncated variance over the noise variance, in the group of least noise;
+            None without a grid.
+        points: the number N of points.
+        numbers: the number of observed values, N·p without missing components, and observations of
+            symbols.
+        held: what the model keeps: "data", "statistics" or "nothing".
+        observed: the number of values observed of each symbol, by the name of its class.
+        evidence: the log marginal likelihood log p(y), total nats, without hyperparameter priors;
+            a lower bound (ELBO) under Student-t noise; NaN without data.
+        evidence_error: the standard error of `evidence`, which is an estimate where features are
+            too many for a factorisation; 0 otherwise.
+        noise: noise variances by group: a float for all components, or an array (p,);
+            "default" is the group of observations without a group name. Where noise is given with
+            the observations, its factor.
+        hyperparameters: an `Estimate` for each name, such as `curl_free.lengthscale`, `noise`,
+            `adcp.noise` (of the group `adcp`) and `mean` (the constant mean). A name is gpytorch's
+            name of the parameter. Branches of the kernel come before it where they are needed to
+            tell parameters apart: a branch is named after its class, with a number if several share
+            a class.
+        stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number.
+        seconds: wall time of the last fit; None without one.
+        threads: the largest number of threads of the last fit; None without one.
+        weak_priors: whether the last fit had so few data that it learned with weak priors, and
+            without the constant mean, which is integrated out.
+        effective_draws: the effective number of the draws over which the posterior integrates the
+            hyperparameters; None without them.
+        pareto_k: the shape of the tail of their weights (Vehtari et al. 2024): above 0.7, error
+            bars may be too small; None without draws, and for those of learned spectra.
+        notes: decisions and warnings, as sentences.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
+        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(1))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> report = model.fit(x, y, progress=False).report
+        >>> report.action, report.method, report.points, report.numbers
+        ('fitted', 'exact', 60, 120)
+        >>> list(report.hyperparameters)
+        ['outputscale', 'lengthscale', 'noise', 'mean']
+        >>> noise = report.hyperparameters["noise"]
+        >>> abs(noise.value - 0.1**2) < 3 * noise.standard_error
+        True
+        >>> sum(stage["evaluations"] for stage in report.to_dict()["stages"]) > 0
+        True
+    """
+
+    action: str
+    method: str
+    features: int | None
+    tolerance_reached: float | None
+    aliasing: float | None
+    share_cut: float | None
+    cut_over_noise: float | None
+    points: int
+    numbers: float
+    held: str
+    observed: dict[str, int]
+    evidence: float
+    evidence_error: float
+    noise: dict[str, Numbers]
+    hyperparameters: dict[str, Estimate]
+    stages: tuple[Stage, ...]
+    seconds: float | None
+    threads: int | None
+    weak_priors: bool
+    effective_draws: float | None
+    pareto_k: float | None
+    notes: tuple[str, ...]
+    _curvature: Curvature | None = field(default=None, repr=False)
+
+    @property
+    def zero_mean(self) -> bool:
+        """Whether the constant mean is zero, as with `mean=gpytorch.means.ZeroMean()`: a fit does
+        not choose it."""
+        mean = self.hyperparameters.get("mean")
+        return mean is None or not np.any(mean.value)
+
+    @classmethod
+    def of(cls, snapshot: ModelSnapshot, history: History, trained: frozenset[str]) -> "FitReport":
+        """The report of a model with data.
+
+        Args:
+            snapshot: the model.
+            history: what was done to it.
+            trained: the names of the hyperparameters that a fit learns.
+        """
+        representation = snapshot.representation
+        labels = {key.label for key in representation.data.keys}
+        learned = trained if history.action == "fitted" else frozenset()
+        curvature = Curvature(snapshot, learned, history.weak_priors)
+        values = hyperparameter_values(snapshot.kernel, representation.likelihoods, labels)
+        estimates = {
+            name: Estimate(value, partial(_curvature_error, curvature, name, value))
+            for name, value in values.items()
+        }
+        constant, error = constant_mean(snapshot)
+        noises = {label: noise for label, noise in snapshot.noises.items() if label in labels}
+        return cls(
+            **_fields_of(history),
+            **asdict(Approximation.of(snapshot)),
+            **data_attributes(representation.data),
+            **_of_draws(snapshot.sample.draws),
+            evidence=snapshot.log_marginal_likelihood,
+            evidence_error=snapshot.log_marginal_likelihood_error,
+            noise=noise_variances(noises),
+            hyperparameters={
+                **estimates,
+                **_without_error(mean_values(snapshot.prior_mean)),
+                "mean": Estimate(constant, partial(_constant_error, error)),
+            },
+            _curvature=curvature,
+        )
+
+    @classmethod
+    def without_data(cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "FitReport":
+        """The report of a model without data: `kernel`, and `likelihoods` by group."""
+        return cls(
+            **_fields_of(History("not fitted")),
+            **asdict(Approximation("none")),
+            points=0,
+            numbers=0,
+            held="nothing",
+            **_of_draws(None),
+            observed={},
+            evidence=float("nan"),
+            evidence_error=0.0,
+            noise=noise_variances(noises_of(kernel, likelihoods)),
+            hyperparameters=_without_error(hyperparameter_values(kernel, likelihoods, likelihoods)),
+        )
+
+    def standard_errors(self) -> dict[str, Numbers]:
+        """The standard errors of all hyperparameters by name, computed however long they take.
+
+        Each has the shape of the value; NaN where there is none.
+        """
+        return {name: estimate.standard_error for name, estimate in self.hyperparameters.items()}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Why standard errors are missing or doubtful, as sentences; computes the standard errors.
+
+        Empty if all is well, and for a model that was not fitted to its data.
+        """
+        return () if self._curvature is None else self._curvature.standard_errors.remarks
+
+    def to_dict(self) -> dict[str, object]:
+        """The report as plain values for `json.dumps`, with standard errors and `remarks`.
+
+        The keys are those of the attributes. Values are dicts, lists, strings and numbers; None
+        stands for NaN. Standard errors are computed, however long they take.
+        """
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        del values["_curvature"]
+        values["hyperparameters"] = {
+            name: {"value": estimate.value, "standard_error": estimate.standard_error}
+            for name, estimate in self.hyperparameters.items()
+        }
+        values["stages"] = [asdict(stage) for stage in self.stages]
+        return plain({**values, "remarks": self.remarks})
+
+    def __str__(self) -> str:
+        """The report as text: a summary, the stages, the hyperparameters and the notes."""
+        if self.held == "nothing":
+            return "not fitted: call fit(x, y) or condition(x, y)"
+        blocks = [self._summary, self._stages, self._hyperparameters, list(self.notes)]
+        return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+    @property
+    def _summary(self) -> list[str]:
+        """The last action, and a table of data, kernel and evidence."""
+        parts = {entry.name: getattr(self, entry.name) for entry in fields(Approximation)}
+        rows = [
+            ("data", self._data),
+            *Approximation(**parts).rows,
+            ("log marginal likelihood", f"{self._evidence} nats"),
+            *([("hyperparameters", self._draws)] if self.effective_draws is not None else []),
+        ]
+        return [self._action, *table(rows, left=2)]
+
+    @property
+    def _action(self) -> str:
+        """The last action, and the duration of the last fit."""
+        if self.seconds is None:
+            return self.action
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        duration = f"in {self.seconds:.1f} s with {threads}"
+        return f"{self.action}{'' if self.action == 'fitted' else ' after a fit'} {duration}"
+
+    @property
+    def _data(self) -> str:
+        """The numbers of points and values, and what the model keeps of them."""
+        symbols = ", ".join(f"{count} of {name}" for name, count in self.observed.items())
+        numbers = f"{self.numbers:.12g} numbers{f' ({symbols})' if symbols else ''}"
+        kept = "" if self.held == "data" else "; only their statistics are kept"
+        return f"{self.points} points, {numbers}{kept}"
+
+    @property
+    def _evidence(self) -> str:
+        """The evidence, with its standard error if it is an estimate."""
+        error = f" ± {self.evidence_error:.2g}" if self.evidence_error else ""
+        return f"{self.evidence:.2f}{error}"
+
+    @property
+    def _draws(self) -> str:
+        """How the posterior integrates the hyperparameters."""
+        k = "" if self.pareto_k is None else f", Pareto k = {self.pareto_k:.2f}"
+        return f"integrated over, by {self.effective_draws:.0f} effective draws{k}"
+
+    @property
+    def _stages(self) -> list[str]:
+        rows = [
+            (
+                s.name,
+                str(s.evaluations),
+                f"{s.seconds:.1f}",
+                f"{s.nats_per_number:.5f}" if s.evaluations else "",
+            )
+            for s in self.stages
+        ]
+        header = ("stage", "evaluations", "seconds", "nats per number")
+        return table([header, *rows]) if rows else []
+
+    @property
+    def _hyperparameters(self) -> list[str]:
+        """A table of the values, with standard errors and remarks unless these take long."""
+        shown = self._seconds_of_errors <= _PATIENCE
+        rows = [
+            (name, with_error(estimate.value, estimate.standard_error if shown else None))
+            for name, estimate in self.hyperparameters.items()
+        ]
+        errors = any("±" in value for _, value in rows)
+        header = ("hyperparameter", "value ± standard error" if errors else "value")
+        return [*table([header, *rows], left=2), *(self.remarks if shown else [self._invitation])]
+
+    @property
+    def _seconds_of_errors(self) -> float:
+        """How long standard errors will take, from the evaluations of the last stage."""
+        curvature = self._curvature
+        if curvature is None or curvature.computed or not curvature.evaluations:
+            return 0.0
+        if not self.stages:
+            return float("inf")
+        last = self.stages[-1]
+        return curvature.evaluations * last.seconds / max(last.evaluations, 1)
+
+    @property
+    def _invitation(self) -> str:
+        """How to get standard errors that are not shown."""
+        seconds = self._seconds_of_errors
+        duration = f", which takes about {seconds:.0f} s" if np.isfinite(seconds) else ""
+        return f"for standard errors call report.standard_errors(){duration}"
+
+
+def _fields_of(history: History) -> dict[str, object]:
+    return {entry.name: getattr(history, entry.name) for entry in fields(History)}
+
+
+def _of_draws(draws: Draws | None) -> dict[str, float | None]:
+    """The effective number of draws of hyperparameters, and the shape of the tail of weights."""
+    if draws is None:
+        return {"effective_draws": None, "pareto_k": None}
+    k = None if np.isnan(draws.pareto_k) else float(draws.pareto_k)
+    return {"effective_draws": draws.effective, "pareto_k": k}
+
+
+def _without_error(values: Mapping[str, Numbers]) -> dict[str, Estimate]:
+    return {name: Estimate(value, partial(_nan_like, value)) for name, value in values.items()}
+
+
+def _constant_error(error: Numbers) -> Numbers:
+    return error
+
+
+def _nan_like(value: Numbers) -> Numbers:
+    return as_numbers(np.full_like(value, np.nan))
+
+
+def _curvature_error(curvature: Curvature, name: str, value: Numbers) -> Numbers:
+    error = curvature.standard_errors.values.get(name)
+    return _nan_like(value) if error is None else as_numbers(error)

@@ -1,1 +1,0 @@
-"""The report of a model: names of hyperparameters, standard errors, and the printed form."""

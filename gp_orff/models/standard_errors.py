@@ -1,0 +1,274 @@
+"""Standard errors of hyperparameters, and the evidence with learned curves integrated out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.likelihoods import raw_deg_frees
+from gp_orff.fitting.names import parameter_names
+from gp_orff.fitting.noise import Tails
+from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
+from gp_orff.fitting.scoring import WeakPriors
+from gp_orff.fitting.search import Coordinates, parameter_ranges
+from gp_orff.fitting.trainer import MOST_SEARCHED
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import log_marginal_likelihood
+from gp_orff.kernels.learned import learned_spectra
+from gp_orff.models.frozen_model import ModelSnapshot
+from gp_orff.threads import chosen_threads
+
+# Standard errors of hyperparameters, from the curvature of the evidence.
+
+
+STEP = 2e-4
+"""The step of the central differences in a coordinate, usually a logarithm. Their error grows with
+STEP², to about 1e-8 of the curvature; the error of rounding grows with 1/STEP, to 1e-8 for
+gradients with 12 digits. Lengthscales that change by STEP stay within the range of a grid."""
+_ESTIMATED = (
+    "no standard errors: the evidence of so many features is an estimate, whose curvature is not "
+    "that of the evidence"
+)
+_LEARNED_ELSEWHERE = (
+    "no standard errors: so many numbers under the exact kernel learn the hyperparameters on "
+    "subsets or on a grid, near the maximum of their evidence, not at it"
+)
+_FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
+_ROUNDING = 1e-9  # of the largest curvature
+_COMPONENT = 1e-3  # along a flat direction: a coordinate with more has no standard error
+_NEAR, _AT = 0.5, 2.0  # nats below a maximum: one and two standard errors in one direction
+
+
+@dataclass(frozen=True)
+class StandardErrors:
+    """Standard errors by the names of hyperparameters, NaN where there is none, and remarks why."""
+
+    values: Mapping[str, Float[np.ndarray, "..."]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Curvature:
+    """The curvature of the log evidence and the log priors, at the hyperparameters of a snapshot.
+
+    The Hessian H is taken in the coordinates u of the search, usually logarithms, by central
+    differences of the exact gradient:
+
+        sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii .
+
+    The constant mean maximises the evidence at every u, so H is the Hessian of the profile
+    likelihood. Of few data, which learned with weak priors, it is that of the restricted likelihood
+    plus these priors. Frozen coordinates and coordinates at a bound are held fixed. The degrees of
+    freedom of Student-t noise have the curvature that `Tail` tells.
+    """
+
+    snapshot: ModelSnapshot
+    trained: frozenset[str]  # names of hyperparameters
+    weak_priors: bool = False  # whether they were learned with weak priors
+
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations of the gradient that the Hessian takes, if it is computed."""
+        if self._learned_elsewhere:
+            return 0
+        parameters = parameter_names(self.snapshot.kernel, self._likelihoods)
+        trained = {parameters[name] for name in self.trained}
+        trained -= set().union(*map(raw_deg_frees, self._likelihoods.values()))
+        return 2 * sum(parameter.numel() for parameter in trained)
+
+    @property
+    def computed(self) -> bool:
+        """Whether the standard errors have been computed."""
+        return "standard_errors" in vars(self)
+
+    @cached_property
+    def standard_errors(self) -> StandardErrors:
+        """The standard errors of the trained hyperparameters, computed at the first access."""
+        if not self.trained:
+            return StandardErrors()
+        with chosen_threads():
+            return self.compute()
+
+    def compute(self) -> StandardErrors:
+        """Compute the standard errors of the trained hyperparameters."""
+        if self.snapshot.log_marginal_likelihood_error > 0:
+            return StandardErrors(remarks=(_ESTIMATED,))
+        if self._learned_elsewhere:
+            return StandardErrors(remarks=(_LEARNED_ELSEWHERE,))
+        kernel, likelihoods = deepcopy((self.snapshot.kernel, dict(self._likelihoods)))
+        names = parameter_names(kernel, likelihoods)
+        for name, parameter in names.items():
+            parameter.requires_grad_(name in self.trained)
+        ranges = parameter_ranges(kernel, self.snapshot.representation.data.survey.distances)
+        coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
+
+        model = self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean
+        survey = self.snapshot.representation.data.survey
+        weak = WeakPriors.of(kernel, likelihoods, survey) if self.weak_priors else None
+
+        def objective() -> Float[Tensor, ""]:
+            value = log_marginal_likelihood(*model, restricted=weak is not None)
+            prior = 0.0 if weak is None else weak.log_density(kernel, likelihoods)
+            return value + coordinates.log_prior() + prior
+
+        u = coordinates.get()
+        errors_of_u = np.full_like(u, np.nan)
+        free = coordinates.at_bounds(u) == 0
+        try:
+            gradient, hessian = _derivatives(coordinates, objective, u, free)
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
+            remarks = [
+                f"no standard errors: the evidence at nearby hyperparameters failed ({error})"
+            ]
+        else:
+            errors_of_u[free], remarks = _errors(gradient, -hessian)
+        coordinates.set(u)
+        errors = coordinates.by_parameter(errors_of_u * np.abs(coordinates.slopes()))
+        for parameter in rotating(names):
+            errors.pop(parameter, None)
+        errors.update(self._of_tails(kernel, likelihoods))
+        if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
+            remarks.append(
+                "standard errors hold the Student-t weights of the observations fixed, and are "
+                "too small by the uncertainty of the weights"
+            )
+        return StandardErrors(
+            {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
+        )
+
+    def _of_tails(
+        self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
+    ) -> dict[nn.Parameter, Float[np.ndarray, "1"]]:
+        """Those of degrees of freedom, from the weights of readings in memory."""
+        data = self.snapshot.representation.data
+        if not (isinstance(data, Dataset) and data.weights and data.is_small):
+            return {}
+        found = EStep(kernel, likelihoods, None).stored(data)
+        errors = Tails(likelihoods, scaled=True).standard_errors(found)
+        return {parameter: np.array([error]) for parameter, error in errors.items()}
+
+    @property
+    def _learned_elsewhere(self) -> bool:
+        """Whether no search has seen the evidence of all numbers."""
+        inference = self.snapshot.inference
+        return isinstance(inference, ExactInference) and inference.size > MOST_SEARCHED
+
+    @property
+    def _likelihoods(self) -> Mapping[str, Likelihood]:
+        return self.snapshot.representation.likelihoods
+
+
+def rotating(names: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
+    """Low-rank factors W of gpytorch's output covariances W Wᵀ with several columns: W is
+    determined only up to a rotation, and has no standard error."""
+    factors = (parameter for name, parameter in names.items() if name.endswith("covar_factor"))
+    return [factor for factor in factors if factor.shape[-1] > 1]
+
+
+def _derivatives(
+    coordinates: Coordinates,
+    objective: Callable[[], Float[Tensor, ""]],
+    u: Float[np.ndarray, "k"],
+    free: Bool[np.ndarray, "k"],
+) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m m"]]:
+    """The gradient and the Hessian at u, in the free coordinates."""
+    if not free.any():
+        return np.zeros(0), np.zeros((0, 0))
+    gradients = []
+    for step in STEP * np.eye(len(u))[free]:
+        for shift in (step, -step):
+            coordinates.set(u + shift)
+            gradients.append(coordinates.value_and_gradient(objective)[1][free])
+    after, before = np.array(gradients[::2]), np.array(gradients[1::2])
+    return 0.5 * (after + before).mean(0), (after - before) / (2 * STEP)
+
+
+def _errors(
+    gradient: Float[np.ndarray, "m"], precision: Float[np.ndarray, "m m"]
+) -> tuple[Float[np.ndarray, "m"], list[str]]:
+    """Standard errors of the coordinates from the gradient and −H, and remarks; NaN for coordinates
+    with a component along flat directions, and for all where the gradient is far from zero."""
+    if not len(gradient):
+        return np.zeros(0), []
+    if not (np.isfinite(precision).all() and np.isfinite(gradient).all()):
+        return np.full_like(gradient, np.nan), ["no standard errors: the curvature is not finite"]
+    curvature, directions = np.linalg.eigh(0.5 * (precision + precision.T))
+    asymmetry = np.abs(precision - precision.T).max()
+    curved = curvature > max(_FLAT, _ROUNDING * curvature[-1], asymmetry)
+    scaled = directions[:, curved] / np.sqrt(curvature[curved])
+    errors = np.sqrt(np.square(scaled).sum(-1))
+    flat = (np.abs(directions[:, ~curved]) > _COMPONENT).any(-1)
+    gain = 0.5 * np.square(gradient @ scaled).sum()  # nats of a Newton step
+    errors[flat | (gain > _AT)] = np.nan
+    if gain > _AT:
+        return errors, ["no standard errors: the evidence is not at a maximum"]
+    remarks = []
+    if flat.any():
+        remarks.append("no standard error where the evidence is flat or has no maximum")
+    if gain > _NEAR:
+        remarks.append(f"a Newton step would raise the log evidence by about {gain:.2g} nats")
+    return errors, remarks
+
+
+# The evidence with the curves of learned spectra integrated out, by Laplace's method.
+
+
+_STEP = 1e-3  # of the central differences of gradients, in standard deviations of the prior
+_LEAST = 0.1  # of the precision, where the prior has one: it is not at a maximum where it is less
+
+
+def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
+    """What the log evidence changes by when the learned curves θ are integrated out, in nats.
+
+    With a prior θ ~ N(0, I), at its value θ̂ that maximises log p(y|θ) + log p(θ),
+
+        log ∫ p(y|θ) p(θ) dθ − log p(y|θ̂) ≈ −½ ‖θ̂‖² − ½ log |H| ,    H = I − ∂² log p(y|θ̂) :
+
+    a maximum gains by every curve that it may choose, this does not. All other hyperparameters keep
+    their values. Two gradients of the evidence for each trained coordinate of a curve; 0 without.
+
+    Args:
+        snapshot: of a fitted model.
+        kernel: its kernel, which tells the curves that are trained; it is not changed.
+    """
+    kernel, likelihoods = deepcopy((kernel, dict(snapshot.representation.likelihoods)))
+    curves = [part.shape for part in learned_spectra(kernel, trained=True)]
+    if not curves:
+        return 0.0
+    model = (snapshot.inference, kernel, likelihoods, snapshot.fixed_mean)
+    curvature = _hessian(lambda: log_marginal_likelihood(*model), curves)
+    precision = torch.linalg.eigvalsh(torch.eye(len(curvature)).to(curvature) - curvature)
+    square = sum(curve.detach().double().square().sum() for curve in curves)
+    return -0.5 * (square + precision.clamp_min(_LEAST).log().sum()).item()
+
+
+@torch.enable_grad()
+def _hessian(
+    value: Callable[[], Float[Tensor, ""]], parameters: Sequence[nn.Parameter]
+) -> Float[Tensor, "k k"]:
+    """By central differences of the gradient."""
+
+    def gradient() -> Float[Tensor, "k"]:
+        parts = torch.autograd.grad(value(), parameters)
+        return torch.cat([part.double().flatten() for part in parts])
+
+    rows = []
+    for parameter in parameters:
+        entries = parameter.data.view(-1)
+        for i, entry in enumerate(entries.tolist()):
+            ends = []
+            for step in (_STEP, -_STEP):
+                entries[i] = entry + step
+                ends.append(gradient())
+            entries[i] = entry
+            rows.append((ends[0] - ends[1]) / (2 * _STEP))
+    hessian = torch.stack(rows)
+    return 0.5 * (hessian + hessian.mT)

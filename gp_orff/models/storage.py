@@ -1,0 +1,620 @@
+"""Models as plain values in files: data, statistics, kernels, likelihoods and rules."""
+
+import hashlib
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import partial
+from zipfile import BadZipFile
+
+import gpytorch.constraints
+import numpy as np
+import torch
+from gpytorch import Module
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    Kernel,
+    LCMKernel,
+    LinearKernel,
+    MaternKernel,
+    MultitaskKernel,
+    PolynomialKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
+from gpytorch.priors import NormalPrior
+from torch import Tensor, nn
+
+from gp_orff import features, symbols
+from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.likelihoods import (
+    HeavyTails,
+    KnownNoiseLikelihood,
+    MultitaskStudentTLikelihood,
+    TrackLikelihood,
+)
+from gp_orff.data.observations import Observations, SymbolObservations
+from gp_orff.data.patterns import GroupKey
+from gp_orff.data.sites import Repeats
+from gp_orff.data.statistics import FieldStatistics, check_kind, pack_key, unpack_key, write_whole
+from gp_orff.data.survey import Survey
+from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import Track, means_of
+from gp_orff.features.draws import Rule
+from gp_orff.fitting.journal import History, Stage
+from gp_orff.inference.features import FeatureInference
+from gp_orff.inference.representation import Representation
+from gp_orff.kernels.dot_product import DotProductKernel, LegendreKernel, ProjectionKernel
+from gp_orff.kernels.fields import (
+    CurlFreeKernel,
+    DivergenceFreeKernel,
+    FieldProductKernel,
+    HelmholtzKernel,
+)
+from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.learned import LearnedSpectrumKernel
+from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
+from gp_orff.kernels.separable import SeparableKernel
+from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.models.state import ModelState, Represented
+from gp_orff.symbols.base import Symbol
+
+# Read and write files with a checksum; a write either completes or leaves the old file.
+
+
+VERSION = 3  # since data without statistics may stand for a grid; in 1, reports are sentences
+
+
+def write(path: str | os.PathLike, kind: str, content: dict) -> None:
+    """Write a dict to a file that `torch.load(path, weights_only=True)` reads.
+
+    An interrupted write leaves the old file as it was.
+    """
+    record = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
+    write_whole(path, partial(torch.save, record))
+
+
+def read(path: str | os.PathLike, kind: str) -> dict:
+    """Read the dict that `write` has written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, newer than this package, or of another kind.
+    """
+    try:
+        record = torch.load(path, weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, BadZipFile) as error:
+        raise _damaged(path) from error
+    except (pickle.UnpicklingError, AttributeError, TypeError, IndexError) as error:
+        raise _damaged(path) from error
+    check_kind(record, kind, "a file of", f" in {path}")
+    if record["version"] > VERSION:
+        raise ValueError(
+            f"{path} has version {record['version']} of the file format, but this gp_orff reads "
+            f"versions up to {VERSION}: install a newer one"
+        )
+    content = {n: v for n, v in record.items() if n not in ("format", "version", "checksum")}
+    if record["checksum"] != _checksum(content):
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: str | os.PathLike) -> ValueError:
+    return ValueError(f"{path} is damaged, or is not a file of gp_orff: restore it from a copy")
+
+
+def _checksum(content: object) -> str:
+    digest = hashlib.sha256()
+    for part in _serialize(content):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _serialize(value: object) -> Iterator[bytes]:
+    """The bytes of a tree of plain values."""
+    if isinstance(value, Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield np.ascontiguousarray(value.detach().cpu().numpy()).tobytes()
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield str(name).encode()
+            yield from _serialize(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _serialize(item)
+    else:
+        yield repr(value).encode()
+
+
+# Kernels, likelihoods, means, symbols and frequency rules as plain values, and back.
+
+
+# the owner and the standard deviation of priors that constructors make
+_OWN_PRIORS = {"shape_prior": (LearnedSpectrumKernel, 1.0), "level_prior": (HelmholtzKernel, 3.0)}
+_CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
+
+
+def _active_dims(kernel: Kernel) -> dict:
+    dims = kernel.active_dims
+    return {"active_dims": None if dims is None else dims.tolist()}
+
+
+def _scalar(kernel: Kernel) -> dict:
+    return {"ard_num_dims": kernel.ard_num_dims, **_active_dims(kernel)}
+
+
+def _field(kernel: Kernel) -> dict:
+    return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_active_dims(kernel)}
+
+
+def _harmonic(kernel: HarmonicKernel) -> dict:
+    given = None if kernel.follows_data else kernel.reference_height
+    return {
+        "num_depths": kernel.num_depths,
+        "sources": kernel.sources,
+        "reference_height": given,
+        **_active_dims(kernel),
+    }
+
+
+def _coefficients(kernel: DotProductKernel) -> list[float]:
+    """One where coefficients are positive, zero elsewhere; their values are in the state."""
+    return [float(n in kernel.degrees) for n in range(max(kernel.degrees) + 1)]
+
+
+def _multitask(likelihood: MultitaskGaussianLikelihood) -> dict:
+    names = ("num_tasks", "rank", "has_task_noise", "has_global_noise")
+    return {name: getattr(likelihood, name) for name in names}
+
+
+def _tails(likelihood: HeavyTails) -> dict:
+    nu = likelihood.deg_free
+    return {"deg_free": None if nu is None else nu.item()}
+
+
+def _task_rank(kernel: Kernel) -> int:
+    return kernel.task_covar_module.covar_factor.shape[-1]
+
+
+# the constructor arguments of an instance of each class; "*" are positional ones
+_ARGUMENTS: dict[type, Callable[[Module], dict]] = {
+    RBFKernel: _scalar,
+    RQKernel: _scalar,
+    MaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
+    GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
+    LearnedSpectrumKernel: lambda k: {
+        "num_knots": k.num_knots,
+        "smoothness": k.smoothness,
+        "continued": k.continued,
+        **_scalar(k),
+    },
+    BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},
+    SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
+    LinearKernel: _scalar,
+    PolynomialKernel: lambda k: {"power": k.power, **_active_dims(k)},
+    DotProductKernel: lambda k: {"coefficients": _coefficients(k), **_active_dims(k)},
+    LegendreKernel: lambda k: {
+        "eigenvalues": _coefficients(k),
+        "num_dims": k.num_dims,
+        **_active_dims(k),
+    },
+    ProjectionKernel: lambda k: {
+        "coefficients": _coefficients(k),
+        "num_dims": k.num_dims,
+        **_active_dims(k),
+    },
+    ConstantKernel: _active_dims,
+    ScaleKernel: lambda k: {"base_kernel": k.base_kernel},
+    AdditiveKernel: lambda k: {"*": list(k.kernels)},
+    ProductKernel: lambda k: {"*": list(k.kernels)},
+    MultitaskKernel: lambda k: {
+        "data_covar_module": k.data_covar_module,
+        "num_tasks": k.num_tasks,
+        "rank": _task_rank(k),
+    },
+    LCMKernel: lambda k: {
+        "base_kernels": [term.data_covar_module for term in k.covar_module_list],
+        "num_tasks": k.covar_module_list[0].num_tasks,
+        "rank": [_task_rank(term) for term in k.covar_module_list],
+    },
+    CurlFreeKernel: _field,
+    DivergenceFreeKernel: _field,
+    HelmholtzKernel: lambda k: _field(k.curl_free.base_kernel),
+    HarmonicKernel: _harmonic,
+    FieldProductKernel: lambda k: {"*": [k.field_kernel, k.scalar_kernel]},
+    SeparableKernel: lambda k: {
+        "base_kernel": k.base_kernel,
+        "root": k.root,  # a parameter if it is trained
+        **_active_dims(k),
+    },
+    GaussianLikelihood: lambda likelihood: {},
+    MultitaskGaussianLikelihood: _multitask,
+    MultitaskStudentTLikelihood: lambda noise: {**_tails(noise), **_multitask(noise)},
+    TrackLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
+    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks, **_tails(noise)},
+    ConstantMean: lambda mean: {},
+    ZeroMean: lambda mean: {},
+    MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},
+}
+_CLASSES = {cls.__name__: cls for cls in _ARGUMENTS}
+
+
+def describe(module: Module) -> dict:
+    """A module as plain values: its recipe, if it has one, its state and its frozen parameters.
+
+    Raises:
+        ValueError: a spectral matrix that is a plain function, whose values are in no state.
+    """
+    for part in module.modules():
+        if isinstance(part, SpectralMatrixKernel) and not isinstance(part.amplitude, nn.Module):
+            raise ValueError(
+                "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
+                f"parameters and buffers a file keeps, got {part.amplitude!r}; put the function "
+                "into the forward of a module, and pass kernel= to load"
+            )
+    parameters = [own for _, own in module.named_parameters(remove_duplicate=False)]
+    shared = len(set(map(id, parameters))) < len(parameters)  # in two places of the tree
+    return {
+        "name": type(module).__name__,
+        "recipe": None if shared else _recipe(module),
+        "state": module.state_dict(),
+        "frozen": [n for n, p in module.named_parameters() if not p.requires_grad],
+    }
+
+
+def build(description: Mapping, module: Module | None, role: str) -> Module:
+    """Build a module from its description; with `module`, only load the state into it.
+
+    Raises:
+        ValueError: neither a recipe nor a module, or a module with other parameters.
+    """
+    if module is None and description["recipe"] is None:
+        raise ValueError(
+            f"the file has a {role} {description['name']!r} whose class, constraints or priors it "
+            f"cannot describe: pass {role}=, built like the one that was saved"
+        )
+    if module is None:
+        module = _build_recipe(description["recipe"])
+    present = module.double().state_dict()  # with what the recipe says and older files lack
+    extra = {name: value for name, value in present.items() if name.endswith("_extra_state")}
+    try:
+        module.load_state_dict(extra | description["state"])
+    except RuntimeError as error:
+        raise ValueError(
+            f"expected a {role} like the saved {description['name']!r}, got one with other "
+            f"parameters: {' '.join(str(error).split())}"
+        ) from error
+    for name, parameter in module.named_parameters():  # what older files do not know was constant
+        learned = name in description["state"] and name not in description["frozen"]
+        parameter.requires_grad_(learned)
+    return module
+
+
+def _recipe(module: Module) -> dict | None:
+    """How to build a module; None if a class, constraint or prior in it is not a known one."""
+    if type(module) not in _ARGUMENTS or not all(map(_is_own, module.named_priors())):
+        return None
+    if getattr(module, "batch_shape", torch.Size()):
+        return None
+    constraints = {}
+    for name, constraint in module.named_constraints():
+        if type(constraint).__name__ not in _CONSTRAINTS or not constraint.enforced:
+            return None
+        bounds = [constraint.lower_bound.tolist(), constraint.upper_bound.tolist()]
+        default = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
+        if not _same_function(constraint._transform, default._transform):
+            return None
+        constraints[name] = [type(constraint).__name__, *bounds]
+    arguments = {}
+    for name, value in _ARGUMENTS[type(module)](module).items():
+        parts = value if isinstance(value, list) else [value]
+        plain = [_recipe(part) if isinstance(part, Module) else part for part in parts]
+        pairs = zip(plain, parts, strict=True)
+        if any(value is None and isinstance(part, Module) for value, part in pairs):
+            return None
+        arguments[name] = plain if isinstance(value, list) else plain[0]
+    dims = getattr(module, "active_dims", None)
+    return {
+        "class": type(module).__name__,
+        "arguments": arguments,
+        "constraints": constraints,
+        "active_dims": None if dims is None else dims.tolist(),
+        "half": getattr(module, "helmholtz_half", None),  # of a HelmholtzKernel in a sum
+    }
+
+
+def _is_own(named_prior: tuple) -> bool:
+    """Whether a prior is the one that the constructor of its module makes."""
+    name, owner, prior, _, _ = named_prior
+    if isinstance(owner, HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
+        return owner.has_default_prior
+    kind, scale = _OWN_PRIORS.get(name.rpartition(".")[-1], ((), None))
+    if not (isinstance(owner, kind) and isinstance(prior, NormalPrior)):
+        return False
+    return (float(prior.loc), float(prior.scale)) == (0.0, scale)
+
+
+def _build_recipe(recipe: Mapping) -> Module:
+    arguments = {name: _build_argument(value) for name, value in recipe["arguments"].items()}
+    positional = arguments.pop("*", [])
+    cls = _CLASSES[recipe["class"]]
+    if arguments.get("active_dims") is not None:
+        arguments["active_dims"] = tuple(arguments["active_dims"])
+    module = cls(*positional, **arguments)
+    if recipe.get("half") is not None:
+        module.helmholtz_half = recipe["half"]
+    if recipe["active_dims"] is not None:  # which composite kernels do not take as an argument
+        module.register_buffer("active_dims", torch.tensor(recipe["active_dims"]))
+    for name, (kind, low, high) in recipe["constraints"].items():
+        constraint = _constraint(kind, torch.tensor(low), torch.tensor(high))
+        path, _, parameter = name.rpartition(".")
+        owner = module.get_submodule(path) if path else module
+        owner.register_constraint(parameter.removesuffix("_constraint"), constraint)
+    return module
+
+
+def _build_argument(value: object) -> object:
+    if isinstance(value, list):
+        return [_build_argument(item) for item in value]
+    return _build_recipe(value) if isinstance(value, Mapping) else value
+
+
+def _constraint(kind: str, low: torch.Tensor, high: torch.Tensor):
+    cls = getattr(gpytorch.constraints, kind)
+    bounds = {"Positive": (), "GreaterThan": (low,), "LessThan": (high,), "Interval": (low, high)}
+    return cls(*bounds[kind])
+
+
+def describe_symbol(symbol: Symbol) -> dict:
+    """A symbol of this package as plain values.
+
+    Raises:
+        ValueError: the symbol is not one of this package.
+    """
+    if getattr(symbols, type(symbol).__name__, None) is not type(symbol):
+        raise ValueError(
+            "expected observations of symbols of this package, got those of "
+            f"{type(symbol).__name__}, which a file cannot describe; save the model without them "
+            "and observe them again after loading"
+        )
+    values = {field.name: getattr(symbol, field.name) for field in fields(symbol)}
+    plain = {
+        name: describe_symbol(value) if isinstance(value, Symbol) else value
+        for name, value in values.items()
+    }
+    return {"class": type(symbol).__name__, "fields": plain}
+
+
+def build_symbol(description: Mapping) -> Symbol:
+    """Build a symbol from its description."""
+    values = {
+        name: build_symbol(value) if isinstance(value, Mapping) else value
+        for name, value in description["fields"].items()
+    }
+    return getattr(symbols, description["class"])(**values)
+
+
+def _same_function(one: object, other: object) -> bool:
+    """Whether both are one object, or equal modules, such as two `torch.nn.Softplus`."""
+    equal = (
+        isinstance(one, torch.nn.Module) and type(one) is type(other) and repr(one) == repr(other)
+    )
+    return one is other or equal
+
+
+def describe_rule(rule: Rule) -> dict | None:
+    """A rule of this package as plain values; None for another rule."""
+    exported = is_dataclass(rule) and getattr(features, type(rule).__name__, None) is type(rule)
+    return {"class": type(rule).__name__, **asdict(rule)} if exported else None
+
+
+def build_rule(description: Mapping | None, rule: Rule | None) -> Rule:
+    """`rule` if there is one, else the rule of a description.
+
+    Raises:
+        ValueError: neither a description nor a rule.
+    """
+    if rule is not None:
+        return rule
+    if description is None:
+        raise ValueError("the file has a frequency rule it cannot describe: pass frequencies=")
+    arguments = {name: _tuples(value) for name, value in description.items() if name != "class"}
+    return getattr(features, description["class"])(**arguments)
+
+
+def _tuples(value: object) -> object:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+# Block means of tracks as plain values, and back.
+
+
+_TENSORS = ("x", "clock", "block", "y", "squares", "direction", "given")
+
+
+def pack_tracks(part: TrackObservations) -> dict:
+    """Pack the block means of a group."""
+    tracks = [
+        {
+            "label": track.label,
+            "degrees": track.degrees,
+            **{name: _plain(getattr(track, name)) for name in _TENSORS},
+        }
+        for track in part.tracks
+    ]
+    return {**pack_key(part.key), "tracks": tracks, "timed": part.timed, "span": part.span}
+
+
+def unpack_tracks(content: Mapping) -> TrackObservations:
+    """The block means of a group from what `pack_tracks` wrote."""
+    key = unpack_key(content)
+    tracks = tuple(Track(**track) for track in content["tracks"])
+    return TrackObservations(
+        GroupKey(key.label, means_of(key.pattern)), tracks, content["timed"], content["span"]
+    )
+
+
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach().cpu().clone()
+
+
+# Data and statistics as plain values, for files.
+#
+# The keys are those of the file format, and stay.
+
+
+_SAMPLE = 500  # points, of each sample in a file with statistics
+
+
+def pack_state(state: ModelState) -> dict:
+    """Pack a state: data or their statistics, rules and history."""
+    return {
+        "history": asdict(state.history),
+        "mean": state.mean,
+        "choice": describe_rule(state.representation.rule),
+        "dense": state.representation.dense,
+        "exact": not isinstance(state.inference, FeatureInference),
+        "conditioned_by": describe_rule(state.represented.rule),
+        **_pack_data_or_statistics(state),
+    }
+
+
+def _pack_data_or_statistics(state: ModelState) -> dict:
+    """The data with their learned weights, or the statistics that serve in their place, whichever
+    take fewer bytes; the data where statistics would not serve."""
+    data, inference = state.data, state.inference
+    needed = not isinstance(inference, FeatureInference) or data.tracks
+    needed = needed or inference.written_out(state.kernel)
+    if needed or not state.representation.on_lattice:  # whose statistics serve no other waves
+        return {"known": None, "data": pack_data(data)}
+    shared = inference.draws[0].shared_columns() is not None
+    statistics = {
+        "known": pack_statistics(inference.statistics) if shared else None,
+        "data": pack_data(state.statistics_only()),
+    }
+    if not (data.revisitable and data.is_small):
+        return statistics
+    return min({"known": None, "data": pack_data(data)}, statistics, key=_num_bytes)
+
+
+def _num_bytes(content: object) -> int:
+    """The bytes of all tensors in a tree of plain values."""
+    if isinstance(content, Tensor):
+        return content.nbytes
+    parts = content.values() if isinstance(content, Mapping) else content
+    return sum(map(_num_bytes, parts)) if isinstance(content, Mapping | list | tuple) else 0
+
+
+def unpack_state(
+    content: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule
+) -> ModelState:
+    """The state from the content that `pack_state` wrote."""
+    data, packed = unpack_data(content["data"]), content["known"]
+    choice, rule = (
+        None if content["exact"] else build_rule(packed_rule, None if packed_rule else requested)
+        for packed_rule in (content["choice"], content["conditioned_by"])
+    )
+    dense = content.get("dense", False)  # files of version 2 lack it
+    representation = Representation(kernel, likelihoods, requested, data, choice, dense=dense)
+    statistics = None if packed is None else unpack_statistics(packed)
+    represented = Represented.from_statistics(representation, rule, statistics)
+    return ModelState.of(represented, content["mean"], _history(content))
+
+
+def _history(content: Mapping) -> History:
+    """The history; older files have sentences instead, which become notes."""
+    if "history" not in content:
+        sentence, notes = content["story"][0], content["notes"]
+        action = sentence.split()[0]
+        return History(action).with_notes([*([sentence] if sentence != action else []), *notes])
+    history = {key: value for key, value in content["history"].items() if key != "zero_mean"}
+    stages = tuple(Stage(**stage) for stage in history["stages"])
+    return History(**{**history, "stages": stages, "notes": tuple(history["notes"])})
+
+
+def pack_data(data: Data) -> dict:
+    """Pack a `Dataset` with its observations, or `StatisticsOnly` with a sample of points."""
+    content = {
+        "bound": data.elbo_correction,
+        "further": [_pack_symbol_data(part) for part in data.symbol_data],
+    }
+    if isinstance(data, Dataset):
+        content["repeats"] = asdict(data.repeats)
+        content["tracks"] = [pack_tracks(part) for part in data.tracks]
+        content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]
+        if data.weights is not None:
+            content["weights"] = [w.cpu() for w in data.weights]
+        return content
+    survey = data.survey
+    sample = [part.take(slice(0, _SAMPLE)) for part in survey.sample[:4]]
+    return {
+        **content,
+        "sums": pack_statistics(data.field_statistics),
+        "domain": data.domain,
+        "box": survey.box,
+        "num_points": survey.num_points,
+        "num_values": survey.num_values,
+        "sample": [_pack_observations(part) for part in sample],
+    }
+
+
+def unpack_data(content: Mapping) -> Data:
+    """The data from the content that `pack_data` wrote."""
+    symbol_data = tuple(map(_unpack_symbol_data, content["further"]))
+    if "readings" in content:
+        observations = [_unpack_observations(part) for part in content["readings"]]
+        tracks = [unpack_tracks(part) for part in content.get("tracks", [])]
+        data = Dataset.in_memory([*observations, *tracks]).copied()
+        repeats = Repeats(**content.get("repeats", {}))
+        data = replace(data, symbol_data=symbol_data, repeats=repeats)
+        weights = content.get("weights")
+        return data if weights is None else data.weighted(weights, content["bound"])
+    sample = [_unpack_observations(part) for part in content["sample"]]
+    statistics = unpack_statistics(content["sums"])
+    ranks = [torch.linspace(0, 1, len(part)) for part in sample]
+    box = tuple(map(tuple, content["box"]))
+    weights = {key: group.weights for key, group in statistics.groups.items()}
+    survey = Survey(box, content["num_points"], content["num_values"], weights, sample, ranks)
+    domain = content["domain"]
+    domain = None if domain is None else tuple(map(tuple, domain))
+    return StatisticsOnly(statistics, domain, survey, symbol_data)
+
+
+def _pack_symbol_data(part: SymbolObservations) -> dict:
+    tensors = {name: getattr(part, name).cpu().clone() for name in ("x", "y", "noise")}
+    return {"symbol": describe_symbol(part.symbol), "space": list(part.space), **tensors}
+
+
+def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
+    symbol, space = build_symbol(content["symbol"]), tuple(content["space"])
+    return SymbolObservations(symbol, content["x"], content["y"], content["noise"], space)
+
+
+def pack_statistics(statistics: FieldStatistics) -> dict:
+    """Pack statistics: the columns, the sums of each group, and the ELBO correction."""
+    return statistics.plain()
+
+
+def unpack_statistics(content: Mapping) -> FieldStatistics:
+    """The statistics from the content that `pack_statistics` wrote."""
+    return FieldStatistics.from_plain(content)
+
+
+def _pack_observations(part: Observations) -> dict:
+    tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
+    copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
+    return {**pack_key(part.key), **copies}
+
+
+def _unpack_observations(content: Mapping) -> Observations:
+    tensors = (content[name] for name in ("x", "y", "weight", "direction"))
+    return Observations(unpack_key(content), *tensors)

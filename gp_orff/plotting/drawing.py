@@ -1,0 +1,305 @@
+"""Arrays, arrows and colours that plots share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import Collection
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Normalize
+    from matplotlib.quiver import Quiver
+    from matplotlib.tri import Triangulation
+
+
+# Arrays of any kind as NumPy's, and what is checked of them.
+
+
+TINY = np.finfo(float).tiny
+ROUNDING = 1e-3  # relative; smaller deviations come from single precision
+
+
+def array(values: ArrayLike | None) -> np.ndarray | None:
+    """A NumPy array from an array, a list, or a tensor, with gradients and on a GPU too."""
+    if values is None:
+        return None
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def column(values: ArrayLike | None) -> np.ndarray | None:
+    """A NumPy array, (n,) if the values are (n, 1)."""
+    values = array(values)
+    return values[:, 0] if values is not None and values.shape[1:] == (1,) else values
+
+
+def places_on_grid(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """The lengths (2,) of a grid of positions, the indices (n, 2) of these, and if it is regular.
+
+    A regular grid has equal steps along each axis, no position twice, and some may be missing.
+    """
+    x = x.astype(np.float64)
+    start, extent = x.min(0), np.ptp(x, axis=0)
+    counts = 1 + (np.diff(np.sort(x, axis=0), axis=0) > 1e-6 * extent).sum(0)
+    spacing = extent / np.maximum(counts - 1, 1)
+    position = (x - start) / np.where(spacing > 0, spacing, 1)
+    index = np.rint(position).astype(np.int64)
+    even = (counts > 1).all() and np.abs(position - index).max() <= ROUNDING
+    return counts, index, bool(even and len(np.unique(index, axis=0)) == len(x))
+
+
+def check(caller: str, x: np.ndarray, **arrays: tuple[np.ndarray | None, tuple[int, ...]]) -> None:
+    """Raise ValueError unless positions are (n, 2), and every array (n, *its shape at a point)."""
+    if x.ndim != 2 or x.shape[1] != 2:
+        raise ValueError(f"{caller} expects positions of shape (n, 2), got {x.shape}")
+    if not len(x) or not np.isfinite(x).all():
+        raise ValueError(
+            f"{caller} expects finite positions, one or more, got {len(x)} with "
+            f"{(~np.isfinite(x)).sum()} values that are not; leave these rows out"
+        )
+    for name, (values, shape) in arrays.items():
+        expected = (len(x), *shape)
+        if values is not None and values.shape != expected:
+            raise ValueError(
+                f"{caller} expects {name} of shape {expected}, got {values.shape}; give one row "
+                "for each position"
+            )
+        if values is not None and not np.isfinite(values).any():
+            raise ValueError(f"{caller} expects numbers in {name}, got none but NaN; leave it out")
+
+
+def check_deviations(caller: str, sd: np.ndarray | None) -> None:
+    if sd is not None and (sd < 0).any():
+        raise ValueError(
+            f"{caller} expects standard deviations, got {sd.min():.3g}; give square roots "
+            "of variances"
+        )
+
+
+# Arrows: which points get one, how long they are, and one to read lengths from.
+
+
+def draw_arrows(
+    ax: Axes, x: np.ndarray, vectors: np.ndarray, rows: np.ndarray, scale: float
+) -> Quiver:
+    """Arrows at some rows; none crosses the frame of the axes, which grow where they have none."""
+    rows = inside(ax, x, vectors, rows, scale)
+    drawn = ax.quiver(
+        *x[rows].T,
+        *vectors[rows].T,
+        angles="xy",
+        scale_units="xy",
+        scale=scale,
+        pivot="mid",
+        units="inches",
+        width=0.012,
+        color="white",
+        edgecolor="black",
+        linewidth=0.3,
+    )
+    if len(rows):
+        ax.update_datalim(np.concatenate(ends(x[rows], vectors[rows], scale)))
+        ax.autoscale_view()
+    return drawn
+
+
+def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
+    """An arrow of a round length up to `longest`, with its length, above the upper right corner.
+
+    None where no arrow is inside the frame.
+    """
+    if not len(drawn.U):
+        return
+    length = round_length(longest)
+    drawn.axes.quiverkey(
+        drawn,
+        0.97,
+        1.03,
+        length,
+        f"{length:g} {unit}".strip(),
+        labelpos="W",
+        labelsep=0.06,
+        coordinates="axes",
+        fontproperties={"size": "small"},
+    )
+
+
+def round_length(longest: float) -> float:
+    """The largest of 1, 2, 5, 10, 20, ... that is not above `longest`; decimals alike."""
+    power = 10.0 ** np.floor(np.log10(max(longest, TINY)))
+    return float(max(step for step in (1, 2, 5) if step * power <= longest or step == 1) * power)
+
+
+def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
+    """The rows of the points that get arrows, and the units of the field per unit of the axes.
+
+    Of points without gaps. All but one in twenty are at most 1.2 times as long as arrows are apart.
+    """
+    given = np.flatnonzero(np.isfinite(vectors).all(-1))
+    chosen, cell = thinned(x[given], arrows)
+    rows = given[chosen]
+    return rows, max(long_vector(vectors[rows]), TINY) / (1.2 * cell)
+
+
+def long_vector(vectors: np.ndarray) -> float:
+    """The length that one vector in twenty exceeds."""
+    return float(np.nanquantile(np.linalg.norm(vectors, axis=-1), 0.95))
+
+
+def thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
+    """The rows of about `arrows` points along the longer side, and the distance between them.
+
+    Every so many rows and columns of a regular grid, not at its edges; of other points, the most
+    central in each cell of a lattice.
+    """
+    if arrows < 1:
+        raise ValueError(
+            f"expected one arrow or more along the longer side, got arrows={arrows}; to draw none, "
+            "give no vectors"
+        )
+    extent = np.ptp(x, axis=0).astype(np.float64)
+    longer = extent.max() or 1.0
+    counts, index, regular = places_on_grid(x)
+    if regular and 2 * len(x) >= counts.prod():
+        spacing = extent / (counts - 1)
+        stride = np.maximum(np.rint(longer / arrows / spacing), 1).astype(np.int64)
+        start = np.where(stride > 1, ((counts - 1) % stride + stride) // 2, 0)
+        steps = index - start
+        within = (steps >= 0) & (index < counts - start) & (steps % stride == 0)
+        return np.flatnonzero(within.all(-1)), min(stride * spacing)
+    counts = np.maximum(np.rint(arrows * extent / longer), 1)
+    scaled = (x - x.min(0)) * (counts / np.where(extent > 0, extent, 1))
+    lattice = np.minimum(np.floor(scaled), counts - 1).astype(np.int64)
+    central = np.argsort(np.abs(scaled - lattice - 0.5).max(-1), kind="stable")
+    cells = np.unique(lattice[central], axis=0, return_index=True)[1]
+    return central[cells], longer / arrows
+
+
+def ends(x: np.ndarray, vectors: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Tails and tips of arrows, whose middle is at x."""
+    half = 0.5 * vectors / scale
+    return x - half, x + half
+
+
+def inside(
+    ax: Axes, x: np.ndarray, vectors: np.ndarray, rows: np.ndarray, scale: float
+) -> np.ndarray:
+    """Those of the rows whose arrows do not cross the frame of the axes."""
+    low, high = frame(ax)
+    within = [((low <= end) & (end <= high)).all(-1) for end in ends(x[rows], vectors[rows], scale)]
+    return rows[np.logical_and(*within)]
+
+
+def frame(ax: Axes) -> np.ndarray:
+    """Lower and upper limits (2, 2) that were set, or the edges of a map, or else infinite."""
+    sides = []
+    for axis in "xy":
+        edges = [edge for own in ax.get_children() for edge in getattr(own.sticky_edges, axis)]
+        if not getattr(ax, f"get_autoscale{axis}_on")():
+            edges = getattr(ax, f"get_{axis}lim")()
+        sides.append((min(edges, default=-np.inf), max(edges, default=np.inf)))
+    return np.transpose(sides)
+
+
+# Shaded maps without margins, colour bars of their height, and scales that panels share.
+
+
+BESIDE = (1.03, 0, 0.04, 1)  # left, bottom, width, height, in units of the axes
+
+
+def plot_colorbar(
+    ax: Axes, shaded: ScalarMappable, label: str | None = None, *, extend: str | None = None
+) -> Colorbar:
+    """Draw a colour bar right of some axes, as high as these are at any aspect.
+
+    The layout of the figure, such as "compressed" or "constrained", makes room for it; in a figure
+    without one the axes shrink.
+
+    Args:
+        ax: matplotlib axes, the last of those that share the bar.
+        shaded: what `plot_field` returned, or anything of matplotlib that has colours.
+        label: the name of the quantity, with its unit.
+        extend: "neither", "min", "max" or "both": the ends that colours are cut off at, which get
+            a tip; by default those beyond which `shaded` has values.
+
+    Returns:
+        The colour bar.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_colorbar, plot_field
+        >>> x, norm = np.random.default_rng(0).uniform(size=(50, 2)), plt.Normalize(0, 0.8)
+        >>> fig, axes = plt.subplots(1, 2, layout="compressed")
+        >>> style = {"norm": norm, "colorbar": False}
+        >>> maps = [plot_field(ax, x, shade=x[:, 0], **style) for ax in axes]
+        >>> plot_colorbar(axes[1], maps[1], "speed (m/s)").extend
+        'max'
+        >>> plt.close(fig)
+    """
+    extend = _cut_off(shaded) if extend is None else extend
+    beside = _shrink(ax) if ax.figure.get_layout_engine() is None else ax.inset_axes(BESIDE)
+    return ax.figure.colorbar(shaded, cax=beside, label=label, extend=extend)
+
+
+def shade_map(
+    caller: str, ax: Axes, x: np.ndarray, shade: np.ndarray, norm: Normalize | None, cmap: str
+) -> Collection:
+    """Colours between the points, up to the edge of the axes; blank at points with NaN."""
+    triangles = triangulated(caller, x, shade)
+    shaded = ax.tripcolor(
+        triangles, shade, shading="gouraud", cmap=cmap, norm=norm, rasterized=True
+    )
+    shaded.sticky_edges.x[:], shaded.sticky_edges.y[:] = np.stack([x.min(0), x.max(0)], axis=-1)
+    ax.autoscale_view()
+    return shaded
+
+
+def triangulated(caller: str, x: np.ndarray, *values: np.ndarray) -> Triangulation:
+    """Triangles between the points, but for those at a point where a value is not finite."""
+    from matplotlib.tri import Triangulation
+
+    try:
+        triangles = Triangulation(*x.T)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{caller} expects three positions or more to shade, not on one line, got {len(x)} "
+            f"points ({error}); draw them without shade"
+        ) from error
+    gaps = ~np.all([np.isfinite(own) for own in values], axis=0)
+    triangles.set_mask(gaps[triangles.triangles].any(-1) if gaps.any() else None)
+    return triangles
+
+
+def norm_from_zero(*shades: np.ndarray) -> Normalize:
+    from matplotlib.colors import Normalize
+
+    return Normalize(0, max(np.nanmax(np.abs(shade)) for shade in shades) or 1)
+
+
+def norm_about_zero(*shades: np.ndarray) -> Normalize:
+    from matplotlib.colors import Normalize
+
+    limit = norm_from_zero(*shades).vmax
+    return Normalize(-limit, limit)
+
+
+def _shrink(ax: Axes) -> Axes:
+    """New axes in a part of some, as high as what is left of these."""
+    from mpl_toolkits.axes_grid1 import make_axes_locatable
+
+    return make_axes_locatable(ax).append_axes("right", size="4%", pad="3%")
+
+
+def _cut_off(shaded: ScalarMappable) -> str:
+    """The ends of its scale beyond which values lie, by more than rounding."""
+    low, high = shaded.get_clim()
+    values = np.ma.masked_invalid(shaded.get_array())
+    slack = 1e-3 * (high - low)
+    below, above = bool(values.min() < low - slack), bool(values.max() > high + slack)
+    return ("neither", "min", "max", "both")[below + 2 * above]

@@ -1,0 +1,203 @@
+"""Fisher scoring of learned spectra: the information, its steps, and fits."""
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+
+import gp_orff
+from gp_orff.data.noise import noises_of
+from gp_orff.fitting.scoring import Information, log_prior_of_noise, score
+from gp_orff.fitting.search import Coordinates, Search
+from gp_orff.kernels.learned import components
+from tests.support.fields import draw, uniform
+
+
+def learned(num_knots=5, seed=0):
+    kernel = gp_orff.LearnedSpectrumKernel(num_knots).double()
+    kernel.shape.data = 0.5 * draw(*kernel.shape.shape, seed=seed)
+    kernel.lengthscale = 0.4
+    return kernel
+
+
+def helmholtz():
+    kernel = gp_orff.HelmholtzKernel(learned(), num_dims=2).double()
+    kernel.divergence_free.base_kernel.base_kernel.shape.data = 0.5 * draw(4, seed=3)
+    kernel.divergence_free.outputscale = 0.3
+    return kernel
+
+
+def in_time():
+    """A learned spectrum in space, times an RBF kernel of time, plus an RBF kernel."""
+    time = RBFKernel(active_dims=(2,)).double()
+    space = gp_orff.CurlFreeKernel(learned(), num_dims=2, active_dims=(0, 1))
+    smooth = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2, active_dims=(0, 1))
+    return (ScaleKernel(space) * time + ScaleKernel(smooth)).double()
+
+
+def continued():
+    """Curves that go on beyond their knots."""
+    kernel = helmholtz()
+    for part in (kernel.curl_free, kernel.divergence_free):
+        part.base_kernel.base_kernel.continued = True
+    return kernel
+
+
+KERNELS = {"helmholtz": (helmholtz, 2), "time": (in_time, 3), "continued": (continued, 2)}
+
+
+def conditioned(name, points=12):
+    make, dims = KERNELS[name]
+    x, y = uniform(points, dims), draw(points, 2)
+    y[0, 1] = float("nan")
+    model = gp_orff.VectorFieldGP(make())
+    model.likelihood.noise = 0.2
+    return model.condition(x, y, missing="mask", merge=0)
+
+
+def parts(model):
+    kernel, likelihoods = model.kernel, model.state.likelihoods
+    coordinates = Coordinates(kernel, *likelihoods.values())
+    return model.state.inference, kernel, likelihoods, coordinates
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_is_the_sum_of_its_components(name):
+    """Σ_j π_j ∂K/∂π_j over all learned spectra, and the terms without one."""
+    make, dims = KERNELS[name]
+    kernel, x = make(), uniform(4, dims, seed=5)
+    total = sum(own.weights[j] * part(x).to_dense() for own, j, part in components(kernel))
+    if name == "time":
+        total = total + kernel.kernels[1](x).to_dense()
+    assert torch.allclose(total, kernel(x).to_dense(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_information_is_that_of_differences(name):
+    """½ tr(K⁻¹ ∂_iK K⁻¹ ∂_jK) with central differences of the dense covariance, plus the prior."""
+    model = conditioned(name)
+    inference, kernel, likelihoods, coordinates = parts(model)
+    u = coordinates.get()
+
+    def covariance(at):
+        coordinates.set(at)
+        with torch.no_grad():
+            return inference.covariance(kernel, noises_of(kernel, likelihoods)).numpy()
+
+    inverse = np.linalg.inv(covariance(u))
+    steps = 1e-5 * np.eye(len(u))
+    slopes = [inverse @ (covariance(u + s) - covariance(u - s)) / 2e-5 for s in steps]
+    expected = 0.5 * np.array([[np.sum(a * b.T) for b in slopes] for a in slopes])
+    for i, part in zip(range(len(u)), _by_element(coordinates), strict=True):
+        expected[i, i] += part.scale**2 if part.name.endswith("shape") else 0.0
+    coordinates.set(u)
+    actual = Information(inference, kernel, likelihoods, coordinates)()
+    assert np.allclose(actual, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    assert np.array_equal(coordinates.get(), u)
+
+
+def _by_element(coordinates):
+    return [part for part in coordinates.parts for _ in range(part.parameter.numel())]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_covariance_is_that_of_the_numbers(name):
+    make, dims = KERNELS[name]
+    x, kernel = uniform(7, dims), make()
+    model = gp_orff.VectorFieldGP(kernel)
+    model.likelihood.noise = 0.2
+    model.condition(x, draw(7, 2), merge=0)
+    inference, _, likelihoods, _ = parts(model)
+    prior = kernel(x).to_dense()
+    assert torch.allclose(inference.prior_covariance(kernel), prior, atol=1e-12)
+    actual = inference.covariance(kernel, noises_of(kernel, likelihoods))
+    assert torch.allclose(actual, prior + 0.2 * torch.eye(14).double(), atol=1e-12)
+
+
+class Hill:
+    """−½ uᵀ A u + bᵀ u in a parameter, to be climbed from zero."""
+
+    def __init__(self, coupling=0.0):
+        self.module = gp_orff.LearnedSpectrumKernel(5).double()
+        self.module.raw_lengthscale.requires_grad_(False)
+        self.matrix = torch.diag(torch.tensor([1.0, 10.0, 100.0, 0.0]).double())
+        self.matrix[0, 2] = self.matrix[2, 0] = coupling
+        self.slope = torch.tensor([1.0, 5.0, 20.0, 0.0]).double()
+
+    def __call__(self):
+        u = self.module.shape
+        return -0.5 * u @ self.matrix @ u + self.slope @ u
+
+
+def test_steps_reach_a_maximum():
+    """Of a parabola with a flat direction; and its curvature is kept."""
+    hill = Hill()
+    search = Search(Coordinates(hill.module))
+    score(search, hill, information=hill.matrix.numpy, num_values=10, iterations=30)
+    assert hill.module.shape.tolist() == pytest.approx([1.0, 0.5, 0.2, 0.0], abs=0.02)
+    assert search.value * 10 == pytest.approx(0.5 + 1.25 + 2.0, abs=0.01)
+    assert search.gained == pytest.approx(3.75, abs=0.01)
+    assert search.evaluations < 10
+    inverse = 10 / (hill.matrix.diagonal().numpy() + 1e-3)
+    assert np.allclose(search.inverse_hessian, np.diag(inverse))
+
+
+def test_a_coordinate_stays_at_its_bound():
+    """And the others go where the objective is largest with it."""
+    hill = Hill(coupling=5.0)
+    search = Search(Coordinates(hill.module))
+    search.coordinates.high[2] = 0.1
+    score(search, hill, information=hill.matrix.numpy, num_values=10, iterations=30)
+    assert hill.module.shape.tolist() == pytest.approx([0.5, 0.5, 0.1, 0.0], abs=0.02)
+
+
+def test_steps_that_fail_are_shortened():
+    """With an information that is far too small."""
+    hill = Hill()
+    search = Search(Coordinates(hill.module))
+    score(search, hill, information=lambda: 0.3 * np.eye(4), num_values=10, iterations=60)
+    assert search.value * 10 > 3.3  # of 3.75
+
+
+def test_one_evaluation_is_no_step():
+    """The last that a grid may take; the search stays where it is."""
+    hill = Hill()
+    search = Search(Coordinates(hill.module))
+    score(search, hill, information=hill.matrix.numpy, num_values=10, evaluations=1)
+    assert search.evaluations == 1
+    assert not hill.module.shape.any()
+
+
+def test_fits_take_few_evaluations():
+    x = uniform(25, 2)
+    y = torch.cos(6 * x[:, :1]) * torch.tensor([1.0, 0.3]).double() + 0.2 * draw(25, 2)
+    kernel = gp_orff.HelmholtzKernel(gp_orff.LearnedSpectrumKernel(6), num_dims=2)
+    model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
+    assert sum(stage.evaluations for stage in model.report.stages) <= 80
+    model.zero_grad()
+    prior = sum(p.log_prob(of(own)).sum() for _, own, p, of, _ in kernel.named_priors())
+    (model.log_marginal_likelihood() + prior).backward()
+    for name, parameter in kernel.named_parameters():
+        if name.endswith("shape"):
+            assert parameter.grad.abs().max() < 0.5  # nats a standard deviation of the prior
+
+
+def test_noise_has_a_prior_beside_learned_spectra():
+    """log σ² ~ N(log 0.1 v, 3²), up to a constant; without a learned spectrum none."""
+    model = conditioned("helmholtz")
+    survey = model.state.data.survey
+    found = {}
+    for value in (0.2, 2.0):
+        model.likelihood.noise = value
+        found[value] = log_prior_of_noise(model.kernel, model.state.likelihoods, survey).item()
+
+    def density(value):
+        return -0.5 * (np.log(value / (0.1 * spread)) / 3) ** 2
+
+    spread = np.average(
+        [group.y.numpy().var(axis=0).mean() for group in survey.sample],
+        weights=[group.y.numel() for group in survey.sample],
+    )
+    assert found == pytest.approx({value: density(value) for value in found})
+    plain = gp_orff.HelmholtzKernel(num_dims=2)
+    assert log_prior_of_noise(plain, model.state.likelihoods, survey) == 0.0

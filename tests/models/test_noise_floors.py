@@ -1,0 +1,56 @@
+"""Data without noise: error bars are not rounding, and hold."""
+
+import pytest
+import torch
+
+import gp_orff
+from tests.support.fields import draw, swirl, unit_cube
+
+X, XS = unit_cube(40), unit_cube(200, seed=9)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9])
+def test_error_bars_without_noise_hold(unit):
+    """A smooth field is met to 1e-4 of its spread; no variance is zero, in any unit."""
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+    model.fit(X, unit * swirl(X), progress=False)
+    field = model.posterior()
+    error, variance = field.mean(XS) - unit * swirl(XS), field.variance(XS)
+    assert (variance > 0).all()
+    assert (error.square() <= 1.96**2 * variance).double().mean() > 0.95
+    assert variance.mean().sqrt() < 2e-2 * unit
+
+
+def test_refits_do_not_wear_the_floor_down():
+    """Each search from where the last one ended; a variance that is set lower is kept possible."""
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+    model.fit(X, swirl(X), progress=False)
+    floor = 1e-8 * swirl(X).var(0, correction=0).mean().item()
+    least = model.likelihood.noise.item()
+    assert 0.999 * floor < least < 1.3 * floor  # the weak prior of the noise draws it upwards
+    model.fit(warm_start=True, progress=False)
+    assert 0.999 * floor < model.likelihood.noise.item() < 1.01 * least
+    model.likelihood.noise = 1e-3 * least
+    model.fit(warm_start=True, progress=False)
+    assert model.likelihood.noise.item() < 0.1 * least
+
+
+def test_every_group_has_a_floor_of_its_own():
+    """Groups whose relative variances differ by 10⁶, none with noise."""
+    first, second = torch.arange(40) < 20, torch.arange(40) >= 20
+    readings = [
+        {"x": X[first], "y": swirl(X[first]), "variances": torch.full((20,), 1e-4)},
+        {"x": X[second], "y": swirl(X[second]), "variances": torch.full((20,), 1e2), "group": "b"},
+    ]
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+    model.fit(readings, progress=False)
+    for likelihood, factor in ((model.likelihood, 1e-4), (model.likelihoods["b"], 1e2)):
+        assert factor * likelihood.noise.item() > 0.99e-8 * swirl(X).var(0).mean().item() / 1.1
+    assert (model.posterior().variance(XS) > 0).all()
+
+
+def test_noise_that_is_there_is_learned():
+    y = swirl(X) + 1e-3 * draw(40, 2)  # a thousandth: the floor is ten times less
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+    model.fit(X, y, progress=False)
+    assert model.likelihood.noise.item() == pytest.approx(1e-6, rel=0.7)
