@@ -90,7 +90,7 @@ class Data(ABC):
         return grid
 
     def to(self, device: torch.device) -> "Data":
-        """The same data on another device."""
+        """These data on another device."""
         survey = replace(self.survey, sample=[part.to(device) for part in self.survey.sample])
         return replace(
             self, survey=survey, symbol_data=tuple(part.to(device) for part in self.symbol_data)
@@ -173,7 +173,7 @@ class Dataset(Data):
         return replace(self, sources=(copies,), numbers_in_memory=self.size)
 
     def counting_memory(self) -> "Dataset":
-        """The same data, with `numbers_in_memory` set: all numbers of arrays, none of iterables of
+        """These data, with `numbers_in_memory` set: all numbers of arrays, none of iterables of
         chunks."""
         arrays = not any(hasattr(source, "chunks") for source in self.sources)
         return replace(self, numbers_in_memory=self.size if arrays else 0)
@@ -194,7 +194,7 @@ class Dataset(Data):
         )._merge_pieces()
 
     def _merge_pieces(self) -> "Dataset":
-        """The same data; many small pieces in memory are concatenated."""
+        """These data; many small pieces in memory are concatenated."""
         if len(self.sources) <= MOST_PIECES or not all(
             isinstance(source, InMemory) for source in self.sources
         ):
@@ -230,7 +230,7 @@ class Dataset(Data):
         return selected.split([len(part) for part in wanted])
 
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], elbo_correction: float) -> "Dataset":
-        """The same observations with learned weights, one tensor for each part of a visit, and the
+        """These observations with learned weights, one tensor for each part of a visit, and the
         ELBO correction of these weights."""
         return replace(self, weights=tuple(weights), elbo_correction=elbo_correction)
 
@@ -248,11 +248,11 @@ class Dataset(Data):
         return replace(self, sources=sources, survey=survey, weights=weights)
 
     def unweighted(self) -> "Dataset":
-        """The same observations without learned weights."""
+        """These observations without learned weights."""
         return replace(self, weights=None, elbo_correction=0.0)
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same data on another device; chunks move to it when they are visited."""
+        """These data on another device; chunks move to it when they are visited."""
         sources = tuple(
             InMemory([part.to(device) for part in source.parts])
             if isinstance(source, InMemory)

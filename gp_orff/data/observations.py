@@ -54,7 +54,7 @@ class Observations:
         return self._map(lambda tensor: tensor[rows])
 
     def weighted(self, factor: Float[Tensor, "n"]) -> "Observations":
-        """The same observations, with weights multiplied by `factor`."""
+        """These observations, with weights multiplied by `factor`."""
         weight = factor if self.weight is None else self.weight * factor
         return replace(self, weight=weight)
 
@@ -90,7 +90,7 @@ class Observations:
         return noise + self.apply_to_covariance(group.delta.expand(len(self), -1, -1))
 
     def to(self, device: torch.device) -> "Observations":
-        """The same observations on another device."""
+        """These observations on another device."""
         return self._map(lambda tensor: tensor.to(device))
 
     def copied(self) -> "Observations":
@@ -98,7 +98,7 @@ class Observations:
         return replace(self, index=None)._map(lambda tensor: tensor.clone())
 
     def shift_index(self, offset: int) -> "Observations":
-        """The same observations, with `index` shifted by the points before them."""
+        """These observations, with `index` shifted by the points before them."""
         return replace(self, index=self.index + offset)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Observations":

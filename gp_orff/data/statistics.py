@@ -244,7 +244,7 @@ class Statistics:
         return replace(self, phi=phi, moments=tuple(moments), cross=cross)
 
     def to(self, device: torch.device, phi: Columns) -> "Statistics":
-        """The same statistics on another device, where `phi` is."""
+        """These statistics on another device, where `phi` is."""
         moments = tuple(
             Moments(part.gram.to(device), part.column_sum.to(device), part.mass)
             for part in self.moments
@@ -629,7 +629,7 @@ class FieldStatistics:
             )
 
     def to(self, device: torch.device) -> "FieldStatistics":
-        """The same statistics on another `device`."""
+        """These statistics on another `device`."""
         phi = self.phi.to(device)
         groups = {key: group.to(device, phi) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, self.elbo_correction)
@@ -647,7 +647,7 @@ class FieldStatistics:
         return tensors
 
     def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":
-        """The same statistics of columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
+        """These statistics of columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
         groups = {}
         for key, group in self.groups.items():
             moments = tuple(

@@ -184,12 +184,12 @@ class TrackObservations(LinearObservations):
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
 
     def to(self, device: torch.device) -> "TrackObservations":
-        """The same observations on another device."""
+        """These observations on another device."""
         return replace(self, tracks=tuple(track.to(device) for track in self.tracks))
 
     @cached_property
     def condensed(self) -> "TrackObservations":
-        """The same for an exact kernel, with two positions in the place of many of a block.
+        """These observations for an exact kernel: two positions in the place of many of a block.
 
         They are at one standard deviation of its positions on both sides of their mean, along the
         direction in which the positions extend most. Few readings stay as they are.

@@ -395,7 +395,7 @@ class Track:
         )
 
     def to(self, device: torch.device) -> "Track":
-        """The same track on another device."""
+        """This track on another device."""
         parts = (self.x, self.clock, self.block, self.y, self.squares)
         direction, given = (
             None if values is None else values.to(device) for values in (self.direction, self.given)

@@ -27,11 +27,11 @@ class Columns(ABC):
 
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":
-        """The same columns with other tensors: another device or type, or a batch of them."""
+        """These columns with other tensors: another device or type, or a batch of them."""
 
     @abstractmethod
     def to(self, device: torch.device) -> "Columns":
-        """The same columns on another device."""
+        """These columns on another device."""
 
     @abstractmethod
     def select(self, columns: Int[Tensor, "k"]) -> "Columns":
@@ -116,7 +116,7 @@ class Columns(ABC):
         return (sign.unsqueeze(-1) * weights)[..., partner, :]
 
     def detached(self) -> "Columns":
-        """The same columns, detached from the autograd graph."""
+        """These columns, detached from the autograd graph."""
         return self.with_tensors(*(tensor.detach() for tensor in self.tensors))
 
     def gram(self, sums: Tensor) -> Float[Tensor, "*b M M"]:

@@ -44,7 +44,7 @@ class Expansion(ABC):
 
     @abstractmethod
     def general(self) -> "FeatureExpansion":
-        """The same features, listed one by one."""
+        """These features, listed one by one."""
 
     @abstractmethod
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
@@ -59,7 +59,7 @@ class Expansion(ABC):
         """The features of some columns, with their variances multiplied by `variance`."""
 
     def double(self) -> "Expansion":
-        """The same features in float64, or complex128."""
+        """These features in float64, or complex128."""
         dtypes = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
         return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, dtypes, strict=True)))
 
@@ -204,7 +204,7 @@ class FeatureExpansion(Expansion):
         return self.directions.is_complex()
 
     def tilted(self) -> "FeatureExpansion":
-        """The same features, with a tiny ω along its axis in the place of zero.
+        """These features, with a tiny ω along its axis in the place of zero.
 
         Symbols act on these. The potential of a constant cos⟨ω, x⟩ m is linear in x. That of the
         tiny field sin⟨ω, x⟩ m, with m in proportion to ω, is constant.

@@ -26,7 +26,7 @@ class Phases(ABC):
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
-        """The same phases with other tensors."""
+        """These phases with other tensors."""
 
     @abstractmethod
     def select(self, frequencies: Int[Tensor, "k"]) -> "Phases":
@@ -205,7 +205,7 @@ class Projection(ABC):
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device) -> "Projection":
-        """The same vectors on another device."""
+        """These vectors on another device."""
         arrays = self.arrays
         if all(array.device == device for array in arrays.values()):
             return self
@@ -438,7 +438,7 @@ class ProjectedPhases(Phases):
 
 
 def as_range(dims: Sequence[int]) -> Sequence[int]:
-    """The same columns; 0, 1, 2, … as a range, which compares without going through them."""
+    """These columns; 0, 1, 2, … as a range, which compares without going through them."""
     first = range(len(dims))
     return first if tuple(dims) == tuple(first) else dims
 

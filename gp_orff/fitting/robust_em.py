@@ -119,8 +119,8 @@ class EStep:
 
     @torch.no_grad()
     def learned(self, data: Dataset, inference: Inference) -> Dataset:
-        """The same, with the degrees of freedom that are likeliest under that posterior, and with
-        the scale of noise to which nothing is added."""
+        """The data with their expected weights, and with the degrees of freedom that are likeliest
+        under that posterior and the scale of noise to which nothing is added."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         found = list(self._distances(data, inference, posterior))
         found = Tails(self.likelihoods, _is_pure(inference)).learn(found)

@@ -155,7 +155,7 @@ def residual_of_blocks(
 
 
 def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*v"]:
-    """The same covariance in v components that are independent of each other."""
+    """This covariance in v components that are independent of each other."""
     return same_point(matrix, torch.eye(v).to(matrix))
 
 
@@ -184,7 +184,7 @@ def covariance_with_block_means(
     others: Float[Tensor, "m"],
     block: Int[Tensor, "m"],
 ) -> Float[Tensor, "n t"]:
-    """The same for means over blocks of other times."""
+    """The covariance of the noise at some times and of its means over blocks of other times."""
     count, parts = torch.bincount(block).to(clock), []
     for part in clock.split(max(1, _CHUNK // len(others))):
         covariance = slow_covariance(noise, part, others)

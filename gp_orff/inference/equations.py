@@ -611,7 +611,7 @@ class KroneckerDual(NormalEquations):
 
     @property
     def _written_out(self) -> Dual:
-        """The same equations with a row for each value, which can be differentiated."""
+        """These equations with a row for each value, which can be differentiated."""
         return dual_of_vectors(self.expansion, self.x, self.y, self.noise)
 
 

@@ -282,7 +282,7 @@ class ExactInference(Inference):
 
     @cached_property
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
-        """The same, where the changes of the field within sites count as noise of the means."""
+        """The means at all sites, where the changes of the field within these count as noise."""
         means, scatter = self._means
         if self.changes is not None:
             means = _with_changes(means, self._changes_of_sites)

@@ -120,7 +120,7 @@ class Inference(ABC):
 
     @abstractmethod
     def of(self, data: Data) -> "Inference":
-        """The same inference with other data."""
+        """This inference with other data."""
 
     @abstractmethod
     def prepare(self) -> None:

@@ -55,7 +55,7 @@ class Block(NamedTuple):
     tested: Bool[Tensor, "N"]  # of these, the ones that are predicted
 
     def to(self, device: torch.device) -> "Block":
-        """The same block on another device."""
+        """This block on another device."""
         return Block(self.name, self.left_out.to(device), self.tested.to(device))
 
 

@@ -360,7 +360,7 @@ class WeightPosterior(InChunks):
         return self.weights.requires_grad
 
     def detached(self) -> "WeightPosterior":
-        """The same posterior without the graph of the hyperparameters."""
+        """This posterior without the graph of the hyperparameters."""
         expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
         tensors = {
             f.name: getattr(self, f.name).detach()

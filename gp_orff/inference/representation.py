@@ -495,7 +495,8 @@ class Representation:
         return inference if known is None else replace(inference, known=known)
 
     def keeping(self) -> "Representation":
-        """The same with statistics that serve grids for somewhat other lengthscales: one pass."""
+        """This representation with statistics, from one pass, that serve grids for somewhat other
+        lengthscales."""
         rule, margins = self.rule, self._resolution.lengthscales
         box = tuple(  # boxes of other lengthscales are rounded otherwise
             (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
@@ -631,7 +632,7 @@ class Representation:
 
     @torch.no_grad()
     def training_cuts(self) -> dict[GroupKey, float]:
-        """The same on the grids of searches; infinite where there is none within the budget."""
+        """What the grids of searches cut; infinite where there is none within the budget."""
         try:
             inference = self.inference(replace(self.fine(), diagonal_correction=True))
         except GridBudgetError:

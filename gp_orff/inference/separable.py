@@ -53,7 +53,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def detach(self) -> "Blocks":
-        """The same blocks without a graph."""
+        """These blocks without a graph."""
 
 
 class FactoredBlocks(Blocks):

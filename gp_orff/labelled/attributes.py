@@ -205,7 +205,7 @@ class Unit:
         return bool(self.in_metres().powers.get("m"))
 
     def in_metres(self) -> "Unit":
-        """The same unit with metres in the place of all lengths."""
+        """This unit with metres in the place of all lengths."""
         unit = Unit(self.scale, {})
         for symbol, power in self.powers.items():
             if symbol in _METRES:

@@ -311,7 +311,7 @@ class Columns:
         y: Float[np.ndarray, "N p"],
         options: dict[str, np.ndarray],
     ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-        """The same with positions and vectors in the plane."""
+        """These readings with positions and vectors in the plane."""
         places = x[:, self.positions]
         x[:, self.positions] = self.plane.forward(places)
         if self.plane.vectors and len(self.variables) > 1:

@@ -87,7 +87,7 @@ class WeightPaths(Paths):
         return replace(self, theta=self.theta - weights)
 
     def on(self, expansion: Expansion, further: Float[Tensor, "k S"]) -> "WeightPaths":
-        """The same functions by an expansion that has features after those of these paths, which
+        """These functions by an expansion that has features after those of these paths, which
         only potentials have, with drawn weights."""
         return replace(self, expansion=expansion, theta=torch.cat([self.theta, further]))
 

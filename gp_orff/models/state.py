@@ -1,14 +1,15 @@
 """The state of a model: immutable values, replaced as the last step of a call."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from gpytorch.means import Mean
+from gpytorch.means import ConstantMean, Mean, MultitaskMean
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.data.sources import base_means
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import corners
@@ -35,6 +37,7 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
 from gp_orff.inference.iterative_system import ConvergenceError
 from gp_orff.inference.representation import Memo, Representation
+from gp_orff.kernels.learned import learned_spectra
 from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport, trained_names
@@ -69,7 +72,7 @@ class Represented:
         return cls(representation, rule, inference)
 
     def current(self, likelihoods: Mapping[str, Likelihood]) -> "Represented":
-        """The same with other likelihoods, on new frequencies if a lengthscale has left the range
+        """This state with other likelihoods, on new frequencies if a lengthscale has left the range
         of the old ones."""
         representation = replace(self.representation, likelihoods=likelihoods)
         inference, kernel = self.inference, representation.kernel
@@ -326,3 +329,53 @@ def with_groups(
             likelihood = along_directions(likelihood, key.pattern.num_outputs)
         groups[key.label] = deepcopy(likelihood).to(reference)
     return groups
+
+
+@contextmanager
+def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
+    """Set all parameters and buffers back to their values if the block raises, and to whether they
+    are trained; learned spectra to where they end."""
+    held = [*module.parameters(), *module.buffers()]
+    before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
+    curves = learned_spectra(module)
+    continued = [curve.continued for curve in curves]
+    try:
+        yield
+    except BaseException:
+        for tensor, (value, trained) in zip(held, before, strict=True):
+            tensor.data.copy_(value)
+            tensor.requires_grad_(trained)
+        for curve, value in zip(curves, continued, strict=True):
+            curve.continued = value
+        raise
+
+
+def default_mean(num_outputs: int) -> Mean:
+    return MultitaskMean(ConstantMean(), num_outputs) if num_outputs > 1 else ConstantMean()
+
+
+def is_trained(mean: Mean) -> bool:
+    """Whether the mean is a trained constant for every output."""
+    means = base_means(mean)
+    return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
+
+
+def check_mean(mean: Mean, num_outputs: int) -> None:
+    """Raise unless constant means have closed-form values: one for each output, all trained or
+    none, without priors and constraints if trained."""
+    means = base_means(mean)
+    if not all(isinstance(m, ConstantMean) for m in means):
+        return
+    if len(means) != num_outputs:
+        raise ValueError(
+            f"expected a constant mean for each of the kernel's {num_outputs} outputs, got "
+            f"{len(means)}; use MultitaskMean(ConstantMean(), num_tasks={num_outputs})"
+        )
+    trained = {m.raw_constant.requires_grad for m in means}
+    bound = any([*m.named_priors(), *m.named_constraints()] for m in means)
+    if len(trained) > 1 or (bound and True in trained):
+        raise ValueError(
+            "expected constant means without priors and constraints, all trained or none, because "
+            "their best values are computed in closed form; for a Gaussian prior on a constant, "
+            "add the term MultitaskKernel(ConstantKernel(), num_tasks=...) to the kernel"
+        )

@@ -2,8 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -11,7 +10,7 @@ from time import perf_counter
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from gpytorch.means import ConstantMean, Mean, MultitaskMean
+from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
@@ -45,7 +44,6 @@ from gp_orff.inference.left_out import (
 )
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 from gp_orff.kernels.fields import require_field_products
-from gp_orff.kernels.learned import learned_spectra
 from gp_orff.kernels.tree import terms
 from gp_orff.models import storage
 from gp_orff.models.calibration import calibration_of, warn_of_calibration
@@ -54,7 +52,16 @@ from gp_orff.models.derived import take_heights
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport
-from gp_orff.models.state import ModelState, Represented, copied_if_small, with_groups
+from gp_orff.models.state import (
+    ModelState,
+    Represented,
+    check_mean,
+    copied_if_small,
+    default_mean,
+    is_trained,
+    restored_on_failure,
+    with_groups,
+)
 from gp_orff.models.storage import (
     build,
     build_rule,
@@ -67,14 +74,49 @@ from gp_orff.settings import check_calibration
 from gp_orff.symbols.base import Symbol
 from gp_orff.threads import chosen_threads
 
-# The modules of a `VectorFieldGP`: kernel, likelihoods, mean and rule; its state, and files.
-
-
 _KIND = "gp_orff.VectorFieldGP"
 
 
-class FieldModel(torch.nn.Module):
-    """A kernel, the likelihood of every group, a mean and a frequency rule, with the data."""
+class VectorFieldGP(torch.nn.Module):
+    r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten points or ten million.
+
+    `fit` learns the hyperparameters by marginal likelihood, `condition` keeps them as they are, and
+    `posterior` returns the posterior of the field. Small data use the exact kernel. For larger
+    data, one pass computes the sufficient statistics of features on a frequency grid; the cost of
+    training is then independent of N. Training starts with the exact evidence of a small subset of
+    the data, continues on coarse grids and ends on a fine one.
+
+    Hyperparameters, constraints and priors are in the units of x and y; changing the units does not
+    change the results. Computations are in float64. A call that fails leaves the model unchanged.
+
+    Args:
+        kernel: any kernel that `ORFFKernel` accepts. It is trained in place. Each term without an
+            amplitude, such as a bare `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
+            outputscale 1; `model.kernel` is the result.
+        likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
+            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
+        mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
+            flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
+            trained: make a trend a kernel term.
+        frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
+            random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
+            applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
+            learned noise and to the posterior variance. It also adapts `lengthscale_range`.
+
+    Raises:
+        TypeError: an argument that is not a kernel, likelihood or frequency rule.
+        ValueError: kernel, likelihood and mean have different numbers of outputs.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(100, 2)
+        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> model = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False)
+        >>> field = model.posterior()
+        >>> field.mean(x).shape, field.variance(x).shape
+        (torch.Size([100, 2]), torch.Size([100, 2]))
+    """
 
     def __init__(
         self,
@@ -115,6 +157,283 @@ class FieldModel(torch.nn.Module):
         noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
 
+    # learn and condition
+
+    @on_workers
+    def fit(
+        self,
+        x: object = None,
+        y: object = None,
+        *,
+        variances: object = None,
+        noise: object = None,
+        scale_noise: bool = False,
+        directions: object = None,
+        group: object = None,
+        missing: str = "raise",
+        merge: float | None = None,
+        track: object = None,
+        time: object = None,
+        progress: bool = True,
+        warm_start: bool = False,
+    ) -> "VectorFieldGP":
+        """Learn the hyperparameters from observations y at x, condition on them, and return self.
+
+        `x` and `y` replace all data held. Without them, the model learns again from what it holds.
+        Parameters with `requires_grad=False` are not trained. Few data, of at most 120 vectors or
+        as many numbers as these have, learn with weak priors in the units of the data (module
+        `gp_orff.fitting.scoring`), which priors that you register replace, and
+        the posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
+        constant data, which leave the hyperparameters unchanged, for points far from all others,
+        which a frequency grid leaves out, for fewer than 10 numbers a hyperparameter where these
+        are not integrated, for lengthscales below the distances of neighbours, and for a direction
+        of the constant mean on which no observation depends. A `CalibrationWarning` is given where
+        95 % intervals hold too few readings of some blocks.
+
+        Args:
+            x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
+                iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
+                does not grow with their number. A chunk may be a mapping with the keys x, y and, as
+                needed, variances, noise, directions, group, track, time; or a callable without
+                arguments that returns one, and loads it where it is used.
+            variances: relative noise variances (N,), which multiply that of the likelihood; or
+                (N, p), one for each component, with independent noise.
+            noise: in place of `variances`, the noise itself, in squared units of y: a variance of
+                each reading (N,) or component (N, p), or covariances (N, p, p), of readings of one
+                group or of all. What belongs to components that are NaN is ignored. See
+                `KnownNoiseLikelihood`; beside Student-t noise it is the scale of each, and beside
+                `track` (N,) are added to the white variance that is learned.
+            scale_noise: False keeps `noise` as it is; True multiplies it by one factor, which each
+                group learns. `condition`, `update` and others take the factor as it is.
+            directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
+            group: a group name for all observations, or one for each. Each group learns its own
+                noise, `model.likelihoods[name]`; without a name (None, NaN), `model.likelihood`.
+            missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
+            merge: a distance in the units of x, within which the exact kernel merges positions; 0
+                merges none. If None, those that the prior cannot tell apart, where this saves a
+                fifth of the numbers; wider ones, where the field changes less within them than
+                grids truncate. Of small data, records with equal values at one place are copies,
+                which count once, also if they were rounded differently.
+            track: a label for each reading, or one for all: readings of one track share an offset
+                and correlated noise, see `TrackLikelihood`: lines of a survey are levelled, beside
+                `directions` too. A track may go on in later chunks. Its readings stay in memory.
+            time: (N,) times, which increase along each track; dates and durations become seconds.
+                If None, the length of its path.
+            progress: whether to show progress on standard error: a bar in a terminal or notebook,
+                otherwise one line per stage.
+            warm_start: True starts the search from the present hyperparameters, False from values
+                derived from the data. A model that holds only statistics always starts warm.
+            executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
+                client's `get_executor()` or mpi4py's `MPIPoolExecutor`, whose workers read the
+                chunks and return sums; arrays stay here, and so do passes that weigh readings by
+                Student-t noise, or train random frequencies. See `gp_orff.data.passes`.
+            retries: how often a chunk that fails on a worker is tried again.
+            checkpoint: the path of a file (a pickle) with partial sums, from which an interrupted
+                call with the same model and data goes on; deleted when the call has succeeded.
+
+        Raises:
+            TypeError: values are not real numbers.
+            ValueError: data are empty or not finite, or shapes do not fit each other or the kernel.
+            RuntimeError: no x is given, and the model has no data.
+        """
+        if x is None:
+            data = self._held.data
+            warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
+            scale_noise = scale_noise or None  # as before
+        else:
+            options = Options(
+                variances, noise, scale_noise, directions, group, missing, merge, track, time
+            )
+            read = partial(self.counted_once, x, y, options, learning=True)
+        start = perf_counter()
+        with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
+            data = read()
+            if data.varies:
+                state = self._fit_state(data, warm_start, display, scale_noise)
+                state = state.with_posterior(self.mean).with_new_tracks(self.mean)
+            else:
+                _warn_of_constant(data.survey.num_points)
+                state = self._condition_state(self._representation_of(data))
+            state = self._checked(state.with_posterior(self.mean))
+        history = state.history.with_duration(perf_counter() - start, threads)
+        return self._assign_with_posterior(replace(state, history=history))
+
+    @on_workers
+    @chosen_threads()
+    def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
+        """Condition on observations without changing the hyperparameters, and return self.
+
+        The observations replace all data held, including those of `observe`.
+
+        Args:
+            x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
+                `FieldStatistics` made by `statistics` or `statistics_of` of this model.
+            options: arguments of `fit` that describe the data, from `variances` to `time`.
+
+        Raises:
+            TypeError, ValueError: as for `fit`; statistics with other frequencies.
+            RuntimeError: statistics are given to a model without data.
+        """
+        if isinstance(x, FieldStatistics):
+            statistics = self.state.checked(x)
+            data = replace(
+                self.state.statistics_only(), field_statistics=statistics, symbol_data=()
+            )
+            representation = self._representation_of(data)
+            return self._assign_with_posterior(self._condition_state(representation))
+        data, notes = without_far_points(
+            self._counted_once(x, y, Options(**options)), self.frequencies
+        )
+        representation = self._representation_of(data)
+        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
+        representation = e_step.converged(representation)
+        return self._assign_with_posterior(self._condition_state(representation, notes))
+
+    @on_workers
+    @chosen_threads()
+    def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
+        """Add observations to the data held, condition on all of them, and return self.
+
+        The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model
+        changes from the exact kernel to a frequency grid, and to a larger grid, as the data
+        require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
+        so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
+        noise they get weights from the present posterior; `fit()` computes all weights anew.
+
+        Args:
+            x, y, options: as for `condition`.
+
+        Raises:
+            RuntimeError: the model has no data.
+            ValueError: as for `condition`; points outside the domain of the statistics.
+        """
+        state = self.state
+        if isinstance(x, FieldStatistics):
+            data = state.statistics_only()
+            total = data.field_statistics + state.checked(x)
+            representation = self._representation_of(replace(data, field_statistics=total))
+            new, history = self._condition_state(representation), state.history.then("updated")
+            return self._assign(replace(new, mean=state.mean, history=history))
+        return self._assign(state.updated(self.copied(x, y, Options(**options))))
+
+    @chosen_threads()
+    def observe(
+        self,
+        x: Float[Tensor, "m d"],
+        y: Float[Tensor, "m q"],
+        symbol: Symbol,
+        *,
+        noise: float | Float[Tensor, "q"] | Float[Tensor, "q q"],
+    ) -> "VectorFieldGP":
+        """Add observations y = Q(f + μ)(x) + ε of a linear map Q of the field, and return self.
+
+        Q is a `Symbol`: the potential, measured by a tide gauge; the divergence, zero in a region
+        without sources; the component normal to a wall, `Component(normal)`. The posterior and
+        `fit()` combine these observations with those of the field. `fit(x, y)` and
+        `condition(x, y)` discard them; `statistics` and `compare_with_exact` ignore them. Memory
+        grows with m times the number of features: use at most a few thousand observations.
+
+        Args:
+            x: points (m, d).
+            y: observed values (m, q), or (m,) if q = 1.
+            symbol: the map Q, with q outputs; without a `reference`, a potential has a constant.
+            noise: the known variance of ε: a number, one per output (q,), or a covariance (q, q).
+
+        Raises:
+            RuntimeError: the model has no observations of the field.
+            NotImplementedError: the mean is not constant.
+            ValueError: wrong shapes, a symbol that does not exist for this kernel, or noise that is
+                not positive.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1)
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y)
+            >>> before = model.posterior().divergence(x[:3]).stddev
+            >>> _ = model.observe(x, torch.zeros(60), gp_orff.Divergence(), noise=1e-4)
+            >>> bool((model.posterior().divergence(x[:3]).stddev < 0.1 * before).all())
+            True
+        """
+        held = self._held
+        if not is_constant(self.mean):
+            raise NotImplementedError(
+                "observations of symbols expect a constant mean, got "
+                f"{type(self.mean).__name__}: make the trend a term of the kernel"
+            )
+        symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
+        held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
+        state = held.current(self.kernel, self._every_likelihood)
+        return self._assign_with_posterior(state.observing(symbol_data))
+
+    # what follows from the data
+
+    @chosen_threads()
+    def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
+        """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data.
+
+        With `marginalize` error bars count what few readings leave open of the hyperparameters: the
+        posterior is a mixture of those under draws of all of them, whose importance weights follow
+        from the restricted likelihood and the weak priors of `fit`, or those that are registered.
+        They are drawn until error bars are known to 2 %; the report has their effective number and
+        the Pareto k of the weights. False takes the learned values as known. None integrates after
+        a `fit` to at most 120 vectors, and to up to 200 numbers with a `LearnedSpectrumKernel`.
+
+        Kernels with a learned spectrum or with trained matrices of outputs, and readings along
+        tracks, take 32 draws about the learned values instead. ValueError for more than 1200
+        numbers, and for features, whose hyperparameters are taken as known.
+        """
+        return FieldPosterior(self._snapshot(marginalize))
+
+    @chosen_threads()
+    def log_marginal_likelihood(self) -> Float[Tensor, ""]:
+        """Return the log marginal likelihood log p(y) of all data, a scalar (0-d), in nats.
+
+        Hyperparameter priors are not included. Under Student-t noise it is a lower bound (ELBO). It
+        has gradients unless the model holds nothing but statistics of random features.
+        """
+        state = self.state
+        frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
+            state.data.field_statistics.phi, LatticeColumns
+        )  # random frequencies move with the lengthscales, their statistics do not
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
+            return state.log_marginal_likelihood()
+
+    @property
+    @chosen_threads()
+    def statistics(self) -> FieldStatistics:
+        """The sufficient statistics of the data, as a `FieldStatistics`.
+
+        On a grid they are valid for lengthscales from 0.7 to 1.4 times the present ones, and in the
+        default domain of `Grid`: the box of the data with a margin.
+        """
+        return self.state.statistics_only().field_statistics
+
+    @on_workers
+    @chosen_threads()
+    def statistics_of(
+        self,
+        x: object,
+        y: object = None,
+        **options: object,
+    ) -> FieldStatistics:
+        """The sufficient statistics of given observations, to add to `statistics` or to subtract.
+
+        `x`, `y` and `options` are those of `fit`; RuntimeError if the model has no data, ValueError
+        for points outside the domain of `statistics`. The model is not changed. Copies of it, such
+        as workers that read parts of the data, make statistics that add exactly.
+
+        Under Student-t noise, observations that the model holds have the weights it gave them, so
+        that subtracting removes them exactly. Other observations get weights from the present
+        posterior. So do all observations if the model holds only statistics.
+        """
+        state = self.state
+        held = state.statistics_only()
+        new = state.weighted(self.copied(x, y, Options(**options)), state.data)
+        held.require(new.box)
+        require_none(new.tracks)
+        return new.statistics(held.field_statistics.phi)
+
     @property
     def report(self) -> FitReport:
         """A `FitReport`: what the model holds and how it was fitted; `print` shows it as text."""
@@ -123,291 +442,7 @@ class FieldModel(torch.nn.Module):
         self._snapshot()
         return self.state.report(self.mean)
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Save the model to one file at `path`.
-
-        The file has the data, with the weights of Student-t noise, or their `statistics`, whichever
-        take fewer bytes; an exact kernel, tracks, a `HarmonicKernel` and random frequencies that
-        outnumber the observed values need the data. A loaded model predicts, is updated and is
-        fitted again as the saved one; of statistics, for lengthscales and in a domain as
-        `statistics` has them. The new file replaces an old one only when it is complete.
-        `torch.load(path, weights_only=True)` reads the file too.
-        """
-        content = {
-            "kernel": describe(self.kernel),
-            "likelihood": describe(self.likelihood),
-            "likelihoods": {name: describe(noise) for name, noise in self.likelihoods.items()},
-            "mean": describe(self.mean),
-            "frequencies": describe_rule(self.frequencies),
-            "fit": None if self._assigned is None else pack_state(self.state),
-        }
-        storage.write(path, _KIND, content)
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike,
-        kernel: Kernel | None = None,
-        *,
-        likelihood: Likelihood | None = None,
-        mean: Mean | None = None,
-        frequencies: Rule | None = None,
-    ) -> "VectorFieldGP":
-        """Load a saved model, on the CPU.
-
-        Args:
-            path: the file.
-            kernel, likelihood, mean, frequencies: parts of the saved model, built as they were for
-                it; needed only where their classes, constraints or priors are neither gpytorch's
-                nor this package's.
-
-        Raises:
-            FileNotFoundError: no file at `path`.
-            ValueError: a file that is damaged or newer than this package; a part that the file
-                cannot describe and that is not given, or another one than was saved.
-
-        Example:
-            >>> import gp_orff, os, tempfile, torch
-            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
-            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
-            >>> path = os.path.join(tempfile.mkdtemp(), "field.pt")
-            >>> model.save(path)
-            >>> loaded = gp_orff.VectorFieldGP.load(path)
-            >>> bool(loaded.log_marginal_likelihood().isclose(model.log_marginal_likelihood()))
-            True
-        """
-        content = storage.read(path, _KIND)
-        template = None if kernel is None else with_amplitude(kernel)
-        model = cls(
-            build(content["kernel"], template, "kernel"),
-            likelihood=build(content["likelihood"], likelihood, "likelihood"),
-            mean=build(content["mean"], mean, "mean"),
-            frequencies=build_rule(content["frequencies"], frequencies),
-        )
-        for label, description in content["likelihoods"].items():
-            model.likelihoods[label] = build(description, None, "likelihood")
-        if content["fit"] is not None:
-            parts = model.kernel, model._every_likelihood, model.frequencies
-            model._assign(unpack_state(content["fit"], *parts))
-        return model
-
-    def get_extra_state(self) -> Float[Tensor, "k"]:
-        """What a fit has learned with weak priors, for `state_dict`: while the hyperparameters stay
-        as they are, `condition` gives a posterior that integrates over them, as the fit does. Empty
-        without such a fit."""
-        return torch.empty(0) if self._learned is None else self._learned
-
-    def set_extra_state(self, state: Float[Tensor, "k"]) -> None:
-        self._learned = state.double().cpu() if len(state) else None
-
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        state_dict.setdefault(prefix + "_extra_state", torch.empty(0))  # of earlier versions
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _hyperparameters(self) -> Float[Tensor, "k"]:
-        """Raw parameters of the kernel and all likelihoods, and a fixed mean."""
-        modules, mean = [self.kernel, *self._every_likelihood.values()], self._fixed_mean
-        values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
-        return torch.cat(values if mean is None else [*values, mean.double()]).cpu()
-
-    @property
-    def _every_likelihood(self) -> dict[str, Likelihood]:
-        """The likelihoods of all groups, with that of observations without a group name."""
-        return {DEFAULT: self.likelihood, **self.likelihoods}
-
-    @property
-    def _held(self) -> ModelState:
-        """The state as it was assigned last."""
-        if self._assigned is None:
-            raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
-        return self._assigned
-
-    @property
-    def state(self) -> ModelState:
-        """The state, on frequencies that fit the present kernel and hyperparameters."""
-        self._assigned = self._held.current(self.kernel, self._every_likelihood)
-        return self._assigned
-
-    def _assign(self, state: ModelState) -> "FieldModel":
-        """Assign a new state, the last step of a call."""
-        for label, likelihood in state.likelihoods.items():
-            if label == DEFAULT:
-                self.likelihood = likelihood
-            else:
-                self.likelihoods[label] = likelihood
-        self._assigned = state
-        self._learned = self._hyperparameters() if state.history.weak_priors else None
-        return self
-
-    def _assign_with_posterior(self, state: ModelState) -> "FieldModel":
-        """Compute the posterior and assign the state; a failure leaves the model as it was."""
-        snapshot = self._assign(state.with_posterior(self.mean))._snapshot()
-        if snapshot.fixed_mean is None:
-            _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())
-        return self
-
-    def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
-        """A snapshot of the present model; sets a trained constant mean to its best value.
-        `marginalize`: as for `posterior`."""
-        snapshot = self.state.snapshot(self.mean)
-        if is_trained(self.mean):
-            for mean, value in zip(base_means(self.mean), snapshot.constant, strict=True):
-                mean.initialize(constant=value)
-        return snapshot if marginalize is None else self.state.snapshot(self.mean, marginalize)
-
-    def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
-        """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
-        are chosen anew."""
-        self.double()
-        spans = {} if learning else spans_of(self._every_likelihood)
-        reader = Reader(self.kernel, self.mean, self.num_outputs)
-        chunked = y is None
-        source = Chunks(reader, x, options, show_pass) if chunked else Arrays(reader, x, y, options)
-        num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
-        data = Dataset.of(source, num_points, spans)
-        if learning:
-            check_repeated(data.tracks)
-        return data
-
-    def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
-        """Data as by `_read`, with a copy of small arrays that the caller cannot change."""
-        data = self._read(x, y, options, learning)
-        data = replace(data, repeats=Repeats(options.merge))
-        return data if y is None else copied_if_small(data)
-
-    def counted_once(
-        self, x: object, y: object, options: Options, learning: bool = False
-    ) -> Dataset:
-        """Data as by `copied`, of which small arrays count copies of records once."""
-        data = self.copied(x, y, options, learning)
-        single = y is not None and data.is_small and not data.tracks
-        return without_copies(data) if single else data
-
-    def _representation_of(self, data: Data) -> Representation:
-        """Choose a representation for data, at the present hyperparameters."""
-        take_heights(self.kernel, data)
-        likelihoods = with_groups(self._every_likelihood, data, self.kernel)
-        representation = Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
-        warn_of_left_out(data, representation.data)
-        return representation
-
-    def _condition_state(
-        self, representation: Representation, notes: Sequence[str] = ()
-    ) -> ModelState:
-        """The state of a model that is conditioned at the present hyperparameters."""
-        history = History("conditioned") if self._assigned is None else self._assigned.history
-        learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
-        history = replace(history.conditioned, weak_priors=learned).with_notes(notes)
-        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
-
-    def _fit_state(
-        self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
-    ) -> ModelState:
-        """Learn the hyperparameters from data; the state of the fitted model. `scale_noise`: learn
-        the factor of known noise, or keep it at one; None, as before."""
-        take_heights(self.kernel, data, anew=not warm_start)
-        likelihoods = with_groups(self._every_likelihood, data, self.kernel)
-        remember_all(likelihoods, data)
-        if scale_noise is not None:
-            learn_scales(likelihoods, data, scale_noise)
-        parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
-        result = fit(*parts, data, warm_start, progress)
-        return ModelState.of(Represented.of(result.representation), result.mean, result.history)
-
-    @property
-    def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """The constant mean if it is not trained, zero beside a mean that is not constant; None for
-        a trained constant mean."""
-        if is_trained(self.mean):
-            return None
-        means = base_means(self.mean)
-        fixed = torch.zeros(self.num_outputs).to(next(self.kernel.parameters()))
-        if is_constant(self.mean) and len(means) == self.num_outputs:
-            constants = [getattr(m, "constant", fixed[0]).detach() for m in means]
-            fixed = torch.stack([value.reshape(()) for value in constants])
-        return fixed
-
-    def _apply(self, fn, recurse=True):
-        """`.to(device)` moves the data too."""
-        before = next(self.kernel.parameters()).device
-        super()._apply(fn, recurse)
-        device = next(self.kernel.parameters()).device
-        if self._assigned is not None and device != before:
-            self._assigned = self._assigned.to(device)
-        return self
-
-
-def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
-    """Warn of directions of the constant mean of which the data say nothing."""
-    if not len(unknown):
-        return
-    signs = unknown.gather(-1, unknown.abs().argmax(-1, keepdim=True)).sign()
-    along = [", ".join(f"{v:.3g}" for v in vector) for vector in (signs * unknown + 0.0).tolist()]
-    words = " and ".join(f"({vector})" for vector in along)
-    warnings.warn(
-        f"no observation depends on the constant mean of the outputs along {words}: it is "
-        "taken as zero there; observe other components or directions, or give a mean "
-        "that is known, such as mean=gpytorch.means.ZeroMean()",
-        DataWarning,
-        stacklevel=3,
-    )
-
-
-@contextmanager
-def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
-    """Set all parameters and buffers back to their values if the block raises, and to whether they
-    are trained; learned spectra to where they end."""
-    held = [*module.parameters(), *module.buffers()]
-    before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
-    curves = learned_spectra(module)
-    continued = [curve.continued for curve in curves]
-    try:
-        yield
-    except BaseException:
-        for tensor, (value, trained) in zip(held, before, strict=True):
-            tensor.data.copy_(value)
-            tensor.requires_grad_(trained)
-        for curve, value in zip(curves, continued, strict=True):
-            curve.continued = value
-        raise
-
-
-def default_mean(num_outputs: int) -> Mean:
-    return MultitaskMean(ConstantMean(), num_outputs) if num_outputs > 1 else ConstantMean()
-
-
-def is_trained(mean: Mean) -> bool:
-    """Whether the mean is a trained constant for every output."""
-    means = base_means(mean)
-    return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
-
-
-def check_mean(mean: Mean, num_outputs: int) -> None:
-    """Raise unless constant means have closed-form values: one for each output, all trained or
-    none, without priors and constraints if trained."""
-    means = base_means(mean)
-    if not all(isinstance(m, ConstantMean) for m in means):
-        return
-    if len(means) != num_outputs:
-        raise ValueError(
-            f"expected a constant mean for each of the kernel's {num_outputs} outputs, got "
-            f"{len(means)}; use MultitaskMean(ConstantMean(), num_tasks={num_outputs})"
-        )
-    trained = {m.raw_constant.requires_grad for m in means}
-    bound = any([*m.named_priors(), *m.named_constraints()] for m in means)
-    if len(trained) > 1 or (bound and True in trained):
-        raise ValueError(
-            "expected constant means without priors and constraints, all trained or none, because "
-            "their best values are computed in closed form; for a Gaussian prior on a constant, "
-            "add the term MultitaskKernel(ConstantKernel(), num_tasks=...) to the kernel"
-        )
-
-
-# `ValidatedModel`: methods of a model that compare readings with predictions from others.
-
-
-class ValidatedModel(FieldModel):
-    """A model that predicts readings of its own data from the others."""
+    # observations predicted from the others
 
     @chosen_threads()
     def leave_one_out(
@@ -563,14 +598,126 @@ class ValidatedModel(FieldModel):
         parts = self.kernel, state.e_step.noises, self._fixed_mean
         return track_offsets(state.inference, *parts, tracks[group])
 
-    def _checked(self, state: ModelState) -> ModelState:
-        """The state, with a note and a warning if error bars do not hold on left-out blocks."""
-        calibrated = check_calibration.on() and state.data.varies
-        calibration = calibration_of(state, self.mean) if calibrated else None
-        if calibration is None or not calibration.note:
-            return state
-        warn_of_calibration(calibration)
-        return replace(state, history=state.history.with_notes([calibration.note]))
+    # files
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Save the model to one file at `path`.
+
+        The file has the data, with the weights of Student-t noise, or their `statistics`, whichever
+        take fewer bytes; an exact kernel, tracks, a `HarmonicKernel` and random frequencies that
+        outnumber the observed values need the data. A loaded model predicts, is updated and is
+        fitted again as the saved one; of statistics, for lengthscales and in a domain as
+        `statistics` has them. The new file replaces an old one only when it is complete.
+        `torch.load(path, weights_only=True)` reads the file too.
+        """
+        content = {
+            "kernel": describe(self.kernel),
+            "likelihood": describe(self.likelihood),
+            "likelihoods": {name: describe(noise) for name, noise in self.likelihoods.items()},
+            "mean": describe(self.mean),
+            "frequencies": describe_rule(self.frequencies),
+            "fit": None if self._assigned is None else pack_state(self.state),
+        }
+        storage.write(path, _KIND, content)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        kernel: Kernel | None = None,
+        *,
+        likelihood: Likelihood | None = None,
+        mean: Mean | None = None,
+        frequencies: Rule | None = None,
+    ) -> "VectorFieldGP":
+        """Load a saved model, on the CPU.
+
+        Args:
+            path: the file.
+            kernel, likelihood, mean, frequencies: parts of the saved model, built as they were for
+                it; needed only where their classes, constraints or priors are neither gpytorch's
+                nor this package's.
+
+        Raises:
+            FileNotFoundError: no file at `path`.
+            ValueError: a file that is damaged or newer than this package; a part that the file
+                cannot describe and that is not given, or another one than was saved.
+
+        Example:
+            >>> import gp_orff, os, tempfile, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> path = os.path.join(tempfile.mkdtemp(), "field.pt")
+            >>> model.save(path)
+            >>> loaded = gp_orff.VectorFieldGP.load(path)
+            >>> bool(loaded.log_marginal_likelihood().isclose(model.log_marginal_likelihood()))
+            True
+        """
+        content = storage.read(path, _KIND)
+        template = None if kernel is None else with_amplitude(kernel)
+        model = cls(
+            build(content["kernel"], template, "kernel"),
+            likelihood=build(content["likelihood"], likelihood, "likelihood"),
+            mean=build(content["mean"], mean, "mean"),
+            frequencies=build_rule(content["frequencies"], frequencies),
+        )
+        for label, description in content["likelihoods"].items():
+            model.likelihoods[label] = build(description, None, "likelihood")
+        if content["fit"] is not None:
+            parts = model.kernel, model._every_likelihood, model.frequencies
+            model._assign(unpack_state(content["fit"], *parts))
+        return model
+
+    def get_extra_state(self) -> Float[Tensor, "k"]:
+        """What a fit has learned with weak priors, for `state_dict`: while the hyperparameters stay
+        as they are, `condition` gives a posterior that integrates over them, as the fit does. Empty
+        without such a fit."""
+        return torch.empty(0) if self._learned is None else self._learned
+
+    def set_extra_state(self, state: Float[Tensor, "k"]) -> None:
+        self._learned = state.double().cpu() if len(state) else None
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        state_dict.setdefault(prefix + "_extra_state", torch.empty(0))  # of earlier versions
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    # reading of arguments
+
+    def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
+        """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
+        are chosen anew."""
+        self.double()
+        spans = {} if learning else spans_of(self._every_likelihood)
+        reader = Reader(self.kernel, self.mean, self.num_outputs)
+        chunked = y is None
+        source = Chunks(reader, x, options, show_pass) if chunked else Arrays(reader, x, y, options)
+        num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
+        data = Dataset.of(source, num_points, spans)
+        if learning:
+            check_repeated(data.tracks)
+        return data
+
+    def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
+        """The data that `x`, `y` and `options` describe, with a copy of small arrays, which the
+        caller cannot change; with `learning`, the blocks of tracks are chosen anew."""
+        data = self._read(x, y, options, learning)
+        data = replace(data, repeats=Repeats(options.merge))
+        return data if y is None else copied_if_small(data)
+
+    def _counted_once(
+        self, x: object, y: object, options: Options, learning: bool = False
+    ) -> Dataset:
+        """Data as by `copied`, of which small arrays count copies of records once."""
+        data = self.copied(x, y, options, learning)
+        single = y is not None and data.is_small and not data.tracks
+        return without_copies(data) if single else data
+
+    def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
+        """Data as by `_counted_once`, in memory, whose observations have an `index`."""
+        read = self._read(x, y, options)
+        sources = (InMemory(list(read.visit())),)
+        data = replace(read, sources=sources, repeats=Repeats(options.merge))
+        return without_copies(data) if data.is_small else data
 
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset
@@ -585,12 +732,136 @@ class ValidatedModel(FieldModel):
             for part in plain.visit()
         ]
 
-    def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
-        """Data as by `counted_once`, in memory, whose observations have an `index`."""
-        read = self._read(x, y, options)
-        sources = (InMemory(list(read.visit())),)
-        data = replace(read, sources=sources, repeats=Repeats(options.merge))
-        return without_copies(data) if data.is_small else data
+    # state
+
+    @property
+    def state(self) -> ModelState:
+        """The state, on frequencies that fit the present kernel and hyperparameters."""
+        self._assigned = self._held.current(self.kernel, self._every_likelihood)
+        return self._assigned
+
+    @property
+    def _held(self) -> ModelState:
+        """The state as it was assigned last."""
+        if self._assigned is None:
+            raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
+        return self._assigned
+
+    @property
+    def _every_likelihood(self) -> dict[str, Likelihood]:
+        """The likelihoods of all groups, with that of observations without a group name."""
+        return {DEFAULT: self.likelihood, **self.likelihoods}
+
+    @property
+    def _fixed_mean(self) -> Float[Tensor, "p"] | None:
+        """The constant mean if it is not trained, zero beside a mean that is not constant; None for
+        a trained constant mean."""
+        if is_trained(self.mean):
+            return None
+        means = base_means(self.mean)
+        fixed = torch.zeros(self.num_outputs).to(next(self.kernel.parameters()))
+        if is_constant(self.mean) and len(means) == self.num_outputs:
+            constants = [getattr(m, "constant", fixed[0]).detach() for m in means]
+            fixed = torch.stack([value.reshape(()) for value in constants])
+        return fixed
+
+    def _hyperparameters(self) -> Float[Tensor, "k"]:
+        """Raw parameters of the kernel and all likelihoods, and a fixed mean."""
+        modules, mean = [self.kernel, *self._every_likelihood.values()], self._fixed_mean
+        values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
+        return torch.cat(values if mean is None else [*values, mean.double()]).cpu()
+
+    def _representation_of(self, data: Data) -> Representation:
+        """Choose a representation for data, at the present hyperparameters."""
+        take_heights(self.kernel, data)
+        likelihoods = with_groups(self._every_likelihood, data, self.kernel)
+        representation = Representation.of(self.kernel, likelihoods, self.frequencies, data).mended
+        warn_of_left_out(data, representation.data)
+        return representation
+
+    def _condition_state(
+        self, representation: Representation, notes: Sequence[str] = ()
+    ) -> ModelState:
+        """The state of a model that is conditioned at the present hyperparameters."""
+        history = History("conditioned") if self._assigned is None else self._assigned.history
+        learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
+        history = replace(history.conditioned, weak_priors=learned).with_notes(notes)
+        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
+
+    def _fit_state(
+        self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
+    ) -> ModelState:
+        """Learn the hyperparameters from data; the state of the fitted model. `scale_noise`: learn
+        the factor of known noise, or keep it at one; None, as before."""
+        take_heights(self.kernel, data, anew=not warm_start)
+        likelihoods = with_groups(self._every_likelihood, data, self.kernel)
+        remember_all(likelihoods, data)
+        if scale_noise is not None:
+            learn_scales(likelihoods, data, scale_noise)
+        parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
+        result = fit(*parts, data, warm_start, progress)
+        return ModelState.of(Represented.of(result.representation), result.mean, result.history)
+
+    def _checked(self, state: ModelState) -> ModelState:
+        """The state, with a note and a warning if error bars do not hold on left-out blocks."""
+        calibrated = check_calibration.on() and state.data.varies
+        calibration = calibration_of(state, self.mean) if calibrated else None
+        if calibration is None or not calibration.note:
+            return state
+        warn_of_calibration(calibration)
+        return replace(state, history=state.history.with_notes([calibration.note]))
+
+    def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
+        """A snapshot of the present model; sets a trained constant mean to its best value.
+        `marginalize`: as for `posterior`."""
+        snapshot = self.state.snapshot(self.mean)
+        if is_trained(self.mean):
+            for mean, value in zip(base_means(self.mean), snapshot.constant, strict=True):
+                mean.initialize(constant=value)
+        return snapshot if marginalize is None else self.state.snapshot(self.mean, marginalize)
+
+    def _assign(self, state: ModelState) -> "VectorFieldGP":
+        """Assign a new state, the last step of a call."""
+        for label, likelihood in state.likelihoods.items():
+            if label == DEFAULT:
+                self.likelihood = likelihood
+            else:
+                self.likelihoods[label] = likelihood
+        self._assigned = state
+        self._learned = self._hyperparameters() if state.history.weak_priors else None
+        return self
+
+    def _assign_with_posterior(self, state: ModelState) -> "VectorFieldGP":
+        """Compute the posterior and assign the state; a failure leaves the model as it was."""
+        snapshot = self._assign(state.with_posterior(self.mean))._snapshot()
+        if snapshot.fixed_mean is None:
+            _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())
+        return self
+
+    def _apply(self, fn, recurse=True):
+        """`.to(device)` moves the data too."""
+        before = next(self.kernel.parameters()).device
+        super()._apply(fn, recurse)
+        device = next(self.kernel.parameters()).device
+        if self._assigned is not None and device != before:
+            self._assigned = self._assigned.to(device)
+        return self
+
+
+def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
+    """Warn of directions of the constant mean of which the data say nothing."""
+    if not len(unknown):
+        return
+    signs = unknown.gather(-1, unknown.abs().argmax(-1, keepdim=True)).sign()
+    along = [", ".join(f"{v:.3g}" for v in vector) for vector in (signs * unknown + 0.0).tolist()]
+    words = " and ".join(f"({vector})" for vector in along)
+    warnings.warn(
+        f"no observation depends on the constant mean of the outputs along {words}: it is "
+        "taken as zero there; observe other components or directions, or give a mean "
+        "that is known, such as mean=gpytorch.means.ZeroMean()",
+        DataWarning,
+        stacklevel=3,
+    )
 
 
 def _are_all(read: Sequence[Observations], data: Data) -> bool:
@@ -600,324 +871,6 @@ def _are_all(read: Sequence[Observations], data: Data) -> bool:
         a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
         for a, b in zip(read, held, strict=True)
     )
-
-
-# `VectorFieldGP`: a vector field learned from data, with uncertainty.
-
-
-class VectorFieldGP(ValidatedModel):
-    r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten points or ten million.
-
-    `fit` learns the hyperparameters by marginal likelihood, `condition` keeps them as they are, and
-    `posterior` returns the posterior of the field. Small data use the exact kernel. For larger
-    data, one pass computes the sufficient statistics of features on a frequency grid; the cost of
-    training is then independent of N. Training starts with the exact evidence of a small subset of
-    the data, continues on coarse grids and ends on a fine one.
-
-    Hyperparameters, constraints and priors are in the units of x and y; changing the units does not
-    change the results. Computations are in float64. A call that fails leaves the model unchanged.
-
-    Args:
-        kernel: any kernel that `ORFFKernel` accepts. It is trained in place. Each term without an
-            amplitude, such as a bare `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
-            outputscale 1; `model.kernel` is the result.
-        likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
-            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
-        mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
-            flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
-            trained: make a trend a kernel term.
-        frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
-            random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
-            applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
-            learned noise and to the posterior variance. It also adapts `lengthscale_range`.
-
-    Raises:
-        TypeError: an argument that is not a kernel, likelihood or frequency rule.
-        ValueError: kernel, likelihood and mean have different numbers of outputs.
-
-    Example:
-        >>> import gp_orff, torch
-        >>> x = torch.rand(100, 2)
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
-        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-        >>> model = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False)
-        >>> field = model.posterior()
-        >>> field.mean(x).shape, field.variance(x).shape
-        (torch.Size([100, 2]), torch.Size([100, 2]))
-    """
-
-    @on_workers
-    def fit(
-        self,
-        x: object = None,
-        y: object = None,
-        *,
-        variances: object = None,
-        noise: object = None,
-        scale_noise: bool = False,
-        directions: object = None,
-        group: object = None,
-        missing: str = "raise",
-        merge: float | None = None,
-        track: object = None,
-        time: object = None,
-        progress: bool = True,
-        warm_start: bool = False,
-    ) -> "VectorFieldGP":
-        """Learn the hyperparameters from observations y at x, condition on them, and return self.
-
-        `x` and `y` replace all data held. Without them, the model learns again from what it holds.
-        Parameters with `requires_grad=False` are not trained. Few data, of at most 120 vectors or
-        as many numbers as these have, learn with weak priors in the units of the data (module
-        `gp_orff.fitting.scoring`), which priors that you register replace, and
-        the posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
-        constant data, which leave the hyperparameters unchanged, for points far from all others,
-        which a frequency grid leaves out, for fewer than 10 numbers a hyperparameter where these
-        are not integrated, for lengthscales below the distances of neighbours, and for a direction
-        of the constant mean on which no observation depends. A `CalibrationWarning` is given where
-        95 % intervals hold too few readings of some blocks.
-
-        Args:
-            x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
-                iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
-                does not grow with their number. A chunk may be a mapping with the keys x, y and, as
-                needed, variances, noise, directions, group, track, time; or a callable without
-                arguments that returns one, and loads it where it is used.
-            variances: relative noise variances (N,), which multiply that of the likelihood; or
-                (N, p), one for each component, with independent noise.
-            noise: in place of `variances`, the noise itself, in squared units of y: a variance of
-                each reading (N,) or component (N, p), or covariances (N, p, p), of readings of one
-                group or of all. What belongs to components that are NaN is ignored. See
-                `KnownNoiseLikelihood`; beside Student-t noise it is the scale of each, and beside
-                `track` (N,) are added to the white variance that is learned.
-            scale_noise: False keeps `noise` as it is; True multiplies it by one factor, which each
-                group learns. `condition`, `update` and others take the factor as it is.
-            directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
-            group: a group name for all observations, or one for each. Each group learns its own
-                noise, `model.likelihoods[name]`; without a name (None, NaN), `model.likelihood`.
-            missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
-            merge: a distance in the units of x, within which the exact kernel merges positions; 0
-                merges none. If None, those that the prior cannot tell apart, where this saves a
-                fifth of the numbers; wider ones, where the field changes less within them than
-                grids truncate. Of small data, records with equal values at one place are copies,
-                which count once, also if they were rounded differently.
-            track: a label for each reading, or one for all: readings of one track share an offset
-                and correlated noise, see `TrackLikelihood`: lines of a survey are levelled, beside
-                `directions` too. A track may go on in later chunks. Its readings stay in memory.
-            time: (N,) times, which increase along each track; dates and durations become seconds.
-                If None, the length of its path.
-            progress: whether to show progress on standard error: a bar in a terminal or notebook,
-                otherwise one line per stage.
-            warm_start: True starts the search from the present hyperparameters, False from values
-                derived from the data. A model that holds only statistics always starts warm.
-            executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
-                client's `get_executor()` or mpi4py's `MPIPoolExecutor`, whose workers read the
-                chunks and return sums; arrays stay here, and so do passes that weigh readings by
-                Student-t noise, or train random frequencies. See `gp_orff.data.passes`.
-            retries: how often a chunk that fails on a worker is tried again.
-            checkpoint: the path of a file (a pickle) with partial sums, from which an interrupted
-                call with the same model and data goes on; deleted when the call has succeeded.
-
-        Raises:
-            TypeError: values are not real numbers.
-            ValueError: data are empty or not finite, or shapes do not fit each other or the kernel.
-            RuntimeError: no x is given, and the model has no data.
-        """
-        if x is None:
-            data = self._held.data
-            warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
-            scale_noise = scale_noise or None  # as before
-        else:
-            options = Options(
-                variances, noise, scale_noise, directions, group, missing, merge, track, time
-            )
-            read = partial(self.counted_once, x, y, options, learning=True)
-        start = perf_counter()
-        with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
-            data = read()
-            if data.varies:
-                state = self._fit_state(data, warm_start, display, scale_noise)
-                state = state.with_posterior(self.mean).with_new_tracks(self.mean)
-            else:
-                _warn_of_constant(data.survey.num_points)
-                state = self._condition_state(self._representation_of(data))
-            state = self._checked(state.with_posterior(self.mean))
-        history = state.history.with_duration(perf_counter() - start, threads)
-        return self._assign_with_posterior(replace(state, history=history))
-
-    @on_workers
-    @chosen_threads()
-    def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
-        """Condition on observations without changing the hyperparameters, and return self.
-
-        The observations replace all data held, including those of `observe`.
-
-        Args:
-            x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
-                `FieldStatistics` made by `statistics` or `statistics_of` of this model.
-            options: arguments of `fit` that describe the data, from `variances` to `time`.
-
-        Raises:
-            TypeError, ValueError: as for `fit`; statistics with other frequencies.
-            RuntimeError: statistics are given to a model without data.
-        """
-        if isinstance(x, FieldStatistics):
-            statistics = self.state.checked(x)
-            data = replace(
-                self.state.statistics_only(), field_statistics=statistics, symbol_data=()
-            )
-            representation = self._representation_of(data)
-            return self._assign_with_posterior(self._condition_state(representation))
-        data, notes = without_far_points(
-            self.counted_once(x, y, Options(**options)), self.frequencies
-        )
-        representation = self._representation_of(data)
-        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
-        representation = e_step.converged(representation)
-        return self._assign_with_posterior(self._condition_state(representation, notes))
-
-    @on_workers
-    @chosen_threads()
-    def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
-        """Add observations to the data held, condition on all of them, and return self.
-
-        The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model
-        changes from the exact kernel to a frequency grid, and to a larger grid, as the data
-        require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
-        so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
-        noise they get weights from the present posterior; `fit()` computes all weights anew.
-
-        Args:
-            x, y, options: as for `condition`.
-
-        Raises:
-            RuntimeError: the model has no data.
-            ValueError: as for `condition`; points outside the domain of the statistics.
-        """
-        state = self.state
-        if isinstance(x, FieldStatistics):
-            data = state.statistics_only()
-            total = data.field_statistics + state.checked(x)
-            representation = self._representation_of(replace(data, field_statistics=total))
-            new, history = self._condition_state(representation), state.history.then("updated")
-            return self._assign(replace(new, mean=state.mean, history=history))
-        return self._assign(state.updated(self.copied(x, y, Options(**options))))
-
-    @chosen_threads()
-    def observe(
-        self,
-        x: Float[Tensor, "m d"],
-        y: Float[Tensor, "m q"],
-        symbol: Symbol,
-        *,
-        noise: float | Float[Tensor, "q"] | Float[Tensor, "q q"],
-    ) -> "VectorFieldGP":
-        """Add observations y = Q(f + μ)(x) + ε of a linear map Q of the field, and return self.
-
-        Q is a `Symbol`: the potential, measured by a tide gauge; the divergence, zero in a region
-        without sources; the component normal to a wall, `Component(normal)`. The posterior and
-        `fit()` combine these observations with those of the field. `fit(x, y)` and
-        `condition(x, y)` discard them; `statistics` and `compare_with_exact` ignore them. Memory
-        grows with m times the number of features: use at most a few thousand observations.
-
-        Args:
-            x: points (m, d).
-            y: observed values (m, q), or (m,) if q = 1.
-            symbol: the map Q, with q outputs; without a `reference`, a potential has a constant.
-            noise: the known variance of ε: a number, one per output (q,), or a covariance (q, q).
-
-        Raises:
-            RuntimeError: the model has no observations of the field.
-            NotImplementedError: the mean is not constant.
-            ValueError: wrong shapes, a symbol that does not exist for this kernel, or noise that is
-                not positive.
-
-        Example:
-            >>> import gp_orff, torch
-            >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
-            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1)
-            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y)
-            >>> before = model.posterior().divergence(x[:3]).stddev
-            >>> _ = model.observe(x, torch.zeros(60), gp_orff.Divergence(), noise=1e-4)
-            >>> bool((model.posterior().divergence(x[:3]).stddev < 0.1 * before).all())
-            True
-        """
-        held = self._held
-        if not is_constant(self.mean):
-            raise NotImplementedError(
-                "observations of symbols expect a constant mean, got "
-                f"{type(self.mean).__name__}: make the trend a term of the kernel"
-            )
-        symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
-        held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
-        state = held.current(self.kernel, self._every_likelihood)
-        return self._assign_with_posterior(state.observing(symbol_data))
-
-    @property
-    @chosen_threads()
-    def statistics(self) -> FieldStatistics:
-        """The sufficient statistics of the data, as a `FieldStatistics`.
-
-        On a grid they are valid for lengthscales from 0.7 to 1.4 times the present ones, and in the
-        default domain of `Grid`: the box of the data with a margin.
-        """
-        return self.state.statistics_only().field_statistics
-
-    @on_workers
-    @chosen_threads()
-    def statistics_of(
-        self,
-        x: object,
-        y: object = None,
-        **options: object,
-    ) -> FieldStatistics:
-        """The sufficient statistics of given observations, to add to `statistics` or to subtract.
-
-        `x`, `y` and `options` are those of `fit`; RuntimeError if the model has no data, ValueError
-        for points outside the domain of `statistics`. The model is not changed. Copies of it, such
-        as workers that read parts of the data, make statistics that add exactly.
-
-        Under Student-t noise, observations that the model holds have the weights it gave them, so
-        that subtracting removes them exactly. Other observations get weights from the present
-        posterior. So do all observations if the model holds only statistics.
-        """
-        state = self.state
-        held = state.statistics_only()
-        new = state.weighted(self.copied(x, y, Options(**options)), state.data)
-        held.require(new.box)
-        require_none(new.tracks)
-        return new.statistics(held.field_statistics.phi)
-
-    @chosen_threads()
-    def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """Return the log marginal likelihood log p(y) of all data, a scalar (0-d), in nats.
-
-        Hyperparameter priors are not included. Under Student-t noise it is a lower bound (ELBO). It
-        has gradients unless the model holds nothing but statistics of random features.
-        """
-        state = self.state
-        frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
-            state.data.field_statistics.phi, LatticeColumns
-        )  # random frequencies move with the lengthscales, their statistics do not
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            return state.log_marginal_likelihood()
-
-    @chosen_threads()
-    def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
-        """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data.
-
-        With `marginalize` error bars count what few readings leave open of the hyperparameters: the
-        posterior is a mixture of those under draws of all of them, whose importance weights follow
-        from the restricted likelihood and the weak priors of `fit`, or those that are registered.
-        They are drawn until error bars are known to 2 %; the report has their effective number and
-        the Pareto k of the weights. False takes the learned values as known. None integrates after
-        a `fit` to at most 120 vectors, and to up to 200 numbers with a `LearnedSpectrumKernel`.
-
-        Kernels with a learned spectrum or with trained matrices of outputs, and readings along
-        tracks, take 32 draws about the learned values instead. ValueError for more than 1200
-        numbers, and for features, whose hyperparameters are taken as known.
-        """
-        return FieldPosterior(self._snapshot(marginalize))
 
 
 def _warn_of_constant(count: int) -> None:

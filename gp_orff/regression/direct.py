@@ -89,7 +89,7 @@ class Design:
 
 @dataclass(frozen=True)
 class SeparableDesign(Design):
-    """The same for a separable kernel with several outputs."""
+    """The design of a separable kernel with several outputs."""
 
     expansion: KroneckerExpansion
     left: Float[Tensor, "p k"]  # P

@@ -124,7 +124,7 @@ class Symbol(ABC):
         return image, at_zero @ slope
 
     def decided(self, curl_free: bool, divergence_free: bool) -> "Symbol":
-        """The same map, in which it is decided whether constant fields have an image under it.
+        """This map, in which it is decided whether constant fields have an image under it.
 
         Args:
             curl_free, divergence_free: whether all terms of the kernel are; see `Potential`.

@@ -9,7 +9,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import gpytorch
-import pytest
 
 import gp_orff
 from gp_orff.kernels.tree import inner_terms, terms
@@ -73,22 +72,26 @@ def test_every_module_is_in_a_room():
     assert {room_of(name) for name in SOURCES} == {*ROOMS, *BESIDE, *LEAVES, "__init__"}
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "__init__"])
-def test_imports_run_one_way(name):
-    room = room_of(name)
+def allowed_rooms(room):
     known = {**LEAVES, **BESIDE}
-    allowed = known[room] if room in known else ROOMS[: ROOMS.index(room)]
-    allowed = {*allowed, room, "settings", "nufft", "threads"} | (
-        {"labelled"} if room == "models" else set()
-    )
-    assert {room_of(own) for own in imported_modules(name)} <= allowed
+    before = known[room] if room in known else ROOMS[: ROOMS.index(room)]
+    also = {"labelled"} if room == "models" else set()
+    return {*before, room, "settings", "nufft", "threads"} | also
 
 
-@pytest.mark.parametrize("room", [*ROOMS, *BESIDE])
-def test_no_circle_inside_a_room(room):
-    own = {n: set(imported_modules(n)) - {n} for n in SOURCES if room_of(n) == room}
-    order = TopologicalSorter({n: {i for i in found if i in own} for n, found in own.items()})
-    order.prepare()  # raises CycleError
+def test_imports_run_one_way():
+    assert not {
+        (name, other)
+        for name in SOURCES
+        if name != "__init__"
+        for other in imported_modules(name)
+        if room_of(other) not in allowed_rooms(room_of(name))
+    }
+
+
+def test_no_circle_of_modules():
+    needs = {name: set(imported_modules(name)) - {name, "__init__"} for name in SOURCES}
+    TopologicalSorter(needs).prepare()  # raises CycleError
 
 
 def test_rooms_are_folders_without_inner_folders():
@@ -131,28 +134,39 @@ def defined_in(name):
     return {own for own in found if private(own)}
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_no_module_uses_private_names_of_another(name):
-    own = defined_in(name)
-    others = set().union(*(defined_in(other) for other in SOURCES if other != name)) - own
-    used = set()
-    for node in ast.walk(TREES[name]):
+def private_names(tree):
+    """Private names that a module imports, and private attributes of other objects than self."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
-            inherited = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            used |= set() if inherited else {node.attr}
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                yield node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gp_orff"):
-            assert not any(private(alias.name) for alias in node.names)
-    assert not used & others
+            yield from (alias.name for alias in node.names if private(alias.name))
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_no_zip_ends_with_the_shortest(name):
+def test_no_module_uses_private_names_of_another():
+    hidden = set().union(*map(defined_in, SOURCES))
+    assert not {
+        (name, own)
+        for name, tree in TREES.items()
+        for own in private_names(tree)
+        if own in hidden - defined_in(name)
+    }
+
+
+def test_no_zip_ends_with_the_shortest():
     """What should have one entry for each part, and has another number of them, raises."""
-    calls = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.Call)]
-    for call in calls:
-        if isinstance(call.func, ast.Name) and call.func.id == "zip":
-            strict = [word.value for word in call.keywords if word.arg == "strict"]
-            assert [getattr(value, "value", None) for value in strict] == [True], call.lineno
+
+    def is_lax(call):
+        strict = [getattr(word.value, "value", None) for word in call.keywords]
+        return getattr(call.func, "id", None) == "zip" and strict != [True]
+
+    assert not [
+        (name, node.lineno)
+        for name, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and is_lax(node)
+    ]
 
 
 def test_importing_warns_of_nothing_and_leaves_extras_alone():
@@ -170,28 +184,29 @@ def test_importing_warns_of_nothing_and_leaves_extras_alone():
 
 def test_no_test_uses_private_names_of_the_package():
     """Sizes at which an algorithm changes are set by their names."""
-    hidden = set().union(*map(defined_in, SOURCES))
-    for name, tree in TESTS.items():
-        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        used |= {
-            alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gp_orff")
-            for alias in node.names
-        }
-        assert not {own for own in used & hidden if not own.isupper()}, name
+    hidden = {own for name in SOURCES for own in defined_in(name) if not own.isupper()}
+    assert not {
+        (name, own) for name, tree in TESTS.items() for own in private_names(tree) if own in hidden
+    }
 
 
 TESTS = {path.name: ast.parse(path.read_text()) for path in ROOT.glob("tests/**/test_*.py")}
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_no_test_module_imports_another(name):
-    """What they share is in conftest, fields, models, oracles, registry."""
-    imports = [n for n in ast.walk(TESTS[name]) if isinstance(n, ast.ImportFrom | ast.Import)]
-    found = {alias.name for node in imports for alias in node.names}
-    found |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
-    assert not [own for own in found if own.rpartition(".")[2].startswith("test_")]
+def test_no_test_module_imports_another():
+    """What they share is in `tests/support` and conftest."""
+
+    def names(node):
+        return [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+
+    assert not {
+        (name, own)
+        for name, tree in TESTS.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for own in names(node)
+        if own.rpartition(".")[2].startswith("test_")
+    }
 
 
 def leaves_early(node):
@@ -203,12 +218,15 @@ def leaves_early(node):
             yield from leaves_early(own)
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_no_test_passes_silently(name):
+def test_no_test_passes_silently():
     """What does not apply is not among the parameters, or is asserted to be so."""
-    every = [node for node in ast.walk(TESTS[name]) if isinstance(node, ast.FunctionDef)]
-    tests = [node for node in every if node.name.startswith("test_")]
-    assert not {node.name: line for node in tests for line in leaves_early(node)}
+    assert not {
+        (name, node.name, line)
+        for name, tree in TESTS.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        for line in leaves_early(node)
+    }
 
 
 def exported(kind):

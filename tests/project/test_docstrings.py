@@ -6,12 +6,13 @@ import inspect
 import re
 import textwrap
 import types
+from pathlib import Path
 
-import pytest
 import torch
 
 import gp_orff
 
+PACKAGE = Path(gp_orff.__file__).parent
 MODULES = [value for name in gp_orff.__all__ if inspect.ismodule(value := getattr(gp_orff, name))]
 SHAPE = re.compile(r"\((\*?[a-zA-Z0-9·…]+, ?)*[a-zA-Z0-9·+…]*,?\)|0-d|scalar")
 
@@ -60,11 +61,7 @@ CHECKS = {
     for name in gp_orff.__all__
     if hasattr(value := getattr(gp_orff, name), "__post_init__")
 }
-each = pytest.mark.parametrize("label", SUBJECTS)
-
-
-OURS = [label for label, (function, _) in SUBJECTS.items() if written_here(function)]
-ours = pytest.mark.parametrize("label", OURS)
+OURS = {label: own for label, own in SUBJECTS.items() if written_here(own[0])}
 
 
 def arguments(function):
@@ -92,37 +89,59 @@ def exceptions(label):
     return {call.func.id for call in calls if isinstance(call, ast.Call)}
 
 
-@each
-def test_it_begins_with_a_sentence(label):
-    text = SUBJECTS[label][1]
-    assert text, "no docstring"
-    summary = text.split("\n\n")[0]
-    assert re.match(r"[A-Z]|\W|\w\b|\w′", summary), summary  # or with a symbol, such as κ′
-    assert summary.rstrip()[-1] in ".:", summary
+def test_they_begin_with_a_sentence():
+    def begins(text):
+        summary = (text or "").split("\n\n")[0].rstrip()
+        # or with a symbol, such as κ′
+        return re.match(r"[A-Z]|\W|\w\b|\w′", summary) and summary[-1] in ".:"
+
+    assert not [label for label, (_, text) in SUBJECTS.items() if not begins(text)]
 
 
-@ours
-def test_every_argument_is_named(label):
-    function, text = SUBJECTS[label]
-    for name in arguments(function):
-        entry = rf"^\s+(\w+, )*{name}(, \w+)*:"  # under Args or Attributes
-        assert re.search(rf"{entry}|`[^`]*\b{name}\b[^`]*`", text, flags=re.M), name
+def test_no_docstring_begins_with_the_same():
+    """Whoever reads it has not read the one above."""
+    texts = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+                texts[path.stem, getattr(node, "name", "")] = ast.get_docstring(node) or ""
+    assert not [name for name, text in texts.items() if re.match("The same|Likewise", text)]
 
 
-@pytest.mark.parametrize("label", [label for label in OURS if torch.Tensor in annotated(label)])
-def test_tensors_have_shapes(label):
+def test_every_argument_is_named():
+    def named(argument, text):
+        entry = rf"^\s+(\w+, )*{argument}(, \w+)*:"  # under Args or Attributes
+        return re.search(rf"{entry}|`[^`]*\b{argument}\b[^`]*`", text, flags=re.M)
+
+    assert not [
+        (label, argument)
+        for label, (function, text) in OURS.items()
+        for argument in arguments(function)
+        if not named(argument, text)
+    ]
+
+
+def test_tensors_have_shapes():
     """In words, where the signature has none."""
-    assert SHAPE.search(SUBJECTS[label][1])
+    with_tensors = [label for label in OURS if torch.Tensor in annotated(label)]
+    assert not [label for label in with_tensors if not SHAPE.search(SUBJECTS[label][1])]
 
 
-@pytest.mark.parametrize("label", [label for label in OURS if exceptions(label)])
-def test_what_is_raised_is_told(label):
+def test_what_is_raised_is_named():
     """Of the exceptions that its own body raises."""
-    section = SUBJECTS[label][1].partition("Raises:")[2]
-    assert exceptions(label) <= set(re.findall(r"^\s+(\w+):", section, flags=re.M))
+
+    def listed(text):
+        return set(re.findall(r"^\s+(\w+):", text.partition("Raises:")[2], flags=re.M))
+
+    assert not [
+        (label, missing)
+        for label, (_, text) in OURS.items()
+        if (missing := exceptions(label) - listed(text))
+    ]
 
 
-@pytest.mark.parametrize("label", [label for label in SUBJECTS if "." not in label])
-def test_it_has_an_example(label):
+def test_they_have_examples():
     """The doctests of the package run them."""
-    assert doctest.DocTestParser().get_examples(SUBJECTS[label][1])
+    parser = doctest.DocTestParser()
+    names = [label for label in SUBJECTS if "." not in label]
+    assert not [label for label in names if not parser.get_examples(SUBJECTS[label][1])]
