@@ -244,7 +244,7 @@ class VectorFieldGP(torch.nn.Module):
             options = Options(
                 variances, noise, scale_noise, directions, group, missing, merge, track, time
             )
-            read = partial(self.counted_once, x, y, options, learning=True)
+            read = partial(self._counted_once, x, y, options, learning=True)
         start = perf_counter()
         with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
             data = read()
