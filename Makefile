@@ -46,18 +46,13 @@ docs: $(VENV)/.installed
 	@echo "open docs/build/index.html"
 
 bench: $(VENV)/.installed
-	set -e; for file in $(filter-out %/readme.py %/record.py,$(wildcard benchmarks/*.py benchmarks/papers/*.py)); do echo "$$file"; \
-		case $$file in \
-		*/magnetometer.py|*/drifters.py|*/survey.py) test -z "$(DATA)" || \
-			$(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
-		*/small_fields.py|*/derived_fields.py) $(BIN)/python $$file $(DATA) $(if $(SMOKE),--smoke);; \
-		*) $(BIN)/python $$file $(if $(SMOKE),--smoke);; esac; done
+	$(BIN)/python benchmarks --all $(DATA) $(if $(SMOKE),--smoke)
 
 record: $(VENV)/.installed
-	$(BIN)/python benchmarks/record.py $(DATA) $(if $(SMOKE),--smoke)
+	$(BIN)/python benchmarks record $(DATA) $(if $(SMOKE),--smoke)
 
 readme: $(VENV)/.installed
-	$(BIN)/python benchmarks/readme.py $(if $(MEASURE),--measure $(MEASURE)) $(if $(DATA),--data $(DATA))
+	$(BIN)/python benchmarks readme $(if $(MEASURE),--measure $(MEASURE)) $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf $(VENV) demo tutorials/output docs/build docs/tutorials

@@ -1,6 +1,6 @@
 """Numbers of benchmarks/results into README.md and docs/, and the age of each: `make readme`.
 
-    python benchmarks/readme.py [--pages README.md ...] [--results benchmarks/results]
+    python benchmarks readme [--pages README.md ...] [--results benchmarks/results]
         [--measure SECONDS [--data DIR]]
 
 A measured region of a page is a comment with a template, and the text that was written from it:
@@ -129,16 +129,16 @@ def written(template: str, files: Mapping[str, Path | list[Path]]) -> str:
 
 
 def sources(records: Iterable[Mapping]) -> str:
-    """A line for each script, commit and machine, with the whole command if it was a single one."""
+    """A line for each benchmark, commit and machine; the whole command if it was a single one."""
     commands = {}
     for record in records:
-        script, note = " ".join(record["command"].split()[:2]), record.get("note")
+        name, note = " ".join(record["command"].split()[:3]), record.get("note")
         commit = record["commit"] + (f" ({note})" if note else "")
-        key = script, f"commit {commit}, {place(record)}"
+        key = name, f"commit {commit}, {place(record)}"
         commands.setdefault(key, []).append(record["command"])
     return "<br>\n".join(
-        f"*`{own[0] if len(own) == 1 else script}`, {where_from}*"
-        for (script, where_from), own in commands.items()
+        f"*`{own[0] if len(own) == 1 else name}`, {where_from}*"
+        for (name, where_from), own in commands.items()
     )
 
 
@@ -254,7 +254,9 @@ def fill(page: Path, folder: Path) -> Iterator[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks readme", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="what took at most these")
@@ -270,7 +272,3 @@ def main(words: Sequence[str] | None = None) -> int:
     print(*listed(ages(arguments.pages, arguments.results), arguments.results), sep="\n")
     print(*missing, sep="\n", end="\n" if missing else "", file=sys.stderr)
     return int(bool(missing))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

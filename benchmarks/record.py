@@ -1,8 +1,8 @@
 """A record of the main job: the best that each number ever was, and what it is now.
 
-    python benchmarks/record.py [DIR] [--rows WORD] [--search 60] [--smoke]
+    python benchmarks record [DIR] [--rows WORD] [--search 60] [--smoke]
 
-Fits of fixed work: every fourth kernel of the generated sets of `anything.py` with up to 4096
+Fits of fixed work: every fourth kernel of the generated sets of `anything` with up to 4096
 values, five of the larger ones, and twelve kinds of data that are missing there (tracks, Student-t
 noise, known noise, directions, groups, harmonic kernels, learned spectra, a stream). Rows:
 
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from helpers.command import RESULTS, Sizes, with_folder
+from helpers.command import RESULTS, RUN, Sizes, with_folder
 from helpers.results import COMMIT, machine, versions
 
 WORKERS = 2
@@ -163,7 +163,7 @@ def public(name: str, folder: Path) -> list[tuple[str, float, dict[str, object]]
 
 def timed(name: str, smoke: bool) -> list[tuple[str, float, dict[str, object]]]:
     """Of a process of its own, with all cores."""
-    words = [sys.executable, __file__, "--time", name, *["--smoke"] * smoke]
+    words = [*RUN, "record", "--time", name, *["--smoke"] * smoke]
     found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     told = {word: found.pop(word) for word in TOLD}
     return [
@@ -299,7 +299,3 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def rounded(value: object) -> object:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

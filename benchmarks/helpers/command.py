@@ -1,10 +1,13 @@
 """The command line of a benchmark: sizes, each with a small one for a quick look, and an output."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
-RESULTS = Path(__file__).parents[1] / "results"
+FOLDER = Path(__file__).parents[1]
+RESULTS = FOLDER / "results"
+RUN = (sys.executable, str(FOLDER))  # then the name of a benchmark and its options
 
 
 class Sizes(argparse.ArgumentParser):
@@ -16,24 +19,24 @@ class Sizes(argparse.ArgumentParser):
     """
 
     def __init__(self, file: str, doc: str, **sizes: tuple[float, float]):
+        place = Path(file)
+        self.name, self.sizes = place.stem, sizes
+        self.benchmark = f"papers/{self.name}" if place.parent.name == "papers" else self.name
         super().__init__(
+            prog=f"python benchmarks {self.name}",
             description=doc.splitlines()[0],
             epilog="Smoke runs take seconds, and write no results unless --output is given.",
         )
-        place = Path(file).absolute().relative_to(RESULTS.parent.absolute())
-        self.benchmark, self.sizes = place.with_suffix("").as_posix(), sizes
         for name, (full, small) in sizes.items():
             flag = "--" + name.replace("_", "-")
             self.add_argument(flag, type=type(full), help=f"{full}; {small} with --smoke")
         self.add_argument("--smoke", action="store_true", help="small and quick, to see it run")
-        self.add_argument("--output", type=Path, help=f"folder; {RESULTS.name}/ of benchmarks")
+        self.add_argument("--output", type=Path, help="folder; benchmarks/results")
 
     def parse_args(self, *args, **kwargs) -> argparse.Namespace:
         found = super().parse_args(*args, **kwargs)
         given = {name for name in self.sizes if getattr(found, name) is not None}
-        found.command = " ".join(
-            [f"python benchmarks/{self.benchmark}.py", *self._words(found, given)]
-        )
+        found.command = " ".join([self.prog, *self._words(found, given)])
         for name, (full, small) in self.sizes.items():
             if name not in given:
                 setattr(found, name, small if found.smoke else full)

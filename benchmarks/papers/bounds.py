@@ -1,6 +1,6 @@
 """How many frequencies the bounds ask for, and how many it takes.
 
-    python benchmarks/papers/bounds.py [--seeds 200] [--smoke] [--output FOLDER]
+    python benchmarks bounds [--seeds 200] [--smoke] [--output FOLDER]
 
 Kernels of a Gaussian k of lengthscale one on [−1, 1]^d, d = 2, 3; the decomposable kernel has
 A = (I + 11ᵀ)/2. For each measure and number of frequencies D the 95 % quantile over seeds of the
@@ -14,14 +14,10 @@ trace measure; for Grid and Gauss–Hermite quadrature, which have no seeds, the
 keeps the error below. Draws bounds.png beside the results.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.kernels import KERNELS, cells
@@ -182,7 +178,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows))
     settings = {"seeds": arguments.seeds, "target": TARGET, "confidence": CONFIDENCE}
     save(arguments, {**settings, "errors": rows, "frequencies": asked, "rules": rules})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 1: the uniform error against the number of frequencies.
 
-    python benchmarks/papers/brault_figure1.py [--seeds 10] [--smoke] [--output FOLDER]
+    python benchmarks brault_figure1 [--seeds 10] [--smoke] [--output FOLDER]
 
 The largest spectral norm of K̃(x, z) − K(x, z) over all pairs of 66 points of [−1, 1]⁴ (50 random
 ones, always the same, and the 16 corners: 2145 lags and lag 0), for the decomposable, curl-free and
@@ -15,14 +15,10 @@ random rules; the domain is known to both. `GaussHermite` refuses lags at which 
 of B(ω) for the three kernels. Draws brault_figure1.png beside the results.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.kernels import KERNELS, cells
@@ -152,7 +148,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows))
     sizes = {"seeds": arguments.seeds, "d": DIMS, "points": len(x)}
     save(arguments, {**sizes, "slopes": slopes, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

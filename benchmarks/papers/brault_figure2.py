@@ -1,7 +1,6 @@
 """Brault et al. 2016, Figure 2: the time to learn handwritten digits against their number.
 
-    python benchmarks/papers/brault_figure2.py [--most 32000] [--exact 12000] [--smoke]
-        [--output FOLDER]
+    python benchmarks brault_figure2 [--most 32000] [--exact 12000] [--smoke] [--output FOLDER]
 
 Seconds of `fit` with N digits, for simplex codes of 10 classes and k(δ) = exp(−‖δ‖²/(2·20²)): ORFF
 with D = 1000 random frequencies (`ORFFRidgeClassifier`), the exact kernel (OVK: scikit-learn's
@@ -16,21 +15,17 @@ Draws brault_figure2.png beside the results.
 """
 
 import statistics
-import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from sklearn.base import ClassifierMixin
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.measure import interleaved
 from helpers.papers import pictures
 from helpers.papers.digits import ExactClassifier, digits, gaussian, sampled
 from helpers.results import save
 from helpers.rows import Rows
+from sklearn.base import ClassifierMixin
 
 import gp_orff
 from gp_orff.regression import ORFFRidgeClassifier
@@ -93,7 +88,3 @@ def main(words: Sequence[str] | None = None) -> None:
     print(", ".join(f"{name} {value:.2f}" for name, value in fitted.items()))
     pictures.save_picture(arguments, picture(rows, fitted))
     save(arguments, {"D": D, "exponents": fitted, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

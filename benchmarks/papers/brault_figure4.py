@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 4: the error of a learned curl-free field against D.
 
-    python benchmarks/papers/brault_figure4.py [--seeds 20] [--points 100] [--most 1000] [--smoke]
+    python benchmarks brault_figure4 [--seeds 20] [--points 100] [--most 1000] [--smoke]
         [--output FOLDER]
 
 N = 100 noisy vectors of the field of five Gaussians. Mean squared error of a component at 2000
@@ -22,22 +22,13 @@ below RBFSampler` has the differences on the same data. Draws brault_figure4.png
 """
 
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, RBFKernel
-from jaxtyping import Float
-from sklearn.kernel_approximation import RBFSampler
-from sklearn.linear_model import Ridge
-from sklearn.pipeline import make_pipeline
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.fields import curl_free, mean_and_standard_error
 from helpers.papers import five_gaussians, pictures
@@ -45,6 +36,11 @@ from helpers.papers.five_gaussians import BOX, Sample
 from helpers.papers.ridge import Predict, by_features, exact
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float
+from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from torch import Tensor
 
 import gp_orff
 
@@ -277,7 +273,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows))
     kept = {"seeds": arguments.seeds, "points": arguments.points, "test points": TEST}
     save(arguments, {**kept, "errors": rows, "curl-free below RBFSampler": lower})
-
-
-if __name__ == "__main__":
-    main()

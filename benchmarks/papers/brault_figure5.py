@@ -1,7 +1,6 @@
 """Brault et al. 2016, Figure 5: computation time of curl-free ORFF and OVK against N.
 
-    python benchmarks/papers/brault_figure5.py [--most 1e6] [--exact 4000] [--smoke]
-        [--output FOLDER]
+    python benchmarks brault_figure5 [--most 1e6] [--exact 4000] [--smoke] [--output FOLDER]
 
 Seconds of `ORFFRidge(...).fit(x, y)` with D = 1000 random frequencies, with Gauss–Hermite
 quadrature and with a grid, and of the exact kernel (Gram matrix, Cholesky factor, weights), for N
@@ -12,14 +11,10 @@ points without noise, over the mean square of a component. The paper gives one n
 1000 s for the exact kernel where N > 10⁴. Draws brault_figure5.png beside the results.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.fields import curl_free
 from helpers.measure import seconds
@@ -112,7 +107,3 @@ def main(words: Sequence[str] | None = None) -> None:
     print("features: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
     pictures.save_picture(arguments, picture(rows))
     save(arguments, {"features": counts, "exponents": exponents, "times": rows})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 6: the variance of the estimator beside the bound of Proposition 3.1.
 
-    python benchmarks/papers/brault_figure6.py [--seeds 400] [--smoke] [--output FOLDER]
+    python benchmarks brault_figure6 [--seeds 400] [--smoke] [--output FOLDER]
 
 At one random lag δ of [−1, 1]⁴, F = K̃(x, z) − K(x, z) with x − z = δ: D‖E F²‖ over seeds against
 the number of frequencies D, beside b(δ) = ‖E cos²⟨ω, δ⟩ A(ω)² − K₀(δ)²‖₂, to which it is equal for
@@ -18,21 +18,17 @@ The proposition is false in general: A = 1 and A = 2 at two equally likely frequ
 phases ⟨ω, δ⟩ = π/4 and 2π. Draws brault_figure6.png beside the results.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.kernels import KERNELS, at_lag, cells
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float
+from torch import Tensor
 
 import gp_orff
 
@@ -245,7 +241,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows, curves, lag))
     sizes = {"seeds": arguments.seeds, "d": DIMS, "lag": lag.tolist()}
     save(arguments, {**sizes, "counterexample": example, "variances": rows, "bounds": curves})
-
-
-if __name__ == "__main__":
-    main()

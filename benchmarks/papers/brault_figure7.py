@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 7: a curl-free and a divergence-free field of five Gaussians.
 
-    python benchmarks/papers/brault_figure7.py [--points 100] [--smoke] [--output FOLDER]
+    python benchmarks brault_figure7 [--points 100] [--smoke] [--output FOLDER]
 
 The gradient of a potential of five Gaussians (positive at [0, 0], [0, 1], [0, −1], negative at
 [−1, 0], [1, 0]) and its quarter turn. The paper shows the data and no numbers. Here: the largest
@@ -11,15 +11,9 @@ square of a component (noise: 0.01). `MonteCarlo` has 200 frequencies, `Grid` an
 what a tolerance of 1e-5, and 32 nodes, need. Draws brault_figure7.png beside the results.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers import fields
 from helpers.command import Sizes
 from helpers.papers import pictures
@@ -37,6 +31,8 @@ from helpers.papers.five_gaussians import (
 from helpers.papers.ridge import by_features
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float
+from torch import Tensor
 
 import gp_orff
 
@@ -111,7 +107,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(x, samples))
     kept = {"points": arguments.points, "mesh": SIDE, "gradient error": gradient_error(x)}
     save(arguments, {**kept, "fields": rows})
-
-
-if __name__ == "__main__":
-    main()

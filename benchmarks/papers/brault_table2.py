@@ -1,7 +1,6 @@
 """Brault et al. 2016, Table 2: time of the products with feature maps against D and p.
 
-    python benchmarks/papers/brault_table2.py [--most 16384] [--rounds 5] [--smoke]
-        [--output FOLDER]
+    python benchmarks brault_table2 [--most 16384] [--rounds 5] [--smoke] [--output FOLDER]
 
 P = Φ(x), P* = Φ(x)ᵀ and P*P (one after the other) of `ORFFKernel.feature_operator`, for the
 decomposable (rank p), curl-free and divergence-free kernel of a Gaussian k with d = p inputs, and
@@ -21,16 +20,12 @@ Fourier transforms. Draws brault_table2.png beside the results.
 """
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.measure import interleaved
 from helpers.papers import pictures
@@ -175,7 +170,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows))
     kept = {"p": OUTPUTS, "D": FREQUENCIES, "rounds": arguments.rounds}
     save(arguments, {**kept, "exponents": slopes, "times": rows, "rules": others})
-
-
-if __name__ == "__main__":
-    main()

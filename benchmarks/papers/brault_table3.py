@@ -1,6 +1,6 @@
 """Brault et al. 2016, Table 3: ORFF against the exact kernel, with and without correlated noise.
 
-    python benchmarks/papers/brault_table3.py [--runs 10] [--large-runs 3] [--smoke]
+    python benchmarks brault_table3 [--runs 10] [--large-runs 3] [--smoke]
 
 The setting of Appendix D.2: x uniform on [−1, 1]²⁰, and y = Φ̃(x)θ of 20 numbers, where Φ̃ has 10⁴
 random frequencies of the kernel k A and θ is uniform on [−1, 1]. k is Gaussian, its lengthscale the
@@ -25,25 +25,21 @@ needs 2²⁰ nodes at least); the further columns are `QuasiMonteCarlo` and `Ort
 brault_table3.png beside the results.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel
-from jaxtyping import Float
-from scipy.linalg.blas import dsyrk
-from torch import Tensor
-from tqdm import tqdm
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.kernels import gaussian
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float
+from scipy.linalg.blas import dsyrk
+from torch import Tensor
+from tqdm import tqdm
 
 import gp_orff
 
@@ -259,7 +255,3 @@ def main(words: Sequence[str] | None = None) -> None:
     lengthscale, rms, noise = np.mean(sizes, axis=0).tolist()
     what = {"lengthscale": lengthscale, "rms of y": rms, "noise": noise}
     save(arguments, {"frequencies": arguments.frequencies, **what, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Le, Sarlós & Smola 2013, Figure 1: the error of the kernel against the number of frequencies.
 
-    python benchmarks/papers/le_figure1.py [--seeds 10] [--smoke] [--output FOLDER]
+    python benchmarks le_figure1 [--seeds 10] [--smoke] [--output FOLDER]
 
 The mean of |k̃(x, z) − k(x, z)| for an RBF kernel, x one of 4000 points that are uniform in
 [0, 1]¹⁰, z one of the first 250 of them, over all 10⁶ pairs but those of a point with itself; n
@@ -12,22 +12,18 @@ The paper prints no numbers, only that Fastfood and Random Kitchen Sinks (`Monte
 told apart. Draws le_figure1.png beside the results.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
-from tqdm import tqdm
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.kernels import gaussian
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
 
 import gp_orff
 
@@ -95,7 +91,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows))
     what = {"seeds": arguments.seeds, "points": arguments.points, "d": DIMS}
     save(arguments, {**what, "rows": rows, "over MonteCarlo": ratios})
-
-
-if __name__ == "__main__":
-    main()

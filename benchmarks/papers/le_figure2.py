@@ -1,29 +1,25 @@
 """Le, Sarlós & Smola 2013, Figure 2: the test error against the number of features.
 
-    python benchmarks/papers/le_figure2.py [--seeds 5] [--smoke] [--output FOLDER]
+    python benchmarks le_figure2 [--seeds 5] [--smoke] [--output FOLDER]
 
-The methods of le_table3.py with n = 32 to 4096 features on Friedman's function of 21 inputs, which
+The methods of `le_table3` with n = 32 to 4096 features on Friedman's function of 21 inputs, which
 stands for the CPU set of the paper, of 21 inputs, too. 2500 points of training; scale and noise as
 there, the same for all n. RMSE in standard deviations of the output, noise included, which has 0.2
 of them. Means over random splits, which seed the features. `Nystroem` ends at 1024 components,
 since its singular values take long. Draws le_figure2.png beside the results.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.methods import FAMILIES, METHODS, SCALES, chosen, rmse
 from helpers.papers.sets import SETS
 from helpers.results import save
 from helpers.rows import Rows
+from tqdm import tqdm
 
 SET, LEAST, MOST_COMPONENTS = "Friedman, 21 inputs", 32, 1024
 STYLES = {
@@ -86,7 +82,3 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures.save_picture(arguments, picture(rows))
     what = {"set": SET, "N": len(splits[0].x), "seeds": arguments.seeds, "chosen": choices}
     save(arguments, {**what, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Le et al. 2013, Section 6.3: handwritten digits, with how sure the classifier is.
 
-    python benchmarks/papers/le_mnist.py [--splits 5] [--training 4000] [--frequencies 4096]
+    python benchmarks le_mnist [--splits 5] [--training 4000] [--frequencies 4096]
         [--learned-with 256] [--smoke] [--output FOLDER]
 
 The paper classifies the 32 × 32 colour images of CIFAR-10: linear 42.3 % right, Fastfood 62.4 %,
@@ -24,27 +24,23 @@ weighted by their numbers of images. `apart` is the difference of errors, in poi
 kernel. Draws le_mnist.png beside the results.
 """
 
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
-from jaxtyping import Float, Int
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, train_test_split
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.digits import digits
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float, Int
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, train_test_split
+from torch import Tensor
 
 import gp_orff
 
@@ -262,7 +258,3 @@ def main(words: Sequence[str] | None = None) -> None:
     kept = {key: getattr(arguments, key) for key in sizes}
     kept |= learned.values()
     save(arguments, {**kept, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

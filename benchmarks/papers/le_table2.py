@@ -1,6 +1,6 @@
 """Le, Sarlós & Smola 2013, Table 2: time and memory of Fastfood and of a dense projection.
 
-    python benchmarks/papers/le_table2.py [--rounds 21] [--smoke] [--output FOLDER]
+    python benchmarks le_table2 [--rounds 21] [--smoke] [--output FOLDER]
 
 n inner products ⟨ω, x⟩ with d inputs in float64, by `Fastfood` and by the product of a dense matrix
 Ω (n × d) with x in torch, for an RBF kernel. Interleaved in one process; medians of the rounds, and
@@ -27,21 +27,17 @@ Draws le_table2.png beside the results.
 
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel
-from sklearn.kernel_approximation import RBFSampler
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.measure import interleaved, median_ratio
 from helpers.papers import pictures
 from helpers.results import save
 from helpers.rows import Rows
+from sklearn.kernel_approximation import RBFSampler
 
 import gp_orff
 from gp_orff.features.phases import hadamard
@@ -226,7 +222,3 @@ def main(words: Sequence[str] | None = None) -> None:
         torch.set_num_threads(threads)
     pictures.save_picture(arguments, picture(tables, threads))
     save(arguments, {"outputs": OUTPUTS, "vectors": VECTORS, **tables})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Le, Sarlós & Smola 2013, Table 3: the test error of exact kernels and of features of them.
 
-    python benchmarks/papers/le_table3.py [--seeds 10] [--nystroem-seeds 3] [--smoke]
+    python benchmarks le_table3 [--seeds 10] [--nystroem-seeds 3] [--smoke]
 
 RMSE of a number by ridge regression, with n = 2048 features for all methods: exact RBF kernel,
 scikit-learn's `Nystroem`, `RBFSampler` and our rules for it; exact Bessel kernel (what the paper
@@ -23,21 +23,17 @@ for its exact form, too. Draws le_table3.png beside the results.
 """
 
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.methods import FAMILIES, METHODS, SCALES, chosen, rmse
 from helpers.papers.sets import SETS
 from helpers.results import save
 from helpers.rows import Rows
+from tqdm import tqdm
 
 COLUMNS = (
     "exact RBF",
@@ -142,7 +138,3 @@ def main(words: Sequence[str] | None = None) -> None:
     kept = [{"set": name, "kernel": family, **own} for (name, family), own in found.items()]
     what = {"features": arguments.features, "chosen": kept, "rows": rows}
     save(arguments, {**what, "Fastfood beside MonteCarlo": beside, "paper": paper})
-
-
-if __name__ == "__main__":
-    main()

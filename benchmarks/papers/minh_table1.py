@@ -1,6 +1,6 @@
 """Minh 2016, Table 1: the error of the Gram matrix of curl-free and divergence-free fields.
 
-    python benchmarks/papers/minh_table1.py [--runs 50] [--smoke] [--output FOLDER]
+    python benchmarks minh_table1 [--runs 50] [--smoke] [--output FOLDER]
 
 ‖K̃ − K‖_F / ‖K‖_F, where K is the Gram matrix of 100 standard normal points in three dimensions,
 each coordinate rescaled to fill [−1, 1]; new points and new frequencies in every run. σ = 1. Mean
@@ -12,22 +12,18 @@ Theorem 9, our default. `Grid` has at most as many features, `GaussHermite` the 
 accepts for these lags. Draws minh_table1.png beside the results.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.minh import FACTORS, STYLES, Field
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float
+from torch import Tensor
 
 import gp_orff
 
@@ -132,7 +128,3 @@ def main(words: Sequence[str] | None = None) -> None:
             rows.add(**row(kernel, name, number, found))
     pictures.save_picture(arguments, picture(rows))
     save(arguments, {"runs": arguments.runs, "points": POINTS, "sigma": 1.0, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,12 @@
 """Minh 2016, Table 2: a curl-free field from 5 % of a grid, by exact and approximate kernels.
 
-    python benchmarks/papers/minh_table2.py [--runs 50] [--smoke] [--output FOLDER]
+    python benchmarks minh_table2 [--runs 50] [--smoke] [--output FOLDER]
 
 F(x, y) = sin(4πx) sin²(2πy) i + sin²(2πx) sin(4πy) j on 40 × 40 points of [−1, −0.4765]², 80 of
 which are the data of a run; the frequencies are new in each run, too. The curl-free kernel has
 σ = 0.2 (lengthscale 0.2/√2), and the penalty is α = lγ_A = 80·10⁻⁹, all as in the paper. `exact` is
 Equation 72, with the kernel; the others are `ORFFRidge`, Equation 74, with the maps of
-minh_table1.py. Means and standard deviations over runs, beside those of the paper, over 10 runs;
+`minh_table1`. Means and standard deviations over runs, beside those of the paper, over 10 runs;
 medians too, since a few bad draws of frequencies make the means. These are errors of the field, not
 of the kernel: with so small a penalty, a few features can be better than the exact kernel.
 
@@ -18,23 +18,19 @@ own. This is the largest of the usual ones: that of a component is 1/√2 of it,
 that it accepts, more than that. Draws minh_table2.png beside the results.
 """
 
-import sys
 from collections.abc import Sequence
 from math import pi
-from pathlib import Path
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float, Int
-from torch import Tensor
-
-sys.path.append(str(Path(__file__).parents[1]))
 from helpers.command import Sizes
 from helpers.papers import pictures
 from helpers.papers.minh import STYLES, Field
 from helpers.results import save
 from helpers.rows import Rows
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from gp_orff.regression import ORFFRidge
 
@@ -163,7 +159,3 @@ def main(words: Sequence[str] | None = None) -> None:
     sizes = {"runs": arguments.runs, "labelled": LABELLED, "points": SIDE**2, "alpha": ALPHA}
     rms = truth(grid()).square().mean().sqrt().item()
     save(arguments, {**sizes, "field": rms, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

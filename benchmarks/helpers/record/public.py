@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import drifters
-import magnetometer
 import numpy as np
-import survey
 import torch
+from fits import drifters, magnetometer, survey
 from gpytorch.kernels import MaternKernel, RQKernel
 from jaxtyping import Bool, Float
 from torch import Tensor

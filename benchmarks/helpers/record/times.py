@@ -11,8 +11,8 @@ from collections.abc import Callable
 import finufft
 import numpy as np
 import torch
-from exactgp_step import step_of
 from jaxtyping import Float
+from speed.exactgp_step import step_of
 from torch import Tensor
 
 import gp_orff

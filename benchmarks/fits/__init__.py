@@ -1,0 +1,1 @@
+"""Fits of models to data, generated and public: errors, intervals and evidence."""

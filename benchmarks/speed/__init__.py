@@ -1,0 +1,1 @@
+"""Seconds and memory, against other ways and against the work that no method avoids."""
