@@ -28,6 +28,16 @@ from gp_orff.features.zoo import DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
 
 # Sufficient statistics of vector observations under the columns φ; they add up over points.
+#
+# 1. One pass over the data computes sums for each pattern of observation (`of_observations`). On a
+#    lattice the Gram matrix C is stored as the sums T of `features.lattice`, (4m+1)^d numbers.
+# 2. Sums of chunks, workers and machines are added; those of observations that leave are
+#    subtracted.
+# 3. When the normal equations ask for C[c, c] (`feature_grams`), T is expanded to the columns of
+#    the features. In a search on a grid neither changes, so the result is kept until other columns
+#    are asked for; of small matrices, those of three sets of columns are kept, since features with
+#    complex directions have two layers and their cross terms.
+# 4. Noise enters later, as p×p matrices: Statistics do not depend on hyperparameters on a grid.
 
 
 _MOST_KEPT = 2**26  # numbers of a set of matrices, of which further sets are kept
@@ -201,6 +211,7 @@ class Statistics:
         for moments in self.moments:
             gram = self.phi.gram(moments.gram)
             if not (expansion.one_to_one and right.one_to_one):
+                # Rows are gathered first, then columns of the transpose: the result is C[c, c′]ᵀ.
                 gram = right.gather(expansion.gather(gram).mT)
                 gram = gram if other is None else gram.mT  # symmetric, or not
             grams.append(gram)
@@ -680,6 +691,8 @@ class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         by_name, again = dict(zip(ctx.names, gradients, strict=True)), torch.is_grad_enabled()
+        # The sums are computed again, chunk by chunk with a graph, and each graph is contracted
+        # with the gradient of the sums at once: memory is that of one chunk.
         totals = [torch.zeros_like(parameter) for parameter in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():

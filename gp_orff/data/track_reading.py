@@ -37,6 +37,19 @@ from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
 # Block means of readings along tracks: linear observations of a field with correlated noise.
+#
+# From labels and times to the evidence:
+#
+# 1. `readings_along` sorts the observations by track and puts each into a block of one, with its
+#    time or its path length as the clock.
+# 2. `in_blocks` averages consecutive ones over a `span`. Means of observations along directions
+#    make sense only if the directions hardly turn within a block.
+# 3. Under features, `averages` gives the means of the columns. `statistics` whitens them track by
+#    track and returns sums of the form that observations at points have, under unit noise, so that
+#    the normal equations need not know of tracks.
+# 4. Under the exact kernel, `apply` averages covariances over the positions of a block, or over two
+#    positions that have the same mean and the same variance along the block (`condensed`).
+# 5. `scatter_terms` completes the evidence by the scatter within blocks.
 
 
 _STRETCH = 16  # blocks of a sample
@@ -179,6 +192,7 @@ class TrackObservations(LinearObservations):
             for piece in torch.arange(blocks.start, blocks.stop).split(_STRETCH)
         ]
         share = number / len(self.y)
+        # An even selection: a stretch is taken when the running share passes an integer.
         kept = [int(share * (i + 1)) > int(share * i) for i in range(len(stretches))]
         rows = [piece for piece, keep in zip(stretches, kept, strict=True) if keep]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
@@ -250,6 +264,8 @@ class TrackObservations(LinearObservations):
         track, and r, over a block of length u τ, about σ_r² 2u / (15 + 2u).
         """
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
+        # This u is twice that of the docstring. The formula is 2u/15 for short blocks and tends to
+        # the whole variance for long ones.
         u = 2 * self.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u) + self._given_of_tracks
         squares, degrees = self._about_lines
@@ -312,6 +328,9 @@ class TrackObservations(LinearObservations):
         )
         squares, scatter = self.scatter_terms(noises)
         count = len(self.y)
+        # The noise is part of the sums, thus its log-determinant has to be a part of the
+        # statistics: `noise_terms` computes −v Σ log w for unit noise, which is v log|R| + scatter
+        # with this value.
         weights = Weights(count, count, count, -logdet - scatter / width)
         moments = (Moments(c, s.squeeze(-1), mass.squeeze()),)
         second = second + torch.diag(squares)

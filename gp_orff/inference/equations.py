@@ -328,15 +328,15 @@ Rows = DenseRows | TrackRows
 #
 # 1. Every group adds to B the sums Z = φᵀy and s = φᵀ1, weighted by its noise precision and
 #    restricted to the components that its pattern observes (`_right_hand_side`).
-# 2. It adds to A the Gram matrix C of the columns, elementwise times M P Mᵀ (`masked_parts`). For
-#    noise of which weights differ between components, there is one such term for each weight of the
-#    pattern.
+# 2. It adds to A the Gram matrix C of the columns, elementwise times M P Mᵀ (`masked_parts`).
+#    Components have one such term; observations along directions u have one for each product u_i
+#    u_j, by which the points of C are weighted.
 # 3. An expansion with complex directions has two layers of real features. Their sums are separate
 #    unless the precision couples them (`are_coupled`), as for harmonic waves, whose horizontal and
 #    vertical components are in different layers. Then A has cross terms.
-# 4. Without cross terms and dense rows the evidence is differentiated by `MaskedInvQuadLogdet`,
-#    which keeps C, M and P instead of the graph of A, since C does not depend on hyperparameters on
-#    a grid.
+# 4. Without cross terms and rows the evidence is differentiated by `MaskedInvQuadLogdet`, which
+#    takes few passes over F×F matrices and needs no derivative in C where the frequencies are
+#    fixed.
 
 
 @dataclass(frozen=True)
