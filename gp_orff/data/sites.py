@@ -307,7 +307,7 @@ def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observatio
 #
 # Where the field changes within a site, the mean of the records is an observation of the mean of
 # the field over them, not of its value at the mean position. A sum over all records would cost what
-# merging saves. A site is therefore divided into 2^levels parts with about equal numbers of records,
+# merging saves. A site is therefore divided into 2^levels parts of about equal numbers of records,
 # always along the axis on which a part is widest, and the mean position of a part stands for its
 # records.
 

@@ -50,8 +50,8 @@ from gp_orff.settings import check_features
 # covariance of the field there given all observations that are not left out. There are four:
 #
 # - From scratch, for any inference: condition on the rest, block after block.
-# - Exact kernel, or dual algebra (`left_out_of_rows`): one Cholesky factor of K serves all blocks, and each takes a
-#   solution of its size only.
+# - Exact kernel, or dual algebra (`left_out_of_rows`): one Cholesky factor of K serves all blocks,
+#   and each takes a solution of its size only.
 # - Features (primal): subtract the sums of the block from those of all data, and factorise A anew.
 # - Tracks: condition on the block means of the rest, since the observations of a track that stay
 #   also predict the correlated noise of those that are left out.
