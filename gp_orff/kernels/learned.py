@@ -24,6 +24,12 @@ from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
 from gp_orff.kernels.spectra import GRID_INPUTS, Range, Spectrum, spectrum
 
 # The power law that a learned curve follows beyond its shortest knot.
+#
+# The variance of a field of length λ is π λ⁻². From the last knot on it continues as λ^q, with q
+# from the slope of the curve over its last knots. Four lengths, each half the one before, represent
+# all shorter ones: each has the weight of an interval of log λ, the last one that of all that
+# remain. Sums of geometric series give these weights in closed form, as differentiable functions of
+# the curve.
 
 
 BEYOND = 4  # lengths beyond the knots, each half the one before
@@ -59,6 +65,7 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
     """
     steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
+    # A smooth maximum of the slope and the bound: a kink would stop a line search.
     q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
     fall, total = q * _RATIO, curve[..., 0] - q * step - _log_complement(q * step)
     parts = [total - m * fall + _log_complement(fall) for m in range(BEYOND - 1)]
@@ -78,6 +85,12 @@ def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 
 
 # A scalar kernel whose spectral density is learned from the data.
+#
+# The curve of log weights over u = log λ is a fixed parabola plus a linear map of `shape`, which
+# has a standard normal prior. The basis of this map is a slope, and curves with one second
+# difference each: D₂⁺ is the pseudo-inverse of second differences, so that its columns have neither
+# mean nor slope. The map has one coordinate fewer than knots, since a constant cancels in the
+# softmax of the weights.
 
 
 _FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
@@ -254,6 +267,8 @@ class LearnedSpectrumKernel(Kernel):
         shift = -2 * order * _WIDTH**2  # of u
         self.lengthscale = self.lengthscale * math.exp(shift)
         self.shape.zero_()
+        # The slope 2t in u makes π λ^{−2t} symmetric about λ = 1. It moves the maximum of π to u =
+        # 2t · 0.7²; the shorter lengthscale moves it back to the same absolute length.
         self.shape[..., 0] = 2 * order / _SLOPE
 
     @torch.no_grad()

@@ -27,6 +27,18 @@ from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
 # The amplitude B(ω) of a kernel that is given by its signature K₀, by a Fourier transform.
+#
+# 1. `_check` evaluates K₀ at random lags, and takes standard deviations of the outputs as their
+#    units.
+# 2. `_longest_lag` doubles a lag along each axis until K₀ has vanished on the whole face there: the
+#    transform is then that of a function with compact support.
+# 3. `_resolve` samples K₀ on a lattice of lags, transforms it, and halves the spacing along the
+#    axes where C(ω) has not vanished at the largest frequency, up to a limit.
+# 4. C(ω) must have no negative eigenvalue beyond rounding, or no process has this covariance.
+# 5. The base density S is that of a Matérn 5/2 kernel with the second moments of tr C. It only has
+#    to cover C: B(ω) makes up for the difference.
+# 6. At any ω, B is a root of C(ω)/S(ω) by eigenvectors, where C is the sum over the samples at this
+#    frequency, by a non-uniform transform. Beyond the largest frequency of the samples B is zero.
 
 
 _NU = 2.5  # smoothness of the base kernel, whose density falls more slowly than most
@@ -124,6 +136,8 @@ def amplitude_of(
     traces = spectral_matrix.diagonal(dim1=-1, dim2=-2).sum(-1).flatten()
     moments = (traces @ omega.square()) / traces.sum()  # E ω_i²
     kernel = MaternKernel(nu=_NU, ard_num_dims=len(extent)).double()
+    # The spectral density of a Matérn kernel has the second moment ν / ((ν − 1) ℓ²) along each
+    # axis.
     kernel.lengthscale = (_NU / (_NU - 1) / moments).sqrt()
     kernel.requires_grad_(False)
     spacing = torch.from_numpy(2 * longest / sides)
@@ -192,6 +206,8 @@ def _real(values: Tensor) -> Tensor:
 
 def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int) -> float:
     """The lag along an axis at which K₀ has vanished."""
+    # The lags along the other axes are those of a coarse grid up to the largest: K₀ may be long in
+    # a direction between the axes.
     powers = 2.0 ** np.arange(-6, 1 + math.log2(_WIDER))
     multiples = np.concatenate([-powers[::-1], [0.0], powers])
     others = _product([multiples * length for i, length in enumerate(extent) if i != axis])
@@ -262,6 +278,15 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
 
 
 # Values of a kernel ∫ cos⟨ω, τ⟩ A(ω) S(ω) dω by the trapezoidal rule over frequencies.
+#
+# 1. The box of both sets of points gives the longest lags. With them `Lattice.for_lags` takes the
+#    smallest tolerance for which the spacing 2π/(lag + reach) and the cut-off need no more
+#    frequencies than are permitted.
+# 2. √w B(ω) times cosines and sines are features of the points, about their centre, and K(x, z) is
+#    the product of features, chunk by chunk of frequencies.
+#
+# This is the quadrature of a `Grid`, with frequencies chosen anew for every set of points, so that
+# a covariance matrix costs a product of large matrices.
 
 
 _TOLERANCES = 10.0 ** np.arange(-10, 0, 0.5)  # of truncation and aliasing; the first affordable
