@@ -553,7 +553,7 @@ def _pickled_chunks(task: Task) -> bytes:
 # 1. `passes_on` stores executor, retries and checkpoint of a call in a thread-local variable, so
 #    that the functions between the method of a model and its passes need no further arguments.
 # 2. `_resumed` takes the partial sum of the checkpoint and skips its chunks.
-# 3. `_tasks` groups the other chunks. A chunk that is already data is a task of its own, because it
+# 3. `_tasks` groups the other chunks. A chunk that is already data is a separate task, because it
 #    has to be sent. Chunks that are loaded by the worker are grouped, so that each worker has about
 #    eight tasks in a pass: few enough to keep the overhead small, and enough for all to end
 #    together.

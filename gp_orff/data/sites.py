@@ -68,7 +68,8 @@ BY_THE_PRIOR = Repeats()  # merges positions that the prior cannot tell apart
 # Sites: groups of positions that lie close together.
 #
 # 1. Positions are scaled by the reach, so that a site is a ball of diameter 1. Along an axis
-#    without a reach, different numbers become multiples of 2, thus farther apart than any site.
+#    without a reach, different numbers become multiples of 2, farther from one another than any
+#    site extends.
 # 2. Equal positions are reduced to one first, which often is all that is needed.
 # 3. Positions without a neighbour, and pairs without any other neighbour, are settled by one query
 #    of a tree for all positions. These are most positions in most data.

@@ -51,14 +51,14 @@ from gp_orff.kernels.spectra import GRID_INPUTS
 # 2. A kernel with harmonic terms continues in `features.rings`, which calls `draw` again for the
 #    others.
 # 3. `_affordable_design` tries the tolerance that was asked for. If it needs more features than the
-#    budget allows, the smallest tolerance is found for which the budget suffices. Then aliasing may
+#    budget allows, bisection gives the smallest tolerance for which it suffices. Then aliasing may
 #    be up to 300 times as large as truncation, because it concerns only pairs at the longest lags.
 # 4. All terms share one spacing, hence one lattice and one set of sums over the data. Along each
 #    axis the longest r of all terms determines it. A term that hardly varies would make the lattice
 #    of all others very fine; if the tolerance is poor, r is limited to L, and the better result is
 #    taken.
-# 5. Every term has its own cut-off, thus its own points. Their union is stored once, and every draw
-#    refers to its points by position.
+# 5. Every term has a separate cut-off, thus separate points. Their union is stored once, and every
+#    draw refers to its points by position.
 # 6. Inputs that are constant in data and domain add no lattice points: features are summed over the
 #    frequencies along them, whose period is so long that there are no images.
 
@@ -302,7 +302,7 @@ class Grid:
         """The spacing and the lattice points of each term; None if they exceed the budget."""
         points, features = [], 0
         for term in terms:
-            # Under a budget a term of small variance may truncate a larger share of its own.
+            # Under a budget a term of small variance may truncate a larger share of its variance.
             own = tolerance if tolerance == self.tolerance else term.own(tolerance, MOST_CUT)
             part = self._points(term, spacing, own, (budget - features) / term.rank, constant)
             if part is None:

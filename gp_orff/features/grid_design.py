@@ -26,6 +26,8 @@ from gp_orff.kernels.mixture_spectra import ScaleMixture
 # `half_space` then enumerates the lattice points within the cut-off of all leaves of a term, one of
 # each pair ±k. Under a budget, `smallest_tolerance` bisects in the logarithm of the tolerance: a
 # larger tolerance has a smaller cut-off and a larger spacing, thus fewer points.
+
+
 MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
 _MOST_STEPS = 1e9  # along an axis; too many in any case
 

@@ -39,6 +39,8 @@ from gp_orff.features.phases import LinearPhases
 # Sums T are stored as flat arrays over a box of indices. The flat position of q is linear in q, so
 # that differences and sums of indices are those of their positions (`_positions`). Points that are
 # differentiated, and few points, take the dense φ(x).
+
+
 _TILT = 2.0**-13  # a frequency that acts as zero, in units of the spacing
 _FEW = 2**21  # entries of φ(x) up to which a dense φ(x) is quicker than a transform
 

@@ -35,7 +35,7 @@ from gp_orff.kernels.tree import Term, spectra_of
 #    are then those of the padded dimension, which leaves the distribution of ⟨ω, x⟩ as it is.
 # 2. In every evaluation `_phases` scales the inputs by the lengthscales, applies the fast
 #    projection, and multiplies by the radii at the present hyperparameters: ⟨ω, x⟩ without ω.
-# 3. Leaves of a product depend on their own inputs, and their phases add up.
+# 3. Leaves of a product depend on different inputs, and their phases add up.
 #
 # A factor B(ω) that varies with ω would need ω itself; such kernels are refused (`_check`).
 

@@ -546,7 +546,7 @@ def is_diagonal(noise: Noise) -> bool:
 # identity.
 #
 # The eigenvectors U have no derivative where eigenvalues coincide, as those of a kernel with equal
-# outputs do. The evidence has a gradient of its own (`KroneckerInvQuadLogdet`); a posterior that is
+# outputs do. The evidence has a special gradient (`KroneckerInvQuadLogdet`); a posterior that is
 # differentiated uses the general algebra instead.
 
 

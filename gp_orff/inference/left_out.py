@@ -235,7 +235,7 @@ def _(inference: ExactInference, kernel, noises, mean, blocks):
     if not blocks:
         return
     rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
-    # Observations of one site that belong to different blocks need rows of their own. If this makes
+    # Observations of one site that belong to different blocks need separate rows. If this makes
     # the matrix much larger than that of the sites, one factor of it costs more than conditioning
     # anew.
     if inference.changes is not None or len(rows) > _SPLIT * inference.size:

@@ -28,6 +28,8 @@ from torch.nn.functional import pad
 #    for batches, and get ones on the diagonal, so that solutions and determinants exist.
 # 3. `best_mean`, `mean_root` and the restricted likelihood work in this basis. Along directions
 #    that the data do not see, the best mean and its covariance are zero.
+
+
 _ROUNDING = 1e-12  # relative error of an eigenvalue that should be zero
 
 

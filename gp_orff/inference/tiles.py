@@ -30,7 +30,7 @@ from gp_orff.kernels.pairs import (
 # 1. `Tiles.of` divides every group into pieces of consecutive points. A tile is the block of the
 #    matrix between two pieces; it is so small that its lags and their forms stay in the cache.
 # 2. `_joined` merges neighbouring small pieces, because the overhead of a tile does not depend on
-#    its size. Numbers of such a piece become points of their own, as groups differ in their
+#    its size. Numbers of such a piece become separate points, as groups differ in their
 #    directions.
 # 3. `lower` visits the tiles on and below the diagonal; the others follow by symmetry.
 # 4. For few rows, what depends on positions alone is kept from one evaluation of a search to the

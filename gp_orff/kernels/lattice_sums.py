@@ -28,6 +28,8 @@ from gp_orff.kernels.spectra import Spectrum
 #
 # Sums over k ≠ 0 are computed as Πc_i (Π(1 + ε_i) − 1) with ε = θ/c − 1: the term k = 0 may be so
 # large, for small scales, that subtracting it from the whole sum would leave rounding only.
+
+
 _TERMS = 5  # of a theta function, on either side of zero
 _MIN_SCALE = 1e-12  # in units of (hℓ)²; below it, the Gaussian is inside the cell around ω = 0
 

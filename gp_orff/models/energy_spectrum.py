@@ -39,6 +39,8 @@ _ROWS = 2048  # points at a time
 # 4. The energies of the modes within half a mode spacing of |k| = k are averaged. Their mean times
 #    the number of modes per wavenumber, 2πk over the area of a mode, is E(k).
 # 5. Mean and quantiles over the paths give the spectrum and its intervals.
+
+
 @dataclass(frozen=True)
 class EnergySpectrum:
     """Energy per wavenumber of a planar field in a box, its mean and its intervals.

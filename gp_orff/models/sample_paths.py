@@ -41,6 +41,8 @@ from gp_orff.threads import chosen_threads
 # 4. A mixture over hyperparameters has paths of each member, in proportion to the weights.
 #
 # The mean that the user gave is added at the end, in `SamplePaths`.
+
+
 _PRIOR_FREQUENCIES = 2048  # of the prior paths of an exact model
 _BY_FEATURES = "VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x, max_features=4000))"
 

@@ -43,7 +43,6 @@ from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport, trained_names
 from gp_orff.threads import chosen_threads
 
-
 # How a call of a model changes its state. A `VectorFieldGP` refers to one immutable `ModelState`; a
 # call builds a new one and assigns it in its last step, so that an error leaves the model as it
 # was. Modules, such as the kernel, are mutable and shared: `restored_on_failure` resets their
@@ -59,6 +58,8 @@ from gp_orff.threads import chosen_threads
 #    rather than at the first prediction.
 # 4. Posteriors, reports and statistics are computed on demand and remembered as long as the
 #    hyperparameters are the same (`Memo`). A state that `of` makes starts without any.
+
+
 @dataclass(frozen=True)
 class Represented:
     """The representation of data, and inference with it on the frequencies of a rule."""
