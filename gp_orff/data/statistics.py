@@ -80,6 +80,7 @@ class Weights:
         One of them is drawn with probability w_n/Σw_n, the others uniformly. They determine the
         field where its posterior variance is smallest.
         """
+        # Σw²/Σw is at least the mean by Cauchy–Schwarz; rounding may bring it below.
         weighted_mean = max(self.squares / self.total, self.mean)
         return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)
 
@@ -215,7 +216,10 @@ class Statistics:
                 gram = right.gather(expansion.gather(gram).mT)
                 gram = gram if other is None else gram.mT  # symmetric, or not
             grams.append(gram)
+        # Matrices with a graph belong to one evaluation of the gradient and are not kept.
         if not any(gram.requires_grad for gram in grams):
+            # Small matrices of the last sets of columns stay; of large ones only the latest set
+            # does.
             few = sum(gram.numel() for gram in grams) <= _MOST_KEPT
             self._grams[:] = [
                 (expansion.columns, right.columns, grams),
@@ -372,6 +376,8 @@ def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) ->
     with tempfile.NamedTemporaryFile(**temporary) as file:
         try:
             write(file)
+            # The new content must be on disk before the name refers to it: a crash in between would
+            # otherwise leave an empty file.
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, path)
@@ -619,6 +625,7 @@ class FieldStatistics:
                     f"{groups[key].count if key in groups else 0}"
                 )
             groups[key] = groups[key] - statistics
+        # A group without observations has no mean and no noise to estimate, so it is dropped.
         remaining = {key: statistics for key, statistics in groups.items() if statistics.count}
         return FieldStatistics(self.phi, remaining, self.elbo_correction - other.elbo_correction)
 
@@ -684,6 +691,8 @@ def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
 class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, phi, visit, tensors, *parameters):
+        # The sums come from a pass without a graph. They only enter the graph here, as functions of
+        # the parameters of φ, so that `backward` runs when all their gradients are known.
         ctx.phi, ctx.visit, ctx.names = phi, visit, list(tensors)
         ctx.save_for_backward(*parameters)
         return tuple(tensors.values())

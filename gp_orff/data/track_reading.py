@@ -217,6 +217,9 @@ class TrackObservations(LinearObservations):
         squares = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(1)
         second = self._mean(squares).unflatten(1, (away.shape[-1], -1))
         values, vectors = torch.linalg.eigh(second)
+        # Two nodes at the centre ± one standard deviation along the principal axis have the mean of
+        # the positions and, if these are on a line, their second moments: the average of a smooth
+        # function is exact up to its second derivatives.
         step = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
         nodes = torch.stack([centre - step, centre + step], dim=1).flatten(0, 1)
         index = torch.arange(count, device=block.device).repeat_interleave(2)
@@ -519,6 +522,8 @@ def readings_along(
         )
     names, which = labels_of_tracks(track, count)
     rows = part.index.cpu().numpy()
+    # A stable sort keeps the observations of a track in the order of the data, which has to be that
+    # of time.
     order = np.argsort(which[rows], kind="stable")
     present, of_track, sizes = np.unique(
         which[rows][order], return_inverse=True, return_counts=True
@@ -528,6 +533,8 @@ def readings_along(
     x, y = part.x[index], part.y[index]
     direction = None if part.direction is None else part.direction[index]
     if time is None:
+        # Without times the clock is the length of the path, so that the correlation time is a
+        # length.
         clock = _path(x.cpu().numpy(), of_track)
     else:
         clock = as_times(time, count)[rows][order]
@@ -701,6 +708,8 @@ def sampled(data: Data, most: int) -> Data:
         chosen = part.sample(most) if len(part.y) > _MORE * most else part
         fewer, count = len(part.y) - len(chosen.y), len(chosen.y)
         num_points, num_values = num_points - fewer, num_values - fewer * part.y.shape[-1]
+        # The survey has to describe the sample: mean weights and counts of values enter starting
+        # values.
         weights[part.key] = Weights(count, count, count)
         tracks.append(chosen)
     survey = replace(data.survey, num_points=num_points, num_values=num_values, weights=weights)

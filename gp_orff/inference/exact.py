@@ -134,6 +134,8 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
     reach = merge_distance(kernel, noises, data)
     if data.repeats.width > 1:
         return tuple(data.repeats.width * length for length in reach)
+    # The mean of many records has less noise, and permits smaller changes within a site. Their
+    # number depends on the reach in turn: it is counted once, at the reach of single records.
     count = _records_at_a_site(data, reach)
     reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
     if given is not None:
@@ -152,6 +154,9 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
         pairs = zip(data.observations, labels, strict=True)
         return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs)
 
+    # The width is doubled until the means are few enough, and two bisections of its logarithm make
+    # it at most 2^¼ times the least one. `high` always satisfies the limit, except at the end of
+    # the doubling.
     low, high = 1.0, 2.0
     while size(high) > most and high < _WIDEST:
         low, high = high, 2 * high
@@ -192,6 +197,7 @@ def _changes(
     several = (counts > 1).nonzero().squeeze(-1)
     if not len(several):
         return changes
+    # Records are sorted by site below, so that `first` is the row at which a site begins.
     first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
     ranks = torch.arange(_RECORDS).to(site)
     # Eight records across a large site stand for all of them, to bound the cost for crowded sites.
@@ -221,6 +227,8 @@ def _nodes(
     nodes = Nodes.of(x[site, record], weight[site, record], site, reach, levels)
     counts = nodes.site.bincount()
     rank = torch.arange(len(nodes.site)).to(site) - (counts.cumsum(0) - counts)[nodes.site]
+    # Sites with fewer nodes than 2^levels are padded by a record with the share zero, since the
+    # kernel has to be defined at padded positions too.
     places = x[:, :1].repeat(1, 2**levels, 1).index_put((nodes.site, rank), nodes.x)
     shares = weight.new_zeros(places.shape[:2]).index_put((nodes.site, rank), nodes.share)
     return places, shares
@@ -237,6 +245,7 @@ def _labels(data: Dataset, reach: Sequence[float]) -> list[Int[np.ndarray, "n"]]
 
 def _records_at_a_site(data: Dataset, reach: Sequence[float]) -> float:
     """Σ r² / Σ r over sites with r records: the records at the site of an average record."""
+    # Sites are weighted by their records: many single records must not hide a few crowded sites.
     counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
     return float((counts**2).sum() / counts.sum())
 

@@ -331,6 +331,8 @@ class Lattice:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        # ω and −ω are one feature. The half of the lattice whose first nonzero index is positive,
+        # with zero itself, is enough: `_weighted` doubles the weights of all others.
         axes = [np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)]
         indices = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(counts))
         omega = indices[first_nonzero(indices) >= 0] * spacing
@@ -365,6 +367,8 @@ def _lattice(
     variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
 ) -> tuple[Lattice, Float[Tensor, "d"]]:
     """Frequencies for the lags between two sets of points, and the centre of the points."""
+    # One lattice serves all lags between x and z. The centre is subtracted from the points, so that
+    # phases stay small and lose no digits; differences of points do not change.
     ends = [[points.flatten(0, -2).amin(0), points.flatten(0, -2).amax(0)] for points in (x, z)]
     low, high = (torch.stack(end).double().detach() for end in zip(*ends, strict=True))
     low, high = low.amin(0), high.amax(0)
@@ -387,6 +391,8 @@ def _features(
 ) -> Float[Tensor, "*b n*p 2*c*r"]:
     phase = x.double() @ omega.mT
     waves = torch.cat([phase.cos(), phase.sin()], dim=-1)  # (*b, n, 2c)
+    # Cosine and sine of a frequency have the same directions. The features come out as (*b, n, p,
+    # 2c, r), and are flattened to the rows n·p + i and to 2·c·r columns.
     directions = torch.cat([b, b], dim=-3).transpose(-3, -2)  # (*b, p, 2c, r)
     values = waves[..., :, None, :, None] * directions.unsqueeze(-4)
     return values.flatten(-2).flatten(-3, -2)
@@ -610,6 +616,8 @@ class SpectralMatrixKernel(WrapperKernel):
                     "gp_orff.QuasiMonteCarlo"
                 )
             density = term.factor.variance_spectrum(measure)
+            # The scale of a batch is broadcast over rows and columns, or over rows only for a
+            # diagonal.
             scale = term.outputscale.reshape(*term.outputscale.shape, 1, *[1] * (not diag))
             total = total + scale * quadrature(density, x1, x2)
         return total.to(x1.dtype)
@@ -629,6 +637,7 @@ class SpectralMatrixKernel(WrapperKernel):
         a, other = b @ b.mT, opposite @ opposite.mT
         sizes = a.square().sum((-1, -2)).sqrt()
         difference = (a - other).square().sum((-1, -2)).sqrt()
+        # Differences are relative to A(ω), but not where A is tiny compared to its largest value.
         if (difference > _EVEN * sizes.clamp_min(_EVEN * sizes.amax())).any():
             worst = omega[(difference / sizes.clamp_min(1e-300)).argmax()].tolist()
             raise ValueError(

@@ -172,7 +172,7 @@ def with_parameters(
 #     q(u)   a proposal that can be drawn from and is about as wide; it enters the mixture of
 #            proposals.
 #
-# A weak prior is log-normal, thus normal in the logarithm, and its own proposal. A prior that the
+# A weak prior is log-normal, thus normal in the logarithm, and serves as proposal. A prior that the
 # user registered may be any distribution: q is then normal with the mean and the widened standard
 # deviation of 2000 draws, and the weights correct for the difference.
 #
