@@ -25,6 +25,18 @@ _SINGLE = 8  # the number of points up to which products cost less than a transf
 _CHUNK_BYTES = 256 * 2**20  # of the exponentials that products hold at once
 
 
+# Transforms of types 1 and 2, and what is done before FINUFFT sees them.
+#
+# 1. An axis with m = 0 is dropped: its waves are one, whatever the phases are.
+# 2. Real strengths are combined two by two into complex ones, since FINUFFT computes complex
+#    transforms at the cost of real ones. F of real strengths satisfies F(−q) = F(q)*, so that the
+#    two results can be separated afterwards.
+# 3. Points are taken 2²⁰ at a time, which bounds the memory of the sorted copies in FINUFFT.
+# 4. FINUFFT has at most three axes. With more, the last axis becomes a loop over its q: the wave of
+#    this q multiplies the strengths (type 1) or the result (type 2).
+# 5. On a GPU, and for a few points in type 1, matrix products of one-dimensional exponentials
+#    replace all of this. The axes are divided into two halves, so that the two factors are about as
+#    large as the square root of the lattice.
 def type1(
     phases: Float[Tensor, "N d"], strengths: Float[Tensor, "N k"], modes: tuple[int, ...]
 ) -> Complex[Tensor, "k *q"]:
@@ -54,6 +66,7 @@ def _pair(real: Float[np.ndarray, "k N"]) -> Complex[np.ndarray, "h N"]:
     """Real vectors two by two as complex vectors a + ib, which halves the transforms."""
     pairs = np.zeros(((len(real) + 1) // 2, real.shape[1]), dtype=complex)
     pairs.real = real[::2]
+    # With an odd number of vectors, the last pair has no imaginary part.
     pairs.imag[: len(real) // 2] = real[1::2]
     return pairs
 
@@ -61,6 +74,7 @@ def _pair(real: Float[np.ndarray, "k N"]) -> Complex[np.ndarray, "h N"]:
 def _separate(sums: Complex[Tensor, "h *q"]) -> Complex[Tensor, "k *q"]:
     """F of a and F of b from F of a + ib; the conjugate of F(−q) is F of a − ib."""
     mirrored = sums.flip(tuple(range(1, sums.dim()))).conj()
+    # Stacked along axis 1 and flattened, the results are in the order of `_pair`: a₀, b₀, a₁, b₁, …
     return torch.stack([0.5 * (sums + mirrored), -0.5j * (sums - mirrored)], dim=1).flatten(0, 1)
 
 
@@ -176,6 +190,8 @@ def type1_by_products(phases, strengths, modes, total):
     for rows in slices(len(phases), _rows(modes)):
         left, right = _halves(phases[rows], modes)
         for out, weight in zip(total, strengths[rows].mT, strict=True):
+            # The product is (a, b), the lattice of the two halves of the axes, in the order of
+            # `modes`.
             out += (left.mT @ (weight.unsqueeze(-1) * right)).reshape(out.shape)
     return total
 

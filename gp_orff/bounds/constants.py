@@ -124,6 +124,11 @@ class Logarithmic:
 
 
 # A bound of the error of random features as a value, with its inverses.
+#
+# A theorem gives the logarithm of a probability, which decreases in the number D of frequencies and
+# in the error ε. The two inverses need nothing else: D by doubling and bisection of integers, ε by
+# doubling and bisection down to neighbouring floating-point numbers. Logarithms are used because
+# probabilities such as e^{−1000} underflow, and bounds above one may be very large.
 
 
 class Bound(ABC):
@@ -310,6 +315,11 @@ def _log_of_rest(confidence: float) -> float:
 # A frequency ω of one leaf is drawn with an importance weight v. With a factor of degree g its
 # matrix has the size w = v ‖ω‖^{2g}, times constants. Moments are exact where the spectrum is
 # isotropic, and upper bounds with a lengthscale for each input.
+#
+# With z = ℓω = r u, the radius r and the direction u are independent. Every moment is therefore
+# that of a power of r, which the spectrum knows, times that of a power of the quadratic form q =
+# ‖u/ℓ‖². If the density is weighted by r^{2t} (trace measure, t = g = 1), the weight E r²/r²
+# cancels r² in w: w is bounded.
 
 
 @dataclass(frozen=True)
@@ -364,6 +374,7 @@ def moments(spectrum: Spectrum, degree: int, order: int, num_dims: int) -> Momen
 
     largest = tilt * scales.max() ** g if order == g else math.inf
     outer = scales * (scales.sum() + 2 * scales) / (num_dims * (num_dims + 2))
+    # Cauchy and Schwarz: the half-integer moment of q has no closed form.
     odd = math.sqrt(square[g] * square[g + 1])  # at least E q^{g + ½}
     return Moments(
         largest=float(largest),
@@ -389,6 +400,7 @@ def quadratic_moments(scales: Float[np.ndarray, "d"]) -> list[float]:
     2^{n−1} (n−1)! Σ_i λ_iⁿ.
     """
     d, (a, b, c) = len(scales), (float((scales**n).sum()) for n in (1, 2, 3))
+    # The second and third moments of a sum from its cumulants κ₁ = a, κ₂ = 2b and κ₃ = 8c.
     first, second = a, a * a + 2 * b
     third = a**3 + 6 * a * b + 8 * c
     return [1.0, first / d, second / (d * (d + 2)), third / (d * (d + 2) * (d + 4))]
@@ -491,6 +503,11 @@ def _outer_moments(weights, centres, variances) -> tuple[float, ...]:
 #
 # It is found by a search along one axis where the spectrum is isotropic and the kernel has a closed
 # form. Elsewhere b is bounded by ‖E W²‖₂.
+#
+# cos² x = ½ (1 + cos 2x) turns the expectation into kernels at the lags 0 and 2δ. Lags along one
+# axis suffice because an isotropic kernel at any lag is a rotation of these, which leaves the norm
+# as it is. Lags are logarithmic over seven decades; the neighbourhood of the best one is searched
+# again; and the limit of long lags, where K(δ) vanishes, is compared.
 
 
 _LAGS = 600  # lags of the search, from 1e-3 to 1e4 lengthscales

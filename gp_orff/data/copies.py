@@ -139,6 +139,8 @@ def _remain(
     labels = np.arange(len(first))
     if len(near):
         labels[near] = len(first) + sites(columns[first[near]] / scale, np.ones(len(scale)))
+    # Rows that are equal in every column have one number already; `labels` merges numbers that are
+    # near.
     group = labels[group]
     remain = np.bincount(group)[group] == 1
     rows = np.flatnonzero(~remain)
@@ -249,7 +251,10 @@ def _units(y: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "v"]:
     return np.array([gap[gap > resolved].min(initial=gap.max()) for gap, resolved in pairs])
 
 
-# Dense readings thinned, so that those that remain have errors of their own.
+# Dense observations thinned, so that those that remain have independent errors.
+#
+# The rows are visited in random order. One that is still free remains, and all within the distance
+# of it are excluded. The result is a maximal set: every excluded row is near one that remains.
 
 
 def thin(

@@ -31,6 +31,13 @@ from gp_orff.features.columns import TrigColumns
 from gp_orff.features.grid import Grid
 from gp_orff.features.lattice import LatticeColumns
 
+# Two kinds of data have one interface. A `Dataset` can visit its observations again: it refers to
+# arrays or chunks and stores only a survey of them, small data also as a copy. `StatisticsOnly` has
+# the sums over observations that are gone; on a lattice they serve any hyperparameters,
+# but no exact kernel. Learned weights of Student-t noise belong to the data, in the order of a
+# visit, since sums and posteriors depend on them.
+
+
 MOST_KEPT = 4 * 2**20  # numbers: data up to this size are copied and held in memory
 
 

@@ -35,6 +35,20 @@ from gp_orff.settings import num_threads
 from gp_orff.threads import fixed_threads
 
 # Partial sums of passes, and results between them, in a file: interrupted calls go on there.
+#
+# A call may make several passes over the data, with computations between them. The file keeps both.
+#
+# 1. `Checkpoint.at` reads the file. Its identity covers the model, the method and the options, so
+#    that a sum is never continued under other hyperparameters.
+# 2. Every pass has a name, the digest of what it sums up. Under this name the file keeps the sum
+#    over the first chunks, their number, and a digest chained over these chunks.
+# 3. When the call is repeated, the pass skips so many chunks, but digests them again: the sum
+#    counts only if they are the same ones in the same order (`require`).
+# 4. `kept` stores the results of computations between passes, since a pass depends on them to the
+#    last bit, which another number of threads may change. They are numbered in the order of the
+#    call.
+# 5. The file is written again so seldom that this takes 5 % of the time, and always at the end of a
+#    pass or at an error.
 
 
 _SHARE = 0.05  # of the time of a pass that writing may take
@@ -108,6 +122,8 @@ class Checkpoint:
         start = time.perf_counter()
         if not soon and start < self.due:
             return
+        # `write_whole` replaces the file at once, so that a process that dies while writing leaves
+        # the old one. The time of a writing determines when the next one is due.
         content = pickle.dumps((_FORMAT, self.identity, self.partials, self.results))
         write_whole(self.path, lambda file: file.write(content))
         end = time.perf_counter()
@@ -140,6 +156,7 @@ def _serialize(value: object) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray) and value.dtype != object:
+        # Type and shape are part of the digest: equal bytes may mean different arrays.
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, Mapping):
@@ -169,6 +186,11 @@ def _token(value: object) -> bytes:
 
 
 # `kept_memory`: freed memory stays with a worker for the time of a task.
+#
+# glibc takes arrays above a threshold directly from the system (`M_MMAP_THRESHOLD`) and returns the
+# top of its heap above another one (`M_TRIM_THRESHOLD`). It raises both by itself as a process
+# frees larger arrays, but setting either of them, as Dask does for its workers, disables this. The
+# thresholds are set here to the values that glibc would reach, and restored afterwards.
 
 
 _VARIABLE = "MALLOC_TRIM_THRESHOLD_"  # Dask sets it for its workers
@@ -207,6 +229,11 @@ def _mallopt() -> object:
 
 
 # Warnings of tasks in other processes, which reach the caller.
+#
+# A worker records the warnings of a task with the line that gave them and returns them with the
+# sum. The caller repeats each one once per call, under its own filters. Several tasks may run as
+# threads of one worker process, where filters are shared: the first one installs `_hear`, the last
+# one removes it, and a thread-local dict separates the warnings of the tasks.
 
 
 @dataclass(frozen=True)
@@ -244,6 +271,7 @@ def heard_warnings() -> Iterator[dict[Told, None]]:
     with _lock:
         if not _recorded_tasks:
             _before = warnings.catch_warnings()
+            # The worker must not drop warnings: the filters of the caller decide.
             _before.__enter__()
             warnings.simplefilter("always")
             warnings.showwarning = _hear
@@ -275,6 +303,11 @@ def _known(category: type[Warning]) -> type[Warning]:
 
 
 # What is done with the chunks of a pass, in the process that does it.
+#
+# `do` never raises an `Exception`: it returns a `Failure` with the number of the chunk and the text
+# of the traceback, which survives pickling. `do_packed` is its form for other processes. It
+# receives pickles as bytes, since an executor would report an error of unpickling without naming
+# the chunk.
 
 
 def num_points(chunk: object) -> int:
@@ -356,11 +389,17 @@ def do_packed(work: bytes, chunks: bytes, start: int, threads: int | None) -> by
     except Exception:
         if not isinstance(outcome, Failure):
             raise
+        # An exception of a third-party class may not be picklable; its text always is.
         error = RuntimeError(f"{type(outcome.error).__name__}: {outcome.error}")
         return pickle.dumps(Failure(outcome.number, error, outcome.story))
 
 
 # Where tasks run: in place, on threads, or in other processes.
+#
+# `Engine` hides the difference. In place and on threads, work and chunks are passed as they are.
+# For other processes both are pickled once: the work for the whole pass, a task when it is first
+# submitted, so that a retry sends the same bytes. Unless the user has set the number of threads,
+# the cores are divided among the workers.
 
 
 _IN_FLIGHT = 2  # tasks for each worker, so that none waits for the next
@@ -510,6 +549,23 @@ def _pickled_chunks(task: Task) -> bytes:
 
 
 # Fold chunks into one sum, where the call says: `passes_on` and `fold`.
+#
+# 1. `passes_on` stores executor, retries and checkpoint of a call in a thread-local variable, so
+#    that the functions between the method of a model and its passes need no further arguments.
+# 2. `_resumed` takes the partial sum of the checkpoint and skips its chunks.
+# 3. `_tasks` groups the other chunks. A chunk that is already data is a separate task, because it
+#    has to be sent. Chunks that are loaded by the worker are grouped, so that each worker has about
+#    eight tasks in a pass: few enough to keep the overhead small, and enough for all to end
+#    together.
+# 4. At most two tasks per worker are in flight. This bounds the memory of chunks and of sums that
+#    wait, and a worker that finishes always has a next task.
+# 5. The oldest task is awaited and added first, even if later ones are done. The order of additions
+#    is thus that of the chunks, and the sum is the same to the last bit for any executor.
+# 6. A task that fails is submitted again while the others run, up to `retries` times. Its sum is
+#    added only when all of its chunks have succeeded, hence no chunk counts twice. A broken pool
+#    ends the pass, since it accepts no more tasks.
+# 7. At any error, also an interrupt, the tasks in flight are cancelled and the partial sum is
+#    written.
 
 
 _TASKS = 8  # of each worker in a pass, if chunks are loaded there: the last ones end together
@@ -624,6 +680,8 @@ class Fold:
         try:
             while True:
                 for task in islice(tasks, engine.window - len(pending)):
+                    # The task is queued before it is submitted, so that the handler below sees all
+                    # that may run.
                     pending.append(task)
                     engine.submit(task)
                 if not pending:
@@ -673,6 +731,7 @@ class Fold:
         count, points = done.chunks + len(task.chunks), done.points + outcome.points
         new = replace(done, value=value, chunks=count, points=points)
         if self.passes.checkpoint is not None:
+            # Each digest covers the one before: the digest of n chunks also fixes their order.
             for chunk in task.chunks:
                 new = replace(new, digest=digest_of(chunk, new.digest))
         self._keep(new)

@@ -66,6 +66,18 @@ BY_THE_PRIOR = Repeats()  # merges positions that the prior cannot tell apart
 
 
 # Sites: groups of positions that lie close together.
+#
+# 1. Positions are scaled by the reach, so that a site is a ball of diameter 1. Along an axis
+#    without a reach, different numbers become multiples of 2, farther from one another than any
+#    site extends.
+# 2. Equal positions are reduced to one first, which often is all that is needed.
+# 3. Positions without a neighbour, and pairs without any other neighbour, are settled by one query
+#    of a tree for all positions. These are most positions in most data.
+# 4. The others are visited in order. A position that is still free becomes the leader of all free
+#    ones within 1 of it, if they fit into a ball of diameter 1, else of those within ½.
+#
+# A chain of neighbours is cut this way: clustering by connected components would merge a whole
+# track.
 
 
 _ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # of a multiplicative hash
@@ -191,6 +203,8 @@ def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
 #
 # S = Σ_i w_i (y_i − ȳ)(y_i − ȳ)ᵀ, for r records of v values. The posterior given the means is that
 # given the records, and the scatter S completes the evidence.
+#
+# S does not depend on hyperparameters: it is computed once, and costs nothing in a search.
 
 
 _TURN = 1e-3  # between directions at one site: their numbers differ by 1e-6 of the variance
@@ -261,6 +275,7 @@ def weighted_means(
 ) -> Float[Tensor, "m k"]:
     """The weighted mean at every site, exact where all values are equal; any `record` of each."""
     origin = values[record]
+    # Differences to one of the records are zero where all are equal, and the mean is then exact.
     moved = weight.unsqueeze(-1) * (values - origin[site])
     total = weight.new_zeros(len(record)).index_add(0, site, weight)
     return origin + torch.zeros_like(origin).index_add(0, site, moved) / total.unsqueeze(-1)
@@ -290,6 +305,12 @@ def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observatio
 
 
 # Means of the field over the records of sites, as sums over a few positions within each.
+#
+# Where the field changes within a site, the mean of the records is an observation of the mean of
+# the field over them, not of its value at the mean position. A sum over all records would cost what
+# merging saves. A site is therefore divided into 2^levels parts of about equal numbers of records,
+# always along the axis on which a part is widest, and the mean position of a part stands for its
+# records.
 
 
 _CHUNK = 256  # sites whose nodes are visited together
@@ -354,6 +375,8 @@ def _halved(
     middle = _in_order(along, part)[counts.cumsum(0) - counts + (counts - 1) // 2]
     upper = along > along[middle][part]
     most = torch.zeros_like(counts).index_add(0, part, upper.to(counts)) == 0  # at the upper end
+    # If the median is the maximum, no record lies above it; the records at the maximum then form
+    # the upper half, so that a part with an extent is always divided.
     upper |= most[part] & (along == along[middle][part])
     return 2 * part + (upper & (extent > 0)[part] & ~whole).to(part)
 

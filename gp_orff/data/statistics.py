@@ -28,6 +28,16 @@ from gp_orff.features.zoo import DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
 
 # Sufficient statistics of vector observations under the columns φ; they add up over points.
+#
+# 1. One pass over the data computes sums for each pattern of observation (`of_observations`). On a
+#    lattice the Gram matrix C is stored as the sums T of `features.lattice`, (4m+1)^d numbers.
+# 2. Sums of chunks, workers and machines are added; those of observations that leave are
+#    subtracted.
+# 3. When the normal equations ask for C[c, c] (`feature_grams`), T is expanded to the columns of
+#    the features. In a search on a grid neither changes, so the result is kept until other columns
+#    are asked for; of small matrices, those of three sets of columns are kept, since features with
+#    complex directions have two layers and their cross terms.
+# 4. Noise enters later, as p×p matrices: Statistics do not depend on hyperparameters on a grid.
 
 
 _MOST_KEPT = 2**26  # numbers of a set of matrices, of which further sets are kept
@@ -70,6 +80,7 @@ class Weights:
         One of them is drawn with probability w_n/Σw_n, the others uniformly. They determine the
         field where its posterior variance is smallest.
         """
+        # Σw²/Σw is at least the mean by Cauchy–Schwarz; rounding may bring it below.
         weighted_mean = max(self.squares / self.total, self.mean)
         return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)
 
@@ -201,10 +212,14 @@ class Statistics:
         for moments in self.moments:
             gram = self.phi.gram(moments.gram)
             if not (expansion.one_to_one and right.one_to_one):
+                # Rows are gathered first, then columns of the transpose: the result is C[c, c′]ᵀ.
                 gram = right.gather(expansion.gather(gram).mT)
                 gram = gram if other is None else gram.mT  # symmetric, or not
             grams.append(gram)
+        # Matrices with a graph belong to one evaluation of the gradient and are not kept.
         if not any(gram.requires_grad for gram in grams):
+            # Small matrices of the last sets of columns stay; of large ones only the latest set
+            # does.
             few = sum(gram.numel() for gram in grams) <= _MOST_KEPT
             self._grams[:] = [
                 (expansion.columns, right.columns, grams),
@@ -361,6 +376,8 @@ def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) ->
     with tempfile.NamedTemporaryFile(**temporary) as file:
         try:
             write(file)
+            # The new content must be on disk before the name refers to it: a crash in between would
+            # otherwise leave an empty file.
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, path)
@@ -608,6 +625,7 @@ class FieldStatistics:
                     f"{groups[key].count if key in groups else 0}"
                 )
             groups[key] = groups[key] - statistics
+        # A group without observations has no mean and no noise to estimate, so it is dropped.
         remaining = {key: statistics for key, statistics in groups.items() if statistics.count}
         return FieldStatistics(self.phi, remaining, self.elbo_correction - other.elbo_correction)
 
@@ -673,6 +691,8 @@ def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
 class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, phi, visit, tensors, *parameters):
+        # The sums come from a pass without a graph. They only enter the graph here, as functions of
+        # the parameters of φ, so that `backward` runs when all their gradients are known.
         ctx.phi, ctx.visit, ctx.names = phi, visit, list(tensors)
         ctx.save_for_backward(*parameters)
         return tuple(tensors.values())
@@ -680,6 +700,8 @@ class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         by_name, again = dict(zip(ctx.names, gradients, strict=True)), torch.is_grad_enabled()
+        # The sums are computed again, chunk by chunk with a graph, and each graph is contracted
+        # with the gradient of the sums at once: memory is that of one chunk.
         totals = [torch.zeros_like(parameter) for parameter in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():

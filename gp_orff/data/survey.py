@@ -132,6 +132,9 @@ def warn_of_far_points(distances: Distances) -> None:
         )
 
 
+# A sample that adds up: every observation gets a random rank, and the sample of a set is those of
+# smallest rank. The sample of the union of two sets follows from their samples, and has the same
+# distribution whatever the order of chunks and the number of workers.
 _SAMPLE = 20_000  # points of the sample, from which starting values come
 MOST_PIECES = 32  # small pieces, before they are concatenated
 

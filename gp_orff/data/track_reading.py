@@ -37,6 +37,19 @@ from gp_orff.features.columns import Columns
 from gp_orff.symbols.base import Identity
 
 # Block means of readings along tracks: linear observations of a field with correlated noise.
+#
+# From labels and times to the evidence:
+#
+# 1. `readings_along` sorts the observations by track and puts each into a block of one, with its
+#    time or its path length as the clock.
+# 2. `in_blocks` averages consecutive ones over a `span`. Means of observations along directions
+#    make sense only if the directions hardly turn within a block.
+# 3. Under features, `averages` gives the means of the columns. `statistics` whitens them track by
+#    track and returns sums of the form that observations at points have, under unit noise, so that
+#    the normal equations need not know of tracks.
+# 4. Under the exact kernel, `apply` averages covariances over the positions of a block, or over two
+#    positions that have the same mean and the same variance along the block (`condensed`).
+# 5. `scatter_terms` completes the evidence by the scatter within blocks.
 
 
 _STRETCH = 16  # blocks of a sample
@@ -179,6 +192,7 @@ class TrackObservations(LinearObservations):
             for piece in torch.arange(blocks.start, blocks.stop).split(_STRETCH)
         ]
         share = number / len(self.y)
+        # An even selection: a stretch is taken when the running share passes an integer.
         kept = [int(share * (i + 1)) > int(share * i) for i in range(len(stretches))]
         rows = [piece for piece, keep in zip(stretches, kept, strict=True) if keep]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
@@ -203,6 +217,9 @@ class TrackObservations(LinearObservations):
         squares = (away.unsqueeze(-1) * away.unsqueeze(-2)).flatten(1)
         second = self._mean(squares).unflatten(1, (away.shape[-1], -1))
         values, vectors = torch.linalg.eigh(second)
+        # Two nodes at the centre ± one standard deviation along the principal axis have the mean of
+        # the positions and, if these are on a line, their second moments: the average of a smooth
+        # function is exact up to its second derivatives.
         step = vectors[..., -1] * values[..., -1:].clamp_min(0).sqrt()
         nodes = torch.stack([centre - step, centre + step], dim=1).flatten(0, 1)
         index = torch.arange(count, device=block.device).repeat_interleave(2)
@@ -250,6 +267,8 @@ class TrackObservations(LinearObservations):
         track, and r, over a block of length u τ, about σ_r² 2u / (15 + 2u).
         """
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
+        # This u is twice that of the docstring. The formula is 2u/15 for short blocks and tends to
+        # the whole variance for long ones.
         u = 2 * self.span / noise.correlation_time
         variance = noise.noise + noise.correlated_variance * u / (15 + u) + self._given_of_tracks
         squares, degrees = self._about_lines
@@ -312,6 +331,9 @@ class TrackObservations(LinearObservations):
         )
         squares, scatter = self.scatter_terms(noises)
         count = len(self.y)
+        # The noise is part of the sums, thus its log-determinant has to be a part of the
+        # statistics: `noise_terms` computes −v Σ log w for unit noise, which is v log|R| + scatter
+        # with this value.
         weights = Weights(count, count, count, -logdet - scatter / width)
         moments = (Moments(c, s.squeeze(-1), mass.squeeze()),)
         second = second + torch.diag(squares)
@@ -500,6 +522,8 @@ def readings_along(
         )
     names, which = labels_of_tracks(track, count)
     rows = part.index.cpu().numpy()
+    # A stable sort keeps the observations of a track in the order of the data, which has to be that
+    # of time.
     order = np.argsort(which[rows], kind="stable")
     present, of_track, sizes = np.unique(
         which[rows][order], return_inverse=True, return_counts=True
@@ -509,6 +533,8 @@ def readings_along(
     x, y = part.x[index], part.y[index]
     direction = None if part.direction is None else part.direction[index]
     if time is None:
+        # Without times the clock is the length of the path, so that the correlation time is a
+        # length.
         clock = _path(x.cpu().numpy(), of_track)
     else:
         clock = as_times(time, count)[rows][order]
@@ -682,6 +708,8 @@ def sampled(data: Data, most: int) -> Data:
         chosen = part.sample(most) if len(part.y) > _MORE * most else part
         fewer, count = len(part.y) - len(chosen.y), len(chosen.y)
         num_points, num_values = num_points - fewer, num_values - fewer * part.y.shape[-1]
+        # The survey has to describe the sample: mean weights and counts of values enter starting
+        # values.
         weights[part.key] = Weights(count, count, count)
         tracks.append(chosen)
     survey = replace(data.survey, num_points=num_points, num_values=num_values, weights=weights)

@@ -27,6 +27,11 @@ from gp_orff.features.lattice import LatticeColumns
 #
 # exactly, since exp(−(t − s)/τ) is a product. White noise adds σ²/n, what the readings of one block
 # share σ_e², and the offset σ_b² everywhere.
+#
+# The recursion over the readings runs for all blocks of all tracks at once: step i handles the i-th
+# reading of every block that has one. Blocks are sorted by their size, the largest first, so that
+# these are a prefix; those that end are put aside. All exponents are differences of successive
+# times, hence never positive, and nothing overflows however long a track is.
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,8 @@ class BlockTimes:
     def averages(self, time: Float[Tensor, ""]) -> tuple[Tensor, Tensor, Tensor]:
         """c, a, and Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by recursions over the readings."""
         one = time.new_ones(len(self.count))
+        # `since` and `before` refer to the present reading; `first` and `pairs` add up over the
+        # readings.
         since, before = one, one  # exp(−(t_i − t₁)/τ), and Σ_{j≤i} exp(−(t_i − t_j)/τ)
         first, pairs, ended = one, one, []
         for step in self._steps:
@@ -130,6 +137,9 @@ class BlockNoise:
         c, a, variance = (part[rows] for part in self._parts)
         present = rows >= 0
         both = present.unsqueeze(-1) & present.unsqueeze(-2)
+        # Only the part above the diagonal is a gap between an earlier and a later block; the rest
+        # is set to zero before the exponential, where negative gaps would overflow, also in the
+        # gradient.
         gap = self.times.first[rows].unsqueeze(-2) - self.times.last[rows].unsqueeze(-1)
         later = torch.exp(-torch.where(both, gap, 0.0).triu(1) / self.noise.correlation_time)
         later = (c.unsqueeze(-1) * later * a.unsqueeze(-2)).triu(1)
@@ -146,6 +156,10 @@ class BlockNoise:
 #
 # where g is the derivative of log|R|. R is a batch of small matrices, and Z that of their rows: all
 # but the factorisations are products of large matrices.
+#
+# Z = [φ̄, ȳ, 1] does not depend on hyperparameters on fixed frequencies; R does. The sums over
+# tracks are thus computed in every evaluation of the evidence, at the cost of block means instead
+# of readings.
 
 
 _WIDER = 1.3  # the most blocks of a track over the fewest, in one batch
@@ -161,6 +175,7 @@ def batches_of(sizes: Sequence[int]) -> list[Int[Tensor, "b t"]]:
     """
     counts = torch.tensor(sizes)
     starts = counts.cumsum(0) - counts
+    # Classes of the logarithm of the number of blocks: within one, padding costs at most 30 %.
     batch = (counts.double().log() / math.log(_WIDER)).floor()
     batches = []
     for number in batch.unique():
@@ -199,6 +214,16 @@ class WhitenedGram(Function):
 
 
 # Columns φ averaged over blocks of readings, φ̄_b = mean_i φ(x_i).
+#
+# For general columns φ(x) is computed in chunks and added up. On a lattice exp(i⟨k, θ⟩) is a
+# product over the axes of powers of d complex numbers, so the mean over a block is a product of two
+# matrices:
+#
+# 1. `_batches` collects blocks of about the same number n of readings, padded by weights of zero.
+# 2. `_powers` computes exp(ikθ_j) of every axis by repeated multiplication, without sines.
+# 3. `_mean_waves` multiplies the powers of all axes but the last, and contracts the product with
+#    the weighted powers of the last axis over the n readings: this sum is the mean.
+# 4. The columns of the lattice are read off by index; a frequency with k_d < 0 is the conjugate.
 
 
 _NUMBERS = 2**19  # of the readings of some blocks and their waves, at once
@@ -317,6 +342,12 @@ def _powers(
 
 
 # Blocks of consecutive readings of tracks, and how long they should be.
+#
+# A track may have 10⁵ readings with correlated noise, whose covariance cannot be factorised. Means
+# over short blocks contain almost all that the readings say of the field and of slow noise; the
+# scatter within blocks, about a line in time, contains what they say of white noise. `block_span`
+# chooses the length: 500 blocks in all, or shorter blocks if the means of neighbours would differ
+# by more than a tenth of the variance beyond what white noise explains.
 
 
 _FEW = 1000  # readings, up to which each is a block of its own
@@ -430,6 +461,7 @@ def tracks_in_blocks(
     time = (clock - block_means(clock.unsqueeze(-1), block, len(count)).squeeze(-1)[block])[:, None]
     residual = y - means[block]
     square = block_means(time.square(), block, len(count))
+    # Times are centred within blocks, so slope and mean are independent least-squares estimates.
     slope = block_means(time * residual, block, len(count)) / torch.where(square > 0, square, 1.0)
     squares = ((residual - time * slope[block]) * many[block, None]).square()
     squares = y.new_zeros(len(sizes), y.shape[-1]).index_add(0, of_track, squares)
@@ -460,6 +492,7 @@ def _divided(
     if not span > 0:
         return index
     first = torch.searchsorted(of_track, of_track)  # the first reading of the track
+    # The factor keeps a time that is a multiple of the span up to rounding from falling below it.
     part = torch.floor((clock - clock[first]) / span * (1 + 1e-12)).long()
     start = torch.ones_like(part, dtype=torch.bool)
     start[1:] = (part.diff() > 0) | (of_track.diff() > 0)
@@ -470,6 +503,7 @@ def _divided(
     last = torch.ones_like(track, dtype=torch.bool)
     last[:-1] = track.diff() > 0
     before = torch.zeros_like(count)
+    # The block before, if it is of the same track; a track of one short block keeps it.
     before[1:] = count[:-1] * (track.diff() == 0)
     short = last & (2 * count < before)
     return block - short.cumsum(0)[block]
@@ -501,6 +535,7 @@ def block_span(
     white = _change(y, of_track, 1)
     size, most = 1, max(_SHORTEST, round(len(y) / _BLOCKS))
     while size < most:
+        # Sizes grow by a quarter, up to the first one that fails.
         longer = min(most, size + max(1, size // 4))
         if _change(y, of_track, longer) > _SMOOTH * variance + white / longer:
             break

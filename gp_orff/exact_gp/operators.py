@@ -33,6 +33,21 @@ from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.inference.quadratic import Evidence
 
 # Base classes of the covariances of this package, as LinearOperators.
+#
+# gpytorch's `ExactGP` builds covariances of training and test points, adds noise, slices blocks of
+# them, and asks the results for products, solutions, determinants and samples. With a dense matrix
+# each of these is cubic in the number of points. The classes here keep the structure through these
+# operations:
+#
+#     FeatureCovariance   + I⊗Σ  →  NoisyFeatureCovariance     evidence, solutions, posterior
+#     PosteriorCovariance + I⊗Σ  →  NoisyPosteriorCovariance   samples by parts, Cholesky densities
+#
+# - Slices of whole points are covariances of fewer points (`_points`); other slices become dense.
+# - Sums keep their structure if the other part is noise of the form I⊗Σ, as likelihoods and jitter
+#   write it (`noise_covariance`), or features at the same points. Otherwise gpytorch's general
+#   algebra takes over, with a warning.
+# - Arithmetic is in float64 inside, whatever the dtype of the model: normal equations of features
+#   lose too many digits in float32. Results are returned in the dtype of the operator.
 
 
 def with_one_batch(*matrices: Float[Tensor, "*_ m n"]) -> tuple[Float[Tensor, "*b m n"], ...]:
@@ -88,6 +103,9 @@ class RootedOperator(PointwiseOperator):
         """A root with as many columns as rows, as `rsample(base_samples=...)` requires."""
         root = self._root().to(self.dtype)
         rows, columns = root.shape[-2:]
+        # gpytorch draws with base samples of the size of the output, so the root must be square: a
+        # wide root is reduced by QR, since R of Mᵀ = QR has M Mᵀ = RᵀR, and a tall one is padded
+        # with zeros.
         if columns > rows:
             return RootLinearOperator(torch.linalg.qr(root.mT).R.mT)
         if columns == rows:
@@ -459,6 +477,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         if inv_quad_rhs is None:
             return zero.new_empty(0), self.logdet() if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
+        # gpytorch's marginal likelihood asks for both at once.
         if rhs.shape[-1] == 1 and logdet:  # the evidence gives both in one pass
             evidence = self._evidence(rhs.squeeze(-1))
             quad, log_determinant = evidence.inv_quad, evidence.logdet
@@ -484,6 +503,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         if num_tridiag:
             return super()._solve(rhs, preconditioner, num_tridiag)
         rhs, latent, p = rhs.double(), self.latent, self.num_outputs
+        # With fewer values than features K + I⊗Σ is the smaller matrix; the Woodbury identity below
+        # is for the other case.
         if self.prefers_dual:
             return self._equations(self._zeros(), latent.expansion).solve(rhs)
         noise = Noise.of(self.noise)

@@ -33,6 +33,18 @@ from gp_orff.kernels.tree import (
     terms,
 )
 
+# From a kernel and a rule to features:
+#
+# 1. `term_spectra` writes the kernel as a sum of terms with the spectra of their leaves, and the
+#    share of each in the variance.
+# 2. The rule draws frequencies for all terms (`draw`).
+# 3. `expand` turns frequencies into features at the present hyperparameters: √(outputscale · w)
+#    B(ω) gives the directions of a frequency. Terms on a lattice share their columns; terms of a
+#    mixture share their frequencies, with weights by the balance heuristic; all others have
+#    separate columns.
+# 4. `merge` puts the features of all terms side by side, and keeps the Kronecker form if all terms
+#    have one mixing matrix.
+
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
     """The frequencies of every term of a kernel tree, in the order of `terms(kernel)`."""
@@ -214,6 +226,7 @@ def _kronecker_on_lattice(
         cosines, sines = phi.columns_of(frequencies.position)
         total = total.index_add(-1, cosines, variance)
         total = total.index_add(-1, sines[frequencies.nonzero], variance[..., frequencies.nonzero])
+    # `where` is applied before and after the root, since 0 · ∞ in its gradient would be NaN.
     used = total > 0  # the square root has no derivative at zero
     root = torch.where(used, total, 1.0).sqrt() * used
     return KroneckerExpansion(phi, root.unsqueeze(-1), factor.matrix)

@@ -21,6 +21,16 @@ from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
 # The protocol of frequency rules: a rule turns spectra of terms into frequencies.
+#
+# 1. A rule is an immutable value without tensors. `draw` gives it the spectra of all terms at once,
+#    because terms may share a lattice or a mixture.
+# 2. The result is a `Draw` for each term: base variables in buffers, which do not depend on
+#    hyperparameters and are stored with the model.
+# 3. `nodes` turns base variables into frequencies and weights at the present hyperparameters,
+#    differentiably, and `columns` gives the columns φ(x) with their variances.
+#
+# Inference asks `shared_columns` whether the frequencies stay where they are: if so, the sums over
+# the data are computed once.
 
 
 @dataclass(frozen=True)
@@ -278,6 +288,10 @@ def plane_weights(
 
 
 # The frequencies of a kernel tree's terms on one shared lattice.
+#
+# All terms use points of one `Lattice`, so that one set of columns and one set of sums over the
+# data serves all of them. A `LatticeDraw` refers to its points by position and computes their
+# weights S(ω)∏h; the weight of ω ≠ 0 counts twice, as it stands for ±ω.
 
 
 class GridWarning(UserWarning):

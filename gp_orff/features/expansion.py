@@ -18,6 +18,13 @@ from gp_orff.symbols.base import Symbol
 # A feature is one column φ_f(x) times one direction m_f ∈ R^p, which is a column of √w_k B(ω_k).
 # With a complex direction the feature is Re(m_f ψ_f(x)), where φ_f is the real part of the wave
 # ψ_f.
+#
+# Columns and features are separate because several features may share a column, as the directions
+# of a divergence-free field in three dimensions do, and because symbols change directions only: Q
+# acts on a wave by the matrix Q(ω), and columns and the sums over the data remain. `gather` and
+# `scatter` convert between the two, `column_weights` and `feature_values` do so with directions.
+# The three classes differ in structure that makes algebra cheaper: features listed one by one,
+# Kronecker products of separable kernels, and fixed fields times scales.
 
 
 class Expansion(ABC):

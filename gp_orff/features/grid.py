@@ -43,6 +43,24 @@ from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.spectra import GRID_INPUTS
 
 # Frequency grids: quadrature of the spectral density on a lattice.
+#
+# `Grid.draw` proceeds as follows.
+#
+# 1. The domain is that of the user, or the box of the data with a margin of a lengthscale, at least
+#    a quarter of the extent. The longest lag L between a datum and a point follows from it.
+# 2. A kernel with harmonic terms continues in `features.rings`, which calls `draw` again for the
+#    others.
+# 3. `_affordable_design` tries the tolerance that was asked for. If it needs more features than the
+#    budget allows, bisection gives the smallest tolerance for which it suffices. Then aliasing may
+#    be up to 300 times as large as truncation, because it concerns only pairs at the longest lags.
+# 4. All terms share one spacing, hence one lattice and one set of sums over the data. Along each
+#    axis the longest r of all terms determines it. A term that hardly varies would make the lattice
+#    of all others very fine; if the tolerance is poor, r is limited to L, and the better result is
+#    taken.
+# 5. Every term has a separate cut-off, thus separate points. Their union is stored once, and every
+#    draw refers to its points by position.
+# 6. Inputs that are constant in data and domain add no lattice points: features are summed over the
+#    frequencies along them, whose period is so long that there are no images.
 
 
 MOST_FEATURES = 40_000  # their F×F matrix alone needs 13 GB
@@ -284,6 +302,7 @@ class Grid:
         """The spacing and the lattice points of each term; None if they exceed the budget."""
         points, features = [], 0
         for term in terms:
+            # Under a budget a term of small variance may truncate a larger share of its variance.
             own = tolerance if tolerance == self.tolerance else term.own(tolerance, MOST_CUT)
             part = self._points(term, spacing, own, (budget - features) / term.rank, constant)
             if part is None:
@@ -346,6 +365,8 @@ class Grid:
         """The frequencies up to the cut-off; at least one along each axis."""
         if self.cutoff is not None:
             return Region(lambda omega: np.linalg.norm(omega, axis=-1), self.cutoff)
+        # The cut-off serves the shortest lengthscale of the range, at which the spectrum is widest;
+        # the spacing serves the longest, at which correlations reach farthest.
         level = tail_radius(leaf, tolerance) / self.lengthscale_range[0]
         least = leaf.spectrum.scaled_radius(unit_steps(leaf, spacing)).max()
         return Region(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))

@@ -15,6 +15,19 @@ from gp_orff.features.draws import LeafSpectrum, TermSpectrum, axis_lengthscales
 from gp_orff.kernels.lattice_sums import first_nonzero, moments_near_zero
 from gp_orff.kernels.mixture_spectra import ScaleMixture
 
+# From a tolerance to the points of a lattice. A grid has two errors, each with one parameter:
+#
+# - Truncation: the variance at frequencies beyond the cut-off. `tail_radius` gives the scaled
+#   radius W beyond which the share of the variance is the tolerance.
+# - Aliasing: the sum over a lattice of spacing h is the kernel repeated with period 2π/h. Images
+#   that are closer than the longest lag L disturb it. `correlation_lag` gives the lag r at which
+#   the correlation has fallen to the tolerance, and h = 2π/(L + r).
+#
+# `half_space` then enumerates the lattice points within the cut-off of all leaves of a term, one of
+# each pair ±k. Under a budget, `smallest_tolerance` bisects in the logarithm of the tolerance: a
+# larger tolerance has a smaller cut-off and a larger spacing, thus fewer points.
+
+
 MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
 _MOST_STEPS = 1e9  # along an axis; too many in any case
 
@@ -64,9 +77,13 @@ def half_space(
         counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
     if largest_index is not None:
         counts = np.minimum(counts, largest_index)
+    # An ellipsoid fills π/6 of its box in three dimensions, and half of it is enumerated:
+    # a box much larger than the budget cannot fit, and would take much memory.
     if np.prod(2.0 * counts + 1) > 8 * most + 1000:  # the whole box around the region
         return None
     ranges = [np.arange(-m, m + 1) for m in counts]
+    # Half of the box at once; points with a zero first coordinate are sorted out by
+    # `first_nonzero`.
     ranges[0] = ranges[0][counts[0] :]  # the first coordinate is never negative
     points = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(counts))
     inside = first_nonzero(points) >= 0
@@ -86,6 +103,8 @@ def unit_steps(leaf: LeafSpectrum, spacing: Float[np.ndarray, "d"]) -> Float[np.
 def tail_radius(leaf: LeafSpectrum, share: float) -> float:
     """W, the scaled radius beyond which this share of the variance lies."""
     start = 1e-2
+    # Doubling the radius brackets the root for any scale of the spectrum, between 10⁻² and 2³⁹
+    # times it.
     steps = bisect.bisect_left(range(40), True, key=lambda i: leaf.tail(start * 2.0**i) <= share)
     if not steps:
         return start
@@ -118,6 +137,8 @@ def correlation_lag(
         return leaf.correlation(r * scale, axis)
 
     bound, heavy = correlation, isinstance(spectrum, ScaleMixture) and leaf.variance is None
+    # The frequencies near zero take up a constant error. What remains is how the image varies over
+    # the data, which a second difference measures.
     if extent is not None and heavy:
         longest = (extent[list(leaf.dims)] / scales).max()
 
@@ -135,6 +156,7 @@ def _last_crossing(decreasing: Callable[[float], float], level: float, start: fl
     It is infinite beyond 2³⁹ · start.
     """
     points = start * 2.0 ** np.arange(0, 40)
+    # The last point above the level, not the first below: a correlation may oscillate.
     above = [p for p in points if decreasing(p) > level]
     if not above:
         return start
@@ -162,6 +184,9 @@ def cell_points(
     if moments_near_zero(field.spectrum, torch.from_numpy(spacing[dims])) is None:
         return points[:0]
     cell = points.copy()
+    # The spectral density of a field at ω = 0 vanishes, or is not smooth there: the variance of the
+    # cell around zero is represented by its moments, at frequencies that are zero in the inputs of
+    # the field.
     cell[:, dims] = 0
     return np.unique(cell * (first_nonzero(cell) | 1)[:, None], axis=0)
 

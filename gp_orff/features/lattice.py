@@ -24,6 +24,23 @@ from gp_orff.features import chunked
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.phases import LinearPhases
 
+# How sums over N points avoid the N×M matrix φ(x), M = 2D:
+#
+# 1. Phases θ = h∘(x − x₀) turn frequencies into integers k.
+# 2. One non-uniform FFT of type 1 gives T(q) for all |q_i| ≤ 2m_i. These contain every k − l and k
+#    + l, thus all M² elements of C, from (4m+1)^d numbers: T is the sufficient statistic, and
+#    `gram` expands it by indexing when a dense C is needed.
+# 3. φᵀy is a transform of type 1 up to m, φw one of type 2. They are adjoint, hence each is the
+#    derivative of the other (`_Adjoint`, `_Apply`).
+# 4. diag(φ P φᵀ) uses the adjoint of `gram`: the elements of P are added to the coefficient of
+#    their k − l and k + l, and one transform of type 2 evaluates the result at all points
+#    (`quadratic`).
+#
+# Sums T are stored as flat arrays over a box of indices. The flat position of q is linear in q, so
+# that differences and sums of indices are those of their positions (`_positions`). Points that are
+# differentiated, and few points, take the dense φ(x).
+
+
 _TILT = 2.0**-13  # a frequency that acts as zero, in units of the spacing
 _FEW = 2**21  # entries of φ(x) up to which a dense φ(x) is quicker than a transform
 
@@ -91,6 +108,7 @@ class LatticeColumns(TrigColumns):
         """The columns of the whole box |k_i| ≤ m_i, m_i being the largest |k_i| of these."""
         ranges = [torch.arange(-m, m + 1) for m in self.modes]
         points = torch.cartesian_prod(*ranges).reshape(-1, len(ranges))
+        # The box is symmetric and ordered: its second half has one of each pair ±k, from k = 0 on.
         half = points[len(points) // 2 :].to(self.indices.device)
         return LatticeColumns.of(half, self.spacing, self.origin)
 
@@ -206,6 +224,8 @@ class LatticeColumns(TrigColumns):
             ValueError: a frequency of `to` that this lattice does not have.
         """
         flat, centre = self._positions(1)
+        # A table from positions of k and −k to the row of the frequency, with the sign of its sine;
+        # at k = 0 both are the same row.
         row = torch.zeros(2 * centre + 1, dtype=torch.long, device=flat.device)
         sign = torch.zeros(2 * centre + 1, dtype=values.dtype, device=flat.device)
         index = torch.arange(len(flat), device=flat.device)
@@ -235,6 +255,9 @@ class LatticeColumns(TrigColumns):
             cc, ss, cs = form[:d, :d][rows], form[d:, d:][rows], form[:d, d:][rows]
             difference = (centre + flat[rows, None]) - flat  # k − l
             total = (centre + flat[rows, None]) + flat  # k + l
+            # Real parts are as in `gram`. The sign of cs: type 2 sums values · exp(i⟨q, θ⟩), whose
+            # real part has −Im(values) sin, and cos(k) sin(l) has −sin(k − l). P is symmetric, so
+            # cs counts twice.
             values.index_add_(0, difference.flatten(), torch.complex(0.5 * (cc + ss), cs).flatten())
             values.index_add_(0, total.flatten(), torch.complex(0.5 * (cc - ss), -cs).flatten())
         sizes = [4 * m + 1 for m in self.modes]
@@ -292,6 +315,7 @@ class LatticeColumns(TrigColumns):
         sizes = [2 * m + 1 for m in self.modes]
         cos, sin = w.chunk(2, dim=0)
         grid = torch.zeros(w.shape[-1], 2 * centre + 1, dtype=torch.complex128, device=w.device)
+        # Re((a − i b) exp(iθ)) = a cos θ + b sin θ.
         grid[:, centre + flat] = torch.complex(cos, -sin).mT
         return nufft.type2(self._phases(x), grid.unflatten(1, sizes))
 

@@ -190,6 +190,7 @@ class Projection(ABC):
     def adjoint(self, values: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
         """Σ_k v_k u_k."""
         dims = self._dims
+        # The last block may be incomplete: its missing vectors get zeros.
         values = torch.nn.functional.pad(values, (0, -self.num_vectors % dims))
         return self._transposed(values.unflatten(-1, (-1, dims)))[..., : self.num_inputs]
 

@@ -35,6 +35,7 @@ def rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarra
     """Rows of independent orthogonal matrices, uniform over the orthogonal group."""
     blocks = rng.standard_normal((-(-number // num_dims), num_dims, num_dims))
     q, r = np.linalg.qr(blocks)
+    # QR is unique only up to signs; with a positive diagonal of R, Q is uniform (Mezzadri 2007).
     q = q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
     return q.reshape(-1, num_dims)[:number]
 
@@ -245,6 +246,15 @@ def _tailed(spectrum: Spectrum) -> Spectrum | TailedSpectrum:
 
 
 # Random frequencies, independent, orthogonal or quasi-random.
+#
+# 1. Every term gets an independent random stream. Terms that share frequencies are assigned to a
+#    mixture by the number of their first term.
+# 2. The rule gives unit vectors and uniform coordinates for each leaf. For Sobol points both come
+#    from one sequence over all leaves, whose points are even in all coordinates jointly.
+# 3. The measure replaces the spectrum by what is drawn from, if that is another density.
+# 4. The spectrum turns both into base variables, which do not depend on hyperparameters. Quantile
+#    functions are used, so that points that are even in the cube remain so.
+# 5. `Draw.nodes` computes frequencies and weights from these at the present hyperparameters.
 
 
 @dataclass(frozen=True, init=False)

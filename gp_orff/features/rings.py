@@ -38,6 +38,16 @@ from gp_orff.symbols.base import Symbol
 # coordinates the integrand is analytic: Gauss–Legendre nodes on panels of |k|, each twice as long
 # as the one before, and equidistant angles on every ring converge exponentially, and need fewer
 # waves.
+#
+# 1. `Depths.cutoff` gives the largest |k|, from the shortest distance Z between points and images.
+# 2. The range of |k| is divided into panels whose ends double, because the longest Z needs fine
+#    nodes near zero and the shortest one reaches to the cut-off. On each panel `_panel` increases
+#    the number of nodes until the integral agrees with that of a finer rule, for several Z and
+#    lags.
+# 3. On the ring of radius |k| the integrand is a function of the angle whose Fourier coefficients
+#    are Bessel functions J_n(|k| r) of the lag r. The rule with n angles in half a ring is exact up
+#    to order 2n; `_angles` counts the orders that exceed the tolerance.
+# 4. Each wave of half a ring stands for itself and its opposite, by its weight.
 
 
 _FEWEST, _MOST = 2, 400  # nodes of a panel
@@ -86,6 +96,8 @@ class Rings:
         shortest = float(depths.shortest.min())
         radii, lengths = _radii(cutoff, shortest, longest, lag, tolerance)
         counts = [_angles(k, shortest, lag, tolerance) for k in radii]
+        # Every second ring is turned by half a step, so that waves of neighbouring rings do not
+        # align.
         angles = [np.pi * (np.arange(n) + 0.5 * (i % 2)) / n for i, n in enumerate(counts)]
         waves = [
             k * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
@@ -128,6 +140,7 @@ def _panel(
     r = np.array([0.0, 0.5, 1.0])[:, None] * lag
     exact = None
     for n in range(_FEWEST, _MOST):
+        # The finer rule is renewed every 12 nodes, not for every n, to save evaluations.
         value = _integral(low, high, z, r, n)
         if exact is None or n % _FINER == 0:
             exact = _integral(low, high, z, r, n + 2 * _FINER)
@@ -149,6 +162,10 @@ def _gauss(low: float, high: float, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # The waves of one harmonic term, in rings, with the weights of the quadrature.
+#
+# Hyperparameters, the depths and amplitudes of sources, change the variances of the waves but not
+# the waves, as on a lattice. Waves are normalised at the height of the origin, the end of the
+# domain nearest to the sources: above it they decay, and no exponential exceeds one.
 
 
 _RADII, _ANGLES = 24, 24  # of waves beyond the last: exact for some derivatives
@@ -286,6 +303,8 @@ class HarmonicDraw(FixedBuffers, Draw):
         parts = (torch.einsum("...k,kp,kq->...pq", weights, v, v) for v in (d.real, d.imag))
         total = spectrum.variance().double() - sum(parts)
         share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
+        # A gradient without divergence: the vertical component has the variance of both horizontal
+        # ones together. The shares have the mean one.
         shape = total.new_tensor([0.75, 0.75, 1.5])
         return term.outputscale[..., None, None] * torch.diag_embed(share.unsqueeze(-1) * shape)
 
@@ -297,6 +316,8 @@ class HarmonicDraw(FixedBuffers, Draw):
         (spectrum,) = spectra_of(term)
         phi, height = self.lattice.columns(), spectrum.mean_height.double()
         nearest = spectrum.sources.distances(height.unsqueeze(-1)).detach().min().item()
+        # A symbol weights the omitted waves by |Q(ω)|², so the share of the field does not apply to
+        # Q f.
         omega, weights = _beyond(phi.omega.norm(dim=-1).amax().item(), nearest)
         phi = replace(phi, omega=omega.to(phi.omega))
         weights = _density(spectrum.sources, phi) * weights.to(phi.omega)
@@ -371,6 +392,10 @@ def depths_of(
 
 
 # The waves that a harmonic term needs in a domain, for a tolerance and a number of features.
+#
+# As for a lattice: try the tolerance that was asked for, else the smallest one that the budget
+# allows. Terms take their waves from the budget in order. The cut-off serves the shallowest depth
+# of the range, the panels near zero the deepest.
 
 
 def is_harmonic(term: TermSpectrum) -> bool:
@@ -440,6 +465,7 @@ def _rings(
     height = float(heights[1] - heights[0])
     longest = deep * present.shortest.max() + 2 * (height + horizontal)
     cutoff = shallowest.cutoff(tolerance)
+    # A rough count first: the rings of a hopeless tolerance take long to compute.
     waves = (cutoff * horizontal) ** 2 / 16  # about
     if 2 * waves > 4 * most + 1000:
         return None

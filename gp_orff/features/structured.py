@@ -29,6 +29,15 @@ from gp_orff.kernels.mixture_spectra import Radial
 from gp_orff.kernels.tree import Term, spectra_of
 
 # Frequencies that are never written out: radii and fast projections, drawn once.
+#
+# 1. When the kernel is built, `_StructuredRule` draws radii from the spectral density, and for each
+#    leaf a projection, whose rows are the unit vectors. Inputs may be padded with zeros; the radii
+#    are then those of the padded dimension, which leaves the distribution of ⟨ω, x⟩ as it is.
+# 2. In every evaluation `_phases` scales the inputs by the lengthscales, applies the fast
+#    projection, and multiplies by the radii at the present hyperparameters: ⟨ω, x⟩ without ω.
+# 3. Leaves of a product depend on different inputs, and their phases add up.
+#
+# A factor B(ω) that varies with ω would need ω itself; such kernels are refused (`_check`).
 
 
 class StructuredDraw(Draw):

@@ -38,6 +38,19 @@ from gp_orff.kernels.tree import (
 from gp_orff.symbols.base import Identity, Symbol
 
 # The truncated variance δ: the variance of a field, or of Q f, that a frequency grid omits.
+#
+# For the field itself:
+#
+# 1. The total is not K(0) but the variance Σ_j K(jP) of the kernel made periodic, since this is
+#    what all points of the lattice represent together. `periodised_variance` computes it in closed
+#    form.
+# 2. The variance on the grid is Σ w B Bᵀ over its points.
+# 3. δ is the difference. Its eigenvalues are raised above rounding (`clamp_eigenvalues`), because δ
+#    is added to a noise covariance, and with a gradient that is exact for the clamped function.
+#
+# For Q f the total has no closed form in general: δ is a quadrature over the frequencies beyond the
+# grid (`remainder`), weighted with |Q(ω)|². Where Q A Q* does not vanish at ω = 0, frequencies too
+# low for the grid contribute a variance that all points have in common.
 
 
 _NEAR_ZERO = 1e-6  # in units of the spacing: frequencies at which A(ω) is A(0)
@@ -131,9 +144,11 @@ def clamp_eigenvalues(
     scaled = part / units
     values, vectors = torch.linalg.eigh(scaled.detach())
     floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
+    # Where no eigenvalue is below the floor, the function is the identity, and so is its gradient.
     lift = (floor - values).clamp_min(0)
     # a function f(S) of a symmetric matrix S = V Λ Vᵀ has the derivative V (F ∘ VᵀdSV) Vᵀ, where
     # F_ij = (f(λ_i) − f(λ_j)) / (λ_i − λ_j)
+    # Equal eigenvalues take the derivative f′ in the place of the divided difference.
     steps = values.unsqueeze(-1) - values.unsqueeze(-2)
     slopes = torch.where(
         steps.abs() > floor.unsqueeze(-1),
@@ -312,6 +327,12 @@ def _second_moment(
 
 
 # How accurately the frequencies represent each term of a kernel.
+#
+# Truncation is computed exactly, as above. Aliasing is the error of the covariance at lags between
+# a datum and a point of the domain. For scale mixtures it is computed at a few lags by theta
+# functions; for other spectra it is bounded by correlations at the nearest images. Random
+# frequencies have no such errors, but a variance: the effective sample size says how evenly they
+# share the variance.
 
 
 _SHELLS = 20  # shells of images whose aliasing is added up

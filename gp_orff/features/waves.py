@@ -23,6 +23,18 @@ from gp_orff.symbols.reduction import ReductionToPole
 #     e^{−SHt} = Σ_p (2 − δ_p0) (−1)^p I_p(SH) T_p(t) ,
 #
 # with modified Bessel functions I_p, so that a sum over points is a few transforms of type 3.
+#
+# 1. `Heights.rank` counts the terms for the largest rate. It is small where the heights differ
+#    little.
+# 2. For each term p the strengths are multiplied by T_p(t) at the points, transformed to the
+#    horizontal frequencies, and multiplied by the coefficient of each pair of waves.
+# 3. Frequencies k − l and k + l of all pairs are the targets of one plan, which sorts the points
+#    once.
+# 4. Real and imaginary parts of products of waves give the four blocks of the Gram matrix
+#    (`_gram`).
+#
+# Points are visited in slices, to bound the memory of a plan. Whether all this is quicker than a
+# matrix product is estimated from measured times of both (`prefers_transforms`).
 
 
 _PRECISION = 1e-13  # of the series, relative to a wave at the lowest height
@@ -70,6 +82,8 @@ class Heights:
     ) -> Iterator[Float[np.ndarray, "*n"]]:
         """The coefficients of e^{exponent − rate (z − z̄)}, term by term."""
         a = rates * self.half
+        # `ive` is I_p times e^{−|a|}: the exponential is multiplied into the size of the wave, so
+        # that a large Bessel function and a small wave do not overflow one by one.
         size = np.exp(exponents + np.abs(a))
         for p in range(rank):
             sign = np.where(a > 0, (-1.0) ** p, 1.0)
@@ -93,6 +107,8 @@ def wave_sums(
     total = np.zeros((len(waves.k), strengths.shape[1]), dtype=complex)
     targets = np.concatenate([waves.k, -waves.k])
     pairs = torch.nn.functional.pad(strengths, (0, strengths.shape[1] % 2))
+    # Two real columns are transformed as one complex one. The transforms at k and −k separate them,
+    # since that of a real column at −k is the conjugate of that at k.
     pairs = torch.complex(pairs[:, ::2].contiguous(), pairs[:, 1::2].contiguous())
     for rows in nufft.slices(len(x), _POINTS):
         plan = nufft.Type3(x[rows, :2], targets)
@@ -127,6 +143,8 @@ def product_sums(
         plan = nufft.Type3(x[rows, :2], targets)
         series = heights.series(rates, exponents, rank)
         for c, t in zip(series, heights.polynomials(x[rows, 2], rank), strict=True):
+            # Waves of one ring share their rate: Bessel functions are computed for pairs of rings
+            # only.
             c = c[place]
             for total, a in zip(totals, weights[rows].mT, strict=True):
                 total += c * plan((t * a).to(torch.complex128)).reshape(2, -1)

@@ -152,6 +152,7 @@ class DrawnHarmonics:
         number, kinds = len(u) - constant, logs.shape[-1] - constant
         laws = torch.stack([logs, logs + order * counts])[..., :kinds].softmax(-1)
         share = laws.reshape(-1, kinds).mean(0)  # over both, and over the batch
+        # Sorted uniform numbers give sorted harmonics: columns of one order lie next to each other.
         rank = u[:number].argsort()
         drawn = torch.from_numpy(share.cumsum(0)[:-1].numpy().searchsorted(u[rank]))
         return cls(
@@ -280,6 +281,7 @@ def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[
     """The nodes of N(0, I) on a tensor grid, one of each pair ±z, and their weights."""
     roots, weights = np.polynomial.hermite_e.hermegauss(n)
     weights = weights / weights.sum()
+    # The middle node of an odd rule is zero only up to rounding.
     if n % 2:
         roots[n // 2] = 0.0
     index = np.stack(np.meshgrid(*[np.arange(n)] * num_dims, indexing="ij"), axis=-1)

@@ -196,7 +196,17 @@ def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
         likelihood.noise_scale = admissible(likelihood.raw_noise_scale_constraint, values)
 
 
-# The degrees of freedom and the scale of Student-t noise, learned with the weights of readings.
+# The degrees of freedom and the scale of Student-t noise, learned with the weights of observations.
+#
+# Under a posterior of the field, the expected squared distances d_n determine what ν and the scale
+# s add to the ELBO, with the best weights for each value. This is a function of two numbers:
+#
+# 1. `best_scale` solves for s at a given ν by Newton's method in log s.
+# 2. `Tail.learn` maximises over the coordinate of ν with this s, by Brent's method within one unit
+#    of the present value, since the distances change with the next posterior.
+#
+# Maximising over ν with the weights eliminated converges much faster than EM with the weights fixed
+# (ECME: Liu & Rubin 1995).
 
 
 _FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
@@ -290,6 +300,7 @@ class Tail:
         below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
         self._loss(present, parts)
         slope, curvature = (above - below) / (2 * _APART), (above - 2 * here + below) / _APART**2
+        # slope²/(2 curvature) is how far below the maximum of the parabola the present value is.
         if not curvature > _FLAT or slope**2 > 2 * _OFF * curvature:
             return math.nan
         return abs(self._coordinate.slope().item()) / math.sqrt(curvature)
@@ -409,7 +420,11 @@ def _is_free(likelihood: HeavyTails) -> bool:
     return not priors and all(parameter.requires_grad for parameter in likelihood.parameters())
 
 
-# The likelihood of readings along tracks: which groups have one, and where its search starts.
+# The likelihood of observations along tracks: which groups have one, and where its search starts.
+#
+# The evidence of noise along tracks has two optima, one with mostly correlated and one with mostly
+# white noise, and a search finds the one nearest to its start. Searches therefore start from both
+# splits of the variance, and the best of each split goes to the next stage (`finalists`).
 
 
 Vector = Float[np.ndarray, "k"]

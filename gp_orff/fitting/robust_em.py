@@ -57,6 +57,19 @@ def restore(kernel: Kernel) -> None:
 
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.
+#
+# Student-t noise is Gaussian noise with a random precision w_n. Given the expected weights,
+# evidence and posterior are those of Gaussian noise with the covariances N_n/E[w_n].
+#
+# 1. E-step: the posterior of the field gives expected distances, hence weights, and with them ν and
+#    the scale of the noise (`EStep.learned`).
+# 2. M-step: a few iterations of a search for the other hyperparameters, given the weights.
+# 3. Both repeat until a round gains less than a threshold of the ELBO.
+#
+# The first rounds run on a subset from several starting values, because without weights the
+# evidence may be largest for a field that passes through the outliers. On all data, many numbers
+# under an exact kernel keep the hyperparameters of subsets, and only the weights are iterated to
+# convergence (`EStep.converged`), accelerated by extrapolation (`climb`).
 
 
 _ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
@@ -286,6 +299,7 @@ class RobustEM:
         data, levels = representation.data, [lambda: representation.rule]
         by_subsets = representation.rule is None or not representation.on_lattice
         if by_subsets and data.num_values > MOST_SEARCHED:
+            # Each round on all data would factorise a matrix of all numbers.
             levels, exact = [], self.trainer.exact_inference
             for numbers in SUBSETS:
                 subset = self.trainer.subset(numbers)

@@ -288,6 +288,10 @@ def _logarithms(equations: Primal) -> tuple[Float[Tensor, "F"], Float[Tensor, "G
 
 
 # The Fisher information of hyperparameters under the exact kernel.
+#
+# Every derivative ∂_iK is whitened on both sides and flattened to a row, L⁻¹ ∂_iK L⁻ᵀ: all traces
+# tr(K⁻¹ ∂_iK K⁻¹ ∂_jK) are inner products of these rows. Coordinates of curves are linear
+# combinations of the derivatives in the weights, so that rows are needed for the lengths only.
 
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters

@@ -26,6 +26,16 @@ from gp_orff.kernels.spectra import Range, Spectrum
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
 # The ranges in which lengthscales and similar hyperparameters are searched.
+#
+# 1. `parameter_ranges` visits every leaf of the kernel tree and asks its spectrum for the
+#    quantities that set the frequencies, each with a lowest and a highest value.
+# 2. `_distance_ranges` gives the spectrum two distances for each input: the shortest one between
+#    points, since the data resolve nothing shorter, and `_LONGEST` times the extent of the points,
+#    since the data cannot distinguish a much longer lengthscale from a constant.
+# 3. `_dependencies` differentiates such a quantity to see which raw parameters it is computed from.
+#    Only these parameters get the range, so the spectrum need not know how they are stored.
+# 4. A parameter that occurs in several leaves gets the ranges of all of them, and the search uses
+#    their union (`Coordinate._limits`).
 
 
 _RESOLVED = 4.2  # the depth times |k| beyond which a hundredth of the variance lies
@@ -84,6 +94,9 @@ def _leaf_ranges(
     if not isinstance(density, Spectrum | HarmonicSpectrum):
         return []
     shortest, longest = _distance_ranges(term, leaf, distances)
+    # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
+    # field of sources at depth h decays like exp(−h|k|), so a lower limit of the depth bounds the
+    # variance at the wavenumbers that the lattice lacks. `extents` contains the factor `_LONGEST`.
     if isinstance(density, HarmonicSpectrum) and whole and whole.num_values > MOST_BESIDE_WAVES:
         _, extents = _distance_ranges(term, leaf, whole.distances)
         resolved = _RESOLVED * np.hypot(*extents[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
@@ -115,6 +128,8 @@ def _distance_ranges(
         shortest = [distances.shortest(dims)] * len(dims)
     apart = max(1.0, distances.root_mean_square(dims) / extent)  # many inputs: more than any extent
     longest = apart * np.where(longest > 0, longest, extent)
+    # Points that coincide in an input have no shortest distance in it; the logarithm of the range
+    # still has to be finite.
     shortest = np.array([length if length > 0 else 1e-3 * extent for length in shortest])
     return np.minimum(shortest, longest), _LONGEST * longest
 
@@ -124,6 +139,14 @@ def _distance_ranges(
 # The coordinate u of a positive parameter is its logarithm, of one in an interval its logit, and of
 # an unconstrained one its value over its initial size. A change of units shifts the coordinates of
 # positive parameters and leaves every step the same.
+#
+# Three representations of a parameter occur here:
+#
+#     raw parameter (gpytorch)  ⇄  value (after the constraint)  ⇄  coordinate u (of the search)
+#
+# gpytorch differentiates in the raw parameter, usually through a softplus. The search does not use
+# this scale, since a softplus is linear for large values and the result would depend on the units.
+# `Coordinate.gradient` therefore converts: ∂/∂u = ∂/∂raw · (∂value/∂raw)⁻¹ · ∂value/∂u.
 
 
 _FARTHEST = 16.0  # from its initial value, for a parameter without ranges
@@ -178,6 +201,8 @@ class Coordinate:
             [self._coordinate(self._expanded(value)) for value in (limits.low, limits.high)]
             for limits in self.ranges
         ]
+        # The union of all ranges: an intersection could be empty where leaves differ in their
+        # distances.
         low, high = (torch.stack(end) for end in zip(*ends, strict=True))
         return low.amin(0), high.amax(0)
 
@@ -187,6 +212,7 @@ class Coordinate:
             return value / self.scale
         low, high = self._bounds()
         if _finite(low) and _finite(high):
+            # The `eps` keeps a value at an end of its interval finite.
             return torch.logit((value - low) / (high - low), eps=1e-12)
         distance = value - low if _finite(low) else high - value
         return distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
@@ -203,6 +229,8 @@ class Coordinate:
     def raw(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "..."]:
         """The raw parameter at u, in its shape."""
         shape = (*u.shape[:-1], *self.parameter.shape)
+        # The inverse of the constraint runs in the dtype of the parameter, after the step in
+        # float64.
         value = self.values(u).reshape(shape).to(self.parameter)
         return value if self.constraint is None else self.constraint.inverse_transform(value)
 
@@ -416,8 +444,31 @@ def _coordinates(
 
 
 # Evidence maximisation: hyperparameters from the marginal likelihood of observations.
+#
+# One call of `Search.run` proceeds as follows.
+#
+# 1. `TrustRegion` fixes the centre u₀, where the run starts, and limits how far the frequencies may
+#    move from it. A frequency grid is chosen for the hyperparameters at u₀; far away its truncation
+#    error is not under control, so the caller needs a new grid there. The search variable is t,
+#    which is unbounded: u = u₀ + w tanh(t/w) cannot leave the region, whatever step BFGS takes.
+# 2. `Run.ascend` runs BFGS in the coordinates that are free. BFGS knows no bounds: u is clipped at
+#    its bounds, and the slope ∂u/∂t is zero there.
+# 3. The ascent ends, after an iteration, when the gain and the expected gain of the next step are
+#    both below `nats`, when a coordinate has just met a bound, or at the edge of the trust region.
+#    `Run.value_and_gradient` remembers the best point of all evaluations, not the last one.
+# 4. The active set is updated as in projected-gradient methods: a coordinate at a bound whose
+#    gradient points outwards is fixed, and one whose gradient points inwards is released. The
+#    ascent is repeated from the best point while this set changes or a bound interrupted it,
+#    provided that the last ascent gained `nats` or more.
+# 5. The inverse Hessian is stored in u, not in t, because the next run has another centre. It
+#    starts there with the curvature that this run has learned.
+#
+# Values are in nats per observed number, so that runs on subsets of different sizes can be compared
+# and the stored Hessian serves all of them. Thresholds such as `nats` are totals; hence the factors
+# `num_values` below.
 
 
+# A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
 _NATS = 0.01  # in total: a step that gains less ends the search, if the next one promises less too
 _EDGE = 0.9  # of the trust region, in its logarithm: beyond, the search needs another grid
 _PER_ITERATION, _EXTRA = 2, 8  # evaluations; a line search across a bound takes many
@@ -482,6 +533,7 @@ class Search:
         """
         region = TrustRegion.of(self.coordinates, trust_factor)
         run = Run(self, region, objective, num_values, report)
+        # t = 0 is u₀, and `run.u` is u₀ until an evaluation succeeds.
         t = np.zeros_like(run.u)
         free = np.ones(len(t), dtype=bool)
         if not len(t):
@@ -491,6 +543,8 @@ class Search:
             before = run.value
             iterations -= run.ascend(t, free, nats, iterations)
             t = region.inverse(run.u)
+            # The sign of a bound (−1 or 1) times the gradient: positive if the evidence rises
+            # outwards.
             outward = self.coordinates.at_bounds(run.u) * run.gradient
             held, released = free & (outward > 0), ~free & (outward < 0)
             changed = run.clipped or (held | released).any()
@@ -553,12 +607,15 @@ class TrustRegion:
 
     def slope(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
         """∂u/∂t."""
+        # A clipped coordinate does not move with t, so its slope is zero. Without this the gradient
+        # would promise BFGS an increase that no step can deliver.
         slope = np.where(self.bounded, 1 - np.tanh(t / self.width) ** 2, 1.0)
         return np.where(self.u(t) == self._unclipped(t), slope, 0.0)
 
     def inverse(self, u: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
         """A t with u(t) = u, if u is within the region."""
         step = u - self.center
+        # At the edge of the region itself arctanh would be infinite.
         ratio = np.clip(step / self.width, -1 + 1e-9, 1 - 1e-9)
         return np.where(self.bounded, self.width * np.arctanh(ratio), step)
 
@@ -585,6 +642,9 @@ class Curvature:
 
     def expected_gain(self, t: Float[np.ndarray, "m"], gradient: Float[np.ndarray, "m"]) -> float:
         """½ gᵀ H⁻¹ g, the nats that Newton's step from t promises, where the gradient is g."""
+        # The update of Nocedal & Wright (2006, equation 6.17) with the objective −f: the change of
+        # its gradient is g_last − g. It needs sᵀy > 0, and a line search that was cut short need
+        # not give it.
         if self.last is not None:
             step, change = t - self.last[0], self.last[1] - gradient
             if (product := step @ change) > 0:
@@ -617,6 +677,7 @@ class Run:
 
     def value_and_gradient(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
         """Nats per number, and their gradient in t; a failed evaluation gets a low value."""
+        # The first evaluation is always permitted: without it there would be no result.
         if self.evaluations_left <= 0 and self.value > -np.inf:
             raise _NoEvaluationsLeft
         self.evaluations_left -= 1
@@ -634,6 +695,8 @@ class Run:
                 raise
             search.failures.append(str(error))
             value, gradient = -np.inf, np.zeros_like(t)
+        # A point that fails gets a value far below the best one, and no gradient: a line search
+        # then interpolates towards the last point. An infinite loss would give it NaN.
         value, gradient = value / self.num_values, np.nan_to_num(gradient) / self.num_values
         if not np.isfinite(value):
             value = min(self.value, 0.0) - 1e3
@@ -668,6 +731,8 @@ class Run:
             reached, new = intermediate_result.x, full(intermediate_result.x)
             gain = (previous[0] - intermediate_result.fun) * self.num_values
             previous[0] = intermediate_result.fun
+            # The optimiser does not pass its gradient to the callback; it has evaluated it at this
+            # point.
             self.expected_gain = curvature.expected_gain(reached, gradients[reached.tobytes()])
             self.clipped = bool((self._at_bounds(new) & ~at_bounds & free).any())
             small = max(gain, self.expected_gain) < nats
@@ -676,6 +741,8 @@ class Run:
 
         options = {
             "maxiter": iterations,
+            # ½ gᵀg = nats under the identity that `Curvature` begins with, spread evenly over all
+            # coordinates: `gtol` limits the largest element.
             "gtol": np.sqrt(2 * nats / free.sum()) / self.num_values,  # as of the first curvature
             "hess_inv0": self._inverse_hessian(t, free),
         }
@@ -698,6 +765,7 @@ class Run:
         if self.search.inverse_hessian is None:
             return None
         slope = self.region.slope(t)
+        # The inverse Hessian transforms like a covariance: H_t⁻¹ = H_u⁻¹ / (s sᵀ) with s = ∂u/∂t.
         slope = np.where(slope > 0, slope, 1.0)
         return _positive((self.search.inverse_hessian / np.outer(slope, slope))[np.ix_(free, free)])
 
@@ -709,6 +777,9 @@ class Run:
         inverse = _positive(result.hess_inv * np.outer(slope, slope))
         if result.nit and inverse is not None:
             last = self.search.inverse_hessian
+            # Coordinates that were fixed keep their curvature of before, but lose their
+            # correlations with those that moved: a mixture of old and new rows need not be positive
+            # definite.
             full = np.eye(len(free)) if last is None else last.copy()
             full[free, :] = full[:, free] = 0.0
             full[np.ix_(free, free)] = inverse

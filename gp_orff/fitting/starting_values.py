@@ -50,6 +50,13 @@ def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
 
 
 # Starting values for training: lengthscales, variances and noise, in the units of the data.
+#
+# The evidence has several maxima in the lengthscale: a long one that explains much of the data as
+# noise, and a short one that explains noise as field. Searches therefore start from several
+# lengthscales, from 0.4 of the extent of most points down to twice the distance of neighbours. In a
+# sum of kernels each term may be the dominant one, as a search rarely moves the variance from one
+# term to another. At each start the variance of the field is that of the data, and that of the
+# noise is a tenth of it.
 
 
 _SHARES = (0.4, 0.15, 0.05), 3.0  # starting lengths over the bulk of the data; ratio of shorter

@@ -20,7 +20,7 @@ from gp_orff.inference.features import Inference
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, UnknownMean, WeightPosterior
 from gp_orff.inference.robust import latent_covariance
 
-# The field plus the noise that readings of a track share, given block means of other readings.
+# The field plus the noise that observations of a track share, given block means of other ones.
 #
 # With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what readings
 # at some times share with them, offset and correlated noise n,
@@ -30,6 +30,15 @@ from gp_orff.inference.robust import latent_covariance
 # where h is f, or its component uᵀf along the direction of a reading,
 #
 # so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
+#
+# 1. `_sharing` computes k and G for every track; different tracks share no noise, so both are block
+#    diagonal, and a track without known block means has no columns in them.
+# 2. The mean of s is that of h(x), plus G times the residuals of the block means.
+# 3. The variance is that of the combination h(x) − G H f under the posterior of the field, plus
+#    that of the noise. The combination matters: f at x and f along the track are correlated.
+# 4. `joint_covariance` computes it for each kind of posterior. For features a combination of
+#    features is enough; for the exact kernel the covariance is computed at all positions of the
+#    blocks, or at two nodes of each (`condensed`), and combined afterwards from both sides.
 
 
 class SeenWithMean(NamedTuple):
@@ -332,6 +341,7 @@ def _(distribution: WeightPosterior, part, seen, gain):
     for points, weights in zip(x.split(rows), gain.split(rows), strict=True):
         cross = distribution.expansion.phi.apply(points, columns).unflatten(-1, (p, count, p))
         cross = cross.diagonal(dim1=1, dim2=3)  # Cov[f(x), H f], (n, t, p)
+        # Var[f(x) − G H f] = Var[f(x)] − 2 G Cov[H f, f(x)] + G Cov[H f] Gᵀ, in every component.
         both = torch.einsum("nt,tsp->nsp", weights, means) - 2 * cross
         parts.append(torch.einsum("ns,nsp->np", weights, both))
     return variance + torch.cat(parts)
@@ -354,6 +364,9 @@ def _(distribution: WeightPosterior, part, seen, gain):
 # and d_i = 1 + Δ j_i,
 #
 #     log p(y | v) = ½ Σ_i (Δ s_i² / d_i − log d_i) + const. ,   I(v) = ½ Σ_i (j_i / d_i)² .
+#
+# By the posterior of the field, s = 1ᵀR⁻¹(ȳ − E[H f]) and J = 1ᵀR⁻¹1 − Cov[1ᵀR⁻¹ H f] for each
+# track, so neither needs the covariance K of all data (`Offsets.of`).
 
 
 _MOST = 400  # offsets: more tell their variance as well as predictions need it, to 0.3 %
@@ -506,6 +519,8 @@ def slow_variance(
         return None
     seen = Offsets.of(field, constant, noises, tracks)
     j, axes = torch.linalg.eigh(seen.information)
+    # An eigenvalue of zero is a combination of offsets of which the data say nothing, such as their
+    # sum, which the constant mean of the field absorbs.
     told = j > _ROUNDING * seen.information.diagonal().amax()
     if not told.any():
         return None
@@ -518,11 +533,13 @@ def slow_variance(
         """Of u = log V."""
         value = u.exp().unsqueeze(-1)
         change = value - present
+        # 1 + (v − σ²) j is at least min(1, v/σ²), since σ² j ≤ 1; rounding may violate it.
         d = torch.maximum(1 + change * j, (value / present).clamp_max(1.0))  # by rounding
         evidence = 0.5 * (change * squares / d - d.log()).sum(-1)
         jeffreys = 0.5 * (j / d).square().sum(-1).log()
         return evidence + u + _log_prior(likelihood, u.exp() - level, jeffreys)
 
+    # 1/j is the variance of an offset plus that of its estimate: the scale about which V is sought.
     centre = -j.log()
     u = torch.arange(centre.amin() - _WIDE, centre.amax() + _WIDE, _STEP).to(j)
     u, _ = torch.cat([u, present.log().reshape(1)]).sort()  # a prior or bounds may be narrow

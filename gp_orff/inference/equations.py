@@ -68,6 +68,21 @@ from gp_orff.kernels.base import cholesky, size_of
 from gp_orff.symbols.base import Identity, Symbol
 
 # The protocol of normal equations, and the evidence from their parts.
+#
+# Which algebra serves is decided in two places:
+#
+# 1. Primal or dual (`prefers_dual`): the primal algebra factorises A with one row for each feature,
+#    the dual one K + N with one row for each observed number. The smaller cubic cost wins.
+# 2. Among the primal ones (`normal_equations`): `Kronecker` for a separable kernel and whole
+#    vectors with one noise, because eigenvectors of the outputs split A into blocks; `Scaled` for
+#    fixed fields whose scales alone depend on hyperparameters, under independent noise, because its
+#    sums over the data are computed once; `Primal` for everything else. Very many features of a
+#    lattice have iterations in the place of a factorisation (`inference.iterative`).
+#
+# All of them treat the constant mean the same way. V = [y, H(1⊗I_p)] has a column for the data and
+# one for each constant, and E = VᵀK⁻¹V contains what is needed for every mean c: yᵀK⁻¹y of y − H c
+# is the quadratic form of E with the contrast (1, −c). c need not be known before the
+# factorisation.
 
 
 class Group(NamedTuple):
@@ -109,6 +124,7 @@ def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor
     pattern = statistics.pattern
     precision = pattern.precision(noise.precision)
     square = (precision * statistics.second_moment).sum((-1, -2))[..., None, None]
+    # `embed` puts the observed components in their places among all p; the others are zero.
     total = pattern.embed((precision @ statistics.total.unsqueeze(-1)).mT).mT
     ones = 0
     for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
@@ -117,11 +133,19 @@ def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor
     quad = torch.cat(
         [torch.cat([square, total.mT], dim=-1), torch.cat([total, ones], dim=-1)], dim=-2
     )
+    # A weight w divides the noise covariance of an observation: log|Σ/w| = log|Σ| − v log w.
     logdet = statistics.count * noise.logdet - pattern.num_values * statistics.weights.log
     return quad, logdet
 
 
 # Observations with a matrix row for each value, and the dual algebra: K + I⊗Σ itself.
+#
+# 1. `DenseRows.of` applies the observations, with symbols and directions, to the features: H Φ. The
+#    variance that the features omit is part of the noise.
+# 2. `Dual` forms HΦΦᵀHᵀ + N and factorises it. By the push-through identity the weights have the
+#    posterior mean ΦᵀHᵀ(HΦΦᵀHᵀ + N)⁻¹(y − Hc), without the matrix A of the features.
+# 3. Observations without sums over the data, such as integrals, enter the primal algebra as rows
+#    too: whitened, they add ΦᵀN⁻¹Φ to A.
 
 
 @dataclass(frozen=True)
@@ -217,6 +241,7 @@ def dense_evidence(
 ) -> Evidence:
     """The evidence of V under a dense covariance, noise included."""
     size = size_of(covariance)
+    # A covariance in small units, such as 10⁻³⁰, would underflow in products of the gradient.
     quad, logdet = InvQuadLogdet.apply(covariance / size, design)
     logdet = logdet + covariance.shape[-1] * size.log()[..., 0, 0]
     return Evidence(quad / size, logdet, seen_by(design, covariance.diagonal(dim1=-1, dim2=-2)))
@@ -254,7 +279,11 @@ def mean_and_response(
     return solved[..., :1], solved[..., 1:]
 
 
-# Block means of readings along directions as rows, whitened track by track.
+# Block means of observations along directions as rows, whitened track by track.
+#
+# The noise of a track is correlated, that of different tracks is independent. Tracks of similar
+# lengths form a batch of covariances R; shorter ones are padded with rows of an identity, whose
+# values are set to zero, so that they add nothing to products and nothing to log|R|.
 
 
 @dataclass(frozen=True)
@@ -296,6 +325,18 @@ Rows = DenseRows | TrackRows
 
 
 # The primal algebra, for any expansion and any groups of observations.
+#
+# 1. Every group adds to B the sums Z = φᵀy and s = φᵀ1, weighted by its noise precision and
+#    restricted to the components that its pattern observes (`_right_hand_side`).
+# 2. It adds to A the Gram matrix C of the columns, elementwise times M P Mᵀ (`masked_parts`).
+#    Components have one such term; observations along directions u have one for each product u_i
+#    u_j, by which the points of C are weighted.
+# 3. An expansion with complex directions has two layers of real features. Their sums are separate
+#    unless the precision couples them (`are_coupled`), as for harmonic waves, whose horizontal and
+#    vertical components are in different layers. Then A has cross terms.
+# 4. Without cross terms and rows the evidence is differentiated by `MaskedInvQuadLogdet`, which
+#    takes few passes over F×F matrices and needs no derivative in C where the frequencies are
+#    fixed.
 
 
 @dataclass(frozen=True)
@@ -311,6 +352,7 @@ class Primal(NormalEquations):
         return [rows.whitened() for rows in self.rows]
 
     def evidence(self) -> Evidence:
+        # These terms are not of the form C ∘ (M P Mᵀ), which the other function needs.
         if self.rows or are_coupled(self.expansion.layers, self.groups):
             return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
         b, parts = masked_equations(self.expansion, self.groups)
@@ -427,6 +469,10 @@ def _cross_information(
 
 
 # The algebra of fixed fields times scales: A = I + Σ_g Σ_i w_gi G_gi ∘ s sᵀ.
+#
+# Of a harmonic wave only the amplitude s depends on hyperparameters. The matrices G_gi of the
+# fields themselves are then computed once for each grid and kept with the statistics; every
+# evaluation of the evidence multiplies them by scales and precisions.
 
 
 @dataclass(frozen=True)
@@ -478,6 +524,7 @@ def _grams(statistics: Statistics, fields: FeatureExpansion) -> list[Float[Tenso
     """G_i for every value i of an observation."""
     grams = []
     for weights in torch.eye(statistics.pattern.num_values, dtype=torch.float64):
+        # A precision that selects value i alone: `information` minus the identity is then G_i.
         unit = Noise(torch.diag(weights), torch.diag(weights), torch.zeros(()))
         gram = information(fields, [Group(statistics, unit)])
         gram.diagonal().sub_(1)
@@ -492,6 +539,15 @@ def is_diagonal(noise: Noise) -> bool:
 
 
 # The algebra of separable kernels, primal and dual.
+#
+# A = I + SCS ⊗ G has as its second factor a small matrix of outputs. With G = U diag(λ) Uᵀ it
+# splits into r blocks I + λ_j SCS of the size of the columns. The dual one is alike, with ΨΨᵀ of
+# the points in the place of SCS, after the vectors are multiplied by T, which makes the noise an
+# identity.
+#
+# The eigenvectors U have no derivative where eigenvalues coincide, as those of a kernel with equal
+# outputs do. The evidence has a special gradient (`KroneckerInvQuadLogdet`); a posterior that is
+# differentiated uses the general algebra instead.
 
 
 @dataclass(frozen=True)
@@ -590,6 +646,7 @@ class KroneckerDual(NormalEquations):
         evidence = self._evidence(solution.quad, blocks.logdet())
         alpha = solution.combine(self._outputs.mT @ evidence.contrast(mean))
         mixing = self._whitening @ self.expansion.mixing
+        # θ = (Ψᵀ ⊗ (T L)ᵀ) α, from solutions α for the data: the push-through identity again.
         theta = self._rows.mT @ alpha.unflatten(-2, whitened.shape[-2:]).squeeze(-1) @ mixing
         constants = solution.p @ self._rows, mixing.mT @ u, u.mT @ self._whitening
         eigenvalues, u = torch.linalg.eigh(mixing.mT @ mixing)
@@ -692,6 +749,7 @@ def dual_equations(
     if has_blocks(expansion) and whole_vectors(parts) and not further:
         (part,) = parts
         noise = noises[part.key.label] + (0 if delta is None else delta)
+        # T exists only if Σ + δ is positive definite.
         if is_regular(noise):  # rows below need K + I⊗Σ to be positive definite only
             return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))
     truncated = None if delta is None else (delta, torch.zeros_like(delta))

@@ -37,7 +37,18 @@ from gp_orff.kernels.pairs import in_closed_form
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.symbols.base import Identity
 
-# Which positions a prior cannot tell apart: the reach of the sites that are merged.
+# Which positions a prior cannot distinguish: the reach of the sites that are merged.
+#
+# 1. `merge_distance` tries lags along each axis, from the extent of the data downwards by factors
+#    of √2, at a few positions, since a kernel need not be stationary. The reach is the longest lag
+#    up to which the covariance changes by less than 10⁻⁶ of the variance, or by less than a
+#    hundredth of the noise variance of a site mean.
+# 2. That noise variance depends on the number of records at a site, which depends on the reach:
+#    `reach_of_sites` computes the reach for one record, counts, and computes it again.
+# 3. Different positions are merged only if this saves at least a fifth of the rows of the matrix.
+# 4. For more data than the exact kernel can treat, `with_few_sites` widens the sites until their
+#    means are few enough. The field then changes within sites, and `changes_within` computes by how
+#    much.
 
 
 _SHARE = 1e-6  # of the variance, that the field may change within a site
@@ -74,9 +85,11 @@ def merge_distance(
     bases = torch.cat([part.x for part in data.survey.sample])
     bases = bases[:: -(-len(bases) // _BASES)]
     change = _OF_NOISE * min(data.local_noises(noises).values()) / count
+    # In ascending order, so that the first lag that is distinguished ends the reach.
     factors = 2.0 ** (-torch.arange(_HALVINGS * _STEPS, 0, -1).to(bases) / _STEPS)
     extents = torch.diag(torch.from_numpy(high - low).to(bases))
     lags = factors[:, None] * extents.unsqueeze(-2)  # (d, L, d): along each axis in turn
+    # Lags point to the inside of the box: a kernel may be undefined outside, such as below sources.
     inward = 1 - 2 * (bases > torch.from_numpy(0.5 * (low + high)).to(bases)).to(bases)
     bases, moved = bases[:, None, None, :], lags * inward[:, None, None, :]
     told = _told_apart(kernel, bases, bases + moved, change)
@@ -101,6 +114,7 @@ def _told_apart(
         return diagonals.unflatten(0, a.shape[:-1])
 
     at_x, at_z = variances(x, x), variances(z, z)
+    # Half the variance of the difference, which is K(0) − K(r) for a stationary kernel.
     change = 0.5 * (at_x + at_z) - variances(x.expand_as(z), z)
     return (change > (_SHARE * at_x).clamp_min(permitted)).any(-1)
 
@@ -120,6 +134,8 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
     reach = merge_distance(kernel, noises, data)
     if data.repeats.width > 1:
         return tuple(data.repeats.width * length for length in reach)
+    # The mean of many records has less noise, and permits smaller changes within a site. Their
+    # number depends on the reach in turn: it is counted once, at the reach of single records.
     count = _records_at_a_site(data, reach)
     reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
     if given is not None:
@@ -138,6 +154,9 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
         pairs = zip(data.observations, labels, strict=True)
         return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs)
 
+    # The width is doubled until the means are few enough, and two bisections of its logarithm make
+    # it at most 2^¼ times the least one. `high` always satisfies the limit, except at the end of
+    # the doubling.
     low, high = 1.0, 2.0
     while size(high) > most and high < _WIDEST:
         low, high = high, 2 * high
@@ -178,8 +197,10 @@ def _changes(
     several = (counts > 1).nonzero().squeeze(-1)
     if not len(several):
         return changes
+    # Records are sorted by site below, so that `first` is the row at which a site begins.
     first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
     ranks = torch.arange(_RECORDS).to(site)
+    # Eight records across a large site stand for all of them, to bound the cost for crowded sites.
     spaced = ranks * (counts - 1) // (_RECORDS - 1)  # with those at both ends
     spaced = torch.where(counts > _RECORDS, spaced, ranks.clamp_max(counts - 1))
     rows = across_sites(part.x, site, reach)[first + spaced]
@@ -206,6 +227,8 @@ def _nodes(
     nodes = Nodes.of(x[site, record], weight[site, record], site, reach, levels)
     counts = nodes.site.bincount()
     rank = torch.arange(len(nodes.site)).to(site) - (counts.cumsum(0) - counts)[nodes.site]
+    # Sites with fewer nodes than 2^levels are padded by a record with the share zero, since the
+    # kernel has to be defined at padded positions too.
     places = x[:, :1].repeat(1, 2**levels, 1).index_put((nodes.site, rank), nodes.x)
     shares = weight.new_zeros(places.shape[:2]).index_put((nodes.site, rank), nodes.share)
     return places, shares
@@ -222,11 +245,23 @@ def _labels(data: Dataset, reach: Sequence[float]) -> list[Int[np.ndarray, "n"]]
 
 def _records_at_a_site(data: Dataset, reach: Sequence[float]) -> float:
     """Σ r² / Σ r over sites with r records: the records at the site of an average record."""
+    # Sites are weighted by their records: many single records must not hide a few crowded sites.
     counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
     return float((counts**2).sum() / counts.sum())
 
 
 # Inference by the exact kernel.
+#
+# 1. Records are merged at their sites; the scatter about the means completes the evidence.
+# 2. The covariance of all numbers is computed in tiles where only single points are observed, with
+#    the gradient of `tiled_evidence`. Symbols, and means along tracks, need the general
+#    `observed_covariance`.
+# 3. If sites are wide, the field changes within them. For the evidence this change counts as
+#    further noise of the means (`_merged`). For the posterior, sites where it matters are divided
+#    into four parts (`resolved`), as noise would hide what a mean says of the field near its
+#    records.
+# 4. `posterior` factorises the covariance once; mean, variance and leave-one-out residuals use the
+#    factor and the solution.
 
 
 class Whitened(NamedTuple):
@@ -478,6 +513,8 @@ class ExactInference(Inference):
         for part, labels, means in zip(
             self.data.observations, self._sites, self._means[0], strict=True
         ):
+            # N₀ without the changes within sites: with them, the residual would attribute to noise
+            # what belongs to the field.
             noise = means.noise(posterior.noises[means.key])
             span = slice(start, start + means.y.numel())
             width, start = means.y.shape[-1], span.stop

@@ -20,6 +20,12 @@ from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity, Symbol
 
+# The covariance between two kinds of linear observations is computed by applying H from both sides
+# to the prior covariance of points: `apply` calls back with a symbol and points, and receives the
+# covariance there as a matrix, whose columns are those of the other side. Sites with few nodes and
+# means along tracks thus need no special code here.
+
+
 _INTERMEDIATE = 9  # covariances of symbols need that many times more memory on the way
 
 

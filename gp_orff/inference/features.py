@@ -222,6 +222,18 @@ def log_marginal_likelihood(
 
 
 # Inference by features: random ones, or those of a frequency grid.
+#
+# An evaluation of the evidence proceeds as follows.
+#
+# 1. `expand` computes the features at the present hyperparameters, and `truncated` the variance δ
+#    that they lack.
+# 2. If the dual algebra is cheaper, the observations are written out as rows. Otherwise the sums
+#    over the data are taken, which are computed once if the columns are shared (`statistics`).
+# 3. δ is added to the noise of each group. In sums it has the weights of the observations too, as
+#    if δ were part of Σ (`unweighted_noise`).
+# 4. Observations of symbols become dense rows. Tracks become groups with unit noise, or whitened
+#    rows if they are along directions; both are computed anew, as their noise changes.
+# 5. `normal_equations` chooses the algebra for the groups and rows.
 
 
 @dataclass(frozen=True)
@@ -380,6 +392,8 @@ class FeatureInference(Inference):
         if self.data.tracks:  # whose columns are averaged anew
             return self.num_values <= MOST_DENSE < expansion.num_features
         points = self.num_values / expansion.num_outputs
+        # The dual algebra evaluates the features anew, while shared sums are there already: it has
+        # to be cheaper by a clear margin.
         points = (2 if self._has_shared_columns else 1) * points
         if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
             return False
@@ -510,6 +524,9 @@ class FeatureInference(Inference):
 
 
 # Inference by the features of a large frequency grid, without their matrix.
+#
+# `feature_inference` chooses iterations only if factorisation is impossible or slow: for a grid
+# with more features than memory permits, and more values than could be written out as rows instead.
 
 
 _MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB

@@ -49,6 +49,12 @@ from gp_orff.symbols.base import Symbol
 #
 # the last because A and P have the same block and diagonal, so that E[zᵀP⁻¹ ∂A P⁻¹z] = tr(P⁻¹∂P).
 # The derivative of log|P| is exact.
+#
+# The difference A⁻¹z − P⁻¹z is small where P is good, so few probes give a gradient of small
+# variance. Both functions return derivatives of bilinear forms uᵀAv only, which
+# `WeightPrecision.derivatives` computes with images: neither A nor ∂A is formed. The gradient is
+# that of the exact function; the value of the log-determinant is an estimate by other means
+# (Lanczos), hence the two agree up to the random error only.
 
 
 class InvQuad(Function):
@@ -66,6 +72,7 @@ class InvQuad(Function):
     @once_differentiable
     def backward(ctx, grad):
         (u,) = ctx.saved_tensors
+        # BᵀA⁻¹B is symmetric, so only the symmetric part of its gradient acts.
         weighted = 0.5 * (grad + grad.mT) @ u
         return None, 2 * weighted.mT, *_derivatives(ctx.system, -weighted, u)
 
@@ -127,6 +134,18 @@ class EstimatedEvidence(Evidence):
 
 
 # The posterior of the weights of lattice features, by iterations.
+#
+# 1. The mean is φ(x) θ with the solved weights θ, as for any features.
+# 2. Up to 400 variances are solved for: one system for each.
+# 3. Beyond, 64 draws of the weights give the variances at all points, with a relative standard
+#    error of at most √(4/64) if they were used alone. They serve as a correction instead: the same
+#    random numbers give draws under P, whose exact variance is known, and the ratio of the two mean
+#    squares cancels most of the error.
+# 4. The exact variance under P is the sum over the dense block, by its factor, and the rest, where
+#    P is diagonal: that is one transform of the coefficients of cos² and sin², at twice the
+#    frequency.
+# 5. For several outputs, ratios become matrices: `_scaled` uses Cholesky factors, so that the
+#    result is symmetric and positive semidefinite.
 
 
 _NOTHING = 1e-20  # a share of the largest variance that is none to rounding
@@ -283,6 +302,7 @@ def _scaled(
     """L K⁻¹ ⟨s sᵀ⟩ K⁻ᵀ Lᵀ, with the Cholesky factors L of the blocks under P⁻¹ and K of ⟨c cᵀ⟩; for
     one output, the equation of `IterativePosterior`. Zero at a reference."""
     traces = known.diagonal(dim1=-1, dim2=-2).sum(-1)
+    # A potential is zero at its reference point: its block has no Cholesky factor there.
     at_reference = (traces <= _NOTHING * traces.max())[:, None, None]
     eye = torch.eye(known.shape[-1]).to(known)
     left, right = (
@@ -293,6 +313,14 @@ def _scaled(
 
 
 # The normal equations of lattice features, solved by iterations.
+#
+# The evidence of a search solves for y and the constants to the accuracy of the mean. The posterior
+# needs the best constant mean c before it knows the right-hand side y − Hc, hence the order:
+#
+# 1. Solve roughly for all columns of B; this gives c and its variance to second order.
+# 2. Refine the combination b(y) − B c alone, to the accuracy of the mean, from the rough solution.
+# 3. Put the refined solution into the column of y, so that all contrasts of the solutions contain
+#    it.
 
 
 @dataclass(frozen=True)
@@ -321,6 +349,8 @@ class Iterative(NormalEquations):
 
         u = system.solve_roughly(b.mT)
         contrast = evidence_of_solution(u).contrast(mean).mT  # y less its mean
+        # The coefficient of y in the contrast is one: with this column, contrast @ u is what was
+        # refined.
         u[:1] += system.refined(contrast @ b.mT, contrast @ u) - contrast @ u
         evidence = evidence_of_solution(u)
         theta = mean_and_response(u.mT @ evidence.contrasts(mean))

@@ -27,6 +27,20 @@ from gp_orff.inference.quadratic import InvQuadLogdet, log_determinant, masked_s
 #     Σ_n a_n f(x_n) g(x_n) = Σ_u t(u) f(u) g(u) ,     t(u) = n⁻¹ Σ_q T(q) exp(−i⟨q, θ_u⟩) ,
 #
 # for any two such fields: products with C = φᵀ diag(a) φ are products with t on the grid.
+#
+# The condition n > 4m avoids aliasing: f and g have frequencies up to m and t up to 2m, thus t f g
+# up to 4m, and its sum over the grid is exact if no nonzero frequency is a multiple of n.
+#
+# A product with C therefore costs two transforms instead of a dense matrix:
+#
+# 1. `of_weights` places the weights as Fourier coefficients and transforms them to the image of f.
+# 2. The image is multiplied by t, which `of_sums` computed once from T.
+# 3. `adjoint` transforms back and reads off the coefficients of the columns.
+#
+# The real FFT stores the half k_d ≥ 0 of the last axis. A lattice has one of each pair ±k but not
+# always the one in this half, so a frequency with k_d < 0 is replaced by its negative, which
+# changes the sign of its sine. On the plane k_d = 0 both ±k belong to the stored half, and the
+# second is set to the conjugate of the first.
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,7 @@ class Images:
         """The values φ(θ_u) w on the grid, flat."""
         batch, extents = weights.shape[:-1], _half(self.points, self.modes)
         parts = weights.new_zeros(*batch, 2 * prod(extents))
+        # Several features may share one column, so their weights are added.
         parts.scatter_add_(-1, self.slots.expand(*batch, -1), weights * self.scale)
         values = torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
         values[..., self.mirrored] = values[..., self.plane].conj()
@@ -87,6 +102,8 @@ class Images:
 
     def adjoint(self, images: Float[Tensor, "*b n"]) -> Float[Tensor, "*b F"]:
         """Σ_u g(u) φ(θ_u) for the column of every feature."""
+        # The order of `of_weights` reversed: the real transform of the last axis first, cut off at
+        # m_d.
         axes = range(-len(self.points), -1)
         values = torch.fft.rfft(images.unflatten(-1, self.points))[..., : self.modes[-1] + 1]
         if len(self.points) > 1:
@@ -97,6 +114,8 @@ class Images:
     def of_sums(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "n"]:
         """t(u) from T, a flat array over |q_i| ≤ 2 m_i."""
         double = tuple(2 * m for m in self.modes)
+        # t has exp(−i⟨q, θ⟩), the inverse FFT exp(+i⟨q, θ⟩): hence the conjugate. T(−q) is the
+        # conjugate of T(q), so the half q_d ≥ 0 suffices.
         box = sums.reshape([2 * m + 1 for m in double])[..., double[-1] :].conj()
         for axis, (m, n) in enumerate(zip(double[:-1], self.points[:-1], strict=True)):
             q = torch.arange(-m, m + 1, device=box.device) % n
@@ -128,6 +147,12 @@ def _places(
 
 
 # A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ of lattice features, by products; vectors are rows.
+#
+# A product A v takes the steps of the images for every output: the weights v_f times direction m_f
+# give p images, one for each component of the field. At each grid point these p numbers are
+# multiplied by the p×p matrix Σ Q t, and the p resulting images are transformed back and combined
+# by the directions. All terms of A with a lattice share these transforms, because their t are added
+# first.
 
 
 _NUMBERS = 2**22  # of the images of the vectors that are multiplied at once
@@ -186,6 +211,7 @@ class WeightPrecision:
         for part in self._chunks(left):
             u, v = left[part], right[part]
             fields = self._fields(u), self._fields(v)
+            # uᵀAv is bilinear in M through both fields: the derivative has a term for each.
             for other, field in ((v, fields[0]), (u, fields[1])):
                 of_directions += (other.unsqueeze(-2) * self._information(field)).sum(0)
             for total, t in zip(of_bases, self.terms, strict=True):
@@ -221,6 +247,13 @@ class WeightPrecision:
 
 
 # P ≈ A: a dense block for the features of which the data tell most, the diagonal of A beyond.
+#
+# Where the data determine features well, A is far from the identity and its eigenvalues are spread
+# over many orders of magnitude; these features go into a dense block that is factorised. For the
+# others A is close to its diagonal. R⁻¹AR⁻ᵀ then has an identity in the block and a unit diagonal
+# beyond, and eigenvalues near one, on which conjugate gradients converge in few iterations.
+# Frequencies enter the block whole, with cosine and sine, because the columns of a lattice are
+# selected so.
 
 
 @dataclass(frozen=True)
@@ -295,6 +328,7 @@ def precondition(
     logdet = log_determinant(factor)
     if a.requires_grad:
         _, logdet = InvQuadLogdet.apply(a, a.new_zeros(len(a), 1))
+    # P itself is a constant of the iterations; only log|P| is differentiated.
     fixed = torch.where(chosen, 1.0, diagonal.detach())
     return (
         Preconditioner(columns, block, factor, fixed),
@@ -331,6 +365,19 @@ def _leading_columns(
 
 
 # Preconditioned conjugate gradients for many right-hand sides, which are rows.
+#
+# All systems advance together, so that one product handles a matrix of directions.
+#
+# 1. Start from zero or from the guess, with the residual r, z = P⁻¹r and the direction d = z.
+# 2. Systems with ‖r‖ ≤ tolerance ‖b‖ leave the batch; `active` keeps their rows in x. Norms are
+#    rᵀP⁻¹r throughout, since this approximates eᵀAe, the error in posterior standard deviations.
+# 3. Return if none is left, or if `enough` iterations are done and every remaining system has
+#    reached what is permitted at some time; raise if `most` are done.
+# 4. Otherwise take a step along d, update r by recursion, and make the next d conjugate to the
+#    last.
+#
+# Right-hand sides are independent: this is no block method, and a system converges as it would
+# alone.
 
 
 class ConvergenceError(RuntimeError):
@@ -377,6 +424,7 @@ def solve(
     x, r = (torch.zeros_like(b), b) if guess is None else (guess.clone(), b - a.product(guess))
     z = p.solve(r)
     d, size = z, (r * z).sum(-1)
+    # Relative to b also with a guess: a good guess must not tighten the criterion.
     start = size if guess is None else (b * p.solve(b)).sum(-1)
     active, least = torch.arange(len(b), device=b.device), size
     count, done = torch.zeros_like(active), 0
@@ -384,6 +432,7 @@ def solve(
     while True:
         if not going.all():
             r, z, d = r[going], z[going], d[going]
+            # `x`, `least` and `count` stay at full length and are indexed by `active`.
             size, start, active = size[going], start[going], active[going]
         if not len(active):
             return Solution(x, count)
@@ -414,6 +463,17 @@ def _error(iterations: int, residual: float, tolerance: float) -> ConvergenceErr
 
 
 # Functions of B = R⁻¹AR⁻ᵀ by the Lanczos process, where P = R Rᵀ is a preconditioner of A.
+#
+# The process builds, from a start vector, an orthonormal basis V of a Krylov space in which B is a
+# tridiagonal matrix T (`_process`). Two quantities follow from T alone or with V:
+#
+#     uᵀ f(B) u ≈ ‖u‖² e₁ᵀ f(T) e₁        Gauss quadrature with the eigenvalues of T as nodes,
+#     B^{−½} z  ≈ ‖z‖ V T^{−½} e₁         a draw of the weights.
+#
+# B is symmetric and has the determinant |A|/|P|; it is never formed, and each step takes one
+# product with A and two triangular solutions. Vectors are not orthogonalised again: the loss of
+# orthogonality repeats eigenvalues of T that have converged, but hardly changes these two
+# quantities.
 
 
 _BETWEEN_CHECKS = 5  # iterations
@@ -441,6 +501,8 @@ def quadrature(
         ended = len(diagonals) == most or not (step.beside > 0).any()
         if len(diagonals) < count and not ended:
             continue
+        # The change with twice as many iterations is compared with the standard error over the
+        # random vectors: a quadrature more exact than the sampling would be of no use.
         values = _gauss(function, torch.stack(diagonals, -1), torch.stack(besides, -1))
         error = values.std() / len(values) ** 0.5
         if ended or (last is not None and (values - last).mean().abs() <= error):
@@ -501,6 +563,7 @@ def inverse_root(
         if len(diagonals) % _BETWEEN_CHECKS and (step.beside > 0).any():
             continue
         coefficients = _root_coefficients(torch.stack(diagonals, -1), torch.stack(besides, -1))
+        # The coefficient of the newest basis vector, relative to all, serves as the residual.
         last = (coefficients[:, -1].abs() / coefficients.norm(dim=-1)).max().item()
         if last <= tolerance or not (step.beside > 0).any():
             break
@@ -530,6 +593,8 @@ def _process(a: WeightPrecision, p: Preconditioner, z: Float[Tensor, "k F"]) -> 
         going = vector.any(-1)
         w = p.inverse_root(a.product(p.inverse_root_transposed(vector)))
         w -= beside.unsqueeze(-1) * previous
+        # A vector of zeros continues with T = 1 and no coupling: a block of T that e₁ does not
+        # reach, so rows of a batch may end at different steps.
         diagonal = torch.where(going, (w * vector).sum(-1), 1.0)
         w -= diagonal.unsqueeze(-1) * vector
         norm = w.norm(dim=-1)
@@ -555,10 +620,25 @@ def _eigen(
     """Eigenvalues, all positive, and eigenvectors of a tridiagonal matrix."""
     matrix = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
     nodes, vectors = torch.linalg.eigh(matrix)
+    # B is positive definite; rounding may still give an eigenvalue of T below zero.
     return nodes.clamp_min(torch.finfo(nodes.dtype).eps * nodes[-1]), vectors
 
 
 # A with its preconditioner: A⁻¹b, log|A| with its standard error, and draws from N(0, A⁻¹).
+#
+# How much each result costs follows from how much its error matters:
+#
+# - The mean is solved until its error, over the posterior standard deviation, is below
+#   `mean_error`, and at least to `permitted_error` if `operations` do not suffice (`_residuals`).
+# - Constants and rough solutions enter quadratic forms only, whose error is of second order in the
+#   residual: a residual of 1 % suffices.
+# - Variances at few points are solved for; at many they are estimated from draws.
+# - log|A| = log|P| + tr log B, where log|P| is exact and the trace is estimated with random signs.
+#   The better P, the smaller the trace and its error. With all features in the block it vanishes.
+# - The gradient of log|A| uses the same random signs, as `probes`.
+#
+# Every random number comes from the seed anew, so that the evidence is a deterministic function of
+# the hyperparameters, which a line search needs.
 
 
 _LOOSEST = 1e-2  # relative residual of the mean
@@ -667,6 +747,7 @@ class System:
         size = (b * self.preconditioner.solve(b)).sum().sqrt().item()
         directions = min(self.num_values, len(self.preconditioner.diagonal))
         errors = self.accuracy.mean_error, self.accuracy.permitted_error
+        # ‖r‖ ≤ tolerance ‖b‖ with ‖r‖ ≈ ‖e‖_A: the tolerance is the permitted ‖e‖_A over ‖b‖.
         wanted, permitted = (
             min(error * directions**0.5 / size, _LOOSEST) if size else _LOOSEST for error in errors
         )

@@ -44,7 +44,19 @@ from gp_orff.inference.robust import StudentTNoise, residuals
 from gp_orff.kernels.base import cholesky
 from gp_orff.settings import check_features
 
-# Readings left out by blocks: for any inference, the posterior given the rest.
+# Observations left out by blocks: for any inference, the posterior given the rest.
+#
+# All ways of computing this return the same: for each block the tested observations, and mean and
+# covariance of the field there given all observations that are not left out. There are four:
+#
+# - From scratch, for any inference: condition on the rest, block after block.
+# - Exact kernel, or dual algebra (`left_out_of_rows`): one Cholesky factor of K serves all blocks,
+#   and each takes a solution of its size only.
+# - Features (primal): subtract the sums of the block from those of all data, and factorise A anew.
+# - Tracks: condition on the block means of the rest, since the observations of a track that stay
+#   also predict the correlated noise of those that are left out.
+#
+# `left_out` and `tested` differ because a buffer around the tested block may be left out as well.
 
 
 class Block(NamedTuple):
@@ -180,6 +192,8 @@ class Rows:
 
     def within(self, block: Bool[Tensor, "N"]) -> Bool[Tensor, "M"]:
         """The rows that are in a block."""
+        # A site is in the block if its observations are; `kinds` ensures that a site has only
+        # observations that belong to the same blocks, so that any of them decides.
         masks = []
         for part, group, sites in zip(self.readings, self.groups, self.sites, strict=True):
             inside = torch.zeros(len(group), dtype=torch.bool, device=sites.device)
@@ -221,6 +235,9 @@ def _(inference: ExactInference, kernel, noises, mean, blocks):
     if not blocks:
         return
     rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
+    # Observations of one site that belong to different blocks need separate rows. If this makes
+    # the matrix much larger than that of the sites, one factor of it costs more than conditioning
+    # anew.
     if inference.changes is not None or len(rows) > _SPLIT * inference.size:
         yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)
         return
@@ -245,6 +262,7 @@ def left_out_of_rows(
         b = torch.nonzero(rows.within(block.left_out)).squeeze(-1)
         unit = torch.zeros_like(covariance[:, : len(b)])
         unit[b, torch.arange(len(b), device=b.device)] = 1.0
+        # halfᵀ half = [K⁻¹]_bb, from columns of the identity: K⁻¹ as a whole is not needed.
         half = torch.linalg.solve_triangular(factor, unit, upper=False)
         conditional = torch.cholesky_inverse(cholesky(half.mT @ half))
         residual = conditional @ solved[b]
@@ -255,6 +273,8 @@ def left_out_of_rows(
             seen_by(design[rest], covariance.diagonal()[rest]),
         )
         expected = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
+        # The covariance of the observations less their noise is that of the field; blocks are
+        # independent in their noise, so the noise of the rest says nothing about it.
         latent = conditional - _square(noise, b)
         if mean is None:
             effect = residual[:, 1:] @ evidence.mean_root()
@@ -264,6 +284,8 @@ def left_out_of_rows(
 
 def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
     """A number for each reading; two have the same one if they are in the same sets."""
+    # A random word for each set; observations in the same sets have the same sum. Different ones
+    # have different sums but with probability 2⁻⁶⁴ for a pair.
     words = np.random.default_rng(0).integers(0, 2**64, size=len(masks), dtype=np.uint64)
     sums = np.zeros(len(masks[0]), dtype=np.uint64)
     for word, mask in zip(words, masks, strict=True):
@@ -289,6 +311,7 @@ class TrackReadings:
     ) -> "TrackReadings":
         """The readings of `part`, with the arguments of `along_tracks`."""
         values = part.y.shape[-1]
+        # The index passes through the sorting by tracks as a further component of y.
         numbered = replace(part, y=torch.cat([part.y, part.index[:, None].to(part.y)], dim=-1))
         held = along_tracks(numbered, track, time, count, {part.key.label: 0.0})
         index = held.y[:, values].long()
@@ -669,6 +692,9 @@ class Others:
         residual = part.y - expected - gain @ self._residual
         of_block = (self._precision @ self._residual)[block].unsqueeze(-1) / n
 
+        # A block of one observation is known from itself only: m and V do not enter, and V is
+        # singular, since the block mean, which m and V are conditioned on, is the observation
+        # itself.
         several = n.flatten() > 1
         information = _pick(solved, v, block, block) / n**2  # Λ
         weighted = torch.zeros_like(information)

@@ -30,6 +30,15 @@ from gp_orff.settings import check_features
 from gp_orff.symbols.base import Identity, Symbol
 
 # Gaussian distributions of a field, evaluated at any points.
+#
+# Distributions are composed of layers, each of which adds a term to mean and covariance:
+#
+#     posterior given the constant mean  →  UnknownMean  →  PlusConstant  →  PlusWhite
+#
+# `UnknownMean` adds the uncertainty of the constant mean, `PlusConstant` a variance common to all
+# points, such as that of the constant of a potential, and `PlusWhite` the truncated variance of a
+# grid. `split` removes the white layer, since white noise has no image under a symbol and no
+# continuous paths.
 
 
 class FieldDistribution(ABC):
@@ -273,6 +282,11 @@ def plus_white(
 #
 # A form of the same distribution for each algebra of `equations`; that of separable kernels is in
 # `separable`. All are immutable, in float64.
+#
+# Variances take Φ(x) Cov[θ] Φ(x)ᵀ at each point. The primal form solves with the factor of A, the
+# dual one subtracts what the data explain from the prior. On a lattice, with many points, the
+# variance is a quadratic form of the columns and one Fourier transform computes it everywhere
+# (`_pair_covariance`).
 
 
 @dataclass(frozen=True)
@@ -424,6 +438,7 @@ class PrimalPosterior(GeneralPosterior):
         expansion = self.expansion
         left, right = expansion.directions[:, i].unsqueeze(-1), expansion.directions[:, j]
         form = self._inverse * left * right
+        # The quadratic form takes a symmetric matrix; its antisymmetric part contributes nothing.
         form = 0.5 * (form + form.mT) if i != j else form
         return expansion.phi.quadratic(x, expansion.scatter(expansion.scatter(form).mT))
 

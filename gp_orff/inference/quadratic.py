@@ -19,6 +19,17 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
+# How the constant mean is treated. The data may determine all, some or none of its p components: a
+# component that is never observed, or a symbol under which constants vanish, leaves it open.
+#
+# 1. `seen` = HᵀD⁻¹H has the eigenvalue zero along directions that the data do not see. Its diagonal
+#    is scaled to one first, so that outputs in different units have comparable eigenvalues.
+# 2. `_information` restricts HᵀK⁻¹H to the other directions. Columns of zeros keep the shape (p, p)
+#    for batches, and get ones on the diagonal, so that solutions and determinants exist.
+# 3. `best_mean`, `mean_root` and the restricted likelihood work in this basis. Along directions
+#    that the data do not see, the best mean and its covariance are zero.
+
+
 _ROUNDING = 1e-12  # relative error of an eigenvalue that should be zero
 
 
@@ -164,6 +175,8 @@ def _directions(
     if not unknown.any():
         return torch.eye(seen.shape[-1]).to(seen).expand_as(seen), unknown
     null = vectors / units.unsqueeze(-1)  # S c = 0 where the vector is D^½ c of eigenvalue zero
+    # The null vectors of the unscaled matrix are not orthogonal. An SVD gives an orthonormal basis
+    # whose first columns span them, because those of zeros have the singular value zero.
     null = null / null.norm(dim=-2, keepdim=True) * unknown.unsqueeze(-2)
     basis, _, _ = torch.linalg.svd(null)
     place = torch.arange(seen.shape[-1], device=seen.device)

@@ -46,6 +46,7 @@ def climb(
             point, value, image = image, next_value, next_image
             continue
         first, second = image - point, next_image - 2 * image + point
+        # With length 1 the extrapolation is the second image itself.
         length = (first.norm() / second.norm()).clamp(1.0, _LONGEST)
         move = 2 * length * first + length**2 * second
         point = point + move.clamp(-_FARTHEST, _FARTHEST)
@@ -115,6 +116,12 @@ def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
 
 
 # The E-step of Student-t noise: weights of observations from the posterior of the field.
+#
+# E[d_n] = rᵀN⁻¹r + tr(N⁻¹ S) with the residual r of the posterior mean and the covariance S of the
+# field at the observation: an uncertain field enlarges all distances alike. Where a matrix of all
+# observations was factorised, r and S follow from it without predictions. Weights of a larger data
+# set are foreseen from the posterior given a part of it with (S + N)⁻¹ in the place of N⁻¹, as
+# these observations have not been used.
 
 
 _READINGS = 512  # along directions, at once

@@ -17,6 +17,14 @@ from gp_orff.inference.quadratic import InvQuadLogdet
 #
 # Two algebras: a Cholesky factor of every I + λ_j C, or one eigendecomposition C = V diag(μ) Vᵀ for
 # all of them, where P_j = V diag(1/(1 + λ_j μ)) Vᵀ.
+#
+# The first takes r factorisations and can be differentiated; the second takes one decomposition,
+# about as expensive as several factorisations, whatever r is. The dual algebra has the same blocks
+# with the Gram matrix ΨΨᵀ of the points; `DualBlocks` converts them to the columns without forming
+# ΨᵀΨ.
+#
+# Vectors are rows and have the index j of the block in front, because one product with V then
+# serves all blocks.
 
 
 # The rank from which evidence and gradient are faster by one eigendecomposition: 1.1 to 1.8 times
@@ -170,6 +178,8 @@ class DualBlocks(Blocks):
 
     def half(self, v: Tensor) -> Tensor:
         root = self._squares.sqrt()
+        # q_j without cancellation: ((1 + λμ)^{−½} − 1)/μ = −λ / (√(1 + λμ) (1 + √(1 + λμ))), also
+        # for μ = 0.
         weights = -self.eigenvalues.unsqueeze(-1) / (root * (1 + root))
         return v + _times(_times(v, self.q) * weights.unsqueeze(-2), self.q.mT)
 
@@ -178,6 +188,7 @@ class DualBlocks(Blocks):
 
     def forms(self, v: Tensor) -> Tensor:
         explained = self.eigenvalues.unsqueeze(-1) / self._squares @ (v @ self.q).square().mT
+        # A difference of nearly equal numbers where the data determine the field.
         return (v.square().sum(-1).unsqueeze(-2) - explained).clamp_min(0)
 
     @property
@@ -304,6 +315,10 @@ class KroneckerPosterior(WeightPosterior):
 #
 # The columns of B are vec Z and s⊗I, so that every block has two of them: with G = U diag(λ) Uᵀ and
 # P_j = (I + λ_j C)⁻¹, those of A⁻¹B have the parts t_j = P_j (Z U)_j and p_j = P_j s.
+#
+# The derivative by G in the basis U has off-diagonal elements, but no differences λ_i − λ_j in
+# denominators, as derivatives of eigenvectors would have: it follows from ∂(A⁻¹) = −A⁻¹ ∂A A⁻¹ for
+# the quadratic form, and is diagonal for the log-determinant.
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,18 @@ from gp_orff.kernels.pairs import (
 )
 
 # The covariance of observed numbers in tiles of few points, without the one of whole vectors.
+#
+# 1. `Tiles.of` divides every group into pieces of consecutive points. A tile is the block of the
+#    matrix between two pieces; it is so small that its lags and their forms stay in the cache.
+# 2. `_joined` merges neighbouring small pieces, because the overhead of a tile does not depend on
+#    its size. Numbers of such a piece become separate points, as groups differ in their
+#    directions.
+# 3. `lower` visits the tiles on and below the diagonal; the others follow by symmetry.
+# 4. For few rows, what depends on positions alone is kept from one evaluation of a search to the
+#    next.
+#
+# Each number has its direction v, so a tile is vᵀk(x, z)w for the components observed: the p×p
+# blocks of whole vectors are never formed.
 
 
 _FEW = 48  # rows of a piece, which costs more to handle than to compute
@@ -166,6 +178,11 @@ def _directions(pattern: Pattern, direction: Tensor | None, like: Tensor) -> Ten
 # With E = VᵀK⁻¹V and log|K|, the gradient in K is G = ∂/∂log|K| K⁻¹ − U (∂/∂E) Uᵀ, U = K⁻¹V. The
 # first sweep writes K. The second computes every tile again, with derivatives, and contracts it
 # with its tile of G, so that no graph of N² nodes is held.
+#
+# Only tiles on and below the diagonal are visited, hence the factor 2 for those below. What all
+# tiles have in common, such as weights of the kernel's terms computed from raw parameters, is cut
+# off from the graph (`_Derivatives._cut`): its derivatives are summed over the tiles and passed
+# back once, at the end. A second derivative takes the graph of the whole matrix.
 
 
 GroupNoises = Float[Tensor, "n v v"] | Float[Tensor, "n*v n*v"]
@@ -225,6 +242,8 @@ class TiledInvQuadLogdet(Function):
         noise_gradients = [torch.zeros_like(noise) for noise in noises]
         derivatives = _Derivatives(ctx.kernel, parameters)
         for left, right, geometry in ctx.tiles.lower():
+            # The gradient of the noise of a group with one matrix for all numbers is taken below
+            # the loop, as its blocks reach over several tiles.
             times = 1 if left is right else 2  # and the tile above the diagonal
             gradient = times * grad_logdet * inverse[left.span, right.span]
             gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-times)

@@ -189,6 +189,8 @@ def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Floa
         return radial_derivatives(kernel, s)
     differentiable = s.requires_grad
     with torch.enable_grad():
+        # At s = 0 derivatives of κ″ may be infinite, where they are multiplied by powers of zero
+        # lags.
         s = s.clamp_min(1e-24) if differentiable else s.clamp_min(1e-24).requires_grad_()
         kappas = list(radial_derivatives(kernel, s))
         while len(kappas) < order:
@@ -215,6 +217,7 @@ def polynomial(
     """
     monomials = list(combinations_with_replacement(range(dims), degree))
     generator = torch.Generator().manual_seed(0)
+    # More values than coefficients: the residual shows whether the function is such a polynomial.
     omega = torch.randn(4 * len(monomials) + 8, dims, generator=generator, dtype=torch.float64)
     values = function(omega).to(torch.complex128)
     columns = [omega[:, list(monomial)].prod(-1) for monomial in monomials]

@@ -277,6 +277,8 @@ class DotProductKernel(Kernel):
         values = _checked(coefficients)
         super().__init__(batch_shape=values.shape[:-1], active_dims=active_dims)
         positive = (values > 0).reshape(-1, values.shape[-1]).all(0)
+        # Coefficients that are zero are no parameters: a positive constraint could not represent
+        # them.
         self.degrees: tuple[int, ...] = tuple(positive.nonzero().flatten().tolist())
         self.register_parameter("raw_coefficients", nn.Parameter(values[..., positive]))
         self.register_constraint("raw_coefficients", Positive())

@@ -45,6 +45,11 @@ from gp_orff.symbols.pointwise import Potential
 #
 # because ∫ e^{i⟨k,r⟩ − |k|Z} d²k / (2π|k|) = 1/√(r² + Z²). It is the potential at x of a charge at
 # the mirror image of x′, harmonic in either argument.
+#
+# All covariances are thus derivatives of 1/R in the lag d = (τ, Z) from the mirror image. The lag
+# changes with x and with x′ by ±1 along each axis: a derivative in x′ changes the sign of the
+# horizontal components only, and sources above the points change that of the vertical one. `signs`
+# has these factors, and no other function needs to know on which side the sources are.
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ class Sources:
         inverse = d.square().sum(-1).rsqrt()
         cubed = self.amplitudes[..., None, None] * inverse**3
         near, far = cubed.sum(-3), 3 * cubed * inverse.square()
+        # ∇∇ᵀ(1/R) = 3 d dᵀ/R⁵ − I/R³, summed over the planes j.
         hessian = torch.einsum("...jnm,...jnmp,...jnmq->...nmpq", far, d, d)
         hessian = hessian - torch.diag_embed(near.unsqueeze(-1).expand(*near.shape, 3))
         left, right = self.signs(d)
@@ -282,6 +288,7 @@ class HarmonicKernel(FieldKernel):
             reference = (low if side > 0 else high).unsqueeze(-1)
             planes = reference - side * depths
             distance = side * (mean.unsqueeze(-1) - planes)
+            # The variances at the mean height are a/(2h)³ · (1, 1, 2), with the mean (4/3) a/(2h)³.
             found.append(Sources(side, planes, 0.75 * variances * (2 * distance) ** 3))
         return found
 
@@ -482,6 +489,14 @@ def _(kernel: HarmonicKernel) -> list[Term]:
 
 
 # Covariances of derivatives and potentials of harmonic fields: derivatives of 1/R.
+#
+# 1. `_derivatives` writes a symbol as a sum of derivatives of −V: f_i is ∂_i of it, and a
+#    polynomial in ω stands for further ones. A symbol that annihilates all waves, such as the curl,
+#    gives none.
+# 2. `harmonic_covariance` takes every pair of derivatives of both symbols; the covariance of two is
+#    the derivative of their joint order of Σ a/R, with the signs of the mirrored lag.
+# 3. `_of_inverse_distance` computes all derivatives of one order from those of κ(s) = s^{−1/2}, s =
+#    R².
 
 
 _MOST = 4  # derivatives of 1/R
@@ -579,6 +594,9 @@ def _of_inverse_distance(
 
 
 # Covariances of observed numbers of harmonic fields, without those of whole vectors.
+#
+# As in `kernels.pairs`, hyperparameters enter through numbers of pairs, and the forms of directions
+# are computed once: the depths change Z, on which none of the four forms depends.
 
 
 @dataclass(frozen=True)

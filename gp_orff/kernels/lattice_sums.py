@@ -21,6 +21,15 @@ from torch import Tensor
 from gp_orff.kernels.mixture_spectra import ScaleMixture
 from gp_orff.kernels.spectra import Spectrum
 
+# Each theta function has two series: over waves, whose terms at τ = 0 are c e^{−πc²k²}, and over
+# images, whose terms are e^{−πj²/c²}. For c > 1 the first converges quickly, else the second, so
+# five terms on either side suffice for rounding. `_excess` and `_derivatives` compute both and
+# select by c for each scale and axis, since a mixture has scales of either kind.
+#
+# Sums over k ≠ 0 are computed as Πc_i (Π(1 + ε_i) − 1) with ε = θ/c − 1: the term k = 0 may be so
+# large, for small scales, that subtracting it from the whole sum would leave rounding only.
+
+
 _TERMS = 5  # of a theta function, on either side of zero
 _MIN_SCALE = 1e-12  # in units of (hℓ)²; below it, the Gaussian is inside the cell around ω = 0
 

@@ -24,6 +24,12 @@ from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
 from gp_orff.kernels.spectra import GRID_INPUTS, Range, Spectrum, spectrum
 
 # The power law that a learned curve follows beyond its shortest knot.
+#
+# The variance of a field of length λ is π λ⁻². From the last knot on it continues as λ^q, with q
+# from the slope of the curve over its last knots. Four lengths, each half the one before, represent
+# all shorter ones: each has the weight of an interval of log λ, the last one that of all that
+# remain. Sums of geometric series give these weights in closed form, as differentiable functions of
+# the curve.
 
 
 BEYOND = 4  # lengths beyond the knots, each half the one before
@@ -59,7 +65,11 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
     """
     steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
+    # A smooth maximum of the slope and the bound: a kink would stop a line search.
     q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
+    # `total` is the logarithm of the whole variance beyond the last knot. The interval m halvings
+    # further has the share e^{−m q log 2} (1 − e^{−q log 2}) of it, and the last one all that
+    # remains, e^{−(M−1) q log 2}. The factor λ² turns variances of a field, π λ⁻², into weights π.
     fall, total = q * _RATIO, curve[..., 0] - q * step - _log_complement(q * step)
     parts = [total - m * fall + _log_complement(fall) for m in range(BEYOND - 1)]
     parts.append(total - (BEYOND - 1) * fall)
@@ -78,6 +88,12 @@ def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 
 
 # A scalar kernel whose spectral density is learned from the data.
+#
+# The curve of log weights over u = log λ is a fixed parabola plus a linear map of `shape`, which
+# has a standard normal prior. The basis of this map is a slope, and curves with one second
+# difference each: D₂⁺ is the pseudo-inverse of second differences, so that its columns have neither
+# mean nor slope. The map has one coordinate fewer than knots, since a constant cancels in the
+# softmax of the weights.
 
 
 _FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
@@ -185,6 +201,8 @@ class LearnedSpectrumKernel(Kernel):
         knots = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
         u = np.log(knots)
         self._step = u[1] - u[0]
+        # The rows of the second differences are orthogonal to constants and to lines, and so are
+        # the columns of their pseudo-inverse: the slope and the bends do not overlap.
         bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
         # no buffers, which gpytorch takes for batches when it indexes a kernel
         ends = end_lengths(knots[0], self._step)
@@ -254,6 +272,8 @@ class LearnedSpectrumKernel(Kernel):
         shift = -2 * order * _WIDTH**2  # of u
         self.lengthscale = self.lengthscale * math.exp(shift)
         self.shape.zero_()
+        # The slope 2t in u makes π λ^{−2t} symmetric about λ = 1. It moves the maximum of π to u =
+        # 2t · 0.7²; the shorter lengthscale moves it back to the same absolute length.
         self.shape[..., 0] = 2 * order / _SLOPE
 
     @torch.no_grad()
@@ -263,6 +283,8 @@ class LearnedSpectrumKernel(Kernel):
         curve, lengths = self.curve, self._lengths[BEYOND:]
         first = min(int((lengths < shortest).sum()), self.num_knots - 3)
         steps = min(end_steps(self._step), self.num_knots - 1 - first)
+        # Knots are numbered from the shortest length on; `number` counts the steps from the knot
+        # `first` down to the shortest.
         slope = (curve[..., first + steps] - curve[..., first]) / steps
         number = torch.arange(first, 0, -1).to(curve)
         line = curve[..., first, None] - slope.unsqueeze(-1) * number
@@ -271,6 +293,8 @@ class LearnedSpectrumKernel(Kernel):
 
     def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
         """The change of `shape` that changes the curve so, up to a constant."""
+        # The constant completes the basis to J columns. Its coordinate is dropped, since the
+        # softmax of the weights does not depend on it.
         basis = torch.cat([self._basis, torch.ones(self.num_knots, 1).to(self._basis)], dim=-1)
         inverse = torch.linalg.inv(basis.to(change))[:-1]
         return change @ inverse.mT
@@ -356,6 +380,8 @@ def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Ker
                 batch_shape=own.batch_shape,
                 active_dims=None if own.active_dims is None else tuple(own.active_dims.tolist()),
             ).to(own.shape)
+            # The kernel is copied once for each spectrum. Its RBF part is the same object for all
+            # lengths, whose lengthscale the loop changes in place.
             whole = _replaced(term, path, rbf)
             for j, length in enumerate(own.lengths.tolist()):
                 rbf.lengthscale = own.lengthscale.detach() * length
@@ -630,6 +656,8 @@ class FiniteMixture(ScaleMixture):
         Raises:
             NotImplementedError: weights are trained, which the choice of a scale cannot follow.
         """
+        # The selected component is a step function of the weights, whose derivative is zero almost
+        # everywhere: training would ignore the weights.
         if torch.is_grad_enabled() and self.weights.requires_grad:
             inputs = base.shape[-1] - 1
             remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
@@ -640,6 +668,8 @@ class FiniteMixture(ScaleMixture):
                 "by kernel.shape.requires_grad_(False)"
             )
         weights = self.weights * self.variances**order
+        # The inverse of the distribution function: the uniform number in the last column of `base`
+        # selects the component, as the number of levels it exceeds.
         levels = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[..., :-1]
         chosen = (base[:, -1, None] > levels.unsqueeze(-2)).sum(-1)  # (*b, D)
         return self.variances[chosen].to(base)

@@ -19,6 +19,11 @@ from gp_orff.kernels.scalar import GeneralMaternKernel, require_covariance_of
 from gp_orff.kernels.spectra import GridSpectrum, Range, Spectrum, spectrum
 
 # Gaussian and Student-t spectral densities, of RBF and Matérn kernels.
+#
+# Both are radial: ω = r u/ℓ with a uniform direction u. In the density weighted by ‖z‖^{2t} the
+# direction stays uniform, and the law of r² stays in its family with other parameters: χ²_d becomes
+# χ²_{d+2t}, and the beta-prime law BetaPrime(d/2, ν) becomes BetaPrime(d/2 + t, ν − t). Quantiles,
+# tails and moments of the trace measure are thus the same functions as those of the base measure.
 
 
 @dataclass(frozen=True)
@@ -262,6 +267,7 @@ class StudentT(Elliptical):
         """The u-quantile of ‖z‖²."""
         a, b = num_dims / 2 + order, self.nu - order
         # quantile x/(1 − x) of a beta variable x; 1 − x by its own quantile keeps the tail exact
+        # Near u = 1, 1 − x would lose all digits; the quantile of the complement has them.
         x, complement = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
         return 2 * self.nu * x / complement
 
@@ -386,6 +392,12 @@ def unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 # Gaussian scale mixtures with Gamma-distributed scales: spectra of rational quadratic kernels.
+#
+# The density S(ω) is an integral over the scale s, in terms of a Bessel function K_{α−d/2} that
+# overflows or loses digits for large α. It is computed around the peak of its integrand instead:
+# the logarithm of the peak in closed form, in which the terms that grow with α cancel
+# (`_log_peak`), and the logarithm of an integral that is one at its peak (`log_integral`). At ω = 0
+# the integral is a Gamma function, and infinite for α ≤ d/2.
 
 
 _ALPHA = 0.01, 1e3  # search interval of α: from nearly logarithmic correlations to nearly RBF
@@ -492,6 +504,8 @@ def _peak(
     difference: Float[Tensor, "*b m"], product: Float[Tensor, "*b m"]
 ) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b m"]]:
     """a, b > 0 with a − b = difference and a b = product."""
+    # The larger root of the quadratic equation, and the smaller one from their product: no
+    # cancellation.
     size = torch.where(difference > 0, difference, -difference)
     large = 0.5 * (size + (difference.square() + 4 * product).sqrt())
     small = product / large
@@ -503,6 +517,7 @@ def _log_peak(
 ) -> Float[Tensor, "*b m"]:
     """log of s Gamma(s; α, α) N(z; 0, s I) at its peak s = a/α; `half` is d/2."""
     rise = (b - half) / alpha  # a/α − 1
+    # log1p for a/α near one, where α (log s − s + 1) is a difference of nearly equal numbers.
     near = rise.abs() < 0.5
     log_s = torch.where(near, torch.log1p(torch.where(near, rise, 0.0)), (a / alpha).log())
     normaliser = 0.5 * (alpha / (2 * math.pi)).log() - stirling_remainder(alpha)
@@ -539,6 +554,7 @@ def _gamma_slope(a: np.ndarray, s: np.ndarray) -> np.ndarray:
     """−∂_a P(a, s) / p(s; a), by fourth-order differences of the smaller tail of P."""
     s = np.maximum(s, np.finfo(float).tiny)
     h = 1e-3 * np.minimum(a, np.sqrt(a))  # √a is the width of the density where a is large
+    # The smaller tail: differences of the larger one, close to one, would be rounding.
     upper = scipy.special.gammainc(a, s) > 0.5
 
     def tail(b: np.ndarray) -> np.ndarray:

@@ -31,6 +31,14 @@ from gp_orff.kernels.tree import (
 #
 # Terms of a kernel that have a form in common add their numbers first. Numbers of pairs are
 # matrices (n, m); directions come before them.
+#
+# The point of this representation is that the covariance of vectors, p² numbers for each pair of
+# points, is never formed where only some components or directions are observed. Hyperparameters
+# enter through c only, if all inputs have one lengthscale: the forms are then computed once for a
+# tile, and an evaluation of the evidence computes κ′ and κ″ of squared distances, and sums.
+#
+# The gradient of Σ c Φ is contracted form by form (`cotangents`), which needs no products for all
+# pairs of directions in the graph.
 
 
 class Form(Protocol):
@@ -68,6 +76,7 @@ class Plain:
         return torch.addcmul(total, _of_pairs(number), self.value)
 
     def cotangents(self, number: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # Sums over axes that were broadcast follow in `_gradients`, in one place for all forms.
         of_value = _of_pairs(number) * gradient if self.value.requires_grad else None
         return _sum(_sum(gradient * self.value, -4), -3), of_value
 
@@ -158,6 +167,14 @@ def _gradients(products: Products, gradient: Tensor) -> list[Tensor | None]:
 #
 # With u = Λτ, −∇∇ᵀk = −2κ′Λ − 4κ″u uᵀ. Numbers of pairs are matrices (n, m); inputs, and directions
 # v and w, come before them.
+#
+# 1. `Pairs` has the lags τ and the products vᵀw and vᵀτ of directions; they depend on positions
+#    only and are cached.
+# 2. `FieldTerm` computes κ′ and κ″ at s, times the outputscale and powers of the lengthscale.
+# 3. `products` combines both: a curl-free field has two forms, vᵀΛw and (vᵀΛτ)(τᵀΛw); a
+#    divergence-free one subtracts them from a multiple of vᵀw.
+#
+# The sum of a curl-free and a divergence-free field on the same inputs has the same three forms.
 
 
 _COINCIDENT = 1e-14  # lag over extent: rounding of vᵀτ does not count at it, however large κ″ is
@@ -200,6 +217,7 @@ class Pairs:
     @cached_property
     def _squares(self) -> Float[Tensor, "*b k n m"]:
         """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite beside it."""
+        # κ″ of a kernel such as Matérn 3/2 is infinite at s = 0, where it multiplies (vᵀτ)² = 0.
         extent = torch.maximum(*(x.detach().abs().amax((-2, -1)) for x in self._centred))
         return self._tau.square().clamp_min((_COINCIDENT * extent).square()[..., None, None, None])
 
@@ -224,6 +242,8 @@ class Pairs:
         """vᵀτ, as a product of matrices; with one v, of exact lags."""
         if v.shape[-2] == 1:
             return _weighted(v.squeeze(-2), self._tau)
+        # A product of matrices, without lags; centring keeps its rounding relative to the extent of
+        # the points instead of their distance from the origin.
         x, z = self._centred
         return v @ -z.unsqueeze(-3) + (v * x.mT.unsqueeze(-3)).sum(-1, keepdim=True)
 

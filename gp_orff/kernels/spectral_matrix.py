@@ -27,6 +27,18 @@ from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
 # The amplitude B(ω) of a kernel that is given by its signature K₀, by a Fourier transform.
+#
+# 1. `_check` evaluates K₀ at random lags, and takes standard deviations of the outputs as their
+#    units.
+# 2. `_longest_lag` doubles a lag along each axis until K₀ has vanished on the whole face there: the
+#    transform is then that of a function with compact support.
+# 3. `_resolve` samples K₀ on a lattice of lags, transforms it, and halves the spacing along the
+#    axes where C(ω) has not vanished at the largest frequency, up to a limit.
+# 4. C(ω) must have no negative eigenvalue beyond rounding, or no process has this covariance.
+# 5. The base density S is that of a Matérn 5/2 kernel with the second moments of tr C. It only has
+#    to cover C: B(ω) makes up for the difference.
+# 6. At any ω, B is a root of C(ω)/S(ω) by eigenvectors, where C is the sum over the samples at this
+#    frequency, by a non-uniform transform. Beyond the largest frequency of the samples B is zero.
 
 
 _NU = 2.5  # smoothness of the base kernel, whose density falls more slowly than most
@@ -124,6 +136,8 @@ def amplitude_of(
     traces = spectral_matrix.diagonal(dim1=-1, dim2=-2).sum(-1).flatten()
     moments = (traces @ omega.square()) / traces.sum()  # E ω_i²
     kernel = MaternKernel(nu=_NU, ard_num_dims=len(extent)).double()
+    # The spectral density of a Matérn kernel has the second moment ν / ((ν − 1) ℓ²) along each
+    # axis.
     kernel.lengthscale = (_NU / (_NU - 1) / moments).sqrt()
     kernel.requires_grad_(False)
     spacing = torch.from_numpy(2 * longest / sides)
@@ -192,6 +206,8 @@ def _real(values: Tensor) -> Tensor:
 
 def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int) -> float:
     """The lag along an axis at which K₀ has vanished."""
+    # The lags along the other axes are those of a coarse grid up to the largest: K₀ may be long in
+    # a direction between the axes.
     powers = 2.0 ** np.arange(-6, 1 + math.log2(_WIDER))
     multiples = np.concatenate([-powers[::-1], [0.0], powers])
     others = _product([multiples * length for i, length in enumerate(extent) if i != axis])
@@ -262,6 +278,15 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
 
 
 # Values of a kernel ∫ cos⟨ω, τ⟩ A(ω) S(ω) dω by the trapezoidal rule over frequencies.
+#
+# 1. The box of both sets of points gives the longest lags. With them `Lattice.for_lags` takes the
+#    smallest tolerance for which the spacing 2π/(lag + reach) and the cut-off need no more
+#    frequencies than are permitted.
+# 2. √w B(ω) times cosines and sines are features of the points, about their centre, and K(x, z) is
+#    the product of features, chunk by chunk of frequencies.
+#
+# This is the quadrature of a `Grid`, with frequencies chosen anew for every set of points, so that
+# a covariance matrix costs a product of large matrices.
 
 
 _TOLERANCES = 10.0 ** np.arange(-10, 0, 0.5)  # of truncation and aliasing; the first affordable
@@ -306,6 +331,8 @@ class Lattice:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        # ω and −ω are one feature. The half of the lattice whose first nonzero index is positive,
+        # with zero itself, is enough: `_weighted` doubles the weights of all others.
         axes = [np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)]
         indices = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(counts))
         omega = indices[first_nonzero(indices) >= 0] * spacing
@@ -340,6 +367,8 @@ def _lattice(
     variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
 ) -> tuple[Lattice, Float[Tensor, "d"]]:
     """Frequencies for the lags between two sets of points, and the centre of the points."""
+    # One lattice serves all lags between x and z. The centre is subtracted from the points, so that
+    # phases stay small and lose no digits; differences of points do not change.
     ends = [[points.flatten(0, -2).amin(0), points.flatten(0, -2).amax(0)] for points in (x, z)]
     low, high = (torch.stack(end).double().detach() for end in zip(*ends, strict=True))
     low, high = low.amin(0), high.amax(0)
@@ -362,6 +391,8 @@ def _features(
 ) -> Float[Tensor, "*b n*p 2*c*r"]:
     phase = x.double() @ omega.mT
     waves = torch.cat([phase.cos(), phase.sin()], dim=-1)  # (*b, n, 2c)
+    # Cosine and sine of a frequency have the same directions. The features come out as (*b, n, p,
+    # 2c, r), and are flattened to the rows n·p + i and to 2·c·r columns.
     directions = torch.cat([b, b], dim=-3).transpose(-3, -2)  # (*b, p, 2c, r)
     values = waves[..., :, None, :, None] * directions.unsqueeze(-4)
     return values.flatten(-2).flatten(-3, -2)
@@ -585,6 +616,8 @@ class SpectralMatrixKernel(WrapperKernel):
                     "gp_orff.QuasiMonteCarlo"
                 )
             density = term.factor.variance_spectrum(measure)
+            # The scale of a batch is broadcast over rows and columns, or over rows only for a
+            # diagonal.
             scale = term.outputscale.reshape(*term.outputscale.shape, 1, *[1] * (not diag))
             total = total + scale * quadrature(density, x1, x2)
         return total.to(x1.dtype)
@@ -604,6 +637,7 @@ class SpectralMatrixKernel(WrapperKernel):
         a, other = b @ b.mT, opposite @ opposite.mT
         sizes = a.square().sum((-1, -2)).sqrt()
         difference = (a - other).square().sum((-1, -2)).sqrt()
+        # Differences are relative to A(ω), but not where A is tiny compared to its largest value.
         if (difference > _EVEN * sizes.clamp_min(_EVEN * sizes.amax())).any():
             worst = omega[(difference / sizes.clamp_min(1e-300)).argmax()].tolist()
             raise ValueError(

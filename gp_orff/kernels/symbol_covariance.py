@@ -36,6 +36,17 @@ from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import Patch, Rule
 
 
+# How the covariance of two symbols Q and R of a stationary field is computed:
+#
+# 1. A symbol that averages over pieces of paths or boxes is written as a sum of patches, and the
+#    rest is a local symbol (`_split`). The covariance is the sum over pairs of patches.
+# 2. For a pair, the lag runs over a set with the edges of both patches; `Rule.mean` integrates over
+#    it.
+# 3. The integrand is the covariance of the local symbols at a lag (`_term`): Q A R* is a
+#    homogeneous polynomial in ω, its coefficients are computed numerically, and every monomial ω^α
+#    becomes the derivative (−i∂)^α of the scalar kernel.
+# 4. Kernels of other inputs, such as time, multiply the result.
+# 5. `relative` subtracts the values at the references on both sides.
 @dataclass(frozen=True)
 class SymbolCovariance:
     """The prior covariance Cov[Q f(x), R f(z)], for symbols Q (`left`) and R (`right`)."""

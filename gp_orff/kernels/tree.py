@@ -144,6 +144,8 @@ class Solenoidal(FieldFactor):
         tiny = torch.finfo(omega.dtype).tiny
         norm = omega.square().sum(-1, keepdim=True).clamp_min(tiny).sqrt()  # (*b, D, 1)
         first, rest = omega[..., :1], omega[..., 1:]
+        # Of the two reflectors, the one in which ω₁ and ‖ω‖ add up: the other has a difference of
+        # nearly equal numbers where ω is along the first axis.
         sign = torch.where(first >= 0, 1.0, -1.0).to(omega)
         # reflector I − v vᵀ/β with v = ω + sign(ω₁)‖ω‖e₁, β = ‖ω‖(‖ω‖ + |ω₁|)
         v = torch.cat([first + sign * norm, rest], dim=-1)
@@ -202,6 +204,13 @@ def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, 
 # Each term is a product of scalar kernels (its *leaves*) and a factor B(ω). A frequency of a
 # product of kernels is the sum of independent frequencies of its factors, on shared or separate
 # inputs. A term without leaves is a constant.
+#
+# 1. Sums concatenate the terms of their parts, and products multiply out (`products`).
+# 2. Scales multiply the outputscale, and kernels of several outputs replace the factor 1 of scalar
+#    terms by theirs; hence only one kernel of a product may have several outputs.
+# 3. `active_dims` are composed on the way up: columns of an inner kernel count among those that the
+#    outer one selects (`Term.restricted`).
+# 4. The leaf of the field comes first in a product, because B is a function of its frequency alone.
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,21 @@ from gp_orff.kernels.lattice_sums import lattice_weights
 from gp_orff.kernels.spectra import GridSpectrum, unit_sphere
 
 # Tables of the largest correlations of a kernel from each lag on, by Fourier transforms.
+#
+# A grid needs the lag along an axis i beyond which ‖K(τ)‖ stays small, whatever the lag along the
+# other axes. A bound follows from the triangle inequality over the frequencies ω′ of the other
+# axes: the transform of A S along axis i is computed for every ω′, and its norms are added.
+#
+# 1. `_density` evaluates A S at equispaced frequencies along the axis and at polar nodes of the
+#    others.
+# 2. `_waves` transforms it. The frequencies are folded to one period first, because e^{irω} at the
+#    lags of the table repeats after so many frequencies. The half ω < 0 follows from the symmetry
+#    of A S.
+# 3. The running maximum from the far end makes the table decreasing.
+# 4. A transform is periodic in the lag: correlations beyond half a period reappear at shorter ones.
+#    `_table` therefore increases the period by 1.6 until two tables agree.
+# 5. Beyond the table the bound continues by the power law of its second half. If no two tables
+#    agree before there are too many frequencies, the slowest power is assumed.
 
 
 _STEP = 0.25  # of the lags of a table
@@ -122,6 +137,12 @@ def _waves(
 
 
 # How the variance ∫ A(ω) S(ω) dω of a kernel is distributed over frequencies, by quadrature.
+#
+# Nodes are polar: directions of the unit sphere, and radii at equal steps of their logarithm, over
+# twelve orders of magnitude, so that the scale of B need not be known. From the shares of the
+# variance in shells follow the tail beyond a radius, its inverse, and moments. Outputs count in
+# units of their standard deviations. An integral of which more than a thousandth lies beyond the
+# radius 10⁵ counts as infinite.
 
 
 # angles on a circle and steps of log-radii, by the number of inputs: a step of 0.1 is exact to
@@ -247,6 +268,7 @@ class VarianceSpectrum:
         ):
             mass = self.spectrum.log_density(part).exp() * volume
             used = (mass > 0).reshape(-1, len(part)).any(0).nonzero().squeeze(-1)
+            # B may overflow where S underflows, and 0 · ∞ would be NaN.
             zeros = part.new_zeros(len(part), *shape)
             yield mass, zeros.index_copy(0, used, self.factor(part[used]))
 

@@ -125,6 +125,13 @@ def _paths(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
 
 
 # Maps as Dask arrays, of which each block is computed where it is used.
+#
+# 1. A template Dataset of zeros with the sizes of the blocks describes the result without computing
+#    it.
+# 2. `xarray.map_blocks` calls `_block` with each block of a grid. The grid has the numbers of its
+#    coordinates as additional coordinates, since the coordinates themselves may be dates.
+# 3. The field travels once to every worker, as an array without dimensions (`_on_every_worker`): an
+#    argument in the graph would be sent with every block, and large graphs slow a scheduler down.
 
 
 _NUMBER = ":number"  # of a coordinate along its axis, beside its values

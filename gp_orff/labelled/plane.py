@@ -98,6 +98,9 @@ class LocalPlane:
         """
         places = _degrees(places)
         (longitude, latitude), half = _box(places[np.isfinite(places).all(-1)])
+        # By how much the scale k grows from the centre to the sides: with x²/2R² for transverse
+        # Mercator, and with r²/4R² for the stereographic projection. A scale at the centre that is
+        # smaller by half of it balances both errors.
         across, radius = half[0] ** 2 / (2 * _RADIUS**2), (half @ half) / (4 * _RADIUS**2)
         name, growth = ("tmerc", across) if half[0] <= half[1] else ("sterea", radius)
         crs = (
@@ -340,6 +343,9 @@ class ProjectedField:
         frame = torch.from_numpy(self.plane.frame(self._places(x), p))
         scale = frame[:, :2, :2].det() ** -0.5  # k, or 1
         power = 0 if symbol is None else symbol.length_power or 0
+        # A vector v of the Earth is v/k in the plane, and a length of the plane is k times that of
+        # the Earth. `vector`, the inverse of the frame, turns v/k back and multiplies by k; each
+        # power of a length divides by k.
         factor = (scale**-power)[:, None, None]
         vector = frame.inverse()
         if q == 1:

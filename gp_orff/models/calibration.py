@@ -27,10 +27,16 @@ from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_ou
 from gp_orff.models.cross_validation import LEVEL, Predictor, lengthscales_of
 from gp_orff.models.state import ModelState
 
-# A few blocks of many readings, predicted by the exact kernel from the readings around them.
+# A few blocks of many observations, predicted by the exact kernel from the ones around them.
 #
 # A calibrated model is calibrated given any of its readings. Those next to a block decide what it
 # predicts there, and are as dense as all are, so that errors which they share show.
+#
+# 1. A sample of the data gives the positions of blocks and of tested observations.
+# 2. `_place` estimates from the sample how far the nearest 2 × 1200 numbers around a block reach.
+# 3. One visit to the data collects all observations in this shell, and `_nearest` keeps 1200
+#    numbers.
+# 4. The exact kernel, with the hyperparameters of the fit, predicts the block from these.
 
 
 _LEARNED = 1200  # numbers around a block
@@ -155,6 +161,11 @@ def _tested_readings(sample: Sequence[Observations], block: Block) -> list[Obser
 # of the tested numbers count as independent. A warning needs both: fewer than 0.85 of the numbers
 # inside 95 % intervals, and a share that so many independent numbers of a calibrated model would
 # hardly ever fall short of.
+#
+# `_calibration_of` chooses what to leave out by the kind of the data: whole tracks, since the
+# observations of a track share errors; blocks of two lengthscales, given the rest, where matrices
+# are small; and blocks given their surroundings otherwise. Large data along tracks are not tested.
+# The draws are those of a fixed seed, so that a fit always warns alike.
 
 
 LEAST = 0.85  # of the numbers inside
@@ -214,6 +225,8 @@ class Calibration:
             deviation = 0.0  # of the number inside, over that of one
             for held, correlation in parts:
                 inside, numbers = inside + held.sum().item(), numbers + len(held)
+                # Parts of one block, such as groups, are taken as fully dependent: their deviations
+                # add up before they are squared. Different blocks count as independent.
                 deviation += correlation.square().sum().sqrt().item()
             count, spread = count + 1, spread + deviation**2
         return cls(int(inside), int(numbers), int(count), numbers**2 / spread) if numbers else None
@@ -417,6 +430,7 @@ def _blocks(
     generator, blocks = torch.Generator().manual_seed(seed), []
     columns = (x / half).mT.contiguous()
     free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
+    # If most weights are small, they say nothing of single observations, and all are tested.
     usual = usual | (usual.double().mean() < _MAJORITY)
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
         if not free[centre]:

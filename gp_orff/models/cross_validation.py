@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     import pandas
 
 
-# Blocks of readings to leave out: by labels, a splitter or tracks; cells of two lengthscales.
+# Blocks of observations to leave out: by labels, a splitter or tracks; cells of two lengthscales.
+#
+# Neighbouring observations predict one another whether or not the model is right: a test has to
+# leave out whole neighbourhoods. With `blocks="auto"`,
+#
+# 1. tracks are blocks if there are labels, since the observations of a track share errors;
+# 2. otherwise the box of the data is divided into cells of two lengthscales along each axis, and
+#    finer along the axis with the largest cells until five of them have observations;
+# 3. more than 50 tracks or cells are combined into 50 blocks of about equal size. The random order
+#    keeps neighbouring cells in different blocks, as a large connected block would test
+#    extrapolation.
 
 
 _WIDTH = 2.0  # lengthscales
@@ -408,6 +418,11 @@ def _pandas() -> ModuleType:
 # variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] + σ²/w:
 # the integral over log w is a sum over equidistant nodes. The noise variance of a reading on a new
 # track may have several values too, each with its probability.
+#
+# The trapezoidal rule in log w converges exponentially, as the density is analytic there and falls
+# quickly at both ends. The lower end reaches further than the density needs, because small weights
+# determine the density of large residuals. The CRPS needs pairs of nodes; negligible pairs are
+# dropped.
 
 
 _CHUNK = 2**22  # numbers in memory
@@ -518,7 +533,11 @@ def _pairs(
     return total[kept], weight[kept]
 
 
-# Predict left-out readings, block by block, and score the predictions.
+# Predict left-out observations, block by block, and score the predictions.
+#
+# Blocks are divided into shares for the workers of a call, each share is predicted and scored where
+# it runs (`ScoresOfBlocks`), and the results are joined in the order of the blocks. The
+# hyperparameters are those of all data: only the field is conditioned anew.
 
 
 @dataclass(frozen=True)
@@ -583,6 +602,7 @@ class Predictor:
         nu = math.inf if model is None else model.deg_free
         residual, latent = (part.y - mean).flatten(), latent.flatten()
         heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        # Student-t noise with the squared scale σ² has the variance σ² ν/(ν − 2).
         variance, label = latent + heavier * noise, part.key.label
         noises = self.e_step.noises
         slow = noises.slow.get(label)

@@ -26,6 +26,21 @@ _DEFAULT, _USUAL, _MOST = 24, 32.0, 512  # wavenumbers; the highest, in periods;
 _ROWS = 2048  # points at a time
 
 
+# How an energy spectrum is computed:
+#
+# 1. The paths are evaluated on a grid of cells in the box, with a spacing of 2.5 points per half
+#    period of the highest wavenumber, so that waves that are aliased to it come from four times as
+#    far.
+# 2. Their weighted mean is subtracted, and they are multiplied by a Hann window of mean square one:
+#    a box cuts a field off, and without a window the jump at its sides would leak energy to all
+#    wavenumbers.
+# 3. The Fourier coefficients are divided into their components along and across k, the divergent
+#    and the rotational part.
+# 4. The energies of the modes within half a mode spacing of |k| = k are averaged. Their mean times
+#    the number of modes per wavenumber, 2πk over the area of a mode, is E(k).
+# 5. Mean and quantiles over the paths give the spectrum and its intervals.
+
+
 @dataclass(frozen=True)
 class EnergySpectrum:
     """Energy per wavenumber of a planar field in a box, its mean and its intervals.
@@ -149,6 +164,7 @@ def windowed_energy(
     hann = [torch.sin(math.pi * (torch.arange(n).double() + 0.5) / n).square() for n in count]
     window = torch.outer(*hann).to(values)
     window = (window / window.square().mean().sqrt()).unsqueeze(-1)
+    # The mean under the window, so that the windowed field has the mean zero exactly.
     mean = (window * values).mean((1, 2), keepdim=True) / window.mean()
     waves = torch.fft.fft2(window * (values - mean), dim=(1, 2)) / math.prod(count)
     modes = torch.meshgrid(
@@ -165,6 +181,8 @@ def windowed_energy(
     across = (waves[..., 1] * unit[..., 0] - waves[..., 0] * unit[..., 1]).abs().square()
     parts = 0.5 * torch.stack([across, along], dim=-1).flatten(1, 2)  # (S, n·m, 2)
     spacing = 2 * math.pi / extent
+    # With the larger of both spacings a ring has modes in every direction of a box that is not
+    # square.
     near = (radius.flatten() - wavenumbers.unsqueeze(-1)).abs() <= 0.5 * spacing.max()
     near = near.to(parts) / near.sum(-1, keepdim=True)
     density = 2 * math.pi * wavenumbers / spacing.prod()

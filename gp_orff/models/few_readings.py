@@ -34,6 +34,15 @@ from gp_orff.models.importance import Draws, Model, PriorOfCoordinates, adaptive
 from gp_orff.symbols.base import Identity, Symbol
 
 # Mixtures of the posteriors under several hyperparameters, by their first two moments.
+#
+# Every question to the mixture becomes the same question to each member, and the answers are
+# combined by the law of total covariance: the average of the covariances within the members, plus
+# the covariance of the means between them. The means must contain the constant mean c_s of each
+# member, because the best constant differs with the hyperparameters. The caller adds the common
+# constant `mean_of_all` to the result, hence `_shifts` adds only the difference c_s − c.
+#
+# `root` is a factor of the covariance with one column block for each member, √w_s times its root,
+# and one column for each mean: the product of the factor with its transpose is the sum above.
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,18 @@ class Mixture(FieldDistribution):
         return Mixture(members, zero, kernel)
 
 
-# Weights of readings with Student-t noise, drawn from their posterior.
+# Weights of observations with Student-t noise, drawn from their posterior.
+#
+# 1. The errors ε of all observations are drawn given the weights. By Matheron's rule this takes one
+#    draw of field and noise from their prior, and one solution for the difference between the data
+#    and this draw, instead of a factor of the posterior covariance.
+# 2. The weight of each observation is drawn from its Gamma distribution given its error. The
+#    weights are independent given the errors.
+# 3. Steps 1 and 2 alternate. Starting from the expected weights, near which the distribution lies,
+#    ten sweeps suffice in place of a long burn-in.
+#
+# The constant mean has a flat prior, if it is not known: the best constant for the difference is
+# then the same as a draw of it from an infinitely wide normal distribution.
 
 
 _SWEEPS = 10  # of Gibbs sampling, from the expected weights
@@ -210,6 +230,7 @@ def with_drawn_weights(
                 solved = torch.linalg.solve(own, error)
                 rate = 0.5 * (model.deg_free + (error * solved).sum(-1))
                 shape = 0.5 * (model.deg_free + error.shape[-1])
+                # numpy's Gamma has the scale one; dividing by the rate gives Gamma(shape, rate).
                 gamma = generator.standard_gamma(shape, len(error))
                 weights[i] = torch.from_numpy(gamma).to(rate) / rate
     return inference.of(data.unweighted().weighted(weights, 0.0))
@@ -228,6 +249,7 @@ def drawn_errors(
     normal = torch.from_numpy(generator.standard_normal((2, len(y)))).to(y)
     own = cholesky(noise) @ normal[1]
     factor = cholesky(prior @ prior.mT + noise)
+    # What the draw from the prior fails to explain; its solution corrects the drawn noise below.
     rest = y - prior @ normal[0] - own
     design = torch.cholesky_solve(constants, factor)
     if mean is None:
@@ -236,7 +258,21 @@ def drawn_errors(
     return own + (noise @ rest).squeeze(-1)
 
 
-# A sample of the hyperparameters that few readings leave open.
+# A sample of the hyperparameters that few observations leave open.
+#
+# 1. The trained hyperparameters become coordinates u, with the ranges and floors of a search.
+# 2. If all of them have priors, `integrated` draws from their posterior by adaptive importance
+#    sampling. Its first proposal is Gaussian, with the precision H + (curvature of the prior),
+#    where H is the Fisher information. `_draws_needed` sets the number of effective draws: it
+#    measures at 16 points how much of a predictive variance comes from the hyperparameters at all,
+#    because only that part has a Monte Carlo error.
+# 3. Otherwise, as for learned spectra, whose curves have many coordinates, `about_a_fit` draws 32
+#    times from Laplace's approximation and truncates the weights.
+# 4. The draws are resampled to at most 64 members of equal weight, or fewer if their factors exceed
+#    the memory, because every member predicts anew.
+# 5. `_member` computes the posterior of each one, under Student-t noise with drawn weights of the
+#    observations. A member whose covariance cannot be factorised is left out, and the
+#    remaining weights are normalised again.
 
 
 _SIZE, _LEAST = 32, 1e-3  # draws about a fit, and the weight of those that are kept
@@ -379,6 +415,8 @@ def integrated(model: Model, priors: WeakPriors) -> Draws:
     """
     prior, start = PriorOfCoordinates(model, priors), model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods, model.coordinates
+    # The information moves the parameters of the model while it differentiates; they are set back
+    # to the start below.
     information = Information(*parts)(projected=model.mean is None)
     covariance = np.linalg.inv(information + prior.precision(start))
     model.coordinates.set(start)
@@ -408,6 +446,8 @@ def _draws_needed(
     logs = np.log(np.maximum(variances, np.finfo(float).tiny))
     slopes = [np.subtract(*np.split(own[1:], 2)) / (2 * _STEP) for own in (means, logs)]
     of_mean, of_log = (np.einsum("it,ij,jt->t", own, covariance, own) for own in slopes)
+    # The bound 3 keeps a variance whose logarithm is almost undetermined from overflowing; the
+    # share q is then close to one anyway.
     ratio = of_mean / np.exp(logs[0]) + np.expm1(np.minimum(0.5 * of_log, 3.0))
     share = np.nanmean(ratio / (1 + ratio))
     return max(_EFFECTIVE, 0.5 * (share / _TOLERANCE) ** 2)
@@ -422,6 +462,8 @@ def about_a_fit(model: Model) -> Draws | None:
     coordinates, start = model.coordinates, model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods
     information = Information(*parts, coordinates)
+    # A coordinate that the data leave open would have an infinite variance; the additional
+    # precision limits its standard deviation to `_WIDEST`.
     precision = information() + np.diag(np.where(information.of_curves, 0.0, _WIDEST**-2))
     root = np.linalg.cholesky(np.linalg.inv(precision))
     points, logs = [], []
@@ -434,6 +476,7 @@ def about_a_fit(model: Model) -> Draws | None:
             continue
         noise = log_prior_of_noise(*parts[1:], model.inference.data.survey)
         points.append(u)
+        # −½ drawᵀdraw is the logarithm of the proposal, up to a constant.
         logs.append(float(evidence + coordinates.log_prior() + noise) + 0.5 * draw @ draw)
     if not points:
         return None

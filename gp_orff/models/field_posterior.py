@@ -400,6 +400,9 @@ class FieldPosterior(NamedSymbols):
         if symbol is not None:
             self._snapshot.check_symbol(symbol)
             support = symbol.all_points(points, self._snapshot.space)
+        # The caches cover the usual course of calls: several results (mean, variance, samples) at
+        # the same points, or one symbol at many points. A larger domain is kept until points leave
+        # it, and the last image until the field, the symbol or the domain is another one.
         in_domain, field = self._snapshot.in_domain, self._field
         if not in_domain(field, support, symbol):
             if self._extended is None or not in_domain(self._extended, support, symbol):

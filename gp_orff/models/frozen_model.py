@@ -69,6 +69,19 @@ def warn_of_features(
 # Copies of a model's kernel, noise and mean, made when its posterior is, with its data.
 
 
+# From a model to the distribution of a field or a symbol of it.
+#
+# 1. `ModelSnapshot.of` and `ExactGPSnapshot.of` copy the modules of a model. Data and inference are
+#    immutable and are shared.
+# 2. `field()` is the posterior on the frequencies of the data's domain. Points outside this domain,
+#    and symbols without an image under these frequencies, need other frequencies: `inference_at`
+#    makes them for a `ModelSnapshot`, and the posterior is computed again on these.
+# 3. `apply` maps the distribution by a symbol. If the exact kernel has no closed form for it,
+#    `feature_inference` gives a frequency grid, the posterior is computed on the grid, and the
+#    symbol is applied there. Only a `ModelSnapshot` has such a grid.
+# 4. `mean` adds the prior mean, which the distributions lack.
+# 5. A `PartSnapshot` takes the joint posterior of the whole sum and selects the features or kernel
+#    of one term afterwards; all terms share the data.
 class FieldOnDomain(NamedTuple):
     """The distribution of a field, and the inference whose frequencies and domain it uses."""
 
@@ -128,6 +141,7 @@ class Snapshot(ABC):
         return self._field_by(self.inference_at(points, symbol))
 
     def _field_by(self, inference: Inference) -> FieldOnDomain:
+        # The constant is that of the data's domain on every domain, since `mean` adds this one.
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
         return FieldOnDomain(inference, posterior.under(self.fixed_mean))
 
@@ -228,6 +242,8 @@ class ExactGPSnapshot(Snapshot):
         targets = as_real_tensor(model.train_targets, "the targets of ExactGP")
         x, y = model.train_inputs[0].double(), targets.double().reshape(-1, p)
         trend = mean(x).reshape(-1, p)
+        # A mean that varies is subtracted from y; `mean` adds it again at the points of a
+        # prediction.
         constant = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
         observations = read(x, y + constant - trend, p, Options())
         data = Dataset.in_memory([group.to(x.device) for group in observations])
@@ -268,6 +284,9 @@ class PartSnapshot(Snapshot):
                 f"{len(chosen)} terms have{remedy}"
             )
         (part,) = chosen
+        # gpytorch flattens sums, so that the halves of a Helmholtz kernel are summands themselves.
+        # The terms of all kernels before the first half of the part determine where its terms
+        # begin.
         first = part.kernels[0] if isinstance(part, HelmholtzKernel) else part
         start = 0
         for kernel in total.kernel.kernels:
@@ -306,6 +325,8 @@ class PartSnapshot(Snapshot):
     def field(self, points=None, symbol=None):
         inference, distribution = self.total.field(points, symbol)
         part_inference, expansion = inference.of_terms(self.total.kernel, self.term_indices)
+        # The grid truncates variance of the part too; this variance is white in space and is added
+        # to that of its features.
         part = distribution.split()[0].of_part(expansion, self.kernel)
         missing = part_inference.left_out(Identity(), self.kernel, self.space)
         return FieldOnDomain(

@@ -25,6 +25,18 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.quadratic import Evidence
 
 # Data under many hyperparameters at once.
+#
+# The evidence of S hyperparameters costs one batched Cholesky factorisation where kernel and data
+# permit batches, and S of them otherwise.
+#
+# 1. `Coordinates.raw` turns the coordinates u, an array (S, k), into raw parameters with S in
+#    front.
+# 2. `with_parameters` copies the tree of modules and replaces only the parameters, so that the
+#    fitted model is not changed and buffers are shared.
+# 3. The batch is evaluated in parts of at most `_NUMBERS` numbers of covariance matrices.
+# 4. A batched factorisation fails for all members if it fails for one. The part is then evaluated
+#    again one by one, and a member that fails alone gets −∞: importance sampling gives it the
+#    weight zero, which is right for a covariance that is singular to rounding.
 
 
 _NUMBERS = 2**23  # in the matrices of one batch
@@ -99,6 +111,7 @@ class Model:
         noises = noises_of(kernel, likelihoods)
         factor, half, evidence = self.inference.in_batches(kernel, noises)
         summands = all_summands(kernel)
+        # `half` is L⁻¹V with V = [y, 1⊗I], so the contrast turns it into L⁻¹(y − H c).
         residual = half @ evidence.contrast(self.mean)
         means, variances = [], []
         for part in [kernel, *(summands if len(summands) > 1 else [])]:
@@ -106,6 +119,8 @@ class Model:
             cross = torch.linalg.solve_triangular(factor, cross, upper=False)
             mean = (cross.mT @ residual).squeeze(-1)
             variance = part(x, diag=True) - cross.square().sum(-2)
+            # The constant mean is estimated with the whole field: its uncertainty adds to the
+            # variance of the total, and not to that of a summand, which has the mean zero.
             if part is kernel and self.mean is None:
                 constants = torch.eye(half.shape[-1] - 1).to(half).repeat(len(x), 1)
                 effect = constants - cross.mT @ half[..., 1:]
@@ -141,6 +156,8 @@ def with_parameters(
         values = parameters.get(raw)
         if values is None:
             own = isinstance(part, Kernel)
+            # Every parameter of a batched kernel needs the batch dimension, also those that do not
+            # vary.
             values = raw.detach().expand((*batch, *raw.shape)) if own else raw.detach()
         return nn.Parameter(values, requires_grad=False)
 
@@ -148,6 +165,22 @@ def with_parameters(
 
 
 # The prior of hyperparameters in the coordinates of a search, and draws from it.
+#
+# Two densities of u are distinguished:
+#
+#     p(u)   the prior itself, with the Jacobian of the coordinates; it enters the weights.
+#     q(u)   a proposal that can be drawn from and is about as wide; it enters the mixture of
+#            proposals.
+#
+# A weak prior is log-normal, thus normal in the logarithm, and serves as proposal. A prior that the
+# user registered may be any distribution: q is then normal with the mean and the widened standard
+# deviation of 2000 draws, and the weights correct for the difference.
+#
+# The variance of a summand has a prior whose median depends on the lengthscales, because what the
+# prior describes is the variance of the field. Draws are therefore made in two steps, first of all
+# other parameters, then of the variance given these: r(u) = (log v − log median)/width is linear in
+# the logarithm of the scale with the slope 1/width, so u + width·(r* − r(u)) has the residual r*.
+# The density of this second step is that of r* over the width.
 
 
 _DRAWS, _FEWEST = 2000, 100  # of a prior, and inside the constraint, to learn its moments from
@@ -240,6 +273,7 @@ class PriorOfCoordinates:
             columns, part = self._columns[own]
             ours = torch.from_numpy(u[:, columns])
             slopes = part.log_slopes(ours) - part.values(ours).log()  # of the logarithm
+            # The prior is a density of log v; ∂ log v/∂u turns it into one of u.
             total += (slopes.cpu().numpy() - 0.5 * np.square(residual)).sum(-1)
         for own, prior in self.priors.registered.items():
             columns, part = self._columns[own]
@@ -273,6 +307,7 @@ def _moments(
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
     """Means and standard deviations of u under a prior, by draws inside the constraint."""
     shape = part.parameter.shape
+    # `Prior.sample` has no generator as an argument: the global state is set here and restored.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         values = _draws(prior, shape)
@@ -311,6 +346,11 @@ def _draws(prior: Prior | LogNormal, shape: torch.Size) -> Float[Tensor, "S ..."
 #    weighted one and the first one, the nearer to the weighted one the more draws count.
 # 4. Batches are drawn until the effective number of draws, 1/Σw², is as large as asked, or there
 #    are 1024 draws.
+#
+# The weights of early draws change with every batch, because their density under the later
+# proposals counts as well; only the evidences are computed once. This is what makes a poor first
+# proposal harmless. Weights are kept as logarithms until the end: evidences differ by hundreds of
+# nats.
 
 
 Points = Float[np.ndarray, "S k"]
@@ -343,6 +383,8 @@ class Draws:
         fewer."""
         if len(self.u) <= count:
             return self
+        # Systematic resampling takes evenly spaced quantiles of the sorted draws. The order
+        # matters: neighbours in it represent one another, so they should be similar.
         offsets = self.u - self.weights @ self.u
         _, _, directions = np.linalg.svd(
             np.sqrt(self.weights)[:, None] * offsets, full_matrices=False
@@ -383,6 +425,8 @@ def adaptive_draws(
         batch = np.concatenate([draw_prior(_OF_PRIOR, rng), student.draw(_BATCH - _OF_PRIOR, rng)])
         u, logs = np.concatenate([u, batch]), np.concatenate([logs, log_posterior(batch)])
         proposals.append(student.log_density)
+        # log q of the mixture at all draws: the prior has the share of a quarter in every batch,
+        # and the proposals of all batches share the rest equally.
         parts = [math.log(_OF_PRIOR / _BATCH) + log_prior(u)]
         share = math.log((1 - _OF_PRIOR / _BATCH) / len(proposals))
         parts += [share + proposal(u) for proposal in proposals]
@@ -398,6 +442,8 @@ def adaptive_draws(
         draws = Draws(u, weights, pareto_k)
         if draws.effective >= effective:
             break
+        # A covariance of k coordinates from few draws is singular or too narrow; the first one,
+        # from the information, is mixed in until the draws outnumber the coordinates.
         share = draws.effective / (draws.effective + 2 * k)
         mean = weights @ u
         weighted = ((u - mean).T * weights) @ (u - mean)
@@ -433,6 +479,7 @@ def smoothed_logs(logs: Logs) -> tuple[Logs, float]:
     −∞ for k where the tail has no spread, NaN where draws are too few for one.
     """
     logs = logs - logs.max()
+    # The tail length that Vehtari et al. recommend: min(S/5, 3√S).
     size = int(min(_TAIL * len(logs), _ROOTS * math.sqrt(len(logs))))
     if size < _LEAST_TAIL:
         return logs, math.nan
@@ -442,6 +489,8 @@ def smoothed_logs(logs: Logs) -> tuple[Logs, float]:
     if not excess[0] < excess[-1]:
         return logs, -math.inf
     k, scale = pareto(excess)
+    # The i-th largest weight becomes the quantile (i − ½)/m of the fitted distribution, cut off at
+    # the largest raw weight, so that smoothing never makes a weight larger than any that occurred.
     places = (np.arange(size) + 0.5) / size
     steps = -np.log1p(-places)
     quantiles = scale * (steps if abs(k) < 1e-9 else np.expm1(k * steps) / k)
@@ -455,6 +504,9 @@ def pareto(excess: Float[np.ndarray, "m"]) -> tuple[float, float]:
     (1 + k x/σ)^(−1/k − 1) / σ, from sorted draws (Zhang & Stephens 2009), k with a weak prior."""
     x = np.maximum(excess, np.finfo(float).tiny)
     m, count = len(x), 30 + int(math.sqrt(len(x)))
+    # Zhang & Stephens take the posterior mean of b = −k/σ on a grid of points, weighted by the
+    # profile likelihood. The grid is spaced about the first quartile of the excesses, a robust
+    # scale.
     quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
     b = (1 - np.sqrt(count / (np.arange(count) + 0.5))) / (3 * quartile) + 1 / x[-1]
     with np.errstate(divide="ignore", invalid="ignore"):

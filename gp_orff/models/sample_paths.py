@@ -29,6 +29,20 @@ from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
+# From a posterior to functions that can be evaluated anywhere:
+#
+# 1. Features (`WeightPaths`): weights are drawn from their posterior once, and the function is a
+#    combination of the columns. The truncated variance is white and has no continuous paths.
+# 2. Exact kernel (`PathwisePaths`): a function is drawn from the prior by random features, and is
+#    corrected by the data with the exact kernel (Matheron's rule). Random features of the posterior
+#    itself would have too small a variance away from the data.
+# 3. An unknown constant mean is drawn from its posterior. Paths given this mean differ by the
+#    response of the field to it (`less`), because the data determine the sum of mean and field.
+# 4. A mixture over hyperparameters has paths of each member, in proportion to the weights.
+#
+# The mean that the user gave is added at the end, in `SamplePaths`.
+
+
 _PRIOR_FREQUENCIES = 2048  # of the prior paths of an exact model
 _BY_FEATURES = "VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x, max_features=4000))"
 
@@ -198,6 +212,7 @@ def _mixed(
     mixture: Mixture, field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
 ) -> Paths:
     """Paths of every member of a mixture, as many as its weight is worth."""
+    # Rounding the cumulative weights distributes exactly `count` paths.
     ends = np.round(np.cumsum([0.0, *(member.weight for member in mixture.members)]) * count)
     groups, shifts = [], []
     for number, member in enumerate(mixture.members):
@@ -242,6 +257,8 @@ def _prior_rule(kernel: Kernel, box: Box, seed: int) -> Rule:
     """Random frequencies; a harmonic kernel has a grid, in a box of three times the extent."""
     if not any(isinstance(term.factor, HarmonicFactor) for term in terms(kernel)):
         return QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
+    # The waves of a harmonic prior are chosen for a domain: paths far outside the data are not
+    # represented.
     domain = tuple((2 * low - high, 2 * high - low) for low, high in box)
     return Grid(domain=domain, data=box, max_features=2 * _PRIOR_FREQUENCIES)
 

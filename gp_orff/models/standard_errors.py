@@ -202,6 +202,8 @@ def _errors(
         return np.full_like(gradient, np.nan), ["no standard errors: the curvature is not finite"]
     curvature, directions = np.linalg.eigh(0.5 * (precision + precision.T))
     asymmetry = np.abs(precision - precision.T).max()
+    # The asymmetry of the numerical Hessian measures its error: smaller curvatures are not
+    # determined.
     curved = curvature > max(_FLAT, _ROUNDING * curvature[-1], asymmetry)
     scaled = directions[:, curved] / np.sqrt(curvature[curved])
     errors = np.sqrt(np.square(scaled).sum(-1))

@@ -43,6 +43,22 @@ from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport, trained_names
 from gp_orff.threads import chosen_threads
 
+# How a call of a model changes its state. A `VectorFieldGP` refers to one immutable `ModelState`; a
+# call builds a new one and assigns it in its last step, so that an error leaves the model as it
+# was. Modules, such as the kernel, are mutable and shared: `restored_on_failure` resets their
+# parameters.
+#
+# 1. `current` compares the state with the present kernel and likelihoods. Another kernel, or a
+#    lengthscale outside the range of the grid, gets a new representation; otherwise frequencies and
+#    sums over the data remain.
+# 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to those
+#    that are known, and the old data are not visited. Data that no longer fit into memory are
+#    replaced by their statistics.
+# 3. `ModelState.of` prepares inference, which is the only pass over large data, and raises there
+#    rather than at the first prediction.
+# 4. Posteriors, reports and statistics are computed on demand and remembered as long as the
+#    hyperparameters are the same (`Memo`). A state that `of` makes starts without any.
+
 
 @dataclass(frozen=True)
 class Represented:
@@ -190,6 +206,8 @@ class ModelState:
                 data = replace(state.representation, data=data).statistics_only()
         extended = self.represented.extended(replace(state.representation, data=data), new)
         state = ModelState.of(extended, self.mean, self.history.then("updated"))
+        # With few data the posterior integrates over hyperparameters; with more it takes those of
+        # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
             warnings.warn(
                 f"hyperparameters that were learned from {self.data.num_values:.0f} numbers or "
@@ -243,6 +261,8 @@ class ModelState:
         spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
         default = bool(self._leaves_much_open or spectra)
         sampled = default if marginalize is None else marginalize
+        # Two memories, so that asking for the other kind of posterior once does not discard the
+        # usual one.
         memo = self.snapshots if sampled == default else self.others
         key = sampled, trained_names(self.kernel, self.likelihoods)
         return memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)

@@ -136,6 +136,18 @@ def _serialize(value: object) -> Iterator[bytes]:
 
 
 # Kernels, likelihoods, means, symbols and frequency rules as plain values, and back.
+#
+# A file contains no code and no pickled objects, only what `torch.load(weights_only=True)` accepts.
+# A module is stored in two parts: its `state_dict`, and a recipe of class names, constructor
+# arguments and constraints.
+#
+# 1. `_recipe` descends the tree. It gives None as soon as anything in it cannot be described: an
+#    unknown class, a prior that no constructor makes, a constraint with a transform that is not the
+#    usual one, a batch, or a parameter that occurs in two places.
+# 2. `build` constructs the module from the recipe. Without one it needs a module that the user has
+#    built in the same way, and loads only the state into it.
+# 3. Frozen parameters are listed by name; all others are trained, except those that the file does
+#    not know, which an older version had as constants.
 
 
 # the owner and the standard deviation of priors that constructors make
@@ -405,6 +417,8 @@ def build_symbol(description: Mapping) -> Symbol:
 
 def _same_function(one: object, other: object) -> bool:
     """Whether both are one object, or equal modules, such as two `torch.nn.Softplus`."""
+    # gpytorch has functions and modules as transforms; two Softplus modules are equal but not
+    # identical.
     equal = (
         isinstance(one, torch.nn.Module) and type(one) is type(other) and repr(one) == repr(other)
     )
@@ -470,6 +484,10 @@ def _plain(tensor: Tensor | None) -> Tensor | None:
 # Data and statistics as plain values, for files.
 #
 # The keys are those of the file format, and stay.
+#
+# The file has either the data or, for features on fixed frequencies, the sums over them, whichever
+# take fewer bytes. Sums suffice for all predictions on these frequencies, but not for a new grid or
+# for the exact kernel; a sample of the data goes with them, for what depends on positions.
 
 
 _SAMPLE = 500  # points, of each sample in a file with statistics

@@ -128,6 +128,11 @@ def design(expansion: Expansion, num_targets: int) -> Design:
 
 
 # The equations of the scalar problems of a design, and their solution for one α or for many.
+#
+# Of the primal form (m features) and the dual one (n rows) the smaller is taken. One Cholesky
+# factor per different σ_j serves one α. If α is below the rounding error of the matrix, a factor
+# may fail or be meaningless, and eigenvectors with a threshold give the solution of least norm.
+# Eigenvectors also serve many α, since they do not depend on it.
 
 
 _EPS = torch.finfo(torch.float64).eps
@@ -186,6 +191,7 @@ class Equations:
     def residual_freedom(self, alpha: float, num_values: int) -> float:
         """tr(I − H) for the matrix H that maps `num_values` values y to their predictions."""
         inverse = self._inverse(alpha)
+        # Eigenvalues that are zero to rounding explain nothing: their share of the residual is one.
         share = torch.where(inverse > 0, alpha * inverse, 1.0)
         return num_values - share.numel() + share.sum().item()
 
@@ -345,6 +351,8 @@ def _dual_solution(problem: Problem) -> Float[Tensor, "F _"]:
     y = torch.where(problem.labelled.unsqueeze(-1), problem.y, 0.0)
     right = y if problem.combination is None and p == 1 else (y @ c).reshape(-1, 1)
     b = torch.kron(seen.diag(), c.mT @ c) + torch.from_numpy(_dense(problem.laplacian, len(phi)))
+    # A product of symmetric matrices, not symmetric itself: hence a general solution, no Cholesky
+    # factor.
     system = b @ (phi @ phi.mT)
     system.diagonal().add_(problem.alpha)
     return phi.mT @ torch.linalg.solve(system, right)

@@ -28,6 +28,17 @@ from gp_orff.regression.direct import Cholesky, Stein
 #
 # The step lengths are distance over gradients (DoG), in coordinates in which the features of a
 # sample have variances of one size; the iterates are averaged.
+#
+# 1. `Descent.start` takes a sample of rows of Φ. Its principal directions define coordinates u in
+#    which large variances are reduced to one limit (`Whitening`): plain gradient steps would be
+#    limited by the largest variance and hardly move along the others. Directions that the sample
+#    does not determine stay as they are.
+# 2. `reaching` chooses the first distance, so that a step gives predictions of the size of y, and
+#    halves it while the loss grows. DoG then lengthens steps as the iterate moves away from the
+#    start.
+# 3. `pass_over` visits the points in random order, in batches of at most 64.
+# 4. The average of the iterates with weights ∝ (t/T)⁸ is the result, because single iterates
+#    fluctuate with the batches; the power lets early iterates be forgotten.
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -185,6 +196,8 @@ class Descent:
                 u = u - length * reach / squares**0.5 * gradient
             steps += 1
             reach = max(reach, u.norm().item())
+            # The recursive form of the weights of Shamir & Zhang (2013); the first step replaces
+            # the start.
             average = average.lerp(u, (_DECAY + 1) / (_DECAY + steps))
         return replace(
             self,
@@ -365,6 +378,7 @@ class Sgd(Solver):
             descent = Descent.start(problem.observed, x, y, loss, penalty, options.seed)
         else:
             descent = _descent_of(earlier[1]).reaching(x, y, loss)
+            # The loss is a mean over a batch: α is divided by the number of all values so far.
             penalty = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
         descent = descent.pass_over(x, y, loss, penalty)
         return Solution(descent.theta, descent.passes, descent)

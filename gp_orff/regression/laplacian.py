@@ -69,6 +69,7 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
             f"a graph expects points at two places at least, got {len(X)} at {len(places)}; set "
             "laplacian_weight=0"
         )
+    # Centred points lose fewer digits in the distances, if they are far from the origin.
     centred = places - places.mean(0)
     distances = kneighbors_graph(centred, min(n_neighbors, len(places) - 1), mode="distance")
     graph = sp.csr_array(distances)
@@ -118,6 +119,13 @@ def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> 
     return sp.csr_array(sp.kron(sp.eye_array(num_points), np.kron(pairs, np.eye(num_outputs))))
 
 
+# Whether a matrix M can be a penalty, from the cheapest test to the most expensive one.
+#
+# 1. Its shape, its entries and its symmetry, up to rounding relative to the largest entry.
+# 2. A matrix that is dominated by its diagonal is positive by Gershgorin's theorem. Graph
+#    Laplacians are, so that large ones need no factorisation.
+# 3. Dense matrices and small sparse ones have a Cholesky factor after a shift by the rounding.
+# 4. For other sparse matrices Lanczos estimates the smallest eigenvalue.
 def check_laplacian(
     laplacian: object, num_points: int, num_outputs: int
 ) -> sp.csr_array | np.ndarray:
@@ -203,6 +211,8 @@ def _smallest_eigenvalue(matrix: sp.csr_array) -> float:
     """An upper bound of it, by Lanczos; about 10⁻⁵ of the norm above it."""
     bound = abs(matrix).sum(1).max()
     start = np.random.default_rng(0).standard_normal(matrix.shape[0])
+    # Lanczos converges to the largest eigenvalue first. The bound is the largest sum of absolute
+    # values in a row, thus at least the largest eigenvalue, and the shifted matrix is positive.
     shifted = bound * sp.eye_array(matrix.shape[0]) - matrix
     return bound - eigsh(shifted, k=1, v0=start, tol=1e-4, return_eigenvectors=False).item()
 

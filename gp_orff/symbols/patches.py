@@ -100,6 +100,15 @@ def axes_of(edges: Float[Tensor, "k d"]) -> list[Axis]:
     return axes
 
 
+# Quadrature over the lags of two patches.
+#
+# 1. `axes_of` combines parallel edges, so that each remaining axis has one coordinate u with a
+#    density that is constant or a trapezoid. Its corners divide the axis into segments.
+# 2. `mean` counts the nodes of all axes first, and refuses an integral that needs too many. The
+#    count does not depend on tau, so that tau is split into chunks of bounded memory.
+# 3. `_lags` builds a product of one-dimensional rules, axis by axis. Without a kink the rule of an
+#    axis is the same everywhere. With a kink it depends on the nodes of the axes before, since the
+#    point nearest to lag zero moves with them.
 @dataclass(frozen=True)
 class Rule:
     """Quadrature for functions of a lag that vary over lengths of `scale`.
@@ -144,6 +153,10 @@ class Rule:
         for i, axis in enumerate(axes):
             if self.kink:
                 remaining = torch.stack([later.direction for later in axes[i:]]).to(tau)
+                # The foot minimises ‖lag + Σ_j t_j e_j‖ over this axis and all later ones, a
+                # least-squares problem; the first coordinate of its solution is the u of this axis.
+                # Nodes count as constants in derivatives, which is correct: a rule may place its
+                # nodes anywhere.
                 foot = -lags.detach()[..., space] @ torch.linalg.pinv(remaining)[:, 0]
                 u, w = self._clustered_rule(axis, foot, len(axes))
             else:
@@ -166,9 +179,13 @@ class Rule:
         """Nodes and weights of rules that cluster at the foot: u = foot + (end − foot) v²."""
         nodes, weights, order = [], [], _CLUSTERED_NODES[num_axes > 2]
         for a, b in axis.segments:
+            # A foot outside the segment moves to its end, where one of the two halves has length
+            # and weights zero.
             nearest = foot.clamp(a, b).unsqueeze(-1)
             v, w = (part.to(foot) for part in _gauss(0.0, 1.0, self._parts(b - a), order))
             for end in (a, b):
+                # The substitution v² clusters the nodes at the foot, and its derivative 2v is part
+                # of the weights.
                 u = nearest + (end - nearest) * v.square()
                 nodes.append(u)
                 weights.append((end - nearest).abs() * 2 * v * w * axis.density(u))
