@@ -94,6 +94,8 @@ def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[O
         part: readings of some components of vectors.
         covariance: their noise, as `given_noise` returns it.
     """
+    # The columns of `axes` are the directions u_k. In these coordinates the noise is independent,
+    # so that every number is an observation along a line of sight with its own variance.
     variances, axes = torch.linalg.eigh(part.apply_to_covariance(covariance))
     directions = part.pattern.embed(axes.mT)  # (n, v, p): the rows are axes
     y = (axes.mT @ part.y.unsqueeze(-1)).squeeze(-1)
@@ -120,6 +122,8 @@ def _covariances(
     """The covariances, symmetric to the last digit; the identity where nothing was observed."""
     both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
     eye = torch.eye(values.shape[-1]).to(values)
+    # Rows and columns of values that were not observed become those of the identity: the checks
+    # below pass for them whatever the user gave, NaN included.
     values = torch.where(both, values, eye)
     _require(torch.isfinite(values).all(-1).all(-1), values, "finite")
     size = values.diagonal(dim1=-1, dim2=-2).abs().sqrt()
@@ -183,6 +187,8 @@ class HeavyTails(Likelihood):
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=learned)
         self.register_parameter("raw_deg_free", raw)
         self.register_constraint("raw_deg_free", constraint)
+        # A log-normal distribution has its mode at exp(m − s²), so that its location m is log 2 +
+        # s².
         own = prior is None
         self.register_prior(
             "deg_free_prior",

@@ -29,6 +29,8 @@ def mixture_quantile(
     """The z with Σ_s w_s Φ((z − m_s) / σ_s) equal to a probability, by bisection between the
     smallest and the largest quantile of the normal distributions."""
     score = torch.special.ndtri(torch.tensor(probability, dtype=means.dtype))
+    # At the largest of the quantiles every term of the mixture has at least the given probability
+    # below it, and at the smallest one at most this: the quantile of the mixture is between them.
     quantiles = means + score.to(means) * sds
     low, high = quantiles.amin(0), quantiles.amax(0)
     shape = (-1, *[1] * (means.dim() - 1))
@@ -86,6 +88,7 @@ class SlowVariance:
 
     def sd(self, level: float) -> float:
         """The quantile of √v."""
+        # Each value stands for the middle of its share of the probability.
         below = self.weights.cumsum(0) - 0.5 * self.weights
         place = int(torch.searchsorted(below, level).clamp_max(len(below) - 1))
         return self.values[place].sqrt().item()
@@ -209,6 +212,8 @@ def is_regular(covariance: Float[Tensor, "*b p p"]) -> bool:
 def _cholesky(covariance: Float[Tensor, "*b p p"]) -> tuple[Float[Tensor, "*b p p"], bool]:
     """The Cholesky factor, and whether the matrix is positive definite."""
     factor, info = torch.linalg.cholesky_ex(covariance)
+    # L_ii² is the variance of component i given those before it. If it is at the rounding level of
+    # its variance, the factor exists by accident only.
     conditional = factor.diagonal(dim1=-1, dim2=-2).square()
     least = 100 * torch.finfo(covariance.dtype).eps * covariance.diagonal(dim1=-1, dim2=-2)
     return factor, not info.any() and bool((conditional > least).all())

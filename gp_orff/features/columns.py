@@ -218,6 +218,8 @@ class TrigColumns(Columns):
         Those are the constant, ω = 0, and the nodes of a quadrature.
         """
         count = self.phases.num_frequencies
+        # The factor makes a half of the sampled frequencies stand for all of them. Frequencies that
+        # are not sampled are in both halves, with the factor one.
         fixed = self.phases.zero.reshape(-1, count).all(0) | (not self.sampled)
         index = torch.arange(count, device=self.device)
         parity, halves = _thue_morse(index), []
@@ -242,6 +244,8 @@ class TrigColumns(Columns):
         return chunked.trig(x, self.phases)
 
     def mean_squares(self) -> Float[Tensor, "*b 2*D 1"]:
+        # cos² and sin² have the mean ½, except at ω = 0, where the cosine is one and the sine is
+        # zero.
         cosines = torch.where(self.phases.zero, 1.0, 0.5).unsqueeze(-1).to(self.phases.tensors[0])
         return torch.cat([cosines, 1 - cosines], dim=-2)
 
@@ -335,6 +339,7 @@ class PointwiseColumns(Columns):
         def of_chunk(rows: slice):
             return product(columns.values(x[..., rows, :].double()), rows)
 
+        # Without points there is one empty chunk, so that sums have their shapes.
         for rows in list(chunked.chunks(x, self.num_columns)) or [slice(0, 0)]:
             yield checkpoint(of_chunk, rows, use_reentrant=False, preserve_rng_state=False)
 
@@ -347,6 +352,8 @@ class PointwiseColumns(Columns):
             NotImplementedError: a symbol that is not, such as a derivative.
         """
         generator = torch.Generator().manual_seed(0)
+        # A symbol is a function, and cannot be asked whether it is constant: it is evaluated at
+        # zero and at three random frequencies.
         omega = torch.randn(4, len(space), generator=generator, dtype=torch.float64)
         omega[0] = 0.0
         first, *others = symbol(omega.to(self.device), num_outputs).to(torch.complex128)
@@ -456,6 +463,8 @@ class SideBySide(Columns):
         compact, crosses, sums = zip(*sums_of_families, strict=True)
         grams = []
         for weight, *parts in zip(weights.mT, *compact, strict=True):
+            # Compact sums, such as those of a lattice, exist only within a family. Cross terms of
+            # families do not have this form, so that the whole matrix is written out.
             diagonal = [phi.gram(part) for phi, part in zip(self.families, parts, strict=True)]
             grams.append(self._blocks(diagonal, x, weight))
         return grams, torch.cat(crosses), [torch.cat(parts) for parts in zip(*sums, strict=True)]
@@ -501,6 +510,8 @@ def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k
     """
     families = [families_of(part) for part in parts]
     every = list(chain.from_iterable(families))
+    # Sorting is stable: explicit frequencies come first, and the order of the parts is kept within
+    # both kinds. `place` then leads from the number of a family in `every` to its columns.
     order = sorted(range(len(every)), key=lambda i: not _has_explicit_frequencies(every[i]))
     count = sum(map(_has_explicit_frequencies, every))
     merged, places = [every[i] for i in order[count:]], []

@@ -240,6 +240,7 @@ class FastfoodProjection(Projection):
         return hadamard(mixed.mul_(self.gaussians))
 
     def _transposed(self, values):
+        # H is symmetric: the transpose has the same factors in reversed order.
         mixed = _permuted_back(hadamard(values) * self.gaussians, self.order)
         return (hadamard(mixed) * self.signs).sum(-2)
 
@@ -264,6 +265,7 @@ class OrthogonalProjection(Projection):
         return cls(num_inputs, num_vectors, _signs((3, -(-num_vectors // dims), dims), rng))
 
     def _blocks(self, x):
+        # D₃ acts on the inputs first.
         for signs in reversed(self.signs):
             x = hadamard(x * signs) * self._dims**-0.5
         return x
@@ -325,6 +327,7 @@ def _permuted_back(
 
 def _hartley(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     """F x; F is symmetric and its own inverse."""
+    # The transform has e^{−it}, so that its imaginary part is −Σ x sin t.
     waves = torch.fft.fft(x, norm="ortho")
     return waves.real - waves.imag
 
@@ -332,6 +335,14 @@ def _hartley(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 # Phases by fast projections: ω_k = r_k u_k / ℓ, u_k a unit vector that is not stored.
 
 
+# The phases of a structured rule and their derivatives, all by fast transforms.
+#
+# 1. `_inputs` selects the input columns, and the lengthscales divide them.
+# 2. The projection multiplies blocks of d′ vectors by signs, permutations and transforms. The
+#    products with vectors beyond D in the last block are dropped.
+# 3. `chosen` selects vectors, since blocks are always complete; the radii r_k scale the results.
+# 4. Derivatives take the same steps backwards, by the transposed transforms. `_adjoint` is the
+#    derivative by x/ℓ, from which those by points and by lengthscales follow.
 @dataclass(frozen=True)
 class ProjectedPhases(Phases):
     """⟨ω_k, x⟩ = r_k ⟨u_k, x/ℓ⟩ of the input columns `dims`."""
@@ -422,6 +433,7 @@ class ProjectedPhases(Phases):
         values = grad * self.radius.mT
         if self.chosen is not None:
             every = values.new_zeros(*values.shape[:-1], self.projection.num_vectors)
+            # A vector may be chosen more than once, and the derivatives of its copies add up.
             values = every.index_add(-1, self.chosen, values)
         return self.projection.adjoint(values)
 

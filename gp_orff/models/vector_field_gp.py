@@ -684,6 +684,20 @@ class VectorFieldGP(torch.nn.Module):
 
     # reading of arguments
 
+    # From arguments to a state: what `fit` and `condition` have in common.
+    #
+    # 1. `_read` checks the arguments, and goes through the data once (`Dataset.of`): their box,
+    #    scales and a sample. Arrays stay where they are; chunks are read again whenever a pass
+    #    needs them.
+    # 2. `copied` copies small arrays, so that later changes of the caller's arrays have no effect,
+    #    and `_counted_once` drops copies of records.
+    # 3. `_fit_state` searches the hyperparameters; `_condition_state` takes the present ones and
+    #    chooses a representation for them.
+    # 4. `_assign_with_posterior` computes the posterior, and only then assigns the state: if the
+    #    posterior fails, the former state stays.
+    # 5. `state` checks whenever it is used whether the kernel has left the range of its
+    #    frequencies, and moves to others if so.
+
     def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
         are chosen anew."""
@@ -853,6 +867,8 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
     """Warn of directions of the constant mean of which the data say nothing."""
     if not len(unknown):
         return
+    # A direction is known up to its sign; the largest component is made positive, and `+ 0.0`
+    # removes the sign of negative zeros.
     signs = unknown.gather(-1, unknown.abs().argmax(-1, keepdim=True)).sign()
     along = [", ".join(f"{v:.3g}" for v in vector) for vector in (signs * unknown + 0.0).tolist()]
     words = " and ".join(f"({vector})" for vector in along)

@@ -116,6 +116,8 @@ class Symbol(ABC):
         if slope.any():
 
             def multiplier(omega: Float[Tensor, "d"]) -> Float[Tensor, "q p"]:
+                # A map of real fields has Q(−ω) = Q(ω)*, so that its derivative at zero is
+                # imaginary, and −i ∂Q(0) is the derivative of its imaginary part.
                 return self(omega.unsqueeze(0), p)[0].imag
 
             zero = torch.zeros(d, dtype=torch.float64)
@@ -164,6 +166,7 @@ class Symbol(ABC):
         if self.reference is None:
             return None
         points = x.clone()
+        # The reference is a place: it is taken at the time, or other input, of each point.
         points[..., list(space)] = self.reference.to(x)
         return points
 
@@ -192,6 +195,8 @@ class Symbol(ABC):
         if self.order:
             return None
         generator = torch.Generator().manual_seed(0)
+        # The multiplier is a function. If it has one real value at zero and at three random
+        # frequencies, it is taken as a matrix that acts point by point.
         omega = torch.randn(4, num_dims, generator=generator, dtype=torch.float64)
         omega[0] = 0.0
         first, *others = self(omega, p)
