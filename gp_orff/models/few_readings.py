@@ -215,14 +215,16 @@ def with_drawn_weights(
     noises = noises_of(kernel, likelihoods)
     parts = list(data.unweighted().visit())
     blocks = [part.noise(GroupNoise(group_noise(part.key, noises))) for part in parts]  # N_n
-    prior, constants = cholesky(inference.prior_covariance(kernel)), inference.constants(noises)
+    prior, constants = inference.prior_covariance(kernel), inference.constants(noises)
+    values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
+    root = vectors * values.clamp_min(0).sqrt()
     y = torch.cat([part.y.flatten() for part in parts])
     weights = list(data.all_weights())
     for _ in range(_SWEEPS):
         noise = torch.block_diag(
             *(b for own, w in zip(blocks, weights, strict=True) for b in own / w[:, None, None])
         )
-        errors = drawn_errors(y, prior, noise, constants, mean, generator)
+        errors = drawn_errors(y, root, noise, constants, mean, generator)
         for i, (part, own) in enumerate(zip(parts, blocks, strict=True)):
             error, errors = errors[: part.y.numel()].view_as(part.y), errors[part.y.numel() :]
             model = models.get(part.key.label)
@@ -238,19 +240,19 @@ def with_drawn_weights(
 
 def drawn_errors(
     y: Float[Tensor, "M"],
-    prior: Float[Tensor, "M M"],
+    root: Float[Tensor, "M M"],
     noise: Float[Tensor, "M M"],
     constants: Float[Tensor, "M p"],
     mean: Float[Tensor, "p"] | None,
     generator: np.random.Generator,
 ) -> Float[Tensor, "M"]:
-    """A draw of y − Hc − f given y, for the root `prior` of the covariance of f, and a constant
-    mean c that is known or has a flat prior."""
+    """A draw of y − Hc − f given y, for a root of the covariance of f, and a constant mean c that
+    is known or has a flat prior."""
     normal = torch.from_numpy(generator.standard_normal((2, len(y)))).to(y)
     own = cholesky(noise) @ normal[1]
-    factor = cholesky(prior @ prior.mT + noise)
+    factor = cholesky(root @ root.mT + noise)
     # What the draw from the prior fails to explain; its solution corrects the drawn noise below.
-    rest = y - prior @ normal[0] - own
+    rest = y - root @ normal[0] - own
     design = torch.cholesky_solve(constants, factor)
     if mean is None:
         mean = torch.linalg.solve(constants.mT @ design, design.mT @ rest)
