@@ -4,6 +4,7 @@ import io
 import math
 import os
 import pickle
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -370,8 +371,17 @@ def unpack_key(content: Mapping) -> GroupKey:
 
 
 def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
-    """Replace a file by what `write` writes; an interrupted write leaves the old file as it was."""
+    """Replace a file by what `write` writes; an interrupted write leaves the old file as it was.
+
+    The file keeps its permissions; a new one has those that `open` would give it.
+    """
     path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mask = os.umask(0)  # there is no other way to ask for it
+        os.umask(mask)
+        mode = 0o666 & ~mask
     temporary = {"dir": path.parent, "prefix": f".{path.name}.", "delete": False}
     with tempfile.NamedTemporaryFile(**temporary) as file:
         try:
@@ -380,6 +390,7 @@ def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) ->
             # otherwise leave an empty file.
             file.flush()
             os.fsync(file.fileno())
+            os.chmod(file.name, stat.S_IMODE(mode))
             os.replace(file.name, path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)

@@ -185,7 +185,7 @@ class Coordinate:
         if not self.ranges:
             low = origin - _FARTHEST
             if self.floor is not None:
-                low = low.maximum(self._coordinate(self._expanded(self.floor))).minimum(origin)
+                low = self._coordinate(self._expanded(self.floor)).minimum(origin)
             return low, origin + _FARTHEST
         low, high = self._limits()
         return low.minimum(origin), high.maximum(origin)
@@ -215,7 +215,8 @@ class Coordinate:
             # The `eps` keeps a value at an end of its interval finite.
             return torch.logit((value - low) / (high - low), eps=1e-12)
         distance = value - low if _finite(low) else high - value
-        return distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
+        log = distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
+        return log if _finite(low) else -log  # u increases with the value in every case
 
     def _expanded(self, value: float | Tensor) -> Float[Tensor, "k"]:
         """A value expanded to every element of the parameter."""
@@ -264,7 +265,7 @@ class Coordinate:
         low, high = self._bounds()
         if _finite(low) and _finite(high):
             return (high - low).log() + logsigmoid(u) + logsigmoid(-u)
-        return u
+        return u if _finite(low) else -u
 
     def gradient(self) -> Float[Tensor, "k"]:
         """The gradient in u, from the gradient of the raw parameter."""
@@ -293,7 +294,7 @@ class Coordinate:
         low, high = self._bounds()
         if _finite(low) and _finite(high):
             return low + (high - low) * torch.sigmoid(u)
-        return low + u.exp() if _finite(low) else high - u.exp()
+        return low + u.exp() if _finite(low) else high - (-u).exp()
 
     def _bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
         bounds = self.constraint.lower_bound, self.constraint.upper_bound

@@ -219,7 +219,8 @@ def _mixed(
         own = int(ends[number + 1] - ends[number])
         if own:
             alone = field._replace(distribution=member.distribution)
-            groups.append(sample_paths(alone, snapshot, own, seed + number))
+            part_seed = seed * len(mixture.members) + number  # other seeds have other numbers
+            groups.append(sample_paths(alone, snapshot, own, part_seed))
             shifts.append((member.mean - mixture.mean_of_all).expand(own, -1))
     return JoinedPaths(groups, torch.cat(shifts))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.fitting.names import parameter_names
-from gp_orff.fitting.noise import Tails
+from gp_orff.fitting.noise import Tails, noise_floors
 from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates, parameter_ranges
@@ -107,11 +107,11 @@ class Curvature:
         names = parameter_names(kernel, likelihoods)
         for name, parameter in names.items():
             parameter.requires_grad_(name in self.trained)
-        ranges = parameter_ranges(kernel, self.snapshot.representation.data.survey.distances)
-        coordinates = Coordinates(kernel, *likelihoods.values(), ranges=ranges)
-
-        model = self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean
         survey = self.snapshot.representation.data.survey
+        ranges = parameter_ranges(kernel, survey.distances, survey)
+        limits = {"ranges": ranges, "floors": noise_floors(likelihoods, survey)}  # of the search
+        coordinates = Coordinates(kernel, *likelihoods.values(), **limits)
+        model = self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean
         weak = WeakPriors.of(kernel, likelihoods, survey) if self.weak_priors else None
 
         def objective() -> Float[Tensor, ""]:

@@ -377,8 +377,9 @@ class VectorFieldGP(torch.nn.Module):
         from the restricted likelihood and the weak priors of `fit`, or those that are registered.
         They are drawn until error bars are known to 2 %, or to 7 % after `observe`; the report has
         their effective number and the Pareto k of the weights. Under Student-t noise, the weights
-        of the observations are drawn as well. False takes the learned values as known. None integrates after
-        a `fit` to at most 120 vectors, and to up to 200 numbers with a `LearnedSpectrumKernel`.
+        of the observations are drawn as well. False takes the learned values as known. None
+        integrates after a `fit` to at most 120 vectors, and to up to 200 numbers with a
+        `LearnedSpectrumKernel`.
 
         Kernels with a learned spectrum or with trained matrices of outputs, and readings along
         tracks, take 32 draws about the learned values instead. ValueError for more than 1200

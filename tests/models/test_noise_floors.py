@@ -1,5 +1,6 @@
 """Data without noise: error bars are not rounding, and hold."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,3 +55,17 @@ def test_noise_that_is_there_is_learned():
     model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
     model.fit(X, y, progress=False)
     assert model.likelihood.noise.item() == pytest.approx(1e-6, rel=0.7)
+
+
+def test_a_noise_at_its_floor_leaves_standard_errors_to_others():
+    x = 3 * unit_cube(130)
+    kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
+    covariance = kernel(x).to_dense().detach() + 1e-9 * torch.eye(260).double()
+    y = (torch.linalg.cholesky(covariance) @ draw(260, 1, seed=2).double()).view(130, 2)
+    with gp_orff.settings.check_calibration(False):
+        model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
+    errors = model.report.standard_errors()
+    assert 0 < errors["lengthscale"] < 0.2
+    assert np.isnan(errors["noise"])
+    variance = (y - y.mean(0)).square().mean().item()
+    assert model.likelihood.noise.item() == pytest.approx(1e-8 * variance, rel=0.1)

@@ -376,3 +376,16 @@ def test_a_rule_given_at_loading_serves_what_comes_next(tmp_path):
     model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=gp_orff.MonteCarlo(16))
     model.condition(x, y).save(tmp_path / "model.pt")
     assert_same(model, _load(tmp_path, frequencies=gp_orff.MonteCarlo(50)))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_files_have_the_permissions_of_other_files(tmp_path):
+    """A new one those of `open`; one that is replaced keeps its own."""
+    model = gp_orff.VectorFieldGP(curl_free(0.4))
+    (tmp_path / "other").touch()
+    expected = (tmp_path / "other").stat().st_mode
+    model.save(tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").stat().st_mode == expected
+    (tmp_path / "model.pt").chmod(0o640)
+    model.save(tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").stat().st_mode & 0o777 == 0o640
