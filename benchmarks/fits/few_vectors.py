@@ -192,7 +192,9 @@ def main(words: Sequence[str] | None = None) -> None:
         for layout in layouts:
             found = list(run(measured, [(layout, seed) for seed in range(arguments.fields)]))
             rows.add(layout=layout, **summary(found))
-    save(arguments, {"fields": arguments.fields, "rows": rows}, part=arguments.rows.replace(" ", "-"))
+    save(
+        arguments, {"fields": arguments.fields, "rows": rows}, part=arguments.rows.replace(" ", "-")
+    )
 
 
 def summary(found: Sequence[dict[str, float]]) -> dict[str, object]:
