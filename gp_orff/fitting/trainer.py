@@ -125,7 +125,7 @@ class Trainer:
             return self.evidence(inference) + self._log_prior(search)
 
         def reached() -> dict[str, object]:
-            method = self._scoring(search, inference) or search.run
+            method = self._scoring(search, inference) or self._ascent(search, inference)
             method(objective, num_values=inference.num_values, report=stage.count, **options)
             return search.reached
 
@@ -139,6 +139,15 @@ class Trainer:
                 f"({failures[-1]})"
             )
         return search
+
+    def _ascent(self, search: Search, inference: Inference) -> Callable[..., Search]:
+        """BFGS, on a grid from the information of the data about the hyperparameters: the curvature
+        on other data, or on fewer, would be the wrong one for lengthscales or for the noise."""
+        parts = inference, self.kernel, self.likelihoods, search.coordinates
+        information = FeatureInformation.of(*parts, self.mean)
+        if information is not None:
+            search.inverse_hessian = inference.num_values * _inverse(information())
+        return search.run
 
     def _scoring(self, search: Search, inference: Inference) -> Callable[..., Search] | None:
         """Fisher scoring, for learned spectra under the exact kernel of few data, or on grids; else
@@ -265,3 +274,9 @@ class Trainer:
         """Whether an evaluation by features, of whole vectors, costs about the same for all these
         outputs as for few."""
         return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))
+
+
+def _inverse(information: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
+    """Its inverse; few data say less of a logarithm than one nat for each unit squared."""
+    values, vectors = np.linalg.eigh(information)
+    return vectors / np.maximum(values, 1.0) @ vectors.T
