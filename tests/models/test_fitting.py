@@ -619,3 +619,14 @@ def test_constraints_that_a_fit_does_not_meet_change_nothing(constraint, where):
         model = gp_orff.VectorFieldGP(bounded, likelihood=likelihood).fit(x, y, progress=False)
     nats = expected.log_marginal_likelihood().item()
     assert model.log_marginal_likelihood().item() == pytest.approx(nats, abs=0.1)
+
+
+def test_searches_on_grids_start_from_the_information_of_the_data():
+    """From the curvature on a part of the data they took about 15 evaluations."""
+    x = 6 * points(3000)
+    y = swirl(x) + 0.1 * draw(3000, 2)
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+    stages = model.fit(x, y, progress=False).report.stages
+    on_grids = [stage for stage in stages if "grid" in stage.name]
+    assert len(on_grids) >= 2
+    assert all(stage.evaluations <= 10 for stage in on_grids)
