@@ -185,7 +185,9 @@ class Coordinate:
         if not self.ranges:
             low = origin - _FARTHEST
             if self.floor is not None:
-                low = self._coordinate(self._expanded(self.floor)).minimum(origin)
+                floor = self._expanded(self.floor)
+                low = torch.where(self.allows_each(floor), self._coordinate(floor), low)
+                low = low.minimum(origin)
             return low, origin + _FARTHEST
         low, high = self._limits()
         return low.minimum(origin), high.maximum(origin)
@@ -245,10 +247,14 @@ class Coordinate:
 
     def allows(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b"]:
         """Whether the constraint allows values."""
+        return self.allows_each(values).all(-1)
+
+    def allows_each(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
+        """Whether the constraint allows each value."""
         if self.constraint is None:
-            return torch.isfinite(values).all(-1)
+            return torch.isfinite(values)
         low, high = self._bounds()
-        return ((values > low) & (values < high)).all(-1)
+        return (values > low) & (values < high)
 
     @property
     def is_logarithm(self) -> bool:
