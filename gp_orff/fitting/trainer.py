@@ -78,9 +78,9 @@ class Trainer:
     def new_search(self) -> Search:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
-        whole = self.whole or self.survey
-        ranges = parameter_ranges(self.kernel, self.distances, whole)
-        limits = {"ranges": ranges, "floors": noise_floors(self.likelihoods, whole)}
+        survey = self.whole or self.survey
+        ranges = parameter_ranges(self.kernel, self.distances, survey)
+        limits = {"ranges": ranges, "floors": noise_floors(self.likelihoods, survey)}
         search = Search(Coordinates(self.kernel, *self.likelihoods.values(), **limits))
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))

@@ -125,6 +125,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CALLS)
 def test_a_bad_input_is_a_clear_error_and_nothing_is_lost(method, model, before):
     """64 for each method and model: 1024."""

@@ -297,6 +297,7 @@ def test_student_t_noise_of_known_scale_is_kept_in_files(tmp_path):
     assert type(model.likelihood) is gp_orff.MultitaskStudentTLikelihood
 
 
+@pytest.mark.slow
 def test_noise_is_kept_as_it_is(scaled):
     """At one, also after a fit that learned a factor; a fit without data changes neither."""
     model, x, y, r = scaled

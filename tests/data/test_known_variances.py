@@ -93,6 +93,7 @@ def _left_out(model, x, y, v, points):
     return model.leave_one_out(x[:points], y[:points], variances=v[:points]).distance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "decades"),
     [(gp_orff.Auto(), 0.0), (gp_orff.Auto(), 0.5), (WITHOUT_EXACT, 0.5)],

@@ -145,6 +145,7 @@ def test_gradients_of_the_evidence(rule):
         assert gradient.item() == pytest.approx(found.item(), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_a_wall_is_data():
     """No flow across it within the stated noise, and a better field inside the box."""
     rng = np.random.default_rng(0)
@@ -174,6 +175,7 @@ def test_a_wall_is_data():
     assert closed_error < 0.8 * open_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ALGEBRAS)
 def test_they_stay_with_the_model(rule, tmp_path):
     """Through updates, new hyperparameters, learning, and files; not through a new condition."""

@@ -124,6 +124,7 @@ def oracle(covariance, parts):
     return x, index, h, torch.stack(values), latent, torch.block_diag(*blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("case", "mean"), [*((case, "constant") for case in cases()), ("instruments", "zero")]
@@ -195,6 +196,7 @@ def test_two_of_three_components(rule):
     torch.testing.assert_close(posterior.mean(xs), wanted, rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "auto_grid"])
 def test_gradients_in_the_noise_of_every_instrument(rule):
     """By finite differences of the evidence."""
@@ -233,6 +235,7 @@ def test_components_of_their_own_precision():
         torch.testing.assert_close(model.log_marginal_likelihood(), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["gaps", "lines_of_sight", "instruments"])
 def test_truncated_variance_enters_each_group(case):
     """Under a budget: the features' own covariance with δ in every number's noise."""
@@ -289,6 +292,7 @@ def test_one_truncated_variance_for_weighted_readings():
     assert abs(model.log_marginal_likelihood() - expected) / 600 < 0.02
 
 
+@pytest.mark.slow
 def test_an_instrument_learns_its_own_noise():
     """Two of different quality, a radar that sees one component: each gets the noise it has."""
     generator = torch.Generator().manual_seed(4)

@@ -172,6 +172,7 @@ def assert_same(loaded, model):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "kind"), CASES)
 def test_a_loaded_model_is_updated_as_the_unsaved_one(noise, kind, tmp_path):
     """Twice, with a file before each update: posterior and evidence are those of no file."""
@@ -189,6 +190,7 @@ def test_a_loaded_model_is_updated_as_the_unsaved_one(noise, kind, tmp_path):
         assert_same(loaded, model)
 
 
+@pytest.mark.slow
 def test_new_readings_are_weighed_as_dense_algebra_weighs_them(tmp_path):
     """By a model that has nothing but statistics: E[r²] under the posterior of the readings before,
     and then the posterior of all. The grid truncates 1e-8."""
@@ -238,6 +240,7 @@ def test_an_old_file_of_student_t_noise_is_updated():
     torch.testing.assert_close(loaded.log_marginal_likelihood(), nats, rtol=1e-9, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["data", "statistics"])
 def test_a_loaded_model_with_heavy_tails_learns_again(held, tmp_path):
     model = model_of("Student-t", "grid").condition(**given("Student-t", slice(ALL)))

@@ -59,6 +59,7 @@ def test_statistics_of_few_readings():
     compare(model, conditioned(curl_free(0.4), x[:9], y[:9], rule, noise=0.01))
 
 
+@pytest.mark.slow
 def test_statistics_of_few_readings_of_a_rough_field():
     """Iterations serve them: there are no readings for the covariance that would be cheaper. The
     mean is that of the exact kernel, to what the grid truncates."""
@@ -72,6 +73,7 @@ def test_statistics_of_few_readings_of_a_rough_field():
     assert ((model.posterior().mean(xs) - mean).abs() < 0.05 * sd).all()
 
 
+@pytest.mark.slow
 def test_reading_by_reading():
     """A robot's loop, beyond the number of pieces that are joined, and out of the first box."""
     x, y, _ = flow(560)
@@ -113,6 +115,7 @@ def test_chunks_and_memory_maps_are_arrays(rule, tmp_path):
         compare(model.condition(*way), expected, 1e-4 if name == "float32" else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["auto", "monte_carlo"])
 def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
     x, y, _ = flow(300)
@@ -263,6 +266,7 @@ def _hardly_anything_is_kept(monkeypatch):
     monkeypatch.setattr(held, "MOST_KEPT", 3000)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_hardly_anything_is_kept")
 def test_memory_stays_flat_and_the_model_says_so():
     """Data are dropped, not the posterior; training goes on from statistics alone."""
@@ -309,6 +313,7 @@ def test_random_features_without_data_keep_their_hyperparameters():
         model.fit(progress=False)
 
 
+@pytest.mark.slow
 def test_learning_again_from_what_is_held():
     x, y, _ = flow(300)
     model, expected = (
@@ -436,6 +441,7 @@ def test_new_readings_at_the_edge_of_the_domain(tmp_path, monkeypatch):
         assert (one.variance(points).sqrt() / sd - 1).abs().max() < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["condition", "update", "fit"])
 @pytest.mark.parametrize("rule", ["auto", "exact"])
 def test_a_stream_that_breaks_halfway_changes_nothing(rule, method):

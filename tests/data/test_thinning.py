@@ -62,6 +62,7 @@ def test_labels_are_one_for_each_point():
         gp_orff.thin(track(), 0.1, group=[1, 2, 3])
 
 
+@pytest.mark.slow
 def test_error_bars_hold_where_errors_are_shared_by_neighbours():
     """Errors of a track that last for 40 readings, in 20 fields: without thinning, 95 % intervals
     hold less than 0.8 of the field; of readings that far apart, 0.95 within 3 standard errors."""

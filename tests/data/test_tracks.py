@@ -218,6 +218,7 @@ def test_a_new_reading_has_the_noise_of_a_new_track():
     torch.testing.assert_close(known_too, known(x[:5]).unsqueeze(-1).expand(5, 2))
 
 
+@pytest.mark.slow
 def test_a_fit_learns_noise_along_tracks_and_error_bars_hold():
     """30 tracks of a known field with white noise, offsets and correlated noise of equal size. The
     tolerances are three standard errors: that of a variance from k numbers is √(2/k) of it."""

@@ -82,6 +82,7 @@ def require_equal(one, other, relative=1e-10):
         assert (tensor - expected).abs().max() <= relative * expected.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["threads", "pool", "dask"], indirect=True)
 def test_every_engine_gives_the_same_sums(executor):
     """In any order and any chunking; against sums of cosines and sines, written out."""
@@ -111,6 +112,7 @@ def test_posteriors_are_those_of_one_process(executor):
     pickle.dumps(other)  # no executor stays behind
 
 
+@pytest.mark.slow
 def test_a_fit_on_workers_is_that_of_one_process(pool):
     """To the last bit: chunks are added in their order, one a task."""
     parts = chunks(20, count=60)
@@ -281,6 +283,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
 def test_workers_go_on_after_an_interrupt(executor, interruptible, tmp_path):
     """The process gets the signal of Ctrl-C; what waits for a worker is not read."""
@@ -299,6 +302,7 @@ def test_workers_go_on_after_an_interrupt(executor, interruptible, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_map_is_computed_on_a_cluster(dask):
     """By blocks, in other processes, which hold the field once each."""
     field = conditioned().posterior()
@@ -344,6 +348,7 @@ def test_an_interrupted_pass_goes_on(error, tmp_path):
     torch.testing.assert_close(held.posterior().mean(XS), expected.mean(XS), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_goes_on_in_another_process(tmp_path, monkeypatch):
     """Its searches before the pass are not made again: their last bits, which change with the
     number of threads, would ask for another grid."""

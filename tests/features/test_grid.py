@@ -44,6 +44,7 @@ ACCURACY = [  # field, d, lengthscale in a box of 2, points
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snr", [3, 33])
 @pytest.mark.parametrize(("field", "num_dims", "lengthscale", "points"), ACCURACY)
 def test_the_posterior_is_that_of_the_exact_kernel(field, num_dims, lengthscale, points, snr):
@@ -71,6 +72,7 @@ def test_the_posterior_is_that_of_the_exact_kernel(field, num_dims, lengthscale,
     assert max(found["default"][:3]) < 1e-7  # with room for lengthscales from 0.7 to 1.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("features", "worse"), [(1500, 0.5), (3300, 0.15)])
 def test_what_is_cut_is_returned(features, worse):
     """Matérn 5/2, whose tail no grid can hold: honest with the correction, far off without."""

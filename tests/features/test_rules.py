@@ -155,6 +155,7 @@ def test_time_keeps_its_own_law():
     assert is_unbiased(samples, (space * time)(*pair(3)).to_dense())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("spectrum", "measure"), CELLS)
 def test_error_falls_as_the_root_of_the_number_of_frequencies(spectrum, measure, rule):

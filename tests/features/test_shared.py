@@ -130,6 +130,7 @@ def samples_of(kernel, name, num_dims, **options):
     return torch.stack([estimate(kernel, rule, *points) for rule in rules])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "measure"), MODELS)
 def test_unbiased(name, measure):
     """Over 200 seeds, within 5 standard errors of the exact kernel."""

@@ -150,6 +150,7 @@ def test_a_period_is_limited():
         gp_orff.Grid(domain=GRID.domain, longest_period=1.0)
 
 
+@pytest.mark.slow
 def test_many_readings_are_fitted_on_small_grids():
     """As likely as under the RBF kernel that made them, within .01 nats a number, on grids that are
     not larger; 95 % intervals of 400 numbers hold, within four standard errors of a share of

@@ -29,6 +29,7 @@ def often(name):
     return name in BUILT and (words[0] in OFTEN or words[1] in values.FEW_RULES)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of few features, of data as they are
 @pytest.mark.parametrize("which", sorted({subject(name) for name in KEPT if often(name)}))
 def test_numbers_are_what_they_were(which):

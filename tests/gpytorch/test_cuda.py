@@ -53,6 +53,7 @@ def test_a_model_moves_with_its_data(device, rule, tmp_path):
     assert_same(loaded, model.cpu(), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_fit_on_the_device_is_a_fit(device, rule):
     """Readings of every kind, on either side."""

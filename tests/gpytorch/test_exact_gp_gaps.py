@@ -77,6 +77,7 @@ def test_missing_components_of_batches(policy):
             torch.testing.assert_close(one, wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["vector", "flat"])
 @pytest.mark.parametrize("name", ["helmholtz", "grid"])
 @pytest.mark.filterwarnings("ignore:You have passed data through a FixedNoise")

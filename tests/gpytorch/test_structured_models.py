@@ -311,6 +311,7 @@ def test_files(held, rule, tmp_path):
         torch.testing.assert_close(*means, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_a_fit_moves_the_lengthscales():
     x, y, rule = X[:40], Y[:40], gp_orff.Fastfood(12)

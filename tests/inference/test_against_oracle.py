@@ -91,16 +91,19 @@ def batches(number: int, size: int) -> list:
     return [pytest.param(range(i, i + size), id=f"{i}-{i + size - 1}") for i in starts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(90, 10))
 def test_the_exact_kernel(seeds, tmp_path):
     assert not wrong(exact, seeds, tmp_path, exact_tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(40, 10))
 def test_fine_grids(seeds, tmp_path):
     assert not wrong(on_grid, seeds, tmp_path, fine_tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(10, 5))
 def test_grids_in_three_inputs(seeds, tmp_path):
     assert not wrong(on_large_grid, seeds, tmp_path, large_tolerance)

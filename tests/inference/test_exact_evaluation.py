@@ -286,6 +286,7 @@ def fitted(seed, build):
     return model.posterior().mean(x), [part.covar_matrix.to_dense().detach() for part in tasks]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 @pytest.mark.parametrize(
     "build",

@@ -245,6 +245,7 @@ def test_sites_are_as_small_as_their_number_permits():
     assert sizes[0] > sizes[1] > sizes[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 300])
 def test_rough_fields_on_tracks_are_merged_rather_than_truncated(monkeypatch, budget):
     """Against the exact kernel on all readings, sites are closer than the grid, and both have error
@@ -417,6 +418,7 @@ def lines_over_shallow_sources(lines=12, along=25):
     return x, factor @ drawn + 0.3 * noise.flatten(), along_z
 
 
+@pytest.mark.slow
 def test_shallow_sources_are_learned_from_every_few_readings(monkeypatch):
     """Where waves cannot hold them, the hyperparameters are those of the kept readings alone."""
     x, y, directions = lines_over_shallow_sources()

@@ -112,6 +112,7 @@ def dense_elbo(x, y, prior, noise, nu):
     return oracles.log_density(noisy, y).item() + correction
 
 
+@pytest.mark.slow
 def test_a_fit_ends_where_the_bound_is_largest():
     """ν and the noise against both sides, by dense algebra under the kernel of the fit."""
     x, y, _ = heavy(60, 2.5, seed=1)
@@ -141,6 +142,7 @@ def fisher_error(nu, count, v=2):
     return (count * (own - both**2 / scale)) ** -0.5
 
 
+@pytest.mark.slow
 def test_degrees_of_freedom_are_recovered():
     """Of a field that is known well, within the errors of known residuals."""
     scores = []
@@ -151,6 +153,7 @@ def test_degrees_of_freedom_are_recovered():
     assert abs(np.mean(scores)) < 2
 
 
+@pytest.mark.slow
 def test_gaussian_noise_is_known_as_such():
     """ν stays finite, and the map is that of Gaussian noise."""
     x, y, field = heavy(200, math.inf)
@@ -160,6 +163,7 @@ def test_gaussian_noise_is_known_as_such():
     assert errors[0] == pytest.approx(errors[1].item(), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["argument", "parameter"])
 def test_it_can_be_held(how):
     x, y, _ = heavy(60, 2.5)
@@ -169,6 +173,7 @@ def test_it_can_be_held(how):
     assert model.likelihood.deg_free.item() == pytest.approx(7.0, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_only_a_fit_learns_it():
     x, y, _ = heavy(80, 2.5)
     model = fitted(x[:60], y[:60])
@@ -180,6 +185,7 @@ def test_only_a_fit_learns_it():
     assert model.likelihood.deg_free.item() == nu
 
 
+@pytest.mark.slow
 def test_each_group_has_its_own():
     x, y, _ = heavy(300, math.inf)
     y[::2] = heavy(300, 2.3)[1][::2]
@@ -190,6 +196,7 @@ def test_each_group_has_its_own():
     assert {"heavy.deg_free", "light.deg_free"} <= set(model.report.to_dict()["hyperparameters"])
 
 
+@pytest.mark.slow
 def test_known_noise_has_tails_that_are_learned():
     """Stated errors, of which some are mistaken; its factor stays one."""
     x, y, _ = heavy(150, 2.5)
@@ -204,6 +211,7 @@ def test_known_noise_has_tails_that_are_learned():
     assert learned.likelihood.noise_scale.item() != 1.0
 
 
+@pytest.mark.slow
 def test_files_and_pickles_keep_it(tmp_path):
     x, y, _ = heavy(40, 2.5)
     model = fitted(x, y)
@@ -242,6 +250,7 @@ def test_states_from_before_it_was_a_parameter():
     assert not loaded.likelihood.raw_deg_free.requires_grad
 
 
+@pytest.mark.slow
 def test_chunks_tell_the_same_as_arrays():
     """On one grid, to the accuracy of a round."""
     x, y, _ = heavy(300, 2.5)
@@ -263,6 +272,7 @@ def test_what_is_refused():
         T(2, deg_free_constraint=gpytorch.constraints.Interval(5.0, 9.0))
 
 
+@pytest.mark.slow
 def test_constraints_and_priors_of_the_user():
     x, y, _ = heavy(60, 2.5)
     interval = gpytorch.constraints.Interval(6.0, 9.0)
@@ -273,6 +283,7 @@ def test_constraints_and_priors_of_the_user():
     assert model.likelihood.deg_free.item() == pytest.approx(12.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_its_standard_error_is_that_of_known_residuals():
     """Of Fisher's information at the ν that is found, where the field is known well: what is
     observed of 400 vectors is within a third of what is expected."""

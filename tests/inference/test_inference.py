@@ -220,6 +220,7 @@ def test_the_cheaper_factorisation_is_chosen():
     assert not prefers_dual(three, 5, whole=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPANSIONS)
 @pytest.mark.parametrize("points", [2, 20], ids=["dual", "primal"])
 def test_second_derivatives(name, points):

@@ -90,6 +90,7 @@ def gradients(inference, kernel, noises):
     return evidence, value.item(), torch.autograd.grad(value, leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_block_of_all_features_is_the_dense_algebra(name, kind):
     kernel, data, draws, noises = problem(name, kind)
@@ -105,6 +106,7 @@ def test_a_block_of_all_features_is_the_dense_algebra(name, kind):
         torch.testing.assert_close(other, slope, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_iterations_are_the_dense_algebra(name, kind):
     """With a small block, solutions are exact to the tolerance."""
@@ -123,6 +125,7 @@ def test_iterations_are_the_dense_algebra(name, kind):
     assert 0 < error < 3 * found.evidence.logdet_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("helmholtz", "groups"), ("separable", "plain")])
 def test_gradients_are_those_of_dense_algebra_within_their_standard_error(name, kind):
     """Over 16 seeds; 4.5 standard errors, as a t-distribution of 15 degrees of freedom asks for."""
@@ -139,6 +142,7 @@ def test_gradients_are_those_of_dense_algebra_within_their_standard_error(name, 
     assert (error > 0).any()
 
 
+@pytest.mark.slow
 def test_observations_of_symbols_enter_the_iterations():
     kernel, data, draws, noises = problem("helmholtz")
     x, q = 2 * uniform(3, 2, seed=5), torch.zeros(3, 1).double()
@@ -158,6 +162,7 @@ def test_observations_of_symbols_enter_the_iterations():
         torch.testing.assert_close(other, slope, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_variances_at_many_points_are_estimated():
     """The error is that of 64 paths: at most √(4/64)."""
     kernel, data, draws, noises = problem("helmholtz")
@@ -182,6 +187,7 @@ def test_variances_at_many_points_are_estimated():
     torch.testing.assert_close(field.blocks(x), expected.blocks(x), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", [0.0, 5e11])
 def test_variances_of_potentials_are_estimated_where_solutions_are_costly(operations):
     """Within the error of 64 paths; zero at the reference; else solved for."""
@@ -206,6 +212,7 @@ def test_variances_of_potentials_are_estimated_where_solutions_are_costly(operat
     torch.testing.assert_close(field.blocks(x)[:, 0], variance)
 
 
+@pytest.mark.slow
 def test_solutions_are_affordable_by_their_iterations():
     """A random vector tells how many a solution takes, where not every number is affordable."""
     kernel, data, draws, noises = problem("helmholtz")
@@ -232,6 +239,7 @@ def test_draws_have_the_covariance_of_the_posterior():
     torch.testing.assert_close(root @ root.mT, field.weight_covariance(eye), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_no_convergence_is_an_error():
     kernel, data, draws, noises = problem("helmholtz")
     inference = IterativeInference(data, draws, accuracy=Accuracy(block=20, most=3))
@@ -239,6 +247,7 @@ def test_no_convergence_is_an_error():
         inference.posterior(kernel, noises, None)
 
 
+@pytest.mark.slow
 def test_residuals_are_permitted_where_operations_end():
     """The mean is as accurate as permitted, after the fewest iterations; else it is an error."""
     kernel, data, draws, noises = problem("helmholtz")
@@ -257,6 +266,7 @@ def test_residuals_are_permitted_where_operations_end():
         mean(permitted_error=1e-11, **rough)
 
 
+@pytest.mark.slow
 def test_residuals_of_variances_are_permitted_where_iterations_end():
     """A relative residual of 0.3 is permitted: variances, whose errors go with its square, are
     within a tenth, and draws of a path within 0.3. One of 1e-6 is not reached, and an error."""
@@ -287,6 +297,7 @@ def test_residuals_of_variances_are_permitted_where_iterations_end():
         strict.weight_root(z)
 
 
+@pytest.mark.slow
 def test_operations_limit_the_iterations_of_the_mean(monkeypatch):
     kernel, data, draws, noises = problem("helmholtz")
     monkeypatch.setattr(iterative_system, "_FEWEST", 3)

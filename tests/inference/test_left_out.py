@@ -119,6 +119,7 @@ def test_kernels_that_a_rule_does_not_know(name, rule):
         observing_all(registry.CASES[name](), rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rule"), [own for own in CROSSED if known(*own)])
 def test_gradients_of_the_evidence(name, rule):
     """After all symbols are observed, along a random direction of all hyperparameters, by central

@@ -196,6 +196,7 @@ def test_the_joint_covariance_of_what_is_left_out_has_the_variances(rule, monkey
     assert joint[first, last] > 0.5 * model.likelihood.offset_variance
 
 
+@pytest.mark.slow
 def test_blocks_are_tracks_without_a_word():
     model, x, y, label, time = conditioned(None, 0.0)
     options = {"track": label, "time": time}

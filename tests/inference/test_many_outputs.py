@@ -440,6 +440,7 @@ def test_few_points_solve_without_cancellation(noise):
     assert (found - expected).norm() < bound
 
 
+@pytest.mark.slow
 def test_starting_values_of_many_outputs():
     """With 20 outputs, 600 numbers are 30 points of 6 inputs, which find no lengthscale; features
     take 150. The fit ends where one from good values does."""

@@ -55,6 +55,7 @@ def densities(oracle, same, present, u):
 CASES = [("exact", 0.0), ("exact", 4.0), ("grid", 0.0), ("monte_carlo", 4.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timed", "directed", "prior"])
 @pytest.mark.parametrize(("rule", "span"), CASES)
 @torch.no_grad()
@@ -119,6 +120,7 @@ def test_offsets_that_are_known_well_have_students_distribution(tracks, long):
         assert value == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_intervals_on_a_fourth_track_cover():
     """200 times three tracks: within three standard errors of 95 %. At the variance of largest
     evidence they cover less than 0.9. The mean of three offsets is known to a third of v."""
@@ -230,6 +232,7 @@ def test_scores_of_tracks_that_are_left_out_are_those_of_the_mixture(rule):
         assert found.crps_values[i].item() == pytest.approx(crps, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_a_fit_integrates_and_keeps_what_it_learned(tmp_path):
     """Through `condition`, `update`, files and state_dicts; older state_dicts load."""
     _, x, y, label, time = conditioned(RULES["grid"], 0.0)

@@ -48,6 +48,7 @@ def map_error(model, x, field):
     return (model.posterior().mean(x) - field(x)).square().mean().sqrt().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [200, 550], ids=["exact", "grid"])
 def test_outliers_do_not_ruin_a_map(points):
     """One vector in ten is wrong: within 10 % of the error without."""
@@ -71,6 +72,7 @@ def test_outliers_ruin_a_map_under_gaussian_noise():
     assert map_error(gaussian, x, field) > 4 * map_error(clean, x, field)
 
 
+@pytest.mark.slow
 def test_without_outliers_it_is_nearly_gaussian():
     x, y, field = flow(200)
     errors = []
@@ -130,6 +132,7 @@ def test_the_bound_is_below_the_density_and_not_far():
     assert bound > truth - 1.5
 
 
+@pytest.mark.slow
 def test_expectation_maximisation_climbs():
     x, y, _, _ = with_outliers(120)
     model = robust_model().fit(x, y, progress=False)
@@ -152,6 +155,7 @@ def test_its_marginal_in_gpytorch_has_the_covariance_of_the_noise():
         gp_orff.MultitaskStudentTLikelihood(2, deg_free=2.0)
 
 
+@pytest.mark.slow
 def test_new_readings_are_weighed_by_the_field():
     x, y, field, bad = with_outliers(200, share=0.15)
     model = robust_model().fit(x[:150], y[:150], progress=False)
@@ -302,6 +306,7 @@ def new_robust(rule=None):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_weights_settle_whatever_the_chunks(rule, kind):
@@ -337,6 +342,7 @@ def test_weights_settle_whatever_the_chunks(rule, kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vectors", "gaps", "covariances"])
 def test_updates_are_learned_from_as_chunks_are(kind):
     """More of them than are held apart."""
@@ -478,6 +484,7 @@ def test_leaving_one_out_of_many_kinds_keeps_their_order(rule):
             torch.testing.assert_close(own, alone.covariance[:, columns][:, :, columns])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["gaussian", "student"])
 def test_p_values_are_uniform_where_the_model_is_right(noise):
     """Kolmogorov–Smirnov, of 600 readings of a field that is known well beside its noise."""
@@ -496,6 +503,7 @@ def test_p_values_are_uniform_where_the_model_is_right(noise):
     torch.testing.assert_close(p, torch.from_numpy(scale[noise](distance.numpy())))
 
 
+@pytest.mark.slow
 def test_leave_one_out_of_what_is_held_uses_the_weights_it_has():
     """Under Student-t noise the readings were weighed without knowing that they would be left out;
     as new readings they would be weighed by a field that knows them."""

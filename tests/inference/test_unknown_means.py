@@ -310,6 +310,7 @@ def test_circulation_of_a_vector_potential_is_a_flux():
     assert not slope.any()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a lengthscale exceeds:gp_orff.DataWarning")
 def test_a_mixture_has_a_mean_of_each_member():
     """∇g is the field for a mixture over hyperparameters, too."""

@@ -175,6 +175,7 @@ def test_gradients_agree_with_differences(continued):
             )
 
 
+@pytest.mark.slow
 def test_it_is_learned_by_default_on_few_and_on_many():
     """No worse than the RBF kernel that made the field; and it is in the report."""
     x, y = problem(120)

@@ -125,6 +125,7 @@ def test_boxes_in_three_dimensions_of_kernels_with_kinks():
     assert found == pytest.approx(half**3, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["rough", "product", "nameless"])
 def test_matrices_and_integrals_need_no_derivatives(kernel):
     """u^T f by the matrix itself, whatever the kernel, asked for and observed, to 1e-9."""

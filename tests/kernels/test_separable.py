@@ -317,6 +317,7 @@ def tied(points=40, seed=0):
     return matrix, x[:points], y, x[points:], truth[points:]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_a_graph_of_tasks_helps_where_outputs_are_missing():
     """The root that the truth was drawn with, against independent outputs."""
@@ -329,6 +330,7 @@ def test_a_graph_of_tasks_helps_where_outputs_are_missing():
     assert errors["graph"] < 0.85 * errors["independent"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_fits_do_not_depend_on_units():
     """Of a trained root, and of a fixed one, whose kernel gets an outputscale."""

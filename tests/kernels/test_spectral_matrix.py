@@ -118,6 +118,7 @@ def test_grids_equal_known_kernels(name, spectrum):
         assert error < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "num_dims", "tolerance"),
     [
@@ -390,6 +391,7 @@ def test_a_batch_of_kernels():
     torch.testing.assert_close(mine[1](x).to_dense(), exact[1](x).to_dense(), rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_training_moves_the_amplitude_and_raises_the_evidence():
     generator = torch.Generator().manual_seed(0)
     truth = matrix_kernel(Trained())
@@ -550,6 +552,7 @@ def test_signatures(name):
     assert not any(parameter.requires_grad for parameter in kernel.parameters())
 
 
+@pytest.mark.slow
 def test_signatures_in_a_model_keep_their_shape():
     kernel = gp_orff.SpectralMatrixKernel.from_signature(two_scales, [(0, 3), (0, 3)])
     x = points(20, 2, scale=3.0)

@@ -70,6 +70,7 @@ def test_means_are_those_of_autograd(rule, d):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "d"),
     [(RBFKernel, 2), (RBFKernel, 3), (lambda: MaternKernel(nu=2.5), 2)],

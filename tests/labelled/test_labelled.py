@@ -130,6 +130,7 @@ def test_times_far_from_the_epoch():
     assert labelled.readings(ds, "u", "time", epoch=epoch)[0][0, 0] == pytest.approx(1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_a_fit_of_a_dataset_is_that_of_arrays():
     ds = currents().isel(time=0)

@@ -135,6 +135,7 @@ def test_known_noise_that_is_too_small_may_have_a_factor(scale_noise):
     assert told == ([] if scale_noise else [True])
 
 
+@pytest.mark.slow
 def test_student_t_noise_has_its_own_intervals():
     """A fit of a field drawn from the prior is silent; a scale ten times too small is told of."""
     x, y, *_ = exact_problem(curl_free(0.5), 2, 120, 2.0)

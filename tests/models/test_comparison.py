@@ -12,6 +12,7 @@ import gp_orff
 from tests.support.fields import conditioned, curl_free, features_of, flow
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 @pytest.mark.parametrize(
     ("points", "rule"), [(80, None), (250, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
@@ -33,6 +34,7 @@ def test_the_kernel_that_made_the_field_wins(points, rule):
     assert float(table[2].split()[-1]) == pytest.approx(behind, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_kernels_of_ones_own_on_chunks():
     x, y, _ = flow(120)
     kernels = {"rbf": curl_free(), "matern": curl_free(kernel=lambda: MaternKernel(nu=2.5))}
@@ -126,6 +128,7 @@ def test_a_kernel_without_covariance_is_not_compared():
             gp_orff.compare_with_exact(model, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 def test_kernels_are_ranked_by_left_out_blocks():
     x, y, _ = flow(80)
@@ -158,6 +161,7 @@ def test_kernels_are_ranked_by_left_out_blocks():
         first.gain_over(found.best.cross_validate(x, y, blocks=labels[::-1]))
 
 
+@pytest.mark.slow
 def test_blocks_are_the_same_for_all_kernels():
     """Random splits too, and cells of the lengthscale of one of them."""
     x, y, _ = flow(60)
@@ -173,6 +177,7 @@ def test_blocks_are_the_same_for_all_kernels():
         gp_orff.compare_kernels(x, y, kernels, progress=False, blocks=[1, 2])
 
 
+@pytest.mark.slow
 def test_kernels_that_share_hyperparameters_are_refused():
     """Each is trained in place: the last one would decide. Fixed ones may be shared."""
     x, y, _ = flow(30)

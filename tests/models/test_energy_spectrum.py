@@ -64,6 +64,7 @@ def posterior(frequencies=None, points=200, inputs=2, **options):
     return model.condition(x, draw(points, 2)).posterior()
 
 
+@pytest.mark.slow
 def test_intervals_and_parts():
     """Of a curl-free kernel: nothing rotates but for the window, and parts add up."""
     field = posterior()

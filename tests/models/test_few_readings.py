@@ -269,6 +269,7 @@ def scalar_priors(x, y):
 XS = np.linspace(-0.5, 3.5, 9)[:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_hyperparameters_are_integrated_out(seed):
     """Against quadrature. Draws err by their number: the effective one is 100 at least, which makes
@@ -324,6 +325,7 @@ def test_the_learned_values_maximise_the_posterior_density():
     assert evidence == pytest.approx(plain, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_priors_of_the_user_replace_weak_ones():
     """A gamma prior of the lengthscale, and a normal one of the noise, by quadrature of their
     densities of values, which are those of logarithms times the values."""
@@ -372,6 +374,7 @@ def test_frozen_hyperparameters_stay():
     assert not model.state.snapshot(model.mean).sample.members
 
 
+@pytest.mark.slow
 def test_conditioned_and_large_models_do_not_integrate():
     x, y = scalar_problem(0)
     model = scalar_model(x, y)
@@ -388,6 +391,7 @@ def test_conditioned_and_large_models_do_not_integrate():
     assert "integrated" not in str(many)
 
 
+@pytest.mark.slow
 def test_the_constant_mean_is_kept(tmp_path):
     """Of data with one and without; zero in the place of a constant is no choice any more."""
     x, y = scalar_problem(0)
@@ -418,6 +422,7 @@ def test_a_mean_that_is_set_is_kept_after_loading(tmp_path):
     torch.testing.assert_close(again.posterior().mean(XS), expected)
 
 
+@pytest.mark.slow
 def test_updates_integrate_over_the_new_data_too():
     """As a model that holds all of them, from where the hyperparameters are: within the error of
     the draws."""
@@ -550,6 +555,7 @@ def test_quantiles_of_mixtures():
     assert np.allclose(one, scipy.stats.norm.ppf(0.9, means[0], sds[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 def test_densities_and_intervals_of_a_posterior():
     """The density of the mixture of its members' joint distributions at each point."""
@@ -598,6 +604,7 @@ def test_lengthscales_below_the_spacing_are_told_of():
         model.fit(x, draw(25, 2), progress=False)
 
 
+@pytest.mark.slow
 def test_potentials_of_long_waves_are_told_of():
     """Of a field that changes linearly over the data; other symbols are told without a warning."""
     x = uniform(20, 2)
@@ -612,6 +619,7 @@ def test_potentials_of_long_waves_are_told_of():
     model.posterior(marginalize=False).potential(x[:2], reference=x[0])
 
 
+@pytest.mark.slow
 def test_a_state_dict_tells_that_hyperparameters_were_learned_from_few_data():
     """Conditioned on the same data, it gives the posterior of the fit; at hyperparameters that are
     set by hand, these are taken as known."""
@@ -639,6 +647,7 @@ def test_a_state_dict_tells_that_hyperparameters_were_learned_from_few_data():
     torch.testing.assert_close(by_hand.posterior().variance(xs), known)
 
 
+@pytest.mark.slow
 def test_updates_beyond_few_data_warn():
     """Hyperparameters that few readings leave open are then taken as known."""
     x, y = problem(119)
@@ -661,6 +670,7 @@ def test_a_symbol_in_the_place_of_a_level_is_refused():
 # -- weights of Student-t noise ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_errors_are_drawn_from_their_posterior(known):
     """Rasmussen & Williams 2006, eq. 2.42: with P = S⁻¹, or less what an unknown mean takes, the
@@ -682,6 +692,7 @@ def test_errors_are_drawn_from_their_posterior(known):
     assert ((draws.mT.cov() - covariance).abs() < 10 * spread).all()
 
 
+@pytest.mark.slow
 def test_weights_are_drawn_from_their_posterior():
     """Against importance sampling from the prior of the field, with the density of Student's t;
     4.5 standard errors of 400 draws."""

@@ -168,6 +168,7 @@ def test_one_evaluation_is_no_step():
     assert not hill.module.shape.any()
 
 
+@pytest.mark.slow
 def test_fits_take_few_evaluations():
     x = uniform(25, 2)
     y = torch.cos(6 * x[:, :1]) * torch.tensor([1.0, 0.3]).double() + 0.2 * draw(25, 2)

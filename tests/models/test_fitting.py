@@ -106,6 +106,7 @@ def test_windows_hold_all_neighbours():
     assert windows(x, 2000, 3).tolist() == list(range(1000))
 
 
+@pytest.mark.slow
 def test_what_varies_over_few_distances_of_neighbours_is_learned():
     """A long wave, and a short one below the noise, which shows only in dense parts of the data.
 
@@ -157,6 +158,7 @@ def assert_same(field, expected, xs):
     torch.testing.assert_close(field.variance(xs), expected.variance(xs), rtol=1e-7, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [1e4, 1e12, 9.97e36])
 def test_a_far_point_is_left_out_where_no_grid_serves_it(far, near):
     """The map is that of the others, to the last digit; so under `condition`."""
@@ -232,6 +234,7 @@ def test_a_grid_sees_alpha_leave():
         orff(x).to_dense()
 
 
+@pytest.mark.slow
 def test_bounds_that_were_reached_are_reported():
     """Gaussian data: no rational quadratic kernel is as smooth as they are."""
     x = points(60)
@@ -269,6 +272,7 @@ def rough(number, seed=0):
     return x, torch.sin(x @ waves.mT + phases) @ sizes / 3 + 0.1 * draw(number, 2, seed=seed + 3)
 
 
+@pytest.mark.slow
 def test_the_best_that_was_seen_is_kept(monkeypatch):
     """Under a budget that cuts much, by one evidence; and the error bars' width is warned of."""
     x, y = rough(170)
@@ -294,6 +298,7 @@ def test_the_best_that_was_seen_is_kept(monkeypatch):
 # -- exact or grid -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("potential", "kind"),
     [(RBFKernel(), FeatureInference), (MaternKernel(nu=1.5), ExactInference)],
@@ -316,6 +321,7 @@ def with_open_matrix(base=None):
     return kernel
 
 
+@pytest.mark.slow
 def test_few_numbers_for_many_hyperparameters_are_warned_of():
     """Fixed hyperparameters do not count, and nor do those that the posterior integrates."""
     x = torch.linspace(0, 1, 20).double().reshape(10, 2)
@@ -364,6 +370,7 @@ class CountedChunks:
             yield part
 
 
+@pytest.mark.slow
 def test_many_points_are_visited_at_most_three_times(monkeypatch):
     """The first look at a chunk is no visit. The evidence is that of a grid of its own."""
     monkeypatch.setattr(searches, "MANY_POINTS", 1000)
@@ -391,6 +398,7 @@ def noisy_swirl(frequencies=None):
         return model.fit(x, swirl(x) + noise, progress=False).report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", [0.0, 1e9])
 def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operations, monkeypatch):
     """Fewer evaluations on all data, and the evidence of a whole search on them; none where they
@@ -410,6 +418,7 @@ def test_slow_searches_on_random_features_begin_under_the_exact_kernel(operation
     assert found.evidence > whole.evidence - (1 if operations else 128**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, gp_orff.QuasiMonteCarlo(16)])
 def test_features_that_no_one_asked_for_are_not_searched_on_where_that_takes_long(
     monkeypatch, rule
@@ -600,6 +609,7 @@ def test_sources_are_as_deep_as_waves_in_all_of_the_data_can_hold(monkeypatch):
     assert depths.low == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", [LessThan(9.0), Interval(1e-3, 9.0)])
 @pytest.mark.parametrize("where", ["lengthscale", "noise"])
 def test_constraints_that_a_fit_does_not_meet_change_nothing(constraint, where):

@@ -65,6 +65,7 @@ def test_the_evidence_is_the_integral_over_curves():
     assert best + change == pytest.approx(log_integral(x, y), abs=0.25)
 
 
+@pytest.mark.slow
 def test_comparisons_rank_by_it():
     """Kernels without a learned spectrum have the evidence that they had; models do not change."""
     x, y = problem(90)

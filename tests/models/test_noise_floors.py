@@ -10,6 +10,7 @@ from tests.support.fields import draw, swirl, unit_cube
 X, XS = unit_cube(40), unit_cube(200, seed=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1.0, 1e-9])
 def test_error_bars_without_noise_hold(unit):
     """A smooth field is met to 1e-4 of its spread; no variance is zero, in any unit."""
@@ -22,6 +23,7 @@ def test_error_bars_without_noise_hold(unit):
     assert variance.mean().sqrt() < 2e-2 * unit
 
 
+@pytest.mark.slow
 def test_refits_do_not_wear_the_floor_down():
     """Each search from where the last one ended; a variance that is set lower is kept possible."""
     model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
@@ -36,6 +38,7 @@ def test_refits_do_not_wear_the_floor_down():
     assert model.likelihood.noise.item() < 0.1 * least
 
 
+@pytest.mark.slow
 def test_every_group_has_a_floor_of_its_own():
     """Groups whose relative variances differ by 10⁶, none with noise."""
     first, second = torch.arange(40) < 20, torch.arange(40) >= 20

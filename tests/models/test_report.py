@@ -161,6 +161,7 @@ def test_what_represents_the_kernel(rule, method):
         assert report.cut_over_noise == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_actions_are_told_apart():
     (x, y), gauge = readings(40), gp_orff.Component([1.0, 0.0])
     model = gp_orff.VectorFieldGP(curl_free())
@@ -289,6 +290,7 @@ def test_a_grid_has_those_of_the_exact_kernel(fit):
         np.testing.assert_allclose(found, exact[name], rtol=0.1)
 
 
+@pytest.mark.slow
 def test_standard_errors_are_the_scatter_of_estimates():
     """Of log ℓ and log noise over 40 fields: the sample sd of 40 numbers has a standard error of
     1/√80 = 0.11, their mean one of 1/√40 = 0.16; three of them each."""
@@ -381,6 +383,7 @@ def test_what_was_learned_on_subsets_has_none(fit, monkeypatch):
     assert not curvature.standard_errors.values
 
 
+@pytest.mark.slow
 def test_a_report_stays_true_of_the_model_as_it_was():
     x, y = readings(60)
     model = fitted(x, y)

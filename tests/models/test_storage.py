@@ -76,6 +76,7 @@ SAVED = [(name, rule) for name in KERNELS for rule in RULES]
 SAVED.remove(("sum", "exact"))  # no covariance in closed form
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the truncated variance:gp_orff.GridWarning")  # few features
 @pytest.mark.parametrize(("name", "rule"), SAVED)
 def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path, monkeypatch):

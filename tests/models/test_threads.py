@@ -189,6 +189,7 @@ def model():
     return gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 def test_a_fit_says_its_threads_and_puts_them_back(machine):
     machine.seconds = BUSY

@@ -150,6 +150,7 @@ def test_a_fit_finds_the_field(rule):
     assert "lengthscale" in model.report.hyperparameters
 
 
+@pytest.mark.slow
 def test_a_grid_finds_what_the_exact_kernel_finds():
     x, y, _ = flow(250)
     exact, grid = fitted(x, y, gp_orff.Auto(exact_values=1000)), fitted(x, y, WITHOUT_EXACT)
@@ -160,6 +161,7 @@ def test_a_grid_finds_what_the_exact_kernel_finds():
     assert nats[0] == pytest.approx(nats[1], abs=0.1)  # where searches end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT, gp_orff.MonteCarlo(64)])
 def test_units_do_not_matter(rule):
     """x·10⁵ and y·10⁻⁶: the same fit to 1e-6 (the same steps, but for rounding)."""
@@ -174,6 +176,7 @@ def test_units_do_not_matter(rule):
     torch.testing.assert_close(1e12 * two.variance(1e5 * xs), one.variance(xs), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_far_from_zero_is_as_good_as_near():
     """Map coordinates."""
     x, y, _ = flow(100, extent=0.5)
@@ -244,6 +247,7 @@ def test_reading_registers_no_group():
     assert list(model.update(x, y, group="new").likelihoods) == ["new"]
 
 
+@pytest.mark.slow
 def test_what_a_budget_cuts_is_returned():
     """A Matérn field under a small budget: the error bars still cover the truth."""
     generator = torch.Generator().manual_seed(3)
@@ -264,6 +268,7 @@ def test_what_a_budget_cuts_is_returned():
     assert 0.8 < z.square().mean().sqrt() < 1.25
 
 
+@pytest.mark.slow
 def test_frozen_parameters_priors_and_warm_starts():
     x, y, _ = flow(200)
     kernel = curl_free(0.37)
@@ -401,6 +406,7 @@ def test_what_is_no_model(of_sixty):
         field.mean(torch.zeros(2, 2, dtype=torch.complex64))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:expected data that vary", r"ignore:\d+ numbers")
 @pytest.mark.parametrize(
     "data",
@@ -502,6 +508,7 @@ def test_a_grid_by_hand_refuses_what_it_cannot_serve():
         hermite.mean(9.0 * torch.ones(1, 2))
 
 
+@pytest.mark.slow
 def test_models_and_posteriors_pickle():
     import pickle
 
@@ -514,6 +521,7 @@ def test_models_and_posteriors_pickle():
         assert torch.equal(stored.variance(2 * x), field.variance(2 * x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT])
 def test_everything_comes_in_the_type_of_the_points(rule):
     x, y, _ = flow(100)
@@ -551,6 +559,7 @@ def test_constant_means_that_cannot_be_found_in_closed_form():
         linear.condition(x, y)
 
 
+@pytest.mark.slow
 def test_a_component_that_is_not_there_does_no_harm():
     """Incompressible data under a Helmholtz kernel: the other part may go where it likes."""
     generator = torch.Generator().manual_seed(0)
@@ -565,6 +574,7 @@ def test_a_component_that_is_not_there_does_no_harm():
     assert model.likelihood.noise.item() == pytest.approx(0.01, rel=0.2)
 
 
+@pytest.mark.slow
 def test_heavy_tails_under_a_small_budget_are_no_worse_than_the_start():
     """The truth is smooth, the kernel is not: what is cut is trained with, not added at the end."""
     generator = torch.Generator().manual_seed(0)
@@ -582,6 +592,7 @@ def test_heavy_tails_under_a_small_budget_are_no_worse_than_the_start():
     assert field.variance(x).mean().sqrt() < 0.2
 
 
+@pytest.mark.slow
 def test_a_kernel_without_an_amplitude_gets_one():
     """Otherwise the lengthscale would fix the variance, and the noise take up the field."""
     x, y, _ = flow(60, extent=0.5)
@@ -601,6 +612,7 @@ def test_a_kernel_without_an_amplitude_gets_one():
     assert kinds == ["ScaleKernel", "ScaleKernel"]
 
 
+@pytest.mark.slow
 def test_the_report_has_the_evidence():
     x, y, _ = flow(200)
     for rule in (gp_orff.Auto(), WITHOUT_EXACT):

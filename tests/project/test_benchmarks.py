@@ -171,6 +171,7 @@ def test_ages_count_the_commits_that_changed_the_package(script, tmp_path, monke
     assert told[-1].endswith("the age of 1")
 
 
+@pytest.mark.slow
 def test_old_results_that_take_seconds_are_measured_again(script, tmp_path, monkeypatch, capsys):
     """Not those that take longer, nor those that need public data."""
     readme = script("readme")
@@ -245,6 +246,7 @@ def test_the_list_has_all_names_and_others_are_told_what_is_near(capsys):
         driver.main(["few_vector"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_small_benchmarks_give_what_large_ones_give(script, tmp_path, name):
     if name in DIGITS:
@@ -506,6 +508,7 @@ def test_features_of_the_table_have_the_kernels_that_they_stand_for(script):
         assert error < 0.03, name
 
 
+@pytest.mark.slow
 def test_anything_goes_on_where_it_stopped(script, tmp_path, capsys):
     command, words = script("anything"), ["--smoke", "--output", str(tmp_path)]
     command.main([*words, "--kernels", "RBF"])
@@ -591,6 +594,7 @@ def test_few_vectors_come_from_the_prior(script, kind):
             assert np.allclose(few.covariance(kind, a, x, b, z, 0.4), expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_few_vectors_are_scored(script):
     few = script("few_vectors")
     found = few.measured(("curl-free RBF, 30 vectors", 0))

@@ -45,11 +45,13 @@ def elsewhere(tmp_path, monkeypatch):
     torch.manual_seed(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [ROOT / "README.md", *ALONE], ids=lambda page: page.stem)
 def test_code_of_a_page_runs(page):
     run(page, {})
 
 
+@pytest.mark.slow
 def test_code_of_the_page_on_botorch_runs():
     """In a process of its own: importing BoTorch changes settings of gpytorch for good."""
     if find_spec("botorch") is None:
@@ -97,6 +99,7 @@ def write_part(folder):
     dataset.to_netcdf(folder / "part.nc", engine="scipy")
 
 
+@pytest.mark.slow
 def test_the_guide_runs(tmp_path):
     write_part(tmp_path)
     with ThreadPoolExecutor(1) as pool:
@@ -115,6 +118,7 @@ def test_tasks_are_short():
     assert all(len(block) <= 15 for block in lines[:3])
 
 
+@pytest.mark.slow
 def test_a_month_of_currents_becomes_a_map_of_vorticity(tmp_path):
     currents(np.random.default_rng(0), times=4).to_netcdf("currents.nc", engine="scipy")
     namespace = {}
@@ -126,6 +130,7 @@ def test_a_month_of_currents_becomes_a_map_of_vorticity(tmp_path):
     assert inside.mean() > 0.9
 
 
+@pytest.mark.slow
 def test_a_table_becomes_a_map_whose_errors_hold():
     """A rigid rotation: published errors are half the true ones, and some records are copies."""
     pytest.importorskip("pyproj")
@@ -148,6 +153,7 @@ def test_a_table_becomes_a_map_whose_errors_hold():
     assert 2.0 < scale < 6.0  # 4, from 80 numbers: ± 0.63
 
 
+@pytest.mark.slow
 def test_total_currents_come_from_two_radars():
     rng = np.random.default_rng(0)
     for name, site in {"north": [0.0, 35.0], "south": [-5.0, 5.0]}.items():

@@ -77,6 +77,7 @@ def marked(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [marked(name) for name in THIRTY])
 def test_fits_reach_the_best_evidence_known(helpers, name):
     """Within half a nat, or 1e-5 nats a value; by one thread, so that numbers are the same."""

@@ -159,6 +159,7 @@ def test_the_classifier_passes_its_options_on(options):
         assert limited.fit(x, labels).n_iter_ < classifier.fit(x, labels).n_iter_
 
 
+@pytest.mark.slow
 def test_the_classifier_passes_its_seed_on():
     x, y = data()
     classifier = ORFFRidgeClassifier(rbf(), gp_orff.MonteCarlo(20), 0.1, solver="sgd")

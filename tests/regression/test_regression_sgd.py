@@ -121,6 +121,7 @@ def test_huber_against_full_batches(name):
     assert error(model.predict(x), expected, y) < ACCURACY
 
 
+@pytest.mark.slow
 def test_absolute_errors_against_full_batches():
     kernel, data, alpha = PROBLEMS["field"]
     x, y = with_outliers(*data())
