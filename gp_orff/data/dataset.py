@@ -206,8 +206,12 @@ class Dataset(Data):
             isinstance(source, InMemory) for source in self.sources
         ):
             return self
-        parts = [part for source in self.sources for part in source()]
-        parts, weights = merge_pieces(parts, self.all_weights())
+        return self.in_one_piece()
+
+    def in_one_piece(self) -> "Dataset":
+        """These data in memory, with one piece for each group, in the order of `observations`."""
+        pieces = [part for source in self.sources for part in source()]
+        parts, weights = merge_pieces(pieces, self.all_weights(), most=0)
         weights = None if self.weights is None else tuple(weights)
         return replace(self, sources=(InMemory(parts),), weights=weights)
 

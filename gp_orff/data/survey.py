@@ -206,10 +206,12 @@ class Survey:
 
 
 def merge_pieces(
-    parts: Sequence[Observations], values: Sequence[Float[Tensor, "n"]]
+    parts: Sequence[Observations],
+    values: Sequence[Float[Tensor, "n"]],
+    most: int = MOST_PIECES,
 ) -> tuple[list[Observations], list[Float[Tensor, "n"]]]:
-    """Many pieces as one for each group, and the values of their observations likewise."""
-    if len(parts) <= MOST_PIECES:
+    """More than `most` pieces as one for each group, and the values of their observations too."""
+    if len(parts) <= most:
         return list(parts), list(values)
     members: dict[GroupKey, list[int]] = {}
     for index, part in enumerate(parts):

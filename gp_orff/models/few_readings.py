@@ -213,7 +213,7 @@ def with_drawn_weights(
     if not models or data.tracks or data.symbol_data or inference.size != data.num_values:
         return inference
     noises = noises_of(kernel, likelihoods)
-    parts = list(data.unweighted().visit())
+    parts = data.unweighted().observations  # in the order of the rows of the covariance
     blocks = [part.noise(GroupNoise(group_noise(part.key, noises))) for part in parts]  # N_n
     prior, constants = inference.prior_covariance(kernel), inference.constants(noises)
     values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
@@ -351,6 +351,8 @@ def sample_of_hyperparameters(
     coordinates = Coordinates(kernel, *likelihoods.values(), **limits)
     if not coordinates.parts:
         return Sample()
+    if not inference.data.tracks:
+        inference = inference.of(inference.data.in_one_piece())
     model = Model(inference, kernel, likelihoods, mean, coordinates)
     priors = None if inference.data.tracks else WeakPriors.of(kernel, likelihoods, survey)
     draws = about_a_fit(model) if priors is None else integrated(model, priors)

@@ -720,3 +720,21 @@ def test_weights_are_drawn_from_their_posterior():
     expected = torch.einsum("s,snp->np", weights, fields)
     assert ((found - expected).abs() < 4.5 * error).all()
     assert ((model.posterior().mean(x) - expected).abs() > 4.5 * error).any()
+
+
+def test_weights_of_chunks_are_those_of_arrays():
+    """Of two groups, whose observations come in another order than that of the covariance."""
+    x, y = problem(24)
+    y[::6] += 2.0
+    names = np.array(["a", "b", "a", "a"] * 6)
+    likelihood = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
+    posteriors = []
+    for parts in ([slice(0, 24)], [slice(0, 7), slice(7, 11), slice(11, 24)]):
+        chunks = [{"x": x[rows], "y": y[rows], "group": names[rows]} for rows in parts]
+        model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2), likelihood=likelihood)
+        posteriors.append(model.condition(chunks).posterior(marginalize=True))
+    xs = uniform(5, 2, seed=3)
+    one, other = (posterior.variance(xs) for posterior in posteriors)
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    one, other = (posterior.mean(xs) for posterior in posteriors)
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
