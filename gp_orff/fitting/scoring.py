@@ -226,12 +226,13 @@ class FeatureInformation:
         equations = self._equations()
         expansion, groups = equations.expansion, equations.groups
         slopes, noise_slopes = self._slopes(equations)
-        eye = torch.eye(expansion.num_features).to(expansion.directions)
-        parts = [information(expansion, [group]) - eye for group in groups]
         posterior, _ = equations.posterior(self.mean)
         inverse = torch.cholesky_inverse(posterior.factor)
-        solved = [eye - inverse] if len(parts) == 1 else [inverse @ part for part in parts]
-        explained = eye - inverse
+        explained = -inverse  # M = I − A⁻¹, which is A⁻¹G of a single group
+        explained.diagonal().add_(1)
+        solved = [explained]
+        if len(groups) > 1:  # `information` has the I of the prior
+            solved = [inverse @ information(expansion, [own]) - inverse for own in groups]
         observed = posterior.theta * slopes  # (F, k)
         total = slopes.mT @ (explained.square() @ slopes) + observed.mT @ (explained @ observed)
         total = 0.5 * total

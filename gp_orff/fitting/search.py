@@ -12,6 +12,7 @@ import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
+from gpytorch.priors import Prior
 from jaxtyping import Bool, Float, Int, Shaped
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor, nn
@@ -427,11 +428,24 @@ class Coordinates:
     def log_prior(self) -> Float[Tensor, ""] | float:
         """The log density of all priors registered on the modules."""
         terms = [
-            prior.log_prob(closure(owner)).sum()
+            log_density(prior, closure(owner).unsqueeze(0)).squeeze(0)
             for module in self.modules
             for _, owner, prior, closure, _ in module.named_priors()
         ]
         return sum(terms, 0.0)
+
+
+def log_density(prior: Prior, values: Float[Tensor, "S ..."]) -> Float[Tensor, "S"]:
+    """log p of each of S values; −∞ outside the support of the prior, where torch raises."""
+    try:
+        inside = prior.support.check(prior.transform(values)).reshape(len(values), -1).all(-1)
+    except NotImplementedError:  # a prior that does not define its support
+        inside = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    logs = values.new_full((len(values),), -math.inf)
+    if inside.any():
+        inner = prior.log_prob(values[inside]).reshape(int(inside.sum()), -1).sum(-1)
+        logs = logs.masked_scatter(inside, inner.to(logs))
+    return logs
 
 
 def _coordinates(
@@ -511,6 +525,7 @@ class Search:
 
     coordinates: Coordinates
     inverse_hessian: Float[np.ndarray, "k k"] | None = None
+    informed_by: tuple[float, int] | None = None  # numbers and features of the grid it is from
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
@@ -578,7 +593,7 @@ class Search:
     def reached(self) -> dict[str, object]:
         """Where the search is, as plain values."""
         names = ("inverse_hessian", "evaluations", "failures", "value", "settled")
-        names += ("gained", "expected_gain")
+        names += ("gained", "expected_gain", "informed_by")
         return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
 
     def go_to(self, reached: Mapping[str, object]) -> None:

@@ -141,12 +141,19 @@ class Trainer:
         return search
 
     def _ascent(self, search: Search, inference: Inference) -> Callable[..., Search]:
-        """BFGS, on a grid from the information of the data about the hyperparameters: the curvature
-        on other data, or on fewer, would be the wrong one for lengthscales or for the noise."""
-        parts = inference, self.kernel, self.likelihoods, search.coordinates
-        information = FeatureInformation.of(*parts, self.mean)
-        if information is not None:
-            search.inverse_hessian = inference.num_values * _inverse(information())
+        """BFGS; a search on a grid starts from the information of its data about the
+        hyperparameters. The curvature on other data, or on fewer, is the wrong one for
+        lengthscales or for the noise. EM, which changes weights only, goes on with what it has."""
+        on_grid = isinstance(inference, FeatureInference) and inference.has_shared_columns
+        if not (on_grid and search.coordinates.parts):
+            return search.run
+        grid = inference.num_values, inference.num_features(self.kernel)
+        if grid != search.informed_by:
+            parts = inference, self.kernel, self.likelihoods, search.coordinates
+            information = FeatureInformation.of(*parts, self.mean)
+            if information is not None:
+                search.inverse_hessian = inference.num_values * _inverse(information())
+                search.informed_by = grid
         return search.run
 
     def _scoring(self, search: Search, inference: Inference) -> Callable[..., Search] | None:

@@ -296,7 +296,7 @@ class FeatureInference(Inference):
         return expand(kernel, self.draws, self.data.num_inputs).num_features
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
-        if self._has_shared_columns:
+        if self.has_shared_columns:
             return not self.draws[0].shared.outside(x).any()
         check_domain(kernel, self.draws, self._corners, x)
         return True
@@ -304,7 +304,7 @@ class FeatureInference(Inference):
     def serves(self, symbol):
         if symbol is None or isinstance(symbol, Identity):
             return True
-        return not (self._has_shared_columns and self.draws[0].shared.constant.any())
+        return not (self.has_shared_columns and self.draws[0].shared.constant.any())
 
     @torch.no_grad()
     def written_out(self, kernel: Kernel) -> bool:
@@ -313,7 +313,7 @@ class FeatureInference(Inference):
 
     @property
     def truncated_share(self) -> float:
-        return self.draws[0].shared.tolerance.item() if self._has_shared_columns else 0.0
+        return self.draws[0].shared.tolerance.item() if self.has_shared_columns else 0.0
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether a lengthscale has left the range that the frequencies serve."""
@@ -326,7 +326,7 @@ class FeatureInference(Inference):
         return replace(self, data=data, known=None)
 
     def prepare(self) -> None:
-        if self._has_shared_columns:
+        if self.has_shared_columns:
             _ = self.statistics
 
     @cached_property
@@ -342,7 +342,7 @@ class FeatureInference(Inference):
         return self._statistics_of(self._expansion_and_delta(kernel)[0])
 
     def _statistics_of(self, expansion: Expansion) -> FieldStatistics:
-        return self.statistics if self._has_shared_columns else self.data.statistics(expansion.phi)
+        return self.statistics if self.has_shared_columns else self.data.statistics(expansion.phi)
 
     def truncated(
         self, kernel: Kernel, expansion: Expansion | None = None
@@ -394,7 +394,7 @@ class FeatureInference(Inference):
         points = self.num_values / expansion.num_outputs
         # The dual algebra evaluates the features anew, while shared sums are there already: it has
         # to be cheaper by a clear margin.
-        points = (2 if self._has_shared_columns else 1) * points
+        points = (2 if self.has_shared_columns else 1) * points
         if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
             return False
         whole = whole_vectors(self.data.observations) and not self.data.symbol_data
@@ -464,7 +464,7 @@ class FeatureInference(Inference):
         """Statistics of tracks in which their noise is the unit matrix."""
         groups = []
         for number, part in enumerate(self._of_vectors):
-            averages = self._averages[number] if self._has_shared_columns else part.averages(phi)
+            averages = self._averages[number] if self.has_shared_columns else part.averages(phi)
             unit = Noise.of(torch.eye(part.y.shape[-1]).to(part.y))
             groups.append(Group(part.statistics(phi, averages, noises, delta), unit))
         return groups
@@ -475,7 +475,7 @@ class FeatureInference(Inference):
         """The rows of readings along directions: moments of their block means do not add up."""
         rows = []
         for number, part in enumerate(self._along_directions):
-            shared = self._has_shared_columns
+            shared = self.has_shared_columns
             averages = self._directed[number] if shared else part.averages_along(expansion.phi)
             rows.append(TrackRows.of(part, expansion, averages, noises, delta))
         return rows
@@ -510,11 +510,11 @@ class FeatureInference(Inference):
         return torch.tensor(self.data.box, dtype=torch.float64).mT
 
     @property
-    def _has_shared_columns(self) -> bool:
+    def has_shared_columns(self) -> bool:
         return self.draws[0].shared_columns() is not None
 
     def _expansion_and_delta(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
-        if not self._has_shared_columns:
+        if not self.has_shared_columns:
             check_domain(kernel, self.draws, self._corners)
         expansion = expand(kernel, self.draws, self.data.num_inputs).double()
         delta = self.truncated(kernel, expansion)

@@ -107,10 +107,10 @@ class Mixture(FieldDistribution):
         return self._weights.sqrt()[:, None, None] * (means - self._average(means))
 
     def mean(self, x: Tensor) -> Tensor:
-        return self._mean_and_variance(x)[..., 0]
+        return self._mean_and_variance(x)[..., 0].clone()
 
     def variance(self, x: Tensor) -> Tensor:
-        return self._mean_and_variance(x)[..., 1]
+        return self._mean_and_variance(x)[..., 1].clone()
 
     def _mean_and_variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q 2"]:
         """E f and Var f together, kept for the last points: a map asks for one after the other."""
@@ -255,7 +255,9 @@ def drawn_errors(
     rest = y - root @ normal[0] - own
     design = torch.cholesky_solve(constants, factor)
     if mean is None:
-        mean = torch.linalg.solve(constants.mT @ design, design.mT @ rest)
+        # The pseudo-inverse keeps the mean zero along a direction that no observation depends on.
+        information = torch.linalg.pinv(constants.mT @ design, hermitian=True)
+        mean = information @ (design.mT @ rest)
     rest = torch.cholesky_solve((rest - constants @ mean).unsqueeze(-1), factor)
     return own + (noise @ rest).squeeze(-1)
 
@@ -369,6 +371,13 @@ def sample_of_hyperparameters(
     generator = np.random.default_rng(1)
     members = [(w, _member(model, u, generator)) for u, w in zip(kept.u, kept.weights, strict=True)]
     members = [(w, parts) for w, parts in members if parts is not None]
+    if not members:
+        warnings.warn(
+            "the posterior cannot be computed under other hyperparameters than the learned ones: "
+            "error bars take these as known, and may be too small; give priors, or more noise",
+            DataWarning,
+            stacklevel=3,
+        )
     total = sum(w for w, _ in members)
     found = [Member(float(w / total), *parts) for w, parts in members]
     return Sample(found, draws, 0.0 if priors is None else _longer(model, draws))

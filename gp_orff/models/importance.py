@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gp_orff.data.noise import noises_of
 from gp_orff.fitting.scoring import LogNormal, Owner, WeakPriors, owners_of
-from gp_orff.fitting.search import Coordinate, Coordinates
+from gp_orff.fitting.search import Coordinate, Coordinates, log_density
 from gp_orff.fitting.starting_values import all_summands
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.quadratic import Evidence
@@ -279,7 +279,7 @@ class PriorOfCoordinates:
             columns, part = self._columns[own]
             ours = torch.from_numpy(u[:, columns])
             values = part.values(ours).reshape(len(u), *part.parameter.shape)
-            logs = prior.log_prob(values.to(part.parameter)).reshape(len(u), -1).sum(-1)
+            logs = log_density(prior, values.to(part.parameter))
             total += (logs + part.log_slopes(ours).sum(-1)).cpu().numpy()
         return np.where(np.isnan(total), -np.inf, total)
 
@@ -296,6 +296,8 @@ class PriorOfCoordinates:
 
     def _residuals(self, u: Float[np.ndarray, "S k"]) -> dict[Owner, Float[np.ndarray, "S r"]]:
         """(log v − log median) / width of all that has a weak prior."""
+        if not self.priors.weak:
+            return {}
         kernel, likelihoods = self.model.batch(u)
         every = self.priors.residuals(kernel, likelihoods).expand(len(u), -1).cpu().numpy()
         ends = np.cumsum([prior.median.numel() for prior in self.priors.weak.values()])

@@ -219,7 +219,7 @@ def _mixed(
         own = int(ends[number + 1] - ends[number])
         if own:
             alone = field._replace(distribution=member.distribution)
-            part_seed = seed * len(mixture.members) + number  # other seeds have other numbers
+            part_seed = (seed * len(mixture.members) + number) % 2**63  # of no other seed
             groups.append(sample_paths(alone, snapshot, own, part_seed))
             shifts.append((member.mean - mixture.mean_of_all).expand(own, -1))
     return JoinedPaths(groups, torch.cat(shifts))

@@ -15,7 +15,7 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean, ZeroMean
-from gpytorch.priors import GammaPrior, NormalPrior
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, UniformPrior
 
 import gp_orff
 from gp_orff.data.noise import mixture_quantile, noises_of
@@ -738,3 +738,44 @@ def test_weights_of_chunks_are_those_of_arrays():
     torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     one, other = (posterior.mean(xs) for posterior in posteriors)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_an_output_that_is_not_observed_is_integrated_under_heavy_tails_too():
+    x, y = problem(20)
+    y[3] += 2.0
+    y[:, 1] = math.nan
+    likelihood = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
+    model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2), likelihood=likelihood)
+    with pytest.warns(gp_orff.DataWarning, match="no observation depends on the constant mean"):
+        model.condition(x, y, missing="mask")
+    xs = uniform(4, 2, seed=8)
+    integrated, known = (model.posterior(marginalize=m).variance(xs) for m in (True, False))
+    assert (integrated - known).abs().min() > 1e-3 * known.min()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_priors_of_all_hyperparameters_leave_no_weak_ones(frozen):
+    x, y = problem(12)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+    leaf = model.kernel.base_kernel.base_kernel
+    leaf.register_prior("length_prior", UniformPrior(0.1, 4.0), "lengthscale")
+    model.kernel.register_prior("size_prior", LogNormalPrior(0.0, 1.0), "outputscale")
+    model.likelihood.noise = 0.01
+    if frozen:
+        model.likelihood.requires_grad_(False)
+    else:
+        model.likelihood.register_prior("noise_prior", LogNormalPrior(-4.0, 1.0), "noise")
+    model.fit(x, y, progress=False)
+    assert model.report.effective_draws >= 100
+    lengths = [
+        m.kernel.base_kernel.base_kernel.lengthscale.item() for m in sample_of(model.state).members
+    ]
+    assert 0.1 < min(lengths) < max(lengths) < 4.0
+
+
+def test_moments_can_be_changed_in_place(fitted):
+    field, xs = fitted.posterior(), uniform(4, 2, seed=8)
+    variance = field.variance(xs)
+    before = variance.clone()
+    variance *= 0
+    assert field.variance(xs).equal(before)

@@ -1,5 +1,6 @@
 """How a fit finds its hyperparameters: starting values, ranges, representations, what is kept."""
 
+import warnings
 from functools import partial
 
 import gpytorch
@@ -640,3 +641,17 @@ def test_searches_on_grids_start_from_the_information_of_the_data():
     on_grids = [stage for stage in stages if "grid" in stage.name]
     assert len(on_grids) >= 2
     assert all(stage.evaluations <= 10 for stage in on_grids)
+
+
+@pytest.mark.parametrize("rule", [None, gp_orff.QuasiMonteCarlo(50)])
+def test_nothing_to_learn_on_features_is_no_error(rule):
+    x = 6 * points(3000)
+    y = swirl(x) + 0.1 * draw(3000, 2)
+    model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2), frequencies=rule)
+    model.kernel.requires_grad_(False)
+    model.likelihood.requires_grad_(False)
+    before = [parameter.clone() for parameter in model.kernel.parameters()]
+    with gp_orff.settings.check_calibration(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few random features
+        model.fit(x, y, progress=False)
+    assert all(map(torch.equal, model.kernel.parameters(), before))
