@@ -1,7 +1,6 @@
 """What is timed, each in a process of its own, beside work that does not depend on the package."""
 
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ NOISE = 0.3
 
 def reference() -> float:
     """Seconds of a Cholesky factor and an inverse of size 2000, and of one type 1 transform of
-    10⁶ points in the plane to 128² modes; the sum of both medians of three."""
+    10⁶ points in the plane to 128² modes; the sum of the least of three of each."""
     rng = np.random.default_rng(0)
     points, values = 2 * np.pi * rng.random((2, 10**6)), np.ones(10**6, dtype=complex)
 
@@ -38,7 +37,7 @@ def reference() -> float:
     work = factorisation(2000), transform
     for own in work:
         own()
-    return sum(statistics.median(seconds(own) for _ in range(3)) for own in work)
+    return sum(min(seconds(own) for _ in range(3)) for own in work)
 
 
 def drawn(points: int, dims: int) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N d"]]:
@@ -101,8 +100,10 @@ TIMED: dict[str, Callable[[], Callable[[], object]]] = {
 
 
 def timed(name: str, smoke: bool = False) -> dict[str, float]:
-    """Medians of seconds of the clock and of processors, the former over those of the reference,
-    after one run to warm up (of a fit of 20 vectors, for the large ones), and MiB of the first."""
+    """The least seconds of the clock and of processors, the former over those of the reference,
+    after one run to warm up (of a fit of 20 vectors, for the large ones), and MiB of the first.
+
+    Other work on the machine only adds to them, so that the least vary less than their medians."""
     warnings.simplefilter("ignore")  # of few numbers
     before = reference()
     fit(20)()
@@ -115,11 +116,11 @@ def timed(name: str, smoke: bool = False) -> dict[str, float]:
         start = sum(os.times()[:4])  # with those of processes that have ended
         clock.append(seconds(work))
         processors.append(sum(os.times()[:4]) - start)
-    steady = 0.5 * (before + reference())
+    steady = min(before, reference())
     return {
-        "time": statistics.median(clock) / steady,
-        "seconds": statistics.median(clock),
-        "CPU s": statistics.median(processors),
+        "time": min(clock) / steady,
+        "seconds": min(clock),
+        "CPU s": min(processors),
         "MiB": max(memory.mib, 0.0),
         "reference s": steady,
     }
