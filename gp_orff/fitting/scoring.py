@@ -232,7 +232,7 @@ class FeatureInformation:
         explained.diagonal().add_(1)
         solved = [explained]
         if len(groups) > 1:  # `information` has the I of the prior
-            solved = [inverse @ information(expansion, [own]) - inverse for own in groups]
+            solved = [inverse @ information(expansion, [group]) - inverse for group in groups]
         observed = posterior.theta * slopes  # (F, k)
         total = slopes.mT @ (explained.square() @ slopes) + observed.mT @ (explained @ observed)
         total = 0.5 * total

@@ -249,17 +249,17 @@ def drawn_errors(
     """A draw of y − Hc − f given y, for a root of the covariance of f, and a constant mean c that
     is known or has a flat prior."""
     normal = torch.from_numpy(generator.standard_normal((2, len(y)))).to(y)
-    own = cholesky(noise) @ normal[1]
+    drawn = cholesky(noise) @ normal[1]
     factor = cholesky(root @ root.mT + noise)
     # What the draw from the prior fails to explain; its solution corrects the drawn noise below.
-    rest = y - root @ normal[0] - own
+    rest = y - root @ normal[0] - drawn
     design = torch.cholesky_solve(constants, factor)
     if mean is None:
         # The pseudo-inverse keeps the mean zero along a direction that no observation depends on.
         information = torch.linalg.pinv(constants.mT @ design, hermitian=True)
         mean = information @ (design.mT @ rest)
     rest = torch.cholesky_solve((rest - constants @ mean).unsqueeze(-1), factor)
-    return own + (noise @ rest).squeeze(-1)
+    return drawn + (noise @ rest).squeeze(-1)
 
 
 # A sample of the hyperparameters that few observations leave open.
