@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.data.noise import GroupNoise, group_noise, noises_of
-from gp_orff.data.observations import of_constants
+from gp_orff.data.observations import block_diagonal, of_constants
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
@@ -215,21 +215,30 @@ def with_drawn_weights(
     noises = noises_of(kernel, likelihoods)
     parts = data.unweighted().observations  # in the order of the rows of the covariance
     blocks = [part.noise(GroupNoise(group_noise(part.key, noises))) for part in parts]  # N_n
+    roots = [torch.linalg.cholesky(block) for block in blocks]
     prior, constants = inference.prior_covariance(kernel), inference.constants(noises)
     values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
     root = vectors * values.clamp_min(0).sqrt()
     y = torch.cat([part.y.flatten() for part in parts])
     weights = list(data.all_weights())
     for _ in range(_SWEEPS):
-        noise = torch.block_diag(
-            *(b for own, w in zip(blocks, weights, strict=True) for b in own / w[:, None, None])
+        normal = torch.from_numpy(generator.standard_normal((2, len(y)))).to(y)
+        spread = torch.cat(
+            [w.rsqrt().repeat_interleave(b.shape[-1]) for w, b in _pairs(weights, blocks)]
         )
-        errors = drawn_errors(y, root, noise, constants, mean, generator)
-        for i, (part, own) in enumerate(zip(parts, blocks, strict=True)):
+        scaled = normal[1].split([block.shape[:2].numel() for block in blocks])
+        drawn = [(r @ z.view(len(r), -1, 1)).flatten() for r, z in _pairs(roots, scaled)]
+        noise = block_diagonal(
+            [_diagonal(b / w[:, None, None]) for w, b in _pairs(weights, blocks)]
+        )
+        errors = drawn_errors(
+            y, prior, noise, root @ normal[0], spread * torch.cat(drawn), constants, mean
+        )
+        for i, (part, block) in enumerate(_pairs(parts, blocks)):
             error, errors = errors[: part.y.numel()].view_as(part.y), errors[part.y.numel() :]
             model = models.get(part.key.label)
             if model is not None:
-                solved = torch.linalg.solve(own, error)
+                solved = torch.linalg.solve(block, error)
                 rate = 0.5 * (model.deg_free + (error * solved).sum(-1))
                 shape = 0.5 * (model.deg_free + error.shape[-1])
                 # numpy's Gamma has the scale one; dividing by the rate gives Gamma(shape, rate).
@@ -238,28 +247,35 @@ def with_drawn_weights(
     return inference.of(data.unweighted().weighted(weights, 0.0))
 
 
+_pairs = partial(zip, strict=True)
+
+
+def _diagonal(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
+    """The matrix with these blocks on its diagonal."""
+    return torch.diag_embed(blocks.permute(1, 2, 0)).permute(2, 0, 3, 1).flatten(2).flatten(0, 1)
+
+
 def drawn_errors(
     y: Float[Tensor, "M"],
-    root: Float[Tensor, "M M"],
+    prior: Float[Tensor, "M M"],
     noise: Float[Tensor, "M M"],
+    field: Float[Tensor, "M"],
+    error: Float[Tensor, "M"],
     constants: Float[Tensor, "M p"],
     mean: Float[Tensor, "p"] | None,
-    generator: np.random.Generator,
 ) -> Float[Tensor, "M"]:
-    """A draw of y − Hc − f given y, for a root of the covariance of f, and a constant mean c that
-    is known or has a flat prior."""
-    normal = torch.from_numpy(generator.standard_normal((2, len(y)))).to(y)
-    drawn = cholesky(noise) @ normal[1]
-    factor = cholesky(root @ root.mT + noise)
-    # What the draw from the prior fails to explain; its solution corrects the drawn noise below.
-    rest = y - root @ normal[0] - drawn
-    design = torch.cholesky_solve(constants, factor)
+    """A draw of y − Hc − f given y, from draws of the prior and of the noise with the covariances
+    `prior` and `noise` (Matheron's rule); the mean c is known or has a flat prior."""
+    factor = cholesky(prior + noise)
+    # What the draws from the prior fail to explain; its solution corrects the drawn noise below.
+    rest = y - field - error
     if mean is None:
+        design = torch.cholesky_solve(constants, factor)
         # The pseudo-inverse keeps the mean zero along a direction that no observation depends on.
         information = torch.linalg.pinv(constants.mT @ design, hermitian=True)
         mean = information @ (design.mT @ rest)
     rest = torch.cholesky_solve((rest - constants @ mean).unsqueeze(-1), factor)
-    return drawn + (noise @ rest).squeeze(-1)
+    return error + (noise @ rest).squeeze(-1)
 
 
 # A sample of the hyperparameters that few observations leave open.

@@ -678,9 +678,12 @@ def test_errors_are_drawn_from_their_posterior(known):
     root, noise = torch.randn(6, 6).double().tril(), torch.diag(torch.rand(6).double() + 0.1)
     y, constants = torch.randn(6).double(), torch.eye(2).double().repeat(3, 1)
     generator, mean = np.random.default_rng(0), torch.zeros(2).double() if known else None
-    draws = torch.stack(
-        [drawn_errors(y, root, noise, constants, mean, generator) for _ in range(20_000)]
-    )
+    prior, draws = root @ root.mT, []
+    for _ in range(20_000):
+        normal = torch.from_numpy(generator.standard_normal((2, 6)))
+        priors = prior, noise, root @ normal[0], noise.sqrt() @ normal[1]
+        draws.append(drawn_errors(y, *priors, constants, mean))
+    draws = torch.stack(draws)
     inverse = torch.linalg.inv(root @ root.mT + noise)
     if not known:
         taken = inverse @ constants
