@@ -10,6 +10,7 @@ import numpy as np
 import scipy.optimize
 import torch
 from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,7 +29,13 @@ from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import Survey
 from gp_orff.data.track_reading import TrackObservations
 from gp_orff.data.tracks import MeansOfBlocks
-from gp_orff.fitting.search import Coordinate, Search, admissible
+from gp_orff.fitting.search import (
+    Coordinate,
+    Coordinates,
+    Search,
+    admissible,
+    parameter_ranges,
+)
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
 from gp_orff.inference.posteriors import FieldDistribution
@@ -64,6 +71,26 @@ def noise_floors(
             if name.split(".")[-1] in _VARIANCES:
                 floors[parameter] = _LEAST_SHARE * variance * mean_weight(groups)
     return floors
+
+
+def search_coordinates(
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    survey: Survey,
+    part: Survey | None = None,
+) -> Coordinates:
+    """The coordinates of all trained hyperparameters, within the ranges and above the noise that
+    data can determine.
+
+    Args:
+        kernel, likelihoods: what is learned, the likelihoods by the label of their group.
+        survey: of all data.
+        part: of a part of the data, if only this is searched.
+    """
+    searched = survey if part is None else part
+    ranges = parameter_ranges(kernel, searched.distances, survey)
+    floors = noise_floors(likelihoods, survey)
+    return Coordinates(kernel, *likelihoods.values(), ranges=ranges, floors=floors)
 
 
 # The likelihood of readings whose noise is learned, each by itself, from that of others.

@@ -24,7 +24,7 @@ from gp_orff.features.assemble import draw
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.fitting.journal import Journal
-from gp_orff.fitting.noise import noise_floors
+from gp_orff.fitting.noise import search_coordinates
 from gp_orff.fitting.scoring import (
     MOST_SAMPLED,
     FeatureInformation,
@@ -33,7 +33,7 @@ from gp_orff.fitting.scoring import (
     log_prior_of_noise,
     score,
 )
-from gp_orff.fitting.search import Coordinates, Search, parameter_ranges
+from gp_orff.fitting.search import Search
 from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
@@ -78,10 +78,8 @@ class Trainer:
     def new_search(self) -> Search:
         """A search over all trained hyperparameters, from their present values, within the ranges
         that the data can determine."""
-        survey = self.whole or self.survey
-        ranges = parameter_ranges(self.kernel, self.distances, survey)
-        limits = {"ranges": ranges, "floors": noise_floors(self.likelihoods, survey)}
-        search = Search(Coordinates(self.kernel, *self.likelihoods.values(), **limits))
+        modules = self.kernel, self.likelihoods
+        search = Search(search_coordinates(*modules, self.whole or self.survey, self.survey))
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
         return search

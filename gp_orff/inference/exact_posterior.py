@@ -1,6 +1,6 @@
 """The posterior of a field and of its symbols by the exact kernel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -103,11 +103,7 @@ class ExactPosterior(InChunks):
             variance = self._variance_given(points, cross)
             return torch.cat([weighted, variance.unsqueeze(-1)], dim=-1).flatten(1)
 
-        shape = self.num_outputs, alpha.shape[-1] + 1
-        if not len(x):
-            values = alpha.new_empty(0, *shape)
-        else:
-            values = by_chunks(moments, x.double(), self._width).unflatten(-1, shape)
+        values = self._in_chunks(moments, x, alpha.shape[-1] + 1)
         return values[..., 0], values[..., -1].clamp_min(0), values[..., 1:-1]
 
     def response_to(self, constants=None):
@@ -119,14 +115,20 @@ class ExactPosterior(InChunks):
         def values(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q*k"]:
             return (self.cross(points).mT @ alpha).reshape(len(points), -1)
 
-        shape = self.num_outputs, alpha.shape[-1]
+        return self._in_chunks(values, x, alpha.shape[-1])
+
+    def _in_chunks(
+        self, function: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"], count: int
+    ) -> Float[Tensor, "n q k"]:
+        """`count` numbers for each output at each point."""
         if not len(x):
-            return alpha.new_empty(0, *shape)
-        return by_chunks(values, x.double(), self._width).unflatten(-1, shape)
+            return self.alpha.new_empty(0, self.num_outputs, count)
+        values = by_chunks(function, x.double(), self._width)
+        return values.unflatten(-1, (self.num_outputs, count))
 
     def covariance(self, x: Tensor) -> Tensor:
         x = x.double()
-        whitened = self._whitened(x)
+        whitened = self._whitened(self.cross(x))
         prior = prior_covariance(self.kernel, self.symbol, x, self.symbol, x, self.space)
         return prior - whitened.mT @ whitened
 
@@ -139,16 +141,15 @@ class ExactPosterior(InChunks):
     def _variance_given(
         self, x: Float[Tensor, "n d"], cross: Float[Tensor, "M n*q"]
     ) -> Float[Tensor, "n q"]:
-        whitened = torch.linalg.solve_triangular(self.factor, cross, upper=False)
-        explained = whitened.square().sum(0).unflatten(0, (len(x), -1))
+        explained = self._whitened(cross).square().sum(0).unflatten(0, (len(x), -1))
         return self._prior_blocks(x).diagonal(dim1=-1, dim2=-2) - explained
 
     def _blocks(self, x: Tensor) -> Tensor:
-        whitened = self._whitened(x).mT.unflatten(0, (len(x), -1))  # (n, q, M)
+        whitened = self._whitened(self.cross(x)).mT.unflatten(0, (len(x), -1))  # (n, q, M)
         return self._prior_blocks(x) - whitened @ whitened.mT
 
-    def _whitened(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "M n*q"]:
-        return torch.linalg.solve_triangular(self.factor, self.cross(x), upper=False)
+    def _whitened(self, cross: Float[Tensor, "M n*q"]) -> Float[Tensor, "M n*q"]:
+        return torch.linalg.solve_triangular(self.factor, cross, upper=False)
 
     def _prior_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q q"]:
         if self._is_field:

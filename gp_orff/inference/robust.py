@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import scipy.special
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -69,6 +70,13 @@ class StudentTNoise:
     def weights(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
         """E[w_n] = (ν + v) / (ν + d_n)."""
         return (self.deg_free + values) / (self.deg_free + distance)
+
+    def drawn_weights(
+        self, distance: Float[Tensor, "n"], values: int, generator: np.random.Generator
+    ) -> Float[Tensor, "n"]:
+        """Draws of w_n ~ Gamma((ν + v)/2, (ν + d_n)/2), for known errors at the distances d_n."""
+        gamma = generator.standard_gamma(0.5 * (self.deg_free + values), len(distance))
+        return torch.from_numpy(gamma).to(distance) / (0.5 * (self.deg_free + distance))
 
     def distance(self, weights: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
         """d_n, from the weights E[w_n]."""

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,16 +13,15 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.noise import GroupNoise, group_noise, noises_of
-from gp_orff.data.observations import block_diagonal, of_constants
+from gp_orff.data.noise import noises_of
+from gp_orff.data.observations import PointObservations, of_constants
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
 from gp_orff.fitting.names import parameter_names
-from gp_orff.fitting.noise import noise_floors
+from gp_orff.fitting.noise import search_coordinates
 from gp_orff.fitting.robust_em import EStep
 from gp_orff.fitting.scoring import MOST_SAMPLED, Information, WeakPriors, log_prior_of_noise
-from gp_orff.fitting.search import Coordinates, parameter_ranges
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference, log_marginal_likelihood
 from gp_orff.inference.posteriors import FieldDistribution
@@ -214,45 +213,31 @@ def with_drawn_weights(
         return inference
     noises = noises_of(kernel, likelihoods)
     parts = data.unweighted().observations  # in the order of the rows of the covariance
-    blocks = [part.noise(GroupNoise(group_noise(part.key, noises))) for part in parts]  # N_n
-    roots = [torch.linalg.cholesky(block) for block in blocks]
+    points, sizes = PointObservations(parts), [part.y.numel() for part in parts]
+    noise = points.noise_covariance(noises)  # N, of unit weights
+    noise_root = cholesky(noise)
     prior, constants = inference.prior_covariance(kernel), inference.constants(noises)
     values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
     root = vectors * values.clamp_min(0).sqrt()
-    y = torch.cat([part.y.flatten() for part in parts])
     weights = list(data.all_weights())
     for _ in range(_SWEEPS):
-        normal = torch.from_numpy(generator.standard_normal((2, len(y)))).to(y)
+        normal = torch.from_numpy(generator.standard_normal((2, len(prior)))).to(prior)
         spread = torch.cat(
-            [w.rsqrt().repeat_interleave(b.shape[-1]) for w, b in _pairs(weights, blocks)]
+            [
+                weight.rsqrt().repeat_interleave(part.y.shape[-1])
+                for part, weight in zip(parts, weights, strict=True)
+            ]
         )
-        scaled = normal[1].split([block.shape[:2].numel() for block in blocks])
-        drawn = [(r @ z.view(len(r), -1, 1)).flatten() for r, z in _pairs(roots, scaled)]
-        noise = block_diagonal(
-            [_diagonal(b / w[:, None, None]) for w, b in _pairs(weights, blocks)]
-        )
-        errors = drawn_errors(
-            y, prior, noise, root @ normal[0], spread * torch.cat(drawn), constants, mean
-        )
-        for i, (part, block) in enumerate(_pairs(parts, blocks)):
-            error, errors = errors[: part.y.numel()].view_as(part.y), errors[part.y.numel() :]
+        draws = root @ normal[0], spread * (noise_root @ normal[1])
+        scaled = spread.unsqueeze(-1) * noise * spread
+        errors = drawn_errors(points.values, prior, scaled, *draws, constants, mean)
+        whitened = torch.linalg.solve_triangular(noise_root, errors.unsqueeze(-1), upper=False)
+        for i, (part, rows) in enumerate(zip(parts, whitened.split(sizes), strict=True)):
             model = models.get(part.key.label)
             if model is not None:
-                solved = torch.linalg.solve(block, error)
-                rate = 0.5 * (model.deg_free + (error * solved).sum(-1))
-                shape = 0.5 * (model.deg_free + error.shape[-1])
-                # numpy's Gamma has the scale one; dividing by the rate gives Gamma(shape, rate).
-                gamma = generator.standard_gamma(shape, len(error))
-                weights[i] = torch.from_numpy(gamma).to(rate) / rate
+                distance = rows.view(part.y.shape).square().sum(-1)
+                weights[i] = model.drawn_weights(distance, part.y.shape[-1], generator)
     return inference.of(data.unweighted().weighted(weights, 0.0))
-
-
-_pairs = partial(zip, strict=True)
-
-
-def _diagonal(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
-    """The matrix with these blocks on its diagonal."""
-    return torch.diag_embed(blocks.permute(1, 2, 0)).permute(2, 0, 3, 1).flatten(2).flatten(0, 1)
 
 
 def drawn_errors(
@@ -364,9 +349,7 @@ def sample_of_hyperparameters(
     _check(inference)
     kernel, likelihoods = deepcopy((kernel, dict(likelihoods)))
     survey = inference.data.survey
-    ranges = parameter_ranges(kernel, survey.distances)
-    limits = {"ranges": ranges, "floors": noise_floors(likelihoods, survey)}
-    coordinates = Coordinates(kernel, *likelihoods.values(), **limits)
+    coordinates = search_coordinates(kernel, likelihoods, survey)
     if not coordinates.parts:
         return Sample()
     if not inference.data.tracks:

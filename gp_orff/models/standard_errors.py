@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.fitting.names import parameter_names
-from gp_orff.fitting.noise import Tails, noise_floors
+from gp_orff.fitting.noise import Tails, search_coordinates
 from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.fitting.scoring import WeakPriors
-from gp_orff.fitting.search import Coordinates, parameter_ranges
+from gp_orff.fitting.search import Coordinates
 from gp_orff.fitting.trainer import MOST_SEARCHED
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import log_marginal_likelihood
@@ -108,9 +108,7 @@ class Curvature:
         for name, parameter in names.items():
             parameter.requires_grad_(name in self.trained)
         survey = self.snapshot.representation.data.survey
-        ranges = parameter_ranges(kernel, survey.distances, survey)
-        limits = {"ranges": ranges, "floors": noise_floors(likelihoods, survey)}  # of the search
-        coordinates = Coordinates(kernel, *likelihoods.values(), **limits)
+        coordinates = search_coordinates(kernel, likelihoods, survey)
         model = self.snapshot.inference, kernel, likelihoods, self.snapshot.fixed_mean
         weak = WeakPriors.of(kernel, likelihoods, survey) if self.weak_priors else None
 
