@@ -28,21 +28,21 @@ TOOLS = {path.stem: path for path in sorted(FOLDER.glob("[a-z]*.py"))}
 ALL = BENCHMARKS | TOOLS
 
 
-def told(path: Path) -> str:
+def docstring_of(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text()))
 
 
 def listed() -> Iterator[str]:
     """The names, folder by folder, with the first lines of the docstrings."""
     for kind in KINDS:
-        yield f"{kind}/  {told(FOLDER / kind / '__init__.py')}"
+        yield f"{kind}/  {docstring_of(FOLDER / kind / '__init__.py')}"
         yield from (line(own) for own in BENCHMARKS.values() if own.parent.name == kind)
     yield "tools"
     yield from map(line, TOOLS.values())
 
 
 def line(path: Path) -> str:
-    return f"  {path.stem:<20}{told(path).splitlines()[0]}"
+    return f"  {path.stem:<20}{docstring_of(path).splitlines()[0]}"
 
 
 def benchmark(name: str) -> ModuleType:
@@ -56,7 +56,7 @@ def benchmark(name: str) -> ModuleType:
 
 def public_data(name: str) -> str:
     """DIR if the benchmark needs the folder, [DIR] if it can do without it."""
-    found = re.search(rf"benchmarks {name} (DIR|\[DIR\])", told(ALL[name]))
+    found = re.search(rf"benchmarks {name} (DIR|\[DIR\])", docstring_of(ALL[name]))
     return found[1] if found else ""
 
 

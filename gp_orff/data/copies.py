@@ -1,4 +1,4 @@
-"""Copies of records, which count once, and dense readings thinned."""
+"""Duplicate records, which are used once, and thinning of dense observations."""
 
 import math
 import warnings

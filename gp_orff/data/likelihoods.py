@@ -1,4 +1,4 @@
-"""Likelihoods beyond those of gpytorch: Student-t, along tracks, given with the readings."""
+"""Likelihoods that gpytorch lacks: Student-t noise, noise along tracks, known noise."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""Blocks of readings along tracks, the averages over them, and their noise covariance."""
+"""Blocks of observations along tracks, the averages over them, and their noise covariance."""
 
 import math
 from collections.abc import Iterator, Sequence

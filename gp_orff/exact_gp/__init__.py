@@ -1,1 +1,1 @@
-"""The same inside gpytorch: the only room that knows the protocol of `ExactGP`."""
+"""Kernels and features inside gpytorch: the only room that implements the protocol of `ExactGP`."""

@@ -1,4 +1,4 @@
-"""Readable names of hyperparameters, from the tree of modules that holds them."""
+"""Readable names of hyperparameters, from the tree of their modules."""
 
 import re
 from collections import Counter

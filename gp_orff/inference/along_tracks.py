@@ -1,4 +1,4 @@
-"""What a posterior tells of the noise that readings of a track share."""
+"""The posterior of the noise that observations of a track share."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Inference by the exact kernel, and which positions the prior cannot tell apart."""
+"""Inference by the exact kernel, with positions merged that the prior cannot distinguish."""
 
 import math
 import warnings

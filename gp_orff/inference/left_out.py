@@ -1,4 +1,4 @@
-"""The field at readings that are left out, block by block, given the rest, in closed form."""
+"""The posterior at held-out observations, block by block, given all others, in closed form."""
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence

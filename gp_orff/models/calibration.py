@@ -1,4 +1,4 @@
-"""A check after a fit: how many readings that are left out do error bars hold?"""
+"""A check after a fit: the coverage of 95 % intervals for held-out observations."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""Cross-validation: blocks of readings that are left out, their predictions and scores."""
+"""Cross-validation: held-out blocks of observations, their predictions and scores."""
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Posteriors of few readings, which leave hyperparameters uncertain."""
+"""Posteriors given few observations, which leave hyperparameters uncertain."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`VectorFieldGP`: a Gaussian process of a vector field, fitted and asked."""
+"""`VectorFieldGP`: a Gaussian process of a vector field, with its data and its posterior."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""Curves: energy per wavenumber, and how many readings error bars hold."""
+"""Curves: energy per wavenumber, and the coverage of error bars."""
 
 from __future__ import annotations
 

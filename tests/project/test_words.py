@@ -22,16 +22,16 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "whole": 23,
 }
 IN_DOCSTRINGS = {
-    "apart": 22,
+    "apart": 21,
     "beside": 14,
     "doubted": 0,
-    "hold": 35,
-    "holds": 30,
+    "hold": 33,
+    "holds": 29,
     "own": 76,
-    "readings": 253,
+    "readings": 244,
     "spoiled": 0,
-    "tell": 54,
-    "tells": 30,
+    "tell": 53,
+    "tells": 29,
     "told": 5,
 }
 TREES = [ast.parse(path.read_text()) for path in Path(gp_orff.__file__).parent.rglob("*.py")]
