@@ -441,6 +441,24 @@ class ExactInference(Inference):
         evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
         return Whitened(factor, half, evidence)
 
+    def posteriors(
+        self,
+        whitened: Whitened,
+        each: Sequence[tuple[Kernel, Noises]],
+        mean: Float[Tensor, "p"] | None,
+    ) -> list[Posterior]:
+        """The posteriors of a batch, with the kernel and the noise of each."""
+        factor, half, evidence = whitened
+        residual = half @ evidence.contrasts(mean)
+        solved = torch.linalg.solve_triangular(factor.mT, residual, upper=True)
+        found = []
+        for number, (kernel, noises) in enumerate(each):
+            alpha = mean_and_response(solved[number])
+            parts = kernel, self.resolved, noises, factor[number], *alpha, Identity(), ()
+            terms_of_one = (None if part is None else part[number] for part in evidence)
+            found.append(self._posterior(ExactPosterior(*parts), Evidence(*terms_of_one), noises))
+        return found
+
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
         """Cov[H f, f(x)] under every kernel of a batch."""
         return self._tiles.cross(kernel, x, terms(kernel)[0].num_outputs)
@@ -465,6 +483,11 @@ class ExactInference(Inference):
             factor, solved, evidence = dense_posterior(covariance, design, mean)
         alpha = mean_and_response(solved)
         distribution = ExactPosterior(kernel, self.resolved, noises, factor, *alpha, Identity(), ())
+        return self._posterior(distribution, evidence, noises)
+
+    def _posterior(
+        self, distribution: ExactPosterior, evidence: Evidence, noises: Noises
+    ) -> Posterior:
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
         return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)

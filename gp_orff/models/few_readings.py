@@ -1,10 +1,10 @@
 """Posteriors given few observations, which leave hyperparameters uncertain."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from gp_orff.fitting.noise import search_coordinates
 from gp_orff.fitting.robust_em import EStep
 from gp_orff.fitting.scoring import MOST_SAMPLED, Information, WeakPriors, log_prior_of_noise
 from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import Inference, log_marginal_likelihood
+from gp_orff.inference.features import Inference, Posterior, log_marginal_likelihood
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.fields import counterpart
@@ -275,9 +275,9 @@ def drawn_errors(
 #    times from Laplace's approximation and truncates the weights.
 # 4. The draws are resampled to at most 64 members of equal weight, or fewer if their factors exceed
 #    the memory, because every member predicts anew.
-# 5. `_member` computes the posterior of each one, under Student-t noise with drawn weights of the
-#    observations. A member whose covariance cannot be factorised is left out, and the
-#    remaining weights are normalised again.
+# 5. `_member` computes the posterior of each one when a prediction first needs it, under Student-t
+#    noise with drawn weights of the observations. A member whose covariance cannot be factorised is
+#    left out, and the remaining weights are normalised again.
 
 
 _SIZE, _LEAST = 32, 1e-3  # draws about a fit, and the weight of those that are kept
@@ -296,14 +296,19 @@ class Sample:
     """Posteriors under draws of the hyperparameters; empty if none is open.
 
     Attributes:
-        members: the posteriors with their weights.
-        draws: the draws that these were taken from, in the coordinates of a search; None if empty.
+        draws: of the hyperparameters, in the coordinates of a search; None if empty.
         longer: the probability that the lengthscale of a field exceeds the extent of the data.
+        compute: the posteriors under some of the draws, with their weights.
     """
 
-    members: Sequence[Member] = ()
     draws: Draws | None = None
     longer: float = 0.0
+    compute: Callable[[], Sequence[Member]] = tuple
+
+    @cached_property
+    def members(self) -> Sequence[Member]:
+        """The posteriors with their weights, computed when a prediction first asks for them."""
+        return self.compute()
 
     def check(self, symbol: Symbol) -> None:
         """Warn of potentials that have long waves, which the constant mean cannot be told from."""
@@ -367,8 +372,14 @@ def sample_of_hyperparameters(
         kept = draws.resampled(max(most, 1), np.random.default_rng(0))
     else:
         kept = Draws(draws.u[chosen := draws.weights >= _LEAST], draws.weights[chosen], np.nan)
-    generator = np.random.default_rng(1)
-    members = [(w, _member(model, u, generator)) for u, w in zip(kept.u, kept.weights, strict=True)]
+    longer = 0.0 if priors is None else _longer(model, draws)
+    return Sample(draws, longer, partial(_members, model, kept))
+
+
+@torch.no_grad()
+def _members(model: Model, kept: Draws) -> list[Member]:
+    """The posteriors under draws; empty, with a `DataWarning`, if none can be computed."""
+    members = [(w, parts) for w, parts in zip(kept.weights, _parts(model, kept.u), strict=True)]
     members = [(w, parts) for w, parts in members if parts is not None]
     if not members:
         warnings.warn(
@@ -378,8 +389,7 @@ def sample_of_hyperparameters(
             stacklevel=3,
         )
     total = sum(w for w, _ in members)
-    found = [Member(float(w / total), *parts) for w, parts in members]
-    return Sample(found, draws, 0.0 if priors is None else _longer(model, draws))
+    return [Member(float(w / total), *parts) for w, parts in members]
 
 
 def _longer(model: Model, draws: Draws) -> float:
@@ -495,10 +505,31 @@ def about_a_fit(model: Model) -> Draws | None:
     return Draws(np.array(points), truncated_weights(np.array(logs)), np.nan)
 
 
+Parts = tuple[Kernel, FieldDistribution, Float[Tensor, "p"]]
+"""A kernel, the posterior under it, and the constant mean."""
+
+
+def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[Parts | None]:
+    """The parts of the member at every u; None where they cannot be computed."""
+    generator = np.random.default_rng(1)
+    e_step = EStep(model.kernel, model.likelihoods, model.mean)
+    batches = model.inference.serves_batches(model.kernel) and not e_step.heavy_tailed
+    for some in np.array_split(u, -(-len(u) // model.step)):
+        try:
+            found = model.posteriors(some) if batches and len(some) > 1 else None
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # if one fails, so do all
+            found = None
+        if found is None:
+            yield from (_member(model, one, generator) for one in some)
+        else:
+            yield from (_of(model, *pair) for pair in found)
+
+
 def _member(
     model: Model, u: Float[np.ndarray, "k"], generator: np.random.Generator
-) -> tuple | None:
-    """Kernel, distribution and constant of the posterior at u; None if it cannot be computed."""
+) -> Parts | None:
+    """The parts of a member, under Student-t noise with drawn weights; None if they cannot be
+    computed."""
     kernel, likelihoods = model.at(u)
     try:
         parts = kernel, likelihoods, model.mean
@@ -506,6 +537,10 @@ def _member(
         posterior = inference.posterior(kernel, noises_of(kernel, likelihoods), model.mean)
     except (torch.linalg.LinAlgError, ValueError, RuntimeError):
         return None
+    return _of(model, kernel, posterior)
+
+
+def _of(model: Model, kernel: Kernel, posterior: Posterior) -> Parts:
     mean = posterior.evidence.best_mean() if model.mean is None else model.mean
     return kernel, posterior.under(model.mean), mean
 

@@ -2,8 +2,9 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -343,9 +344,7 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
-    sample: Sample = field(
-        default_factory=Sample
-    )  # of hyperparameters, which few readings leave open
+    draw: Callable[[], Sample] = Sample  # of hyperparameters, which few readings leave open
 
     @classmethod
     def of(
@@ -354,7 +353,7 @@ class ModelSnapshot(Snapshot):
         inference: Inference,
         prior_mean: Mean,
         fixed_mean: Float[Tensor, "p"] | None,
-        sample: Sample,
+        draw: Callable[[], Sample],
     ) -> "ModelSnapshot":
         """Copy the modules; data and inference are immutable and shared."""
         modules = (representation.kernel, representation.likelihoods, prior_mean)
@@ -363,7 +362,13 @@ class ModelSnapshot(Snapshot):
             module.requires_grad_(False)
         copied = replace(representation, kernel=kernel, likelihoods=likelihoods)
         noises = noises_of(kernel, likelihoods)
-        return cls(copied, inference, noises, mean, fixed_mean, sample)
+        return cls(copied, inference, noises, mean, fixed_mean, draw)
+
+    @cached_property
+    def sample(self) -> Sample:
+        """Of the hyperparameters; drawn when it is first asked for, which a chain of updates need
+        not do."""
+        return self.draw()
 
     def field(self, points=None, symbol=None):
         members = self.sample.members

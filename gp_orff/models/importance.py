@@ -22,6 +22,7 @@ from gp_orff.fitting.scoring import LogNormal, Owner, WeakPriors, owners_of
 from gp_orff.fitting.search import Coordinate, Coordinates, log_density
 from gp_orff.fitting.starting_values import all_summands
 from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import Posterior
 from gp_orff.inference.quadratic import Evidence
 
 # Data under many hyperparameters at once.
@@ -102,6 +103,18 @@ class Model:
 
     def log_density(self, evidence: Evidence) -> Float[np.ndarray, "*b"]:
         return self.inference.log_density(evidence, self.mean, restricted=True).cpu().numpy()
+
+    def posteriors(self, u: Float[np.ndarray, "S k"]) -> list[tuple[Kernel, Posterior]]:
+        """The kernels and their posteriors, from one batched factorisation.
+
+        Raises:
+            LinAlgError: one of the covariances is not positive definite.
+        """
+        kernel, likelihoods = self.batch(u)
+        whitened = self.inference.in_batches(kernel, noises_of(kernel, likelihoods))
+        each = [(own, noises_of(own, noises)) for own, noises in map(self.at, u)]
+        posteriors = self.inference.posteriors(whitened, each, self.mean)
+        return [(own, posterior) for (own, _), posterior in zip(each, posteriors, strict=True)]
 
     def moments(
         self, u: Float[np.ndarray, "S k"], x: Float[Tensor, "n d"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -265,14 +266,17 @@ class ModelState:
         # usual one.
         memo = self.snapshots if sampled == default else self.others
         key = sampled, trained_names(self.kernel, self.likelihoods)
-        return memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)
+        snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)
+        if marginalize:
+            _ = snapshot.sample  # raises here if there is none
+        return snapshot
 
     def _snapshot(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
         """A new snapshot, with a sample of the hyperparameters or without."""
-        parts = self.inference, self.kernel, self.likelihoods, self.mean
-        sample = sample_of_hyperparameters(*parts) if sampled else Sample()
+        modules = deepcopy((self.kernel, dict(self.likelihoods)))  # with what is trained of them
+        draw = partial(sample_of_hyperparameters, self.inference, *modules, self.mean)
         model = self.representation, self.inference, prior_mean, self.mean
-        snapshot = ModelSnapshot.of(*model, sample)
+        snapshot = ModelSnapshot.of(*model, draw if sampled else Sample)
         _ = snapshot.constant  # raises here if the posterior fails
         return snapshot
 

@@ -600,8 +600,9 @@ def test_lengthscales_below_the_spacing_are_told_of():
     model.likelihood.noise = 1e-4
     model.likelihood.requires_grad_(False)
     told = r"lengthscale is less than 1, the median distance of neighbours, with a probability of"
+    model.fit(x, draw(25, 2), progress=False)
     with pytest.warns(gp_orff.DataWarning, match=told):
-        model.fit(x, draw(25, 2), progress=False)
+        model.posterior()
 
 
 @pytest.mark.slow
