@@ -50,6 +50,7 @@ from gp_orff.models.comparison import compare_kernels, compare_with_exact
 from gp_orff.models.cross_validation import CrossValidation
 from gp_orff.models.energy_spectrum import EnergySpectrum
 from gp_orff.models.field_posterior import FieldPosterior
+from gp_orff.models.fit_plan import FitPlan
 from gp_orff.models.report import FitReport
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols.base import Symbol
@@ -91,6 +92,7 @@ __all__ = [
     "FieldPosterior",
     "FieldProductKernel",
     "FieldStatistics",
+    "FitPlan",
     "FitReport",
     "Flux",
     "FourierFastfood",

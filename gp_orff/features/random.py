@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.special
-import scipy.stats
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -490,7 +489,9 @@ class QuasiMonteCarlo(_RandomRule):
         for leaf in leaves:
             sizes += [direction_coordinates(leaf.num_dims)]
             sizes += [leaf.spectrum.num_coordinates(leaf.num_dims)]
-        sobol = scipy.stats.qmc.Sobol(sum(sizes), scramble=True, rng=rng)
+        from scipy.stats import qmc  # takes a second to import
+
+        sobol = qmc.Sobol(sum(sizes), scramble=True, rng=rng)
         # SciPy warns unless the number is a power of two; its first points are the same sequence
         cube = sobol.random_base2(int(np.ceil(np.log2(number))))[:number]
         cube = np.clip(cube, 2.0**-33, 1 - 2.0**-33)  # 32-bit points may touch the faces

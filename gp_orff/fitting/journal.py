@@ -158,12 +158,17 @@ class Stage:
         seconds: wall time.
         nats_per_number: the log evidence reached, plus the log priors, per observed number of the
             data of this stage; −∞ for a pass over the data, without evaluations.
+        operations: floating-point operations of an evaluation, as foreseen; None if not.
+        loss: the nats of log evidence of all data that the optimum of this stage is expected to
+            lack; None if not known.
     """
 
     name: str
     evaluations: int
     seconds: float
     nats_per_number: float
+    operations: float | None = None
+    loss: float | None = None
 
     def __str__(self) -> str:
         if not self.evaluations:
@@ -237,6 +242,11 @@ class Journal:
     def note(self, text: str) -> None:
         """Add a sentence; `History.with_notes` drops empty ones and repetitions."""
         self.notes.append(text)
+
+    def price(self, operations: float, loss: float) -> None:
+        """Add to the last stage what its plan foresaw."""
+        if self.stages:
+            self.stages[-1] = replace(self.stages[-1], operations=operations, loss=loss)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:

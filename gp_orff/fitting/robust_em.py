@@ -19,7 +19,7 @@ from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Tails
 from gp_orff.fitting.search import Search, admissible
 from gp_orff.fitting.starting_values import start, starts
-from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, SUBSETS, Trainer
+from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference, Posterior
 from gp_orff.inference.representation import FINE_FACTOR, Representation
@@ -79,6 +79,8 @@ _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
+
+SUBSETS = (1200, 3600)  # numbers of further searches
 
 _START = "starting values, Student-t EM"  # a stage
 
@@ -351,7 +353,7 @@ class RobustEM:
         while done < rounds:
             done += 1
             data = self.e_step.learned(data.unweighted(), inference(data))
-            options = {"iterations": 5, "nats": 0.1, "trust_factor": FINE_FACTOR}
+            options = {"evaluations": 6, "nats": 0.1, "trust_factor": FINE_FACTOR}
             self.trainer.search(search, inference(data), name, **options)
             if search.value - previous < enough:
                 break

@@ -12,8 +12,9 @@ each summand has the median s/n and the width 1.5.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -31,11 +32,12 @@ from gp_orff.data.likelihoods import KnownNoiseLikelihood, raw_deg_frees
 from gp_orff.data.noise import Noises, noise_of, noises_of
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import Survey
-from gp_orff.fitting.search import Coordinates, Report, Run, Search, TrustRegion
+from gp_orff.fitting.search import Coordinates
 from gp_orff.fitting.starting_values import all_summands, mean_weight, moments
 from gp_orff.inference.equations import Primal, information
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference
+from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by, solve
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.learned import (
     LearnedSpectrumKernel,
@@ -44,108 +46,6 @@ from gp_orff.kernels.learned import (
     learned_spectra,
 )
 from gp_orff.kernels.tree import leaf_dims, terms
-
-# Fisher scoring: Newton's steps with the expected curvature, damped.
-
-
-_NATS = 0.1  # steps that gain less, in total, end the search: the prior of curves is wider
-_SMALL_STEPS = 2  # in a row end the search
-_DAMPING, _LESS, _RISE, _LEAST = 1e-2, 1 / 6, 2.0, 1e-3
-_FLAT = 1e-3  # curvature of coordinates of which the data tell nothing
-_TRIALS = 8  # of a step, each more damped
-_LONGEST = 2.0  # step of a coordinate
-_MOVED = 0.3  # of a coordinate, which changes the curvature
-_EDGE = 0.9  # of how far a coordinate may move: beyond, the search needs another grid
-
-
-def score(
-    search: Search,
-    objective: Callable[[], Float[Tensor, ""]],
-    *,
-    information: Callable[[], Float[np.ndarray, "k k"]],
-    num_values: int,
-    nats: float = 0.0,
-    iterations: int = 60,
-    evaluations: int | None = None,
-    trust_factor: float | None = None,
-    report: Report = lambda value: None,
-) -> Search:
-    """Maximise an objective, in total nats, by Fisher scoring in the coordinates of a search.
-
-    A step solves (H + λ diag H) s = ∇, with the Fisher information H; λ falls after steps that gain
-    what H foretells and rises after others (Marquardt 1963; Nielsen 1999, *Damping parameter in
-    Marquardt's method*). A coordinate at a bound is held while
-    the objective rises outwards. The search ends with two steps that gain less than `nats`, or a
-    tenth of a nat, in total each, or after `iterations`; H is then its curvature, for others. H is
-    computed again where coordinates have moved.
-
-    Args:
-        search: goes on from where it is.
-        objective, num_values, report: as for `Search.run`.
-        information: H in total nats, at the present hyperparameters.
-        nats, iterations, evaluations: when to end.
-        trust_factor: the largest factor by which frequencies may move, as for `Search.run`.
-    """
-    coordinates = search.coordinates
-    region = TrustRegion.of(coordinates, None)
-    run, start = Run(search, region, objective, num_values, report), region.center
-    reach = np.full(len(start), np.inf)
-    if trust_factor is not None:
-        reach = np.where(coordinates.stretch > 0, coordinates.stretch * np.log(trust_factor), reach)
-    run.evaluations_left = evaluations or _TRIALS * iterations + 1
-    first, _ = run.value_and_gradient(np.zeros_like(start))
-    damping, rise, small, least = _DAMPING, _RISE, 0, max(nats, _NATS)
-    curvature, known = None, start  # and where it is
-    for _ in range(iterations if run.evaluations_left > 0 else 0):
-        value, u, gradient = run.value, run.u, run.gradient * num_values
-        if curvature is None or small or np.abs(u - known).max() > _MOVED:
-            coordinates.set(u)
-            curvature, known = information(), u
-        free = coordinates.at_bounds(u) * gradient <= 0
-        for _ in range(_TRIALS):
-            step = np.clip(_step(curvature, gradient, damping, free), -_LONGEST, _LONGEST)
-            step = np.clip(u + step - start, -reach, reach) + start - u
-            run.value_and_gradient(u + step - start)
-            gain = (run.value - value) * num_values
-            if gain > 0:
-                expected = step @ gradient - 0.5 * step @ curvature @ step
-                damping *= max(_LESS, 1 - (2 * min(gain / max(expected, gain), 1) - 1) ** 3)
-                rise = _RISE
-                break
-            damping, rise = max(damping, _LEAST) * rise, _RISE * rise
-            if run.evaluations_left < 1:
-                break
-        small = small + 1 if gain < least else 0
-        if not gain > 0 or small == _SMALL_STEPS or run.evaluations_left < 1:
-            break
-    coordinates.set(run.u)
-    inside = coordinates.at_bounds(run.u) == 0
-    at_edge = inside & (np.abs(run.u - start) > _EDGE * reach)
-    search.settled, search.value = not at_edge.any(), run.value
-    search.gained = (run.value - first) * num_values
-    if curvature is not None:
-        gradient = run.gradient * num_values
-        free = coordinates.at_bounds(run.u) * gradient <= 0
-        promised = 0.5 * float(gradient @ _step(curvature, gradient, 0.0, free))
-        was_cut = run.evaluations_left < 1 or (gain > 0 and small < _SMALL_STEPS)
-        search.expected_gain = promised if was_cut else 0.0
-        flattest = _FLAT * np.eye(len(curvature))
-        search.inverse_hessian = np.linalg.inv((curvature + flattest) / num_values)
-    return search
-
-
-def _step(
-    curvature: Float[np.ndarray, "k k"],
-    gradient: Float[np.ndarray, "k"],
-    damping: float,
-    free: Bool[np.ndarray, "k"],
-) -> Float[np.ndarray, "k"]:
-    """The damped step of the free coordinates."""
-    matrix = curvature + damping * np.diag(np.diag(curvature)) + _FLAT * np.eye(len(curvature))
-    step = np.zeros_like(gradient)
-    step[free] = np.linalg.solve(matrix[np.ix_(free, free)], gradient[free])
-    return step
-
 
 # Which coordinates of a search are those of the curves of learned spectra.
 
@@ -288,6 +188,68 @@ def _logarithms(equations: Primal) -> tuple[Float[Tensor, "F"], Float[Tensor, "G
     return squares.clamp_min(tiny).log(), torch.stack(noises)
 
 
+# The average information of hyperparameters under the exact kernel.
+
+
+_STEP_OF_COVARIANCES = 1e-7  # of differences, in coordinates
+
+
+@dataclass(frozen=True)
+class AverageInformation:
+    """The average information of numbers y ~ N(H c, K) in the coordinates u of a search:
+
+        A_ij = ½ w_iᵀ P w_j ,    w_i = ∂_iK a ,    a = K⁻¹(y − H c) ,
+
+    with P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ where c is the best mean, else K⁻¹. It is the mean of minus
+    the observed and the expected Hessian in what they do not share (Gilmour, Thompson & Cullis
+    1995, *Average information REML*), is positive semidefinite, and takes one factorisation and a
+    product of the covariance at each of k moved hyperparameters.
+
+    Args:
+        inference: of the numbers, under the exact kernel.
+        kernel: its kernel.
+        likelihoods: those of all groups.
+        coordinates: of the kernel and of the likelihoods.
+        mean: a constant one; None for the best one.
+    """
+
+    inference: ExactInference
+    kernel: Kernel
+    likelihoods: Mapping[str, Likelihood]
+    coordinates: Coordinates
+    mean: Float[Tensor, "p"] | None = None
+
+    @torch.no_grad()
+    def __call__(self) -> Float[np.ndarray, "k k"]:
+        """A at the present hyperparameters."""
+        coordinates, u = self.coordinates, self.coordinates.get()
+        noises = noises_of(self.kernel, self.likelihoods)
+        prior, noise = self.inference.prior(self.kernel), self.inference.noise(noises)
+        factor, design = cholesky(prior + noise), self.inference.design(noises)
+        half, solved = solve(factor, design)
+        seen = seen_by(design, noise.diagonal())
+        evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
+        a = solved @ evidence.contrast(self.mean)
+        of_kernel, columns = set(self.kernel.parameters()), []
+        steps = iter(_STEP_OF_COVARIANCES * np.eye(len(u)))
+        for part in coordinates.parts:
+            for step in islice(steps, part.parameter.numel()):
+                coordinates.set(u + step)
+                if part.parameter in of_kernel:
+                    change = self.inference.prior(self.kernel) - prior
+                else:
+                    moved = noises_of(self.kernel, self.likelihoods)
+                    change = self.inference.noise(moved) - noise
+                columns.append(change.tril() @ a + change.tril(-1).mT @ a)
+        coordinates.set(u)
+        w = torch.cat(columns, -1) / _STEP_OF_COVARIANCES
+        w = torch.linalg.solve_triangular(factor, w, upper=False)
+        if self.mean is None:
+            left = half[:, 1:] @ evidence.mean_root()
+            w = w - left @ (left.mT @ w)
+        return 0.5 * (w.mT @ w).cpu().numpy()
+
+
 # The Fisher information of hyperparameters under the exact kernel.
 #
 # Every derivative ∂_iK is whitened on both sides and flattened to a row, L⁻¹ ∂_iK L⁻ᵀ: all traces
@@ -296,7 +258,6 @@ def _logarithms(equations: Primal) -> tuple[Float[Tensor, "F"], Float[Tensor, "G
 
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
-_STEP_OF_COVARIANCES = 1e-7  # of differences, in coordinates
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
@@ -466,35 +467,39 @@ def _coordinates(
 
 # Evidence maximisation: hyperparameters from the marginal likelihood of observations.
 #
-# One call of `Search.run` proceeds as follows.
+# `Search.run` takes damped quasi-Newton steps in the coordinates u. With the gradient g and a
+# positive definite curvature B, an estimate of minus the Hessian,
 #
-# 1. `TrustRegion` fixes the centre u₀, where the run starts, and limits how far the frequencies may
-#    move from it. A frequency grid is chosen for the hyperparameters at u₀; far away its truncation
-#    error is not under control, so the caller needs a new grid there. The search variable is t,
-#    which is unbounded: u = u₀ + w tanh(t/w) cannot leave the region, whatever step BFGS takes.
-# 2. `Run.ascend` runs BFGS in the coordinates that are free. BFGS knows no bounds: u is clipped at
-#    its bounds, and the slope ∂u/∂t is zero there.
-# 3. The ascent ends, after an iteration, when the gain and the expected gain of the next step are
-#    both below `nats`, when a coordinate has just met a bound, or at the edge of the trust region.
-#    `Run.value_and_gradient` remembers the best point of all evaluations, not the last one.
-# 4. The active set is updated as in projected-gradient methods: a coordinate at a bound whose
-#    gradient points outwards is fixed, and one whose gradient points inwards is released. The
-#    ascent is repeated from the best point while this set changes or a bound interrupted it,
-#    provided that the last ascent gained `nats` or more.
-# 5. The inverse Hessian is stored in u, not in t, because the next run has another centre. It
-#    starts there with the curvature that this run has learned.
+#     (B + λ diag B) s = g      (Levenberg 1944; Marquardt 1963; λ after Nielsen 1999).
 #
-# Values are in nats per observed number, so that runs on subsets of different sizes can be compared
-# and the stored Hessian serves all of them. Thresholds such as `nats` are totals; hence the factors
-# `num_values` below.
+# 1. B is the information of the data about the hyperparameters, where that is cheap, and is
+#    computed anew after coordinates have moved by much. It is positive semidefinite wherever the
+#    search is, and has the right size from the first step on, which line searches lack.
+# 2. After each step B is updated from the change of g (BFGS). Where the evidence is not concave,
+#    the change is damped so that B stays positive definite (Powell 1978). Without an information,
+#    B begins as a multiple of the identity, and the search takes its size from the first step.
+# 3. A coordinate at a bound is held there while the objective rises outwards. On a frequency grid,
+#    which serves frequencies near those that it was made for, coordinates that move frequencies
+#    have bounds around their start too; the run ends near these, and the caller makes a new grid.
+# 4. A step that loses is taken back; λ grows, and the next step is shorter. The run ends when the
+#    step without damping promises less than `nats`, or when the evaluations are used up.
+#
+# B is kept for the next run per observed number, so that it serves subsets of all sizes.
 
 
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
-_NATS = 0.01  # in total: a step that gains less ends the search, if the next one promises less too
-_EDGE = 0.9  # of the trust region, in its logarithm: beyond, the search needs another grid
-_PER_ITERATION, _EXTRA = 2, 8  # evaluations; a line search across a bound takes many
+_NATS = 0.01  # in total: a step that promises less ends the search
+_EVALUATIONS = 100  # of a run, at most
 _MUCH = 1.0  # nats still promised at the end of a search, of which a warning tells
+_EDGE = 0.9  # of how far frequencies may move on a grid: beyond, the search needs another one
+_LONGEST_STEP = 2.0  # of a coordinate
+_MOVED = 1.5  # of a coordinate, after which the information is computed anew
+_FLAT = 1e-2  # the least curvature of a step
+_OF_NATS = 1.0  # the least curvature in what a step promises, and that of one not informed of
+_FIRST = 0.1  # nats per number, of a curvature of which nothing is known
+_DAMPING, _MOST_DAMPING = 1e-2, 1e8
 Report = Callable[[float], None]
+Information = Callable[[], Float[np.ndarray, "k k"]]
 
 
 class SearchWarning(UserWarning):
@@ -510,7 +515,7 @@ class SearchWarning(UserWarning):
         >>> kernel = RBFKernel().double()
         >>> search = Search(Coordinates(kernel))
         >>> peak = lambda: -50 * (kernel.lengthscale.log() - 2).square().sum()
-        >>> _ = search.run(peak, num_values=1, iterations=1)
+        >>> _ = search.run(peak, num_values=1, evaluations=2)
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always", SearchWarning)
         ...     search.warn()
@@ -519,64 +524,150 @@ class SearchWarning(UserWarning):
     """
 
 
+class Point(NamedTuple):
+    """Coordinates, the objective there in total nats, and its gradient."""
+
+    u: Float[np.ndarray, "k"]
+    value: float
+    gradient: Float[np.ndarray, "k"]
+
+
 @dataclass
 class Search:
     """The state of a search for the largest evidence; each `run` goes on from the last one."""
 
     coordinates: Coordinates
-    inverse_hessian: Float[np.ndarray, "k k"] | None = None
-    informed_by: tuple[float, int] | None = None  # numbers and features of the grid it is from
+    curvature: Float[np.ndarray, "k k"] | None = None  # B, nats per observed number
+    informed: tuple[object, Float[np.ndarray, "k"]] | None = None  # what B is of, and where
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
-    gained: float = np.inf  # nats, in the last run if by Fisher scoring
+    gained: float = np.inf  # nats, in the last run
     expected_gain: float = 0.0  # nats that another step promised when the last run ended
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
+    summit: Float[np.ndarray, "k"] | None = None  # where the last run expected the maximum
 
     def run(
         self,
         objective: Callable[[], Float[Tensor, ""]],
-        num_values: int,
+        num_values: float,
         *,
+        information: Information | None = None,
+        of: object = None,
         trust_factor: float | None = None,
         nats: float = _NATS,
-        iterations: int = 60,
-        evaluations: int | None = None,
+        evaluations: int = _EVALUATIONS,
         report: Report = lambda value: None,
     ) -> "Search":
-        """Maximise an objective, in total nats, by BFGS in the coordinates of `Coordinates`.
+        """Maximise an objective, in total nats.
 
-        `trust_factor` limits the factor by which frequencies may move from where the run starts;
-        the run ends when a coordinate reaches that edge. A coordinate that reaches a bound is held
-        there while the others go on, and released when the evidence rises inwards. A run also ends
-        with a step that gains less than `nats` in total if the quadratic model of `Curvature`
-        promises no more of the next one, or after `iterations` or so many `evaluations`, by default
-        two an iteration and a few. `report` is called with the nats per number of each evaluation.
+        Args:
+            objective: at the present hyperparameters.
+            num_values: M, the observed numbers.
+            information: minus the expected Hessian, in total nats.
+            of: what the information is of: while it is the same as in the last run, B goes on.
+            trust_factor: the largest factor by which frequencies may move from where the run
+                starts; the run ends when a coordinate comes near that edge.
+            nats: a step that promises less ends the run.
+            evaluations: of the objective with its gradient, at most.
+            report: called with the nats per number of each evaluation.
         """
-        region = TrustRegion.of(self.coordinates, trust_factor)
-        run = Run(self, region, objective, num_values, report)
-        # t = 0 is u₀, and `run.u` is u₀ until an evaluation succeeds.
-        t = np.zeros_like(run.u)
-        free = np.ones(len(t), dtype=bool)
-        if not len(t):
-            run.value_and_gradient(t)
-        run.evaluations_left = evaluations or _PER_ITERATION * iterations + _EXTRA
-        while free.any() and iterations > 0:
-            before = run.value
-            iterations -= run.ascend(t, free, nats, iterations)
-            t = region.inverse(run.u)
-            # The sign of a bound (−1 or 1) times the gradient: positive if the evidence rises
-            # outwards.
-            outward = self.coordinates.at_bounds(run.u) * run.gradient
-            held, released = free & (outward > 0), ~free & (outward < 0)
-            changed = run.clipped or (held | released).any()
-            if not changed or (run.value - before) * num_values < nats:
+        start = self.coordinates.get()
+        reach = self._reach(trust_factor)
+        low = np.maximum(self.coordinates.low, start - reach)
+        high = np.minimum(self.coordinates.high, start + reach)
+        evaluate = partial(self._evaluate, objective, num_values, report)
+        point = first = evaluate(start, may_fail=False)
+        left, damping, rise, longest = evaluations - 1, _DAMPING, 2.0, _LONGEST_STEP
+        curvature = None if self.curvature is None else self.curvature * num_values
+        scaled = curvature is not None  # or its size follows from the first step
+        if curvature is None:
+            curvature = _FIRST * num_values * np.eye(len(start))
+        while len(start):
+            if information is not None and self.has_left(of, point.u):
+                self.coordinates.set(point.u)
+                curvature, scaled, self.informed = information(), True, (of, point.u)
+            parts = curvature, point, low, high
+            step = _newton_step(*parts)
+            known = curvature if self.informed is not None else np.eye(len(start))
+            foreseen = _newton_step(known, point, low, high, floor=_OF_NATS)
+            self.expected_gain = 0.5 * float(point.gradient @ foreseen)
+            self.summit = point.u + step
+            at_edge = np.abs(point.u - start) > _EDGE * reach
+            self.settled = not (at_edge & (self.coordinates.at_bounds(point.u) == 0)).any()
+            if self.expected_gain < nats or not self.settled or left < 1:
                 break
-            free = (free & ~held) | released
-        self.settled, self.value, self.gained = not region.at_edge(t), run.value, np.inf
-        self.expected_gain = run.expected_gain
-        self.coordinates.set(run.u)
+            step = _newton_step(*parts, damping)
+            step *= min(1.0, longest / max(np.abs(step).max(), 1e-300))
+            u = np.clip(point.u + step, low, high)
+            trial, left = evaluate(u), left - 1
+            step = u - point.u
+            gain = trial.value - point.value
+            promised = step @ point.gradient - 0.5 * step @ curvature @ step
+            if gain > 0:
+                change = point.gradient - trial.gradient
+                if not scaled and step @ change > 0:
+                    curvature = change @ change / (step @ change) * np.eye(len(start))
+                curvature, scaled = _updated(curvature, step, change), True
+                ratio = gain / max(promised, gain) if np.isfinite(gain) else 1.0
+                damping *= max(1 / 3, 1 - (2 * ratio - 1) ** 3)
+                point, rise, longest = trial, 2.0, min(2 * longest, _LONGEST_STEP)
+            else:
+                damping, rise = max(damping, 1e-3) * rise, 2 * rise
+                longest = _shorter(step @ point.gradient, gain) * np.abs(step).max()
+                if damping > _MOST_DAMPING or not longest > 0:
+                    break
+        self.coordinates.set(point.u)
+        self.curvature = curvature / num_values
+        self.value, self.gained = point.value / num_values, point.value - first.value
         return self
+
+    def _reach(self, trust_factor: float | None) -> Float[np.ndarray, "k"]:
+        """How far coordinates may move: those of frequencies by the logarithm of a factor."""
+        stretch = self.coordinates.stretch
+        if trust_factor is None:
+            return np.full(len(stretch), np.inf)
+        return np.where(stretch > 0, stretch * np.log(trust_factor), np.inf)
+
+    def has_left(self, of: object, u: Float[np.ndarray, "k"]) -> bool:
+        """Whether the information is that of other data, or of other hyperparameters."""
+        if self.informed is None or self.informed[0] != of:
+            return True
+        return bool(np.abs(u - self.informed[1]).max() > _MOVED)
+
+    def _evaluate(
+        self,
+        objective: Callable[[], Float[Tensor, ""]],
+        num_values: float,
+        report: Report,
+        u: Float[np.ndarray, "k"],
+        may_fail: bool = True,
+    ) -> Point:
+        """The objective and its gradient; −∞ and no gradient where a step is too long."""
+        self.coordinates.set(u)
+        self.evaluations += 1
+        try:
+            with warnings.catch_warnings():
+                # a step is too long if it makes the covariance singular; the first one is none
+                warnings.simplefilter("error" if may_fail else "ignore", NumericalWarning)
+                value, gradient = self.coordinates.value_and_gradient(objective)
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError, NumericalWarning) as error:
+            if not may_fail:
+                raise
+            self.failures.append(str(error))
+            value, gradient = -np.inf, np.zeros_like(u)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            value, gradient = (value if not may_fail else -np.inf), np.nan_to_num(gradient)
+        report(value / num_values)
+        return Point(u, value, gradient)
+
+    def expects_the_maximum_of(self, other: "Search", num_values: float) -> bool:
+        """Whether another search on the same data goes to the same maximum: its hyperparameters are
+        as likely there, within half a nat."""
+        if self.summit is None:
+            return other.summit is None
+        offset = self.summit - other.summit
+        return float(offset @ self.curvature @ offset) * num_values <= 1.0
 
     def warn(self) -> None:
         """Warn if the last run ended away from a maximum."""
@@ -592,8 +683,8 @@ class Search:
     @property
     def reached(self) -> dict[str, object]:
         """Where the search is, as plain values."""
-        names = ("inverse_hessian", "evaluations", "failures", "value", "settled")
-        names += ("gained", "expected_gain", "informed_by")
+        names = ("curvature", "informed", "evaluations", "failures", "value", "settled")
+        names += ("gained", "expected_gain", "summit")
         return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
 
     def go_to(self, reached: Mapping[str, object]) -> None:
@@ -605,213 +696,44 @@ class Search:
                 setattr(self, name, copy(value))
 
 
-@dataclass(frozen=True)
-class TrustRegion:
-    """The map from unbounded t to coordinates u, clipped at the bounds of u: u = u₀ + w tanh(t / w)
-    for coordinates that move frequencies, where w is the logarithm of the largest factor, and
-    u = u₀ + t for others."""
-
-    coordinates: Coordinates
-    center: Float[np.ndarray, "k"]  # u₀
-    bounded: Bool[np.ndarray, "k"]
-    width: Float[np.ndarray, "k"]  # w
-
-    @classmethod
-    def of(cls, coordinates: Coordinates, trust_factor: float | None) -> "TrustRegion":
-        stretch = coordinates.stretch
-        bounded = (stretch > 0) & (trust_factor is not None)
-        width = np.where(bounded, stretch * np.log(trust_factor or np.e), 1.0)
-        return cls(coordinates, coordinates.get(), bounded, width)
-
-    def u(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
-        """u(t)."""
-        return np.clip(self._unclipped(t), self.coordinates.low, self.coordinates.high)
-
-    def slope(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
-        """∂u/∂t."""
-        # A clipped coordinate does not move with t, so its slope is zero. Without this the gradient
-        # would promise BFGS an increase that no step can deliver.
-        slope = np.where(self.bounded, 1 - np.tanh(t / self.width) ** 2, 1.0)
-        return np.where(self.u(t) == self._unclipped(t), slope, 0.0)
-
-    def inverse(self, u: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
-        """A t with u(t) = u, if u is within the region."""
-        step = u - self.center
-        # At the edge of the region itself arctanh would be infinite.
-        ratio = np.clip(step / self.width, -1 + 1e-9, 1 - 1e-9)
-        return np.where(self.bounded, self.width * np.arctanh(ratio), step)
-
-    def at_edge(self, t: Float[np.ndarray, "k"]) -> bool:
-        """Whether a coordinate is at the edge of the trust region, and not at a bound."""
-        inside = self.bounded & (self.coordinates.at_bounds(self.u(t)) == 0)
-        return bool((np.abs(np.tanh(t / self.width))[inside] > _EDGE).any())
-
-    def _unclipped(self, t: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k"]:
-        return self.center + np.where(self.bounded, self.width * np.tanh(t / self.width), t)
+def _newton_step(
+    curvature: Float[np.ndarray, "k k"],
+    point: Point,
+    low: Float[np.ndarray, "k"],
+    high: Float[np.ndarray, "k"],
+    damping: float = 0.0,
+    floor: float = _FLAT,
+) -> Float[np.ndarray, "k"]:
+    """(B + λ diag B) s = g in the coordinates that are not held at their bounds, with eigenvalues
+    of at least `floor`."""
+    outwards = np.where(point.gradient > 0, point.u >= high - _AT_BOUND, point.u <= low + _AT_BOUND)
+    free, step = ~outwards, np.zeros_like(point.gradient)
+    matrix = curvature + damping * np.diag(np.diag(curvature))
+    values, vectors = np.linalg.eigh(matrix[np.ix_(free, free)])
+    step[free] = vectors @ (vectors.T @ point.gradient[free] / np.maximum(values, floor))
+    return step
 
 
-class Curvature:
-    """The inverse Hessian of an objective in nats, estimated by BFGS from points and gradients.
-
-    It begins at the identity, a curvature of one nat for each coordinate squared: as these are
-    logarithms of hyperparameters, few data sets tell less of one. The inverse Hessian of the
-    optimiser itself does not serve here. It begins where the first step was, however short.
-    """
-
-    def __init__(self, size: int):
-        self.inverse = np.eye(size)
-        self.last: tuple[np.ndarray, np.ndarray] | None = None
-
-    def expected_gain(self, t: Float[np.ndarray, "m"], gradient: Float[np.ndarray, "m"]) -> float:
-        """½ gᵀ H⁻¹ g, the nats that Newton's step from t promises, where the gradient is g."""
-        # The update of Nocedal & Wright (2006, equation 6.17) with the objective −f: the change of
-        # its gradient is g_last − g. It needs sᵀy > 0, and a line search that was cut short need
-        # not give it.
-        if self.last is not None:
-            step, change = t - self.last[0], self.last[1] - gradient
-            if (product := step @ change) > 0:
-                left = np.eye(len(t)) - np.outer(step, change) / product
-                self.inverse = left @ self.inverse @ left.T + np.outer(step, step) / product
-        self.last = t.copy(), gradient
-        return float(0.5 * gradient @ self.inverse @ gradient)
+def _shorter(slope: float, gain: float) -> float:
+    """The share of a step that lost at which a parabola is largest, between a tenth and a half:
+    with its slope at the start, and with its loss, which may be infinite."""
+    share = 0.5 * slope / (slope - gain) if np.isfinite(gain) else 0.0
+    return min(max(share, 0.1), 0.5)
 
 
-class _NoEvaluationsLeft(Exception):
-    """Ends the iterations of an optimiser."""
-
-
-class Run:
-    """One run of a search, with the best value so far, its coordinates u and its gradient in u."""
-
-    def __init__(
-        self,
-        search: Search,
-        region: TrustRegion,
-        objective: Callable[[], Float[Tensor, ""]],
-        num_values: int,
-        report: Report,
-    ):
-        self.search, self.region = search, region
-        self.objective, self.num_values, self.report = objective, num_values, report
-        self.value, self.u, self.gradient = -np.inf, region.center, np.zeros_like(region.center)
-        self.evaluations_left, self.expected_gain = 0, 0.0
-        self.clipped = False  # whether the last ascent ended where a coordinate met a bound
-
-    def value_and_gradient(self, t: Float[np.ndarray, "k"]) -> tuple[float, Float[np.ndarray, "k"]]:
-        """Nats per number, and their gradient in t; a failed evaluation gets a low value."""
-        # The first evaluation is always permitted: without it there would be no result.
-        if self.evaluations_left <= 0 and self.value > -np.inf:
-            raise _NoEvaluationsLeft
-        self.evaluations_left -= 1
-        u, search = self.region.u(t), self.search
-        search.coordinates.set(u)
-        search.evaluations += 1
-        try:
-            with warnings.catch_warnings():
-                # a step is too long if it makes the covariance singular; the first one is none
-                action = "error" if self.value > -np.inf else "ignore"
-                warnings.simplefilter(action, NumericalWarning)
-                value, gradient = search.coordinates.value_and_gradient(self.objective)
-        except (torch.linalg.LinAlgError, ValueError, RuntimeError, NumericalWarning) as error:
-            if self.value == -np.inf:  # the first one: no step was too long
-                raise
-            search.failures.append(str(error))
-            value, gradient = -np.inf, np.zeros_like(t)
-        # A point that fails gets a value far below the best one, and no gradient: a line search
-        # then interpolates towards the last point. An infinite loss would give it NaN.
-        value, gradient = value / self.num_values, np.nan_to_num(gradient) / self.num_values
-        if not np.isfinite(value):
-            value = min(self.value, 0.0) - 1e3
-        if value > self.value:
-            self.value, self.u, self.gradient = value, u, gradient
-        self.report(value)
-        return value, gradient * self.region.slope(t)
-
-    def ascend(
-        self,
-        t: Float[np.ndarray, "k"],
-        free: Bool[np.ndarray, "k"],
-        nats: float,
-        iterations: int,
-    ) -> int:
-        """Run BFGS in the free coordinates from t; the number of iterations it took."""
-        previous, at_bounds = [np.inf], self._at_bounds(t)
-        gradients: dict[bytes, np.ndarray] = {}  # in total nats, of points
-        curvature, self.clipped = Curvature(int(free.sum())), False
-
-        def full(free_t: np.ndarray) -> np.ndarray:
-            vector = t.copy()
-            vector[free] = free_t
-            return vector
-
-        def loss(free_t: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = self.value_and_gradient(full(free_t))
-            gradients[free_t.tobytes()] = self.num_values * gradient[free]
-            return -value, -gradient[free]
-
-        def stop(intermediate_result) -> None:
-            reached, new = intermediate_result.x, full(intermediate_result.x)
-            gain = (previous[0] - intermediate_result.fun) * self.num_values
-            previous[0] = intermediate_result.fun
-            # The optimiser does not pass its gradient to the callback; it has evaluated it at this
-            # point.
-            self.expected_gain = curvature.expected_gain(reached, gradients[reached.tobytes()])
-            self.clipped = bool((self._at_bounds(new) & ~at_bounds & free).any())
-            small = max(gain, self.expected_gain) < nats
-            if small or self.clipped or self.region.at_edge(new):
-                raise StopIteration
-
-        options = {
-            "maxiter": iterations,
-            # ½ gᵀg = nats under the identity that `Curvature` begins with, spread evenly over all
-            # coordinates: `gtol` limits the largest element.
-            "gtol": np.sqrt(2 * nats / free.sum()) / self.num_values,  # as of the first curvature
-            "hess_inv0": self._inverse_hessian(t, free),
-        }
-        try:
-            result = scipy.optimize.minimize(
-                loss, t[free], jac=True, method="BFGS", callback=stop, options=options
-            )
-        except _NoEvaluationsLeft:
-            return iterations
-        self._store_inverse_hessian(result, full(result.x), free)
-        return max(result.nit, 1)
-
-    def _at_bounds(self, t: Float[np.ndarray, "k"]) -> Bool[np.ndarray, "k"]:
-        return self.search.coordinates.at_bounds(self.region.u(t)) != 0
-
-    def _inverse_hessian(
-        self, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]
-    ) -> Float[np.ndarray, "m m"] | None:
-        """The inverse Hessian of the last run, in the free coordinates of t."""
-        if self.search.inverse_hessian is None:
-            return None
-        slope = self.region.slope(t)
-        # The inverse Hessian transforms like a covariance: H_t⁻¹ = H_u⁻¹ / (s sᵀ) with s = ∂u/∂t.
-        slope = np.where(slope > 0, slope, 1.0)
-        return _positive((self.search.inverse_hessian / np.outer(slope, slope))[np.ix_(free, free)])
-
-    def _store_inverse_hessian(
-        self, result, t: Float[np.ndarray, "k"], free: Bool[np.ndarray, "k"]
-    ) -> None:
-        """Keep the inverse Hessian in u for the next run, if it is positive definite."""
-        slope = self.region.slope(t)[free]
-        inverse = _positive(result.hess_inv * np.outer(slope, slope))
-        if result.nit and inverse is not None:
-            last = self.search.inverse_hessian
-            # Coordinates that were fixed keep their curvature of before, but lose their
-            # correlations with those that moved: a mixture of old and new rows need not be positive
-            # definite.
-            full = np.eye(len(free)) if last is None else last.copy()
-            full[free, :] = full[:, free] = 0.0
-            full[np.ix_(free, free)] = inverse
-            self.search.inverse_hessian = full
-
-
-def _positive(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"] | None:
-    """The symmetric part of a matrix if it is positive definite beyond rounding, else None."""
-    matrix = 0.5 * (matrix + matrix.T)
-    if not np.isfinite(matrix).all():
-        return None
-    eigenvalues = np.linalg.eigvalsh(matrix)
-    return matrix if eigenvalues[0] > 1e-12 * eigenvalues[-1] else None
+def _updated(
+    curvature: Float[np.ndarray, "k k"],
+    step: Float[np.ndarray, "k"],
+    change: Float[np.ndarray, "k"],
+) -> Float[np.ndarray, "k k"]:
+    """B after a step over which g has fallen by `change`: BFGS, damped such that sᵀy ≥ sᵀBs / 5
+    (Nocedal & Wright 2006, procedure 18.2)."""
+    along = curvature @ step
+    size = step @ along
+    if not size > 0:
+        return curvature
+    if step @ change < 0.2 * size:
+        share = 0.8 * size / (size - step @ change)
+        change = share * change + (1 - share) * along
+    updated = curvature - np.outer(along, along) / size
+    return updated + np.outer(change, change) / (step @ change)

@@ -1,7 +1,7 @@
 """The strategy of a fit: starting values, then searches on finer and finer representations."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
@@ -11,19 +11,15 @@ from torch import Tensor
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.track_reading import blocks_in_words
 from gp_orff.features.draws import Rule
-from gp_orff.features.grid import Auto, Grid
+from gp_orff.features.grid import Auto
 from gp_orff.fitting.journal import History, Journal, Progress
 from gp_orff.fitting.names import parameter_names
+from gp_orff.fitting.plans import OnLattice, climb, plans_of
 from gp_orff.fitting.robust_em import RobustEM
 from gp_orff.fitting.scoring import WeakPriors, leave_much_open
-from gp_orff.fitting.search import check_extents
-from gp_orff.fitting.searches import (
-    ExactKernel,
-    Grids,
-    best_start,
-    learned_from_kept,
-    search_on_features,
-)
+from gp_orff.fitting.search import Search, check_extents
+from gp_orff.fitting.searches import best_start
+from gp_orff.fitting.starting_values import scale_noise
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
@@ -61,20 +57,15 @@ def fit(
     search = trainer.restarted(start_search(trainer))
     representation = Representation.of(kernel, likelihoods, requested, data)
     journal.note(representation.reason)
-    rule = representation.rule
-    if rule is None:
-        ExactKernel(trainer, data).run(search)
-    elif representation.follows:
-        whole = Grids(trainer, representation).run(search)
+    representation = climbed(trainer, search, representation)
+    if representation.follows:
+        whole = representation
         representation = whole.mended
         if not whole.on_lattice and representation.data.num_values < data.num_values:
             trainer, representation = learned_from_kept(trainer, representation, whole)
         journal.note("" if representation.follows else representation.reason)
         trainer.warn_of_truncation(representation)
         warn_of_left_out(data, representation.data)
-    else:
-        name = "given grid" if isinstance(rule, Grid) else repr(rule)
-        search_on_features(trainer, search, representation, name)
     for text in search.coordinates.reached(parameter_names(kernel, likelihoods)):
         journal.note(text)
     search.warn()
@@ -85,6 +76,40 @@ def fit(
     weak = trainer.priors is not None
     history = History("fitted", tuple(journal.stages), weak_priors=weak)
     return Fitted(representation, trainer.mean, history.with_notes(journal.notes))
+
+
+def climbed(trainer: Trainer, search: Search, representation: Representation) -> Representation:
+    """Search on the plans of the data; the representation, with statistics that were computed."""
+    plans = plans_of(trainer, representation)
+    last = climb(search, plans, representation.data.num_values)
+    if not representation.follows:
+        return representation
+    lattices = [plan.representation for plan in plans if isinstance(plan, OnLattice)]
+    with_statistics = (one for one in lattices if one.kept is not None)
+    representation = next(with_statistics, representation)
+    if isinstance(last, OnLattice) and representation.on_lattice:
+        # the learned noise contains what lattices truncate, which the posterior adds to the field
+        ratios = representation.training_cuts()
+        for label, likelihood in trainer.likelihoods.items():
+            ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
+            scale_noise(likelihood, max(1 - ratio, 0.5))
+    if representation.kept is None and (now := representation.again).rule is None:
+        return now
+    return representation
+
+
+def learned_from_kept(
+    trainer: Trainer, kept: Representation, whole: Representation
+) -> tuple[Trainer, Representation]:
+    """Learn again, from the readings that are kept of many: neighbours along a line tell of the
+    noise along it, which is less than what readings of several lines differ by. Under that noise
+    the means of all readings may do; the representation that does, with the trainer of the kept."""
+    trainer = replace(trainer, survey=kept.data.survey)
+    robust = RobustEM(trainer)
+    if robust.e_step.heavy_tailed:
+        return trainer, replace(kept, data=robust.start(kept.data, warm_start=False))
+    climb(best_start(trainer), plans_of(trainer, kept), kept.data.num_values)
+    return trainer, again if (again := whole.mended).rule is None else kept
 
 
 def _weak_priors(

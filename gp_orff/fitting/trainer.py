@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -27,11 +26,11 @@ from gp_orff.fitting.journal import Journal
 from gp_orff.fitting.noise import search_coordinates
 from gp_orff.fitting.scoring import (
     MOST_SAMPLED,
+    AverageInformation,
     FeatureInformation,
     Information,
     WeakPriors,
     log_prior_of_noise,
-    score,
 )
 from gp_orff.fitting.search import Search
 from gp_orff.inference.equations import whole_vectors
@@ -43,10 +42,9 @@ from gp_orff.kernels.tree import share_mixing, terms
 from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
-SUBSETS = (1200, 3600)  # numbers of further searches
 MANY_VALUES = 6000  # numbers, of which dense parts are searched too
 MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
-_SHORT, _SHORT_ALONG_TRACKS = 4, 12  # iterations
+_SHORT = 6  # evaluations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
@@ -81,7 +79,7 @@ class Trainer:
         modules = self.kernel, self.likelihoods
         search = Search(search_coordinates(*modules, self.whole or self.survey, self.survey))
         if self.tracks:  # the noise parameters of few tracks are flat directions
-            search.inverse_hessian = _FLAT * np.eye(len(search.coordinates.get()))
+            search.curvature = np.eye(len(search.coordinates.get())) / _FLAT
         return search
 
     @property
@@ -123,8 +121,15 @@ class Trainer:
             return self.evidence(inference) + self._log_prior(search)
 
         def reached() -> dict[str, object]:
-            method = self._scoring(search, inference) or self._ascent(search, inference)
-            method(objective, num_values=inference.num_values, report=stage.count, **options)
+            information, of = self._information(search, inference)
+            search.run(
+                objective,
+                inference.num_values,
+                information=information,
+                of=of,
+                report=stage.count,
+                **options,
+            )
             return search.reached
 
         before = len(search.failures)
@@ -138,40 +143,28 @@ class Trainer:
             )
         return search
 
-    def _ascent(self, search: Search, inference: Inference) -> Callable[..., Search]:
-        """BFGS; a search on a grid starts from the information of its data about the
-        hyperparameters. The curvature on other data, or on fewer, is the wrong one for
-        lengthscales or for the noise. EM, which changes weights only, goes on with what it has."""
-        on_grid = isinstance(inference, FeatureInference) and inference.has_shared_columns
-        if not (on_grid and search.coordinates.parts):
-            return search.run
-        grid = inference.num_values, inference.num_features(self.kernel)
-        if grid != search.informed_by:
-            parts = inference, self.kernel, self.likelihoods, search.coordinates
-            information = FeatureInformation.of(*parts, self.mean)
-            if information is not None:
-                search.inverse_hessian = inference.num_values * _inverse(information())
-                search.informed_by = grid
-        return search.run
-
-    def _scoring(self, search: Search, inference: Inference) -> Callable[..., Search] | None:
-        """Fisher scoring, for learned spectra under the exact kernel of few data, or on grids; else
-        None."""
-        if not has_learned_spectrum(self.kernel, trained=True):
-            return None
+    def _information(
+        self, search: Search, inference: Inference
+    ) -> tuple[Callable[[], Float[np.ndarray, "k k"]] | None, object]:
+        """The information of the data about the hyperparameters, where it is cheap, and what it is
+        of: EM, which changes weights only, goes on with the curvature that it has."""
         parts = inference, self.kernel, self.likelihoods, search.coordinates
-        if not isinstance(inference, ExactInference):
-            information = FeatureInformation.of(*parts, self.mean)
-        else:
-            information = Information(*parts) if inference.size <= _MOST_SCORED else None
-        return information and partial(score, search, information=information)
+        exact = isinstance(inference, ExactInference)
+        size = inference.size if exact else inference.num_features(self.kernel)
+        of = inference.num_values, size
+        if not search.coordinates.parts or not search.has_left(of, search.coordinates.get()):
+            return None, of
+        if not exact:
+            return FeatureInformation.of(*parts, self.mean), of
+        if not has_learned_spectrum(self.kernel, trained=True):
+            return AverageInformation(*parts, self.mean), of
+        return (Information(*parts) if inference.size <= _MOST_SCORED else None), of
 
     def short_search(
         self, search: Search, inference: Inference, name: str
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
-        """Run a search for a few iterations; the search and the coordinates that it reached."""
-        iterations = _SHORT_ALONG_TRACKS if self.tracks else _SHORT
-        self.search(search, inference, name, iterations=iterations)
+        """Run a search for a few evaluations; the search and the coordinates that it reached."""
+        self.search(search, inference, name, evaluations=_SHORT)
         return search, search.coordinates.get()
 
     def subset(self, numbers: int) -> Dataset:
@@ -279,9 +272,3 @@ class Trainer:
         """Whether an evaluation by features, of whole vectors, costs about the same for all these
         outputs as for few."""
         return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))
-
-
-def _inverse(information: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
-    """Its inverse; few data say less of a logarithm than one nat for each unit squared."""
-    values, vectors = np.linalg.eigh(information)
-    return vectors / np.maximum(values, 1.0) @ vectors.T

@@ -419,7 +419,7 @@ class ExactInference(Inference):
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
         if self._in_tiles(kernel):
-            parts = self._design(noises), self._noise_by_group(noises)
+            parts = self.design(noises), self._noise_by_group(noises)
             evidence = tiled_evidence(kernel, self._tiles, *parts)
         else:
             evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
@@ -435,7 +435,7 @@ class ExactInference(Inference):
     def in_batches(self, kernel: Kernel, noises: Noises) -> Whitened:
         """The evidence under every kernel of a batch, each with its noise."""
         covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
-        factor, design = cholesky(covariance), self._design(noises)
+        factor, design = cholesky(covariance), self.design(noises)
         half = torch.linalg.solve_triangular(factor, design, upper=False)
         seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
         evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
@@ -451,13 +451,14 @@ class ExactInference(Inference):
         factor, half, evidence = whitened
         residual = half @ evidence.contrasts(mean)
         solved = torch.linalg.solve_triangular(factor.mT, residual, upper=True)
-        found = []
+        posteriors = []
         for number, (kernel, noises) in enumerate(each):
             alpha = mean_and_response(solved[number])
             parts = kernel, self.resolved, noises, factor[number], *alpha, Identity(), ()
             terms_of_one = (None if part is None else part[number] for part in evidence)
-            found.append(self._posterior(ExactPosterior(*parts), Evidence(*terms_of_one), noises))
-        return found
+            one = ExactPosterior(*parts), Evidence(*terms_of_one), noises
+            posteriors.append(self._posterior(*one))
+        return posteriors
 
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
         """Cov[H f, f(x)] under every kernel of a batch."""
@@ -477,7 +478,7 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        covariance, design = self._lower(kernel, noises), self._design(noises)
+        covariance, design = self._lower(kernel, noises), self.design(noises)
         with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
             warnings.simplefilter("ignore", NumericalWarning)
             factor, solved, evidence = dense_posterior(covariance, design, mean)
@@ -561,9 +562,22 @@ class ExactInference(Inference):
     ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
         """Cov[H f] plus the covariance of the noise, and V."""
         covariance = observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
-        return covariance, self._design(noises)
+        return covariance, self.design(noises)
 
-    def _design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
+    @torch.no_grad()
+    def prior(self, kernel: Kernel) -> Float[Tensor, "M M"]:
+        """Cov[H f] of the evidence, on and below the diagonal; what stands above it varies."""
+        if self._in_tiles(kernel):
+            return self._tiles.covariance(kernel)
+        return observed_covariance(kernel, self.observed)
+
+    @torch.no_grad()
+    def noise(self, noises: Noises) -> Float[Tensor, "M M"]:
+        """The covariance of the noise of the evidence."""
+        return _noise(self.observed, noises)
+
+    def design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
+        """V = [y, H]: the numbers, and the constant mean of each output as they observe it."""
         num_outputs = next(iter(noises.values())).shape[-1]
         return torch.cat([part.design(num_outputs) for part in self.observed])
 

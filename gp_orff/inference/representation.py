@@ -141,18 +141,23 @@ class Resolution:
         noise variance: the data could not tell more of the truncated features. Of learned spectra,
         whose shortest waves always have some of the variance, it is 10 %.
         """
-        signal = sum(
-            at_zero(term).diagonal(dim1=-1, dim2=-2).mean()
-            for term in terms(self.kernel)
-            if term.leaves
-        )
+        signal = self.signal
         if not signal > 0:
             return rule.tolerance
         if not self.learns_spectrum:
-            return self._tolerance(rule, signal.item(), COARSE_TOLERANCE, _SHARE_OF_POSTERIOR)
+            return self._tolerance(rule, signal, COARSE_TOLERANCE, _SHARE_OF_POSTERIOR)
         # most of the variance may be that of few long waves: the features of all that is resolved
-        least = self._tolerance(rule, signal.item(), COARSE_TOLERANCE, _SHARE_OF_LEARNED)
-        return self._tolerance(rule, signal.item(), least, _SHARE_OF_LEARNED)
+        least = self._tolerance(rule, signal, COARSE_TOLERANCE, _SHARE_OF_LEARNED)
+        return self._tolerance(rule, signal, least, _SHARE_OF_LEARNED)
+
+    @property
+    def signal(self) -> float:
+        """The variance of the field that varies, in the mean over the outputs."""
+        return sum(
+            at_zero(term).diagonal(dim1=-1, dim2=-2).mean().item()
+            for term in terms(self.kernel)
+            if term.leaves
+        )
 
     def _tolerance(self, rule: Grid, signal: float, counted: float, share: float) -> float:
         """The tolerance that truncates a share of the posterior variance, which the number of
@@ -638,6 +643,26 @@ class Representation:
         except GridBudgetError:
             return dict.fromkeys(self.data.keys, math.inf)
         return inference.truncation_ratios(self.kernel, self._noises)
+
+    @torch.no_grad()
+    def misread_share(self, level: Callable[["Representation"], Grid]) -> float:
+        """δ/(σ² + δ) on lattices of a search, the share of the noise that it learns which is
+        truncated variance, as the root mean square over the readings; 1 where no lattice serves.
+
+        δ is the share of the variance for which the lattice was made: what waves of its period
+        alias is of that size too.
+        """
+        try:
+            draws = self._draw(level(self))
+        except GridBudgetError:
+            return 1.0
+        delta = draws[0].shared.tolerance.item() * self._resolution.signal
+        counts = dict.fromkeys(self.data.keys, 0)
+        for part in self.data.survey.sample:
+            counts[part.key] = counts.get(part.key, 0) + part.y.numel()
+        noises = self.data.local_noises(self._noises)
+        shares = [counts[key] * (delta / (noise + delta)) ** 2 for key, noise in noises.items()]
+        return math.sqrt(sum(shares) / max(sum(counts.values()), 1))
 
     @property
     def _noises(self) -> Noises:

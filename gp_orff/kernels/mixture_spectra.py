@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import scipy.special
-import scipy.stats
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Float

@@ -7,7 +7,7 @@ from functools import singledispatch
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy.special
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
@@ -287,8 +287,10 @@ def unit_sphere(
         angle = torch.arange(angles, dtype=torch.float64) * (2 * math.pi / angles)
         points = torch.stack([angle.cos(), angle.sin()], dim=-1)
     else:
-        sequence = scipy.stats.qmc.Sobol(dims, seed=0).random_base2(_MANY_DIMS)
-        normal = torch.from_numpy(scipy.stats.norm.ppf(sequence))
+        from scipy.stats import qmc  # takes a second to import, and is rarely needed
+
+        sequence = qmc.Sobol(dims, seed=0).random_base2(_MANY_DIMS)
+        normal = torch.from_numpy(scipy.special.ndtri(sequence))
         points = normal / normal.norm(dim=-1, keepdim=True)
     points = points.to(device)
     if dims != 3:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.stats
+import scipy.special
 import torch
 from gpytorch.means import Mean
 from jaxtyping import Bool, Float
@@ -177,7 +177,7 @@ _HALF = 1.0  # lengthscales from the centre of a block to its sides
 _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
 _FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
-_HALF_WIDTH = float(scipy.stats.norm.ppf(0.5 + 0.5 * LEVEL))  # of an interval, over sd
+_HALF_WIDTH = float(scipy.special.ndtri(0.5 + 0.5 * LEVEL))  # of an interval, over sd
 _MOST = 4096  # rows; more would take long beside the fit
 
 
@@ -239,7 +239,7 @@ class Calibration:
     def chance(self) -> float:
         """The probability of so small a share, or a smaller one, under a calibrated model."""
         trials = max(int(self.independent), 1)
-        return float(scipy.stats.binom.cdf(np.floor(self.coverage * trials), trials, LEVEL))
+        return float(scipy.special.bdtr(np.floor(self.coverage * trials), trials, LEVEL))
 
     @property
     def note(self) -> str:

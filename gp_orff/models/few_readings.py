@@ -377,9 +377,9 @@ def sample_of_hyperparameters(
 
 
 @torch.no_grad()
-def _members(model: Model, kept: Draws) -> list[Member]:
+def _members(model: Model, drawn: Draws) -> list[Member]:
     """The posteriors under draws; empty, with a `DataWarning`, if none can be computed."""
-    members = [(w, parts) for w, parts in zip(kept.weights, _parts(model, kept.u), strict=True)]
+    members = [(w, parts) for w, parts in zip(drawn.weights, _parts(model, drawn.u), strict=True)]
     members = [(w, parts) for w, parts in members if parts is not None]
     if not members:
         warnings.warn(
@@ -516,13 +516,13 @@ def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[Parts | None]:
     batches = model.inference.serves_batches(model.kernel) and not e_step.heavy_tailed
     for some in np.array_split(u, -(-len(u) // model.step)):
         try:
-            found = model.posteriors(some) if batches and len(some) > 1 else None
+            batch = model.posteriors(some) if batches and len(some) > 1 else None
         except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # if one fails, so do all
-            found = None
-        if found is None:
+            batch = None
+        if batch is None:
             yield from (_member(model, one, generator) for one in some)
         else:
-            yield from (_of(model, *pair) for pair in found)
+            yield from (_of(model, *pair) for pair in batch)
 
 
 def _member(

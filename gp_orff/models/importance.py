@@ -112,9 +112,10 @@ class Model:
         """
         kernel, likelihoods = self.batch(u)
         whitened = self.inference.in_batches(kernel, noises_of(kernel, likelihoods))
-        each = [(own, noises_of(own, noises)) for own, noises in map(self.at, u)]
+        pairs = list(map(self.at, u))
+        each = [(kernel, noises_of(kernel, likelihoods)) for kernel, likelihoods in pairs]
         posteriors = self.inference.posteriors(whitened, each, self.mean)
-        return [(own, posterior) for (own, _), posterior in zip(each, posteriors, strict=True)]
+        return list(zip((kernel for kernel, _ in each), posteriors, strict=True))
 
     def moments(
         self, u: Float[np.ndarray, "S k"], x: Float[Tensor, "n d"]

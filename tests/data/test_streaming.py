@@ -125,7 +125,8 @@ def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
         with gp_orff.settings.check_calibration(False):  # few random features are overconfident
             model.fit(*data, progress=False)
         results.append(model.kernel.base_kernel.base_kernel.lengthscale.item())
-    assert results[0] == pytest.approx(results[1], rel=1e-6)
+    # frequencies that move with the lengthscale have steps that rounding changes
+    assert results[0] == pytest.approx(results[1], rel=1e-6 if rule == "auto" else 1e-3)
 
 
 @pytest.mark.parametrize("measure", ["trace", "base"])

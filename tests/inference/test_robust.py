@@ -347,7 +347,7 @@ def test_weights_settle_whatever_the_chunks(rule, kind):
 def test_updates_are_learned_from_as_chunks_are(kind):
     """More of them than are held apart."""
     content, _ = readings_of(kind)
-    first, *rest = cut(content, *range(20, 60))
+    first, *rest = cut(content, *range(24, 60))
     model = robust_model().condition([first], missing="mask")
     for piece in rest:
         model.update([piece], missing="mask")

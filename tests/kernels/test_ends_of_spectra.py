@@ -10,7 +10,7 @@ from gpytorch.kernels import MultitaskKernel, ScaleKernel
 import gp_orff
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.truncation import truncated_variance
-from gp_orff.fitting.searches import extrapolate_curves
+from gp_orff.fitting.curves import extrapolate_curves
 from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.learned import end_lengths, end_of_curve
 from tests.support.fields import draw, uniform

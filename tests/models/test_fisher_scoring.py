@@ -1,4 +1,4 @@
-"""Fisher scoring of learned spectra: the information, its steps, and fits."""
+"""The information of data about hyperparameters, and the steps of searches that use it."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.noise import noises_of
-from gp_orff.fitting.scoring import Information, log_prior_of_noise, score
+from gp_orff.fitting.scoring import AverageInformation, Information, log_prior_of_noise
 from gp_orff.fitting.search import Coordinates, Search
 from gp_orff.kernels.learned import components
 from tests.support.fields import draw, uniform
@@ -114,6 +114,37 @@ def test_the_covariance_is_that_of_the_numbers(name):
     assert torch.allclose(actual, prior + 0.2 * torch.eye(14).double(), atol=1e-12)
 
 
+@pytest.mark.parametrize("mean", [None, "fixed"])
+def test_the_average_information_is_that_of_dense_algebra(mean):
+    """½ wᵀPw with central differences of the dense covariance, two groups, and a gap."""
+    x, y = uniform(15, 2), draw(15, 2)
+    y[0, 1] = float("nan")
+    kernel = gp_orff.HelmholtzKernel(RBFKernel(), num_dims=2)
+    fixed = torch.zeros(2).double() if mean else None
+    model = gp_orff.VectorFieldGP(kernel)
+    model.condition([{"x": x, "y": y}, {"x": x + 0.1, "y": -y, "group": "two"}], missing="mask")
+    inference, kernel, likelihoods, coordinates = parts(model)
+    u = coordinates.get()
+
+    def covariance(at):
+        coordinates.set(at)
+        return inference.covariance(kernel, noises_of(kernel, likelihoods)).detach().numpy()
+
+    inverse, steps = np.linalg.inv(covariance(u)), 1e-5 * np.eye(len(u))
+    slopes = [(covariance(u + s) - covariance(u - s)) / 2e-5 for s in steps]
+    design = inference.design(noises_of(kernel, likelihoods)).numpy()
+    coordinates.set(u)
+    projection = inverse
+    if mean is None:
+        solved = inverse @ design[:, 1:]
+        projection = inverse - solved @ np.linalg.solve(design[:, 1:].T @ solved, solved.T)
+    w = np.stack([slope @ projection @ design[:, 0] for slope in slopes], -1)
+    expected = 0.5 * w.T @ projection @ w
+    actual = AverageInformation(inference, kernel, likelihoods, coordinates, fixed)()
+    assert np.allclose(actual, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+    assert np.array_equal(coordinates.get(), u)
+
+
 class Hill:
     """−½ uᵀ A u + bᵀ u in a parameter, to be climbed from zero."""
 
@@ -133,13 +164,21 @@ def test_steps_reach_a_maximum():
     """Of a parabola with a flat direction; and its curvature is kept."""
     hill = Hill()
     search = Search(Coordinates(hill.module))
-    score(search, hill, information=hill.matrix.numpy, num_values=10, iterations=30)
-    assert hill.module.shape.tolist() == pytest.approx([1.0, 0.5, 0.2, 0.0], abs=0.02)
+    search.run(hill, 10, information=hill.matrix.numpy)
+    assert hill.module.shape.tolist() == pytest.approx([1.0, 0.5, 0.2, 0.0], abs=0.1)
     assert search.value * 10 == pytest.approx(0.5 + 1.25 + 2.0, abs=0.01)
     assert search.gained == pytest.approx(3.75, abs=0.01)
     assert search.evaluations < 10
-    inverse = 10 / (hill.matrix.diagonal().numpy() + 1e-3)
-    assert np.allclose(search.inverse_hessian, np.diag(inverse))
+    assert np.allclose(search.curvature, hill.matrix.numpy() / 10, atol=1e-3)
+
+
+def test_without_an_information_steps_find_the_curvature():
+    """From a multiple of the identity, whose size follows from the first step."""
+    hill = Hill()
+    search = Search(Coordinates(hill.module)).run(hill, 10)
+    assert search.value * 10 == pytest.approx(3.75, abs=0.02)
+    assert search.expected_gain < 0.01
+    assert search.evaluations < 40
 
 
 def test_a_coordinate_stays_at_its_bound():
@@ -147,7 +186,7 @@ def test_a_coordinate_stays_at_its_bound():
     hill = Hill(coupling=5.0)
     search = Search(Coordinates(hill.module))
     search.coordinates.high[2] = 0.1
-    score(search, hill, information=hill.matrix.numpy, num_values=10, iterations=30)
+    search.run(hill, 10, information=hill.matrix.numpy)
     assert hill.module.shape.tolist() == pytest.approx([0.5, 0.5, 0.1, 0.0], abs=0.02)
 
 
@@ -155,15 +194,15 @@ def test_steps_that_fail_are_shortened():
     """With an information that is far too small."""
     hill = Hill()
     search = Search(Coordinates(hill.module))
-    score(search, hill, information=lambda: 0.3 * np.eye(4), num_values=10, iterations=60)
-    assert search.value * 10 > 3.3  # of 3.75
+    search.run(hill, 10, information=lambda: 0.3 * np.eye(4))
+    assert search.value * 10 > 3.7  # of 3.75
 
 
 def test_one_evaluation_is_no_step():
     """The last that a grid may take; the search stays where it is."""
     hill = Hill()
     search = Search(Coordinates(hill.module))
-    score(search, hill, information=hill.matrix.numpy, num_values=10, evaluations=1)
+    search.run(hill, 10, information=hill.matrix.numpy, evaluations=1)
     assert search.evaluations == 1
     assert not hill.module.shape.any()
 

@@ -196,7 +196,8 @@ def test_a_log_is_plain_and_complete(fit):
         ),
     ]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert set(found["stages"][0]) == {"name", "evaluations", "seconds", "nats_per_number"}
+    stage = {"name", "evaluations", "seconds", "nats_per_number", "operations", "loss"}
+    assert set(found["stages"][0]) == stage
     assert set(found["hyperparameters"]) == {"outputscale", "lengthscale", "noise", "mean"}
     for own in found["hyperparameters"].values():
         assert set(own) == {"value", "standard_error"}

@@ -254,6 +254,72 @@ def _harmonic(seed: int, n: int, along: bool) -> Case:
     return Case(gp_orff.HarmonicKernel, x, **how, xs=xs, truth=truth, space=3)
 
 
+def _copies(case: Case) -> Case:
+    """Every fifth record again, as a file of several solutions of one network has them."""
+    again = slice(None, None, 5)
+    return replace(case, x=torch.cat([case.x, case.x[again]]), y=torch.cat([case.y, case.y[again]]))
+
+
+def _at_rest(seed: int, still: int, jitter: float) -> Case:
+    """A platform that stands still for most of its readings, with a little noise of position, and
+    then drives along a curve."""
+    rng, t = np.random.default_rng(seed), np.linspace(0, 1, 60)
+    path = np.column_stack([t, 0.5 + 0.3 * np.sin(8 * t)])
+    stop = np.tile([[0.2, 0.3]], (still, 1)) + jitter * rng.standard_normal((still, 2))
+    return _planar(seed, C, _of(CURL, RBFKernel), np.concatenate([path, stop]))
+
+
+def _stretched(case: Case, matrix: Float[np.ndarray, "2 2"]) -> Case:
+    """The same values at positions that a matrix maps, as if axes had other units or directions."""
+    to = torch.from_numpy(matrix)
+    return replace(case, x=case.x @ to.mT, xs=case.xs @ to.mT, true_field=None)
+
+
+def _two_scales(seed: int) -> Case:
+    """Waves a hundred times shorter on long ones, of which neighbours tell."""
+    rng = np.random.default_rng(seed)
+    middle = rng.random((60, 1, 2))
+    x = (middle + 0.01 * rng.standard_normal((60, 5, 2))).reshape(-1, 2)
+    case = _planar(seed, C, lambda: _sum_of_two(), x)
+    short = waves(rng, "Matérn 5/2", C, np.full(2, 0.003), 2, 2)
+    short = short.in_units(np.zeros(2), np.ones(2), 0.3 / short(case.xs.numpy()).std())
+    y, truth = (
+        own + torch.from_numpy(short(at.numpy()))
+        for own, at in ((case.y, case.x), (case.truth, case.xs))
+    )
+    return replace(case, y=y, truth=truth, true_field=None)
+
+
+def _sum_of_two() -> Kernel:
+    return gp_orff.CurlFreeKernel(num_dims=2) + gp_orff.CurlFreeKernel(num_dims=2)
+
+
+def _scalars() -> Kernel:
+    """Two outputs that share an anisotropic kernel."""
+    return gp_orff.SeparableKernel(RBFKernel(ard_num_dims=2), torch.eye(2))
+
+
+def _flat(seed: int) -> Case:
+    """Vectors in space, at one height."""
+    x = np.random.default_rng(seed).random((150, 3)) * [1.0, 1.0, 0.0]
+    case = _planar(seed, D, _of(DIV, RBFKernel, 3), x, d=3)
+    return replace(case, true_field=None)
+
+
+def _with_far_point(case: Case) -> Case:
+    far = torch.tensor([[1e4, 1e4]], dtype=torch.float64)
+    return replace(case, x=torch.cat([case.x, far]), y=torch.cat([case.y, case.y[:1]]))
+
+
+def _drifters(seed: int) -> Case:
+    """Tracks in a tide, which is not part of the model: residuals oscillate along each."""
+    case = _tracks(seed, H, _of(HELM, ROUGH), timed=True)
+    hours = torch.as_tensor(case.options["time"])
+    phase = 2 * np.pi * hours / 6.2
+    tide = 0.5 * torch.stack([phase.cos(), phase.sin()], -1)
+    return replace(case, y=case.y + tide)
+
+
 def _of(build: Callable[..., Kernel], base: Callable[[], Kernel], d: int = 2):
     return lambda: build(base(), num_dims=d)
 
@@ -277,6 +343,32 @@ SPECIAL: dict[str, Callable[[], Case]] = {
     "harmonic directions": lambda: _harmonic(8, 300, along=True),
     "learned spectrum curl-free": lambda: _planar(9, C, _of(CURL, LEARNED)),
     "learned spectrum Helmholtz": lambda: _planar(10, H, _of(HELM, LEARNED)),
+    "copies Helmholtz RBF": lambda: _copies(_planar(12, H, _of(HELM, RBFKernel))),
+    "copies Student-t Helmholtz RBF": lambda: _copies(
+        _outliers(_planar(12, H, _of(HELM, RBFKernel)))
+    ),
+    "at rest, then moving": lambda: _at_rest(13, 1500, 1e-5),
+    "at rest, then moving, more": lambda: _at_rest(14, 1500, 1e-4),
+    "half at one place": lambda: _at_rest(15, 60, 0.0),
+    "one far point": lambda: _with_far_point(_planar(16, C, _of(CURL, RBFKernel))),
+    "stretched axes": lambda: _stretched(_planar(17, C, _scalars), np.diag([30.0, 1.0])),
+    "rotated axes": lambda: _stretched(
+        _planar(17, C, _scalars), np.array([[0.6, -0.8], [0.8, 0.6]])
+    ),
+    "axes as they are": lambda: _planar(17, C, _scalars),
+    "two lengths, a hundred apart": lambda: _two_scales(18),
+    "drifters in a tide": lambda: _drifters(19),
+    "without noise": lambda: replace(
+        (case := _planar(20, D, _of(DIV, RBFKernel))), y=torch.from_numpy(case.true_field(case.x))
+    ),
+    "noise alone": lambda: replace(
+        (case := _planar(21, C, _of(CURL, RBFKernel))),
+        y=case.y - torch.from_numpy(case.true_field(case.x)),
+        xs=None,
+        true_field=None,
+    ),
+    "five vectors": lambda: _planar(22, C, _of(CURL, RBFKernel), n=5),
+    "a constant axis": lambda: _flat(23),
     "stream divergence-free RBF": lambda: replace(
         _planar(11, D, _of(DIV, RBFKernel), n=1000), chunks=10
     ),

@@ -1,0 +1,491 @@
+"""Plans of a search, each with a price in operations and a loss in nats.
+
+A plan says which observed numbers the evidence of a search is computed from, its rows, and by which
+form of the prior, its columns: the kernel itself, or the features of a rule.
+
+1. The price of a plan is the number of floating-point operations of one evaluation of the evidence
+   with its gradient.
+2. The loss of a plan is what its optimum is expected to lack, in nats of the evidence of all data
+   under the kernel itself. With m of M numbers, k hyperparameters lose k/2 (M/m − 1) where data are
+   the same everywhere: they vary about those of all data with M/m − 1 times the covariance that
+   all data leave. Ten times as much is foreseen, as they seldom are. A lattice that
+   truncates the variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the
+   search takes δ for noise. Both depend on the hyperparameters, and are computed where the search
+   is.
+3. `climb` runs searches on plans of rising price, each from where the last one ended. It ends with
+   the first plan whose loss is at most `aim`, or with that of the smallest loss within the budget.
+
+Constants of this file decide every search; those of other files are limits that a user can set, or
+numerical.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.track_reading import sampled
+from gp_orff.features.assemble import expand
+from gp_orff.features.draws import GridWarning
+from gp_orff.features.grid import Auto, Grid
+from gp_orff.features.grid_design import GridBudgetError
+from gp_orff.fitting.curves import extrapolate_curves
+from gp_orff.fitting.search import Search
+from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
+from gp_orff.inference.exact import has_covariance
+from gp_orff.inference.features import FeatureInference, Inference
+from gp_orff.inference.representation import (
+    COARSE_FACTOR,
+    FINE_FACTOR,
+    MOST_EXACT,
+    MOST_REPEATED,
+    Representation,
+)
+from gp_orff.kernels.learned import continue_curves, has_learned_spectrum
+
+NATS = 1.0  # of loss, with which a search may end
+NATS_OF_A_NUMBER = 1e-4  # likewise, for each of many observed numbers
+BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
+UNLIKE = 10.0  # times the loss of rows that are like all others: it is often more
+GAIN = 2.0  # by which a plan on the way has to lower the loss
+RATIO = 8.0  # of the price of a plan over that of one on the way to it
+FEWEST = 2  # evaluations, that a plan has to be worth
+EVALUATIONS = 8  # that a search takes on a plan, about
+SUBSETS = 1200, 3600  # numbers, of subsets on the way
+ROUNDS = 8  # of grids of one plan, each for where the search has gone
+MANY_POINTS = 100_000  # of which a pass takes longer than an evaluation
+COARSE_BLOCKS, FINE_BLOCKS = 2000, 5000  # of the tracks of a group, on the way
+FEW_FEATURES = 1536  # of learned spectra, on the way
+
+
+@dataclass(eq=False)
+class Plan(ABC):
+    """Rows and columns of a search; `loss` and `operations` at the present hyperparameters."""
+
+    trainer: Trainer
+    name: str
+
+    @property
+    def given(self) -> bool:
+        """Whether the user has chosen the columns, so that their loss is reported, and no reason to
+        take others."""
+        return False
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[float, int | None]:
+        """The observed numbers, and the features; None for those of the kernel itself."""
+
+    @property
+    @abstractmethod
+    def operations(self) -> float:
+        """Of an evaluation of the evidence with its gradient; infinite if it cannot be built."""
+
+    @property
+    @abstractmethod
+    def loss(self) -> float:
+        """The nats of evidence that its optimum is expected to lack."""
+
+    @abstractmethod
+    def inference(self) -> Inference | None:
+        """With which its evidence is computed; None if it cannot be built."""
+
+    @abstractmethod
+    def search(self, search: Search, evaluations: int) -> None:
+        """Go on with a search, for at most so many evaluations."""
+
+
+@dataclass(eq=False)
+class OfSubset(Plan):
+    """Some of the numbers, of points at all distances from each other, under the exact kernel."""
+
+    numbers: int
+    of: float  # all numbers
+
+    @property
+    def shape(self) -> tuple[float, int | None]:
+        return self.numbers, None
+
+    @property
+    def operations(self) -> float:
+        return cubic(self.numbers)
+
+    @property
+    def loss(self) -> float:
+        return loss_of_rows(self.trainer, self.numbers, self.of)
+
+    def inference(self) -> Inference:
+        return self.trainer.exact_inference(self.trainer.subset(self.numbers))
+
+    def search(self, search: Search, evaluations: int) -> None:
+        inference = self.inference()
+        label = f"{self.name}, {inference.data.survey.num_points} points"
+        self.trainer.search(search, inference, label, nats=0.1, evaluations=evaluations)
+
+
+@dataclass(eq=False)
+class OfAll(Plan):
+    """All numbers under the exact kernel."""
+
+    data: Dataset
+
+    @cached_property
+    def size(self) -> int:
+        """Rows: records at one place, which are equal to the prior, are one."""
+        return self.trainer.exact_inference(self.data).size
+
+    @property
+    def shape(self) -> tuple[float, int | None]:
+        return self.size, None
+
+    @property
+    def operations(self) -> float:
+        return cubic(self.size)
+
+    @property
+    def loss(self) -> float:
+        return 0.0
+
+    def inference(self) -> Inference:
+        return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
+
+    def search(self, search: Search, evaluations: int) -> None:
+        self.trainer.search(search, self.inference(), self.name, evaluations=evaluations)
+
+
+@dataclass(eq=False)
+class OnFeatures(Plan):
+    """All numbers, on the features of a rule that the user has chosen: it loses nothing that he
+    could have."""
+
+    features: FeatureInference
+
+    @property
+    def given(self) -> bool:
+        return True
+
+    def inference(self) -> Inference:
+        return self.features
+
+    @property
+    def shape(self) -> tuple[float, int | None]:
+        features = self.features.num_features(self.trainer.kernel)
+        return self.features.num_values, features
+
+    @cached_property
+    def operations(self) -> float:
+        return operations_on(self.features, self.trainer)
+
+    @property
+    def loss(self) -> float:
+        return 0.0
+
+    def search(self, search: Search, evaluations: int) -> None:
+        self.trainer.search(search, self.features, self.name, evaluations=evaluations)
+
+
+@dataclass(eq=False)
+class OnLattice(Plan):
+    """Numbers on lattices, each made for where the search has gone."""
+
+    representation: Representation
+    level: Callable[[Representation], Grid]
+    factor: float  # by which frequencies may move on one lattice
+    of: float  # all numbers
+    keeps: bool = False  # whether one pass over the data serves all lattices, and the posterior
+    options: Mapping[str, float] = field(default_factory=dict)  # of its searches
+
+    @property
+    def given(self) -> bool:
+        return self.representation.rule.max_features is not None
+
+    def inference(self) -> FeatureInference | None:
+        """On the present lattice; None where none serves within its limit of features."""
+        try:
+            return self.representation.inference(self.level(self.representation))
+        except GridBudgetError as error:
+            self.trainer.journal.note(f"no {self.name} was built: {error}")
+            return None
+
+    @property
+    def shape(self) -> tuple[float, int | None]:
+        inference = self.inference()
+        features = None if inference is None else inference.num_features(self.trainer.kernel)
+        return self.representation.data.num_values, features
+
+    @property
+    def operations(self) -> float:
+        inference = self.inference()
+        return math.inf if inference is None else operations_on(inference, self.trainer)
+
+    @property
+    def loss(self) -> float:
+        """That of its columns, and of its rows."""
+        numbers = self.representation.data.num_values
+        columns = 0.25 * self.of * self.representation.misread_share(self.level) ** 2
+        return columns + loss_of_rows(self.trainer, numbers, self.of)
+
+    def search(self, search: Search, evaluations: int) -> None:
+        if self.keeps:
+            label = f"statistics of {self.trainer.survey.num_points} points"
+            with self.trainer.journal.stage(label):
+                self._keep()
+        self._follow(search, evaluations, self.level)
+
+    def _keep(self) -> None:
+        try:
+            self.representation = self.representation.keeping()
+        except GridBudgetError as error:
+            self.trainer.journal.note(f"no wide grid was built: {error}")
+
+    def _follow(
+        self,
+        search: Search,
+        evaluations: int,
+        level: Callable[[Representation], Grid],
+        rounds: int = ROUNDS,
+    ) -> int:
+        """Search on one lattice after another until no lengthscale reaches the edge of its range;
+        the evaluations that are left."""
+        trainer = self.trainer
+        for _ in range(rounds):
+            try:
+                inference = self.representation.inference(level(self.representation))
+            except GridBudgetError as error:
+                trainer.journal.note(f"no {self.name} was built: {error}")
+                return 0
+            label = f"{self.name}, {inference.num_features(trainer.kernel)} features"
+            options = {"trust_factor": self.factor, "evaluations": evaluations, **self.options}
+            before = search.evaluations
+            with warnings.catch_warnings():  # the next grid is made for where the search has gone
+                warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
+                trainer.search(search, inference, label, **options)
+            evaluations -= search.evaluations - before
+            if search.settled or evaluations < 1:
+                break
+        return evaluations
+
+
+@dataclass(eq=False)
+class OfCurves(OnLattice):
+    """Learned spectra on lattices: few features first, since what coarse lattices tell of short
+    waves, which large ones hold, is little. At last with curves that go on beyond their knots,
+    which a search for where the curves are would take for them: a power law has no scale."""
+
+    def search(self, search: Search, evaluations: int) -> None:
+        if self.keeps:
+            self._keep()
+        few = partial(Representation.fine, most=FEW_FEATURES)
+        evaluations = self._follow(search, evaluations, few)
+        self._extrapolate(few)
+        continue_curves(self.trainer.kernel)
+        self._follow(search, max(evaluations, FEWEST), self.level, rounds=2)
+        self._extrapolate(self.level)
+
+    def _extrapolate(self, level: Callable[[Representation], Grid]) -> None:
+        """Curves in a line beyond the edge of the lattice that they were learned on."""
+        try:
+            inference = self.representation.inference(level(self.representation))
+            extrapolate_curves(self.trainer.kernel, inference)
+        except GridBudgetError as error:
+            self.trainer.journal.note(f"curves are not extrapolated: {error}")
+
+
+def cubic(size: float) -> float:
+    """Operations of a Cholesky factor, an inverse and products of matrices of a size."""
+    return 2.0 * size**3
+
+
+def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
+    """About the operations of an evaluation on features, with its gradient."""
+    with torch.no_grad():
+        expansion = expand(trainer.kernel, inference.draws, inference.data.num_inputs)
+    if inference.prefers_dual_algebra(expansion):
+        size = inference.num_values
+        return cubic(size) + 6.0 * size**2 * expansion.num_features
+    moving = inference.draws[0].shared_columns() is None  # sums over the data are made anew
+    points = inference.data.survey.num_points if moving else 0
+    blocks = sum(len(part.y) for part in inference.data.tracks)
+    columns = expansion.num_columns
+    return 6.0 * (points + blocks) * columns**2 + 2.0 * expansion.cholesky_cost
+
+
+def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
+    """k/2 (M/m − 1), and more for data that differ from place to place."""
+    learned = len(trainer.new_search().coordinates.get())
+    return UNLIKE * 0.5 * learned * max(of / numbers - 1.0, 0.0)
+
+
+def aim(num_values: float) -> float:
+    """The loss with which a search may end."""
+    return max(NATS, NATS_OF_A_NUMBER * num_values)
+
+
+class Priced(NamedTuple):
+    """A plan, with its price and its loss at the present hyperparameters."""
+
+    plan: Plan
+    operations: float
+    loss: float
+
+
+def next_plan(
+    plans: Sequence[Plan], lost: float, num_values: float, budget: float, of_all: bool
+) -> Priced | None:
+    """The plan to search on next; None if none within the budget is better than what was reached.
+
+    The target is the cheapest plan of all data that loses at most `aim`, or that of the smallest
+    loss if there is none, unless less was lost before: then more numbers serve under the exact
+    kernel. On the way to the target are plans that cost far less.
+
+    Args:
+        plans: those that were not searched on.
+        lost: the loss of what was reached.
+        num_values: all numbers.
+        budget: operations that are left.
+        of_all: whether what was reached is of all data.
+    """
+    priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
+    priced = [each for each in priced if FEWEST * each.operations <= budget]
+    subsets = [
+        each for each in priced if isinstance(each.plan, OfSubset) and each.loss < lost / GAIN
+    ]
+    most = lost / GAIN if of_all else max(lost, aim(num_values))
+    targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
+    targets = [each for each in targets if each.loss <= most or (each.plan.given and not of_all)]
+    if of_all:
+        subsets = []
+    if not targets:
+        return min(subsets, key=price, default=None)
+    good = [each for each in targets if each.loss <= aim(num_values)]
+    target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
+    on_the_way = [
+        each for each in priced if each.plan is not target.plan and each.loss < lost / GAIN
+    ]
+    on_the_way = [each for each in on_the_way if RATIO * each.operations <= target.operations]
+    return min([] if of_all else on_the_way, key=price, default=target)
+
+
+def price(priced: Priced) -> float:
+    return priced.operations
+
+
+def lost_at_first(trainer: Trainer, num_values: float) -> float:
+    """The loss of starting values, which are those of few numbers."""
+    return loss_of_rows(trainer, min(SUBSET_VALUES, num_values), num_values)
+
+
+def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
+    """Search on plans of rising price, until one of all data loses at most `aim`; the last such
+    plan, if any.
+
+    Every plan begins at the best of all hyperparameters where others have ended, as the
+    evidence of the plan shows: that of few numbers, or of coarse columns, may have led astray.
+
+    Args:
+        search: goes on from where it is, after searches on few numbers.
+        plans: those that the data permit.
+        num_values: all numbers.
+    """
+    if not plans:
+        return None
+    trainer, budget, last, left = plans[0].trainer, BUDGET, None, list(plans)
+    lost, visited = lost_at_first(trainer, num_values), [search.coordinates.get()]
+    while last is None or lost > aim(num_values):
+        chosen = next_plan(left, lost, num_values, budget, last is not None)
+        if chosen is None:
+            break
+        plan, before = chosen.plan, search.evaluations
+        _go_to_best(search, plan, visited)
+        plan.search(search, max(FEWEST, int(budget / chosen.operations)))
+        visited.append(search.coordinates.get())
+        budget -= (search.evaluations - before) * chosen.operations
+        left.remove(plan)
+        lost = plan.loss
+        last = last if isinstance(plan, OfSubset) else plan
+        trainer.journal.price(chosen.operations, lost)
+    return last
+
+
+def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
+    """The plans that `climb` would take if the hyperparameters stayed as they are."""
+    if not plans:
+        return []
+    left, chosen, budget = list(plans), [], BUDGET
+    lost, of_all = lost_at_first(plans[0].trainer, num_values), False
+    while not of_all or lost > aim(num_values):
+        planned = next_plan(left, lost, num_values, budget, of_all)
+        if planned is None:
+            break
+        chosen.append(planned)
+        left.remove(planned.plan)
+        lost, budget = planned.loss, budget - EVALUATIONS * planned.operations
+        of_all = not isinstance(planned.plan, OfSubset)
+    return chosen
+
+
+def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, "k"]]) -> None:
+    """Go to those hyperparameters whose evidence on the plan is the largest."""
+
+    def value(u: Float[np.ndarray, "k"]) -> float:
+        search.coordinates.set(u)
+        inference = plan.inference()
+        return -math.inf if inference is None else plan.trainer.value(inference)
+
+    if len(visited) > 1:
+        search.coordinates.set(max(visited, key=value))
+
+
+def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
+    """The plans that data and kernel permit, within the limits that the user has set."""
+    data, rule = representation.data, representation.rule
+    numbers, plans = data.num_values, []
+    exact = isinstance(data, Dataset) and has_covariance(trainer.kernel, data)
+    if exact:
+        subsets = [size for size in SUBSETS if GAIN * size <= numbers]
+        plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
+    if rule is None:
+        return [*plans, OfAll(trainer, "exact kernel", data)]
+    if not representation.follows:
+        name = "given grid" if isinstance(rule, Grid) else repr(rule)
+        return [*plans, OnFeatures(trainer, name, representation.inference(rule))]
+    if exact and isinstance(representation.requested, Auto) and not data.tracks:
+        most = max(representation.requested.exact_values, rule.max_features or MOST_EXACT)
+        exact = OfAll(trainer, "exact kernel", data)
+        if numbers <= MOST_REPEATED * most and exact.size <= most:
+            plans.append(exact)
+    return plans + lattices_of(trainer, representation)
+
+
+def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
+    """Plans on lattices: few features, on a sample of many points; then more on all."""
+    data, plans, numbers = representation.data, [], representation.data.num_values
+
+    def of(rows: Data) -> Representation:
+        return replace(representation, data=rows)
+
+    if not representation.on_lattice:
+        level = partial(Representation.fine, returned=True)
+        return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
+    many = isinstance(data, Dataset) and not data.tracks and data.survey.num_points > MANY_POINTS
+    sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_BLOCKS)
+    coarse, fine = Representation.coarse, Representation.fine
+    if representation.rule.max_features is not None:
+        # what the posterior truncates is noise of the model too: the evidence is that of the model
+        fine = partial(Representation.fine, returned=True)
+    plans.append(OnLattice(trainer, "coarse grid", of(sample), coarse, COARSE_FACTOR, numbers))
+    kind = OfCurves if has_learned_spectrum(trainer.kernel, trained=True) else OnLattice
+    few = sampled(data, FINE_BLOCKS)
+    parts = fine, FINE_FACTOR, numbers
+    plans.append(kind(trainer, "fine grid", of(few), *parts, keeps=many))
+    if few is not data:
+        plans.append(OnLattice(trainer, "fine grid, all blocks", representation, *parts))
+    return plans

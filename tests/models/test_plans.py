@@ -1,0 +1,133 @@
+"""Plans of a fit: their loss against evidence that is missing, and their order."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+
+import gp_orff
+from gp_orff.fitting import plans
+from gp_orff.fitting.journal import Journal, Progress
+from gp_orff.fitting.trainer import Trainer
+from gp_orff.inference.representation import Representation
+from tests.support.fields import draw, swirl
+from tests.support.fields import unit_cube as points
+
+
+def readings(number, noise=0.1, seed=0):
+    x = points(number, seed)
+    return x, swirl(x) + noise * draw(number, 2, seed=seed + 1)
+
+
+def model_of(base=None, **options):
+    kernel = gp_orff.DivergenceFreeKernel(base or RBFKernel(), num_dims=2)
+    return gp_orff.VectorFieldGP(kernel, **options)
+
+
+class Fixed(plans.Plan):
+    """A plan that costs and loses what it is told, and whose search does nothing."""
+
+    def __init__(self, name, operations, loss):
+        self.trainer, self.name = None, name
+        self._operations, self._loss = operations, loss
+
+    operations = property(lambda self: self._operations)
+    loss = property(lambda self: self._loss)
+    shape = property(lambda self: (1, None))
+
+    def inference(self):
+        return None
+
+    def search(self, search, evaluations):
+        pass
+
+
+class Subset(Fixed, plans.OfSubset):
+    pass
+
+
+def chosen(*given, lost=50.0, budget=1e12, whole=False):
+    found = plans.next_plan(given, lost, 1000.0, budget, whole)
+    return found and found.plan.name
+
+
+def test_the_cheapest_plan_that_loses_little_is_the_target():
+    rough, fine = Fixed("rough", 1e6, 30.0), Fixed("fine", 1e7, 0.5)
+    finest = Fixed("finest", 1e9, 0.0)
+    assert chosen(fine, finest) == "fine"
+    assert chosen(rough, finest) == "finest"  # rough does not halve what was lost
+    assert chosen(rough, fine, finest, budget=1.5e9) == "fine"
+    assert chosen(rough, finest, budget=1e7) == "rough"  # the best that is affordable
+    assert chosen(finest, budget=1e7) is None
+
+
+def test_cheap_plans_are_on_the_way_to_dear_ones():
+    some, exact = Subset("some", 1e6, 10.0), Fixed("exact", 1e9, 0.0)
+    assert chosen(some, exact) == "some"
+    assert chosen(some, exact, whole=True) == "exact"
+    assert chosen(Subset("some", 1e6, 30.0), exact) == "exact"
+    assert chosen(Subset("some", 5e8, 10.0), exact) == "exact"  # a half of the price saves nothing
+    assert chosen(some, Fixed("poor", 1e7, 90.0)) == "some"  # worse than what was reached
+
+
+def test_what_all_data_have_reached_is_halved_or_kept():
+    assert chosen(Fixed("next", 1e6, 30.0), whole=True) is None
+    assert chosen(Fixed("next", 1e6, 20.0), whole=True) == "next"
+
+
+@pytest.mark.parametrize("numbers", [100, 300])
+def test_the_loss_of_a_subset_is_that_of_fewer_numbers(numbers):
+    """k/2 (M/m − 1) with k = 3, ten times."""
+    search = SimpleNamespace(coordinates=SimpleNamespace(get=lambda: [0.0] * 3))
+    trainer = SimpleNamespace(new_search=lambda: search)
+    plan = plans.OfSubset(trainer, "some", numbers, 600.0)
+    assert plan.loss == pytest.approx(15 * (600 / numbers - 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [120, 180, 240])
+def test_the_loss_of_a_grid_is_that_of_its_optimum(features):
+    """Within a factor of ten of the evidence that is missing, where that is more than a nat; of
+    less it says at most three."""
+    x, y = readings(400, noise=0.05)
+    model = model_of(MaternKernel(nu=2.5), frequencies=gp_orff.Auto(exact_values=10**6))
+    best = model.fit(x, y, progress=False).log_marginal_likelihood().item()
+    state = model.state
+    parts = model.kernel, state.likelihoods, None, state.data.survey, Journal(Progress())
+    trainer = Trainer(*parts)
+    rule = gp_orff.Grid(domain=state.data.box)
+    grid = Representation(model.kernel, state.likelihoods, rule, state.data, rule)
+    level = partial(Representation.fine, most=features)
+    plan = plans.OnLattice(trainer, "grid", grid, level, 1.2, state.data.num_values)
+    plan.search(trainer.new_search(), 60)
+    missing = best - model.log_marginal_likelihood().item()
+    assert plan.loss > 0.1 * missing if missing > 1 else plan.loss < 3
+
+
+def test_a_plan_is_what_the_fit_does():
+    """On the exact kernel, and on a grid; the model is left as it was."""
+    x, y = readings(600)
+    model = model_of()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plan = model.plan(x, y)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    report = model.fit(x, y, progress=False).report
+    assert (plan.features is None) == (report.method == "exact")
+    last = report.stages[-1]
+    assert last.name.split(",")[0] == plan.searches[-1].name
+    assert last.loss == pytest.approx(plan.loss, abs=0.5)
+    assert 0 < plan.seconds < 60
+    assert plan.mebibytes > 0
+    assert "expected loss" in str(plan)
+    assert plan.to_dict()["numbers"] == 1200
+    assert "loss, nats" in str(report)
+
+
+def test_a_plan_of_poor_data_is_a_clear_error():
+    x, y = readings(20)
+    y[3] = float("nan")
+    with pytest.raises(ValueError, match="missing"):
+        model_of().plan(x, y)
