@@ -96,7 +96,7 @@ def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[O
     """
     # The columns of `axes` are the directions u_k. In these coordinates the noise is independent,
     # so that every number is an observation along a line of sight with its own variance.
-    variances, axes = torch.linalg.eigh(part.apply_to_covariance(covariance))
+    variances, axes = _principal_axes(part.apply_to_covariance(covariance))
     directions = part.pattern.embed(axes.mT)  # (n, v, p): the rows are axes
     y = (axes.mT @ part.y.unsqueeze(-1)).squeeze(-1)
     key = GroupKey(part.key.label, LineOfSight(part.pattern.num_outputs), known=True)
@@ -104,6 +104,19 @@ def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[O
         Observations(key, part.x, y[:, [k]], 1 / variances[:, k], directions[:, k], part.index)
         for k in range(y.shape[-1])
     ]
+
+
+def _principal_axes(
+    covariance: Float[Tensor, "n v v"],
+) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]:
+    """Eigenvalues and eigenvectors that rounding does not change: copies of a record, whose
+    covariance was rotated with it, have to have the same axes."""
+    # Of equal variances any axes are eigenvectors. Rounding to nine digits makes variances equal
+    # that are equal but for rounding, and `eigh` then returns the axes of the components.
+    size = covariance.diagonal(dim1=-1, dim2=-2).mean(-1)[..., None, None]
+    _, axes = torch.linalg.eigh((covariance / size).round(decimals=9))
+    largest = axes.gather(-2, axes.abs().argmax(-2, keepdim=True))
+    return (axes * (covariance @ axes)).sum(-2), axes * largest.sign()
 
 
 def _check_variances(values: Tensor, observed: Bool[Tensor, "..."]) -> None:

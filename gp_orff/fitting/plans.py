@@ -8,10 +8,9 @@ form of the prior, its columns: the kernel itself, or the features of a rule.
 2. The loss of a plan is what its optimum is expected to lack, in nats of the evidence of all data
    under the kernel itself. With m of M numbers, k hyperparameters lose k/2 (M/m − 1) where data are
    the same everywhere: they vary about those of all data with M/m − 1 times the covariance that
-   all data leave. Ten times as much is foreseen, as they seldom are. A lattice that
-   truncates the variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the
-   search takes δ for noise. Both depend on the hyperparameters, and are computed where the search
-   is.
+   all data leave. Ten times as much is foreseen, as they seldom are. A lattice that truncates the
+   variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the search takes δ
+   for noise. Both depend on the hyperparameters, and are computed where the search is.
 3. `climb` runs searches on plans of rising price, each from where the last one ended. It ends with
    the first plan whose loss is at most `aim`, or with that of the smallest loss within the budget.
 
@@ -60,7 +59,7 @@ RATIO = 8.0  # of the price of a plan over that of one on the way to it
 FEWEST = 2  # evaluations, that a plan has to be worth
 EVALUATIONS = 8  # that a search takes on a plan, about
 SUBSETS = 1200, 3600  # numbers, of subsets on the way
-ROUNDS = 8  # of grids of one plan, each for where the search has gone
+ROUNDS = 20  # of grids of one plan, each for where the search has gone
 MANY_POINTS = 100_000  # of which a pass takes longer than an evaluation
 COARSE_BLOCKS, FINE_BLOCKS = 2000, 5000  # of the tracks of a group, on the way
 FEW_FEATURES = 1536  # of learned spectra, on the way
@@ -355,23 +354,17 @@ def next_plan(
     """
     priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
     priced = [each for each in priced if FEWEST * each.operations <= budget]
-    subsets = [
-        each for each in priced if isinstance(each.plan, OfSubset) and each.loss < lost / GAIN
-    ]
+    better = [each for each in priced if each.loss < lost / GAIN and not of_all]
     most = lost / GAIN if of_all else max(lost, aim(num_values))
     targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
     targets = [each for each in targets if each.loss <= most or (each.plan.given and not of_all)]
-    if of_all:
-        subsets = []
     if not targets:
+        subsets = [each for each in better if isinstance(each.plan, OfSubset)]
         return min(subsets, key=price, default=None)
     good = [each for each in targets if each.loss <= aim(num_values)]
     target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
-    on_the_way = [
-        each for each in priced if each.plan is not target.plan and each.loss < lost / GAIN
-    ]
-    on_the_way = [each for each in on_the_way if RATIO * each.operations <= target.operations]
-    return min([] if of_all else on_the_way, key=price, default=target)
+    on_the_way = [each for each in better if RATIO * each.operations <= target.operations]
+    return min(on_the_way, key=price, default=target)
 
 
 def price(priced: Priced) -> float:
@@ -387,8 +380,8 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
     """Search on plans of rising price, until one of all data loses at most `aim`; the last such
     plan, if any.
 
-    Every plan begins at the best of all hyperparameters where others have ended, as the
-    evidence of the plan shows: that of few numbers, or of coarse columns, may have led astray.
+    Every plan begins at the best of all hyperparameters where others have ended, as the evidence of
+    the plan shows: that of few numbers, or of coarse columns, may have led astray.
 
     Args:
         search: goes on from where it is, after searches on few numbers.
@@ -440,7 +433,8 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
         inference = plan.inference()
         return -math.inf if inference is None else plan.trainer.value(inference)
 
-    if len(visited) > 1:
+    visits = isinstance(plan, OnLattice) and plan.keeps  # all of many data, for each of them
+    if len(visited) > 1 and not visits:
         search.coordinates.set(max(visited, key=value))
 
 
@@ -459,9 +453,9 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
         return [*plans, OnFeatures(trainer, name, representation.inference(rule))]
     if exact and isinstance(representation.requested, Auto) and not data.tracks:
         most = max(representation.requested.exact_values, rule.max_features or MOST_EXACT)
-        exact = OfAll(trainer, "exact kernel", data)
-        if numbers <= MOST_REPEATED * most and exact.size <= most:
-            plans.append(exact)
+        under_kernel = OfAll(trainer, "exact kernel", data)
+        if numbers <= MOST_REPEATED * most and under_kernel.size <= most:
+            plans.append(under_kernel)
     return plans + lattices_of(trainer, representation)
 
 

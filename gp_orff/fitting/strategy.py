@@ -87,7 +87,7 @@ def climbed(trainer: Trainer, search: Search, representation: Representation) ->
     lattices = [plan.representation for plan in plans if isinstance(plan, OnLattice)]
     with_statistics = (one for one in lattices if one.kept is not None)
     representation = next(with_statistics, representation)
-    if isinstance(last, OnLattice) and representation.on_lattice:
+    if isinstance(last, OnLattice) and representation.on_lattice and not last.given:
         # the learned noise contains what lattices truncate, which the posterior adds to the field
         ratios = representation.training_cuts()
         for label, likelihood in trainer.likelihoods.items():

@@ -10,6 +10,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal
 from linear_operator import to_dense
 
 import gp_orff
+from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import expand
 from gp_orff.fitting.starting_values import scale_noise, start_noise
 from tests.support.fields import curl_free, directions, draw, uniform
@@ -313,7 +314,7 @@ def test_noise_is_kept_as_it_is(scaled):
     assert "noise: as given with the readings, kept" in model.report.notes
     assert math.isnan(model.report.hyperparameters["noise_scale"].standard_error)
     model.fit(scale_noise=True, warm_start=True, progress=False)
-    assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=1e-2)
+    assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=3e-2)
     model.condition(x, y)
     assert type(model.likelihood) is not gp_orff.KnownNoiseLikelihood
 
@@ -455,3 +456,21 @@ def test_a_fit_that_fails_restores_the_factor(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         model.fit(x, y, noise=R, progress=False)
     assert model.likelihood.noise_scale.item() == pytest.approx(1.5)
+
+
+def test_axes_of_noise_do_not_depend_on_rounding():
+    """Of equal variances, of ones a thousand times apart, and of copies that were rotated by the
+    last digit: so copies are recognised."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(20, 2, 2, generator=generator).double()
+    every = torch.cat([0.01 * torch.eye(2).double().expand(5, 2, 2), root @ root.mT])
+    every[7] = torch.diag(torch.tensor([1.0, 1e-12]).double())
+    angle = 1e-14
+    turn = torch.tensor([[1.0, -angle], [angle, 1.0]]).double()
+    x, y = torch.rand(25, 2, generator=generator).double(), torch.ones(25, 2).double()
+    options = (Options(noise=every), Options(noise=turn @ every @ turn.mT))
+    for one, two in zip(*(read(x, y, 2, own) for own in options), strict=True):
+        torch.testing.assert_close(one.y, two.y, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(one.direction, two.direction, rtol=0, atol=1e-7)
+        assert (one.weight > 0).all()
+    assert torch.equal(one.direction[:5].abs().amax(-1), torch.ones(5).double())

@@ -174,8 +174,10 @@ def test_units_do_not_matter(rule):
     assert numbers(there) == pytest.approx(expected, rel=0.03 if moving else 1e-6)
     xs = x[:20] * 0.9
     one, two = here.posterior(), there.posterior()
-    torch.testing.assert_close(1e6 * two.mean(1e5 * xs), one.mean(xs), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(1e12 * two.variance(1e5 * xs), one.variance(xs), rtol=1e-5, atol=0)
+    near = 0.01 if moving else 1e-6
+    torch.testing.assert_close(1e6 * two.mean(1e5 * xs), one.mean(xs), rtol=near, atol=near)
+    near = 0.1 if moving else 1e-5
+    torch.testing.assert_close(1e12 * two.variance(1e5 * xs), one.variance(xs), rtol=near, atol=0)
 
 
 @pytest.mark.slow
