@@ -243,10 +243,12 @@ class Journal:
         """Add a sentence; `History.with_notes` drops empty ones and repetitions."""
         self.notes.append(text)
 
-    def price(self, operations: float, loss: float) -> None:
-        """Add to the last stage what its plan foresaw."""
-        if self.stages:
-            self.stages[-1] = replace(self.stages[-1], operations=operations, loss=loss)
+    def price(self, first: int, operations: float, loss: float) -> None:
+        """Add to the stages from the first one on what their plan foresaw."""
+        for number in range(first, len(self.stages)):
+            if self.stages[number].evaluations:
+                stage = replace(self.stages[number], operations=operations, loss=loss)
+                self.stages[number] = stage
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:

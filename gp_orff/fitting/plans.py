@@ -11,18 +11,18 @@ form of the prior, its columns: the kernel itself, or the features of a rule.
    all data leave. Ten times as much is foreseen, as they seldom are. A lattice that truncates the
    variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the search takes δ
    for noise. Both depend on the hyperparameters, and are computed where the search is.
-3. `climb` runs searches on plans of rising price, each from where the last one ended. It ends with
-   the first plan whose loss is at most `aim`, or with that of the smallest loss within the budget.
+3. `climb` runs searches on plans of rising price, each from the best of where others have ended. It
+   ends with the first plan of all data whose loss is at most `aim`, or with that of the smallest
+   loss within the budget.
 
-Constants of this file decide every search; those of other files are limits that a user can set, or
-numerical.
+Constants of this file decide which searches are made.
 """
 
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.curves import extrapolate_curves
-from gp_orff.fitting.search import Search
+from gp_orff.fitting.search import MOST_EVALUATIONS, Search
 from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import FeatureInference, Inference
@@ -125,6 +125,7 @@ class OfSubset(Plan):
         return self.trainer.exact_inference(self.trainer.subset(self.numbers))
 
     def search(self, search: Search, evaluations: int) -> None:
+        continue_curves(self.trainer.kernel, False)
         inference = self.inference()
         label = f"{self.name}, {inference.data.survey.num_points} points"
         self.trainer.search(search, inference, label, nats=0.1, evaluations=evaluations)
@@ -157,6 +158,7 @@ class OfAll(Plan):
         return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
 
     def search(self, search: Search, evaluations: int) -> None:
+        continue_curves(self.trainer.kernel, False)
         self.trainer.search(search, self.inference(), self.name, evaluations=evaluations)
 
 
@@ -200,7 +202,6 @@ class OnLattice(Plan):
     factor: float  # by which frequencies may move on one lattice
     of: float  # all numbers
     keeps: bool = False  # whether one pass over the data serves all lattices, and the posterior
-    options: Mapping[str, float] = field(default_factory=dict)  # of its searches
 
     @property
     def given(self) -> bool:
@@ -210,8 +211,7 @@ class OnLattice(Plan):
         """On the present lattice; None where none serves within its limit of features."""
         try:
             return self.representation.inference(self.level(self.representation))
-        except GridBudgetError as error:
-            self.trainer.journal.note(f"no {self.name} was built: {error}")
+        except GridBudgetError:
             return None
 
     @property
@@ -262,7 +262,7 @@ class OnLattice(Plan):
                 trainer.journal.note(f"no {self.name} was built: {error}")
                 return 0
             label = f"{self.name}, {inference.num_features(trainer.kernel)} features"
-            options = {"trust_factor": self.factor, "evaluations": evaluations, **self.options}
+            options = {"trust_factor": self.factor, "evaluations": evaluations}
             before = search.evaluations
             with warnings.catch_warnings():  # the next grid is made for where the search has gone
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
@@ -353,7 +353,10 @@ def next_plan(
         of_all: whether what was reached is of all data.
     """
     priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
-    priced = [each for each in priced if FEWEST * each.operations <= budget]
+    first = not of_all  # at least one plan, where the user has chosen the columns
+    priced = [
+        each for each in priced if FEWEST * each.operations <= budget or (each.plan.given and first)
+    ]
     better = [each for each in priced if each.loss < lost / GAIN and not of_all]
     most = lost / GAIN if of_all else max(lost, aim(num_values))
     targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
@@ -398,13 +401,24 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
             break
         plan, before = chosen.plan, search.evaluations
         _go_to_best(search, plan, visited)
-        plan.search(search, max(FEWEST, int(budget / chosen.operations)))
+        stages = len(trainer.journal.stages)
+        affordable = max(FEWEST, int(max(budget, 0.0) / chosen.operations))
+        plan.search(search, min(affordable, MOST_EVALUATIONS))
+        left.remove(plan)
+        if search.evaluations == before:  # no lattice could be built
+            continue
         visited.append(search.coordinates.get())
         budget -= (search.evaluations - before) * chosen.operations
-        left.remove(plan)
         lost = plan.loss
         last = last if isinstance(plan, OfSubset) else plan
-        trainer.journal.price(chosen.operations, lost)
+        trainer.journal.price(stages, chosen.operations, lost)
+    if last is None:
+        trainer.journal.note(
+            "no search on all data is expected to improve on that of fewer within its budget of "
+            "operations: the hyperparameters are those of a subset"
+            if lost > aim(num_values)
+            else ""
+        )
     return last
 
 
@@ -431,11 +445,13 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
     def value(u: Float[np.ndarray, "k"]) -> float:
         search.coordinates.set(u)
         inference = plan.inference()
-        return -math.inf if inference is None else plan.trainer.value(inference)
+        if inference is None:
+            return -math.inf
+        return plan.trainer.value(inference) + float(plan.trainer.log_prior(search))
 
     visits = isinstance(plan, OnLattice) and plan.keeps  # all of many data, for each of them
     if len(visited) > 1 and not visits:
-        search.coordinates.set(max(visited, key=value))
+        search.coordinates.set(max(reversed(visited), key=value))
 
 
 def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
@@ -443,7 +459,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     data, rule = representation.data, representation.rule
     numbers, plans = data.num_values, []
     exact = isinstance(data, Dataset) and has_covariance(trainer.kernel, data)
-    if exact:
+    if exact and data.weights is None:  # of Student-t noise
         subsets = [size for size in SUBSETS if GAIN * size <= numbers]
         plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
     if rule is None:

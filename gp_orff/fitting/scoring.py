@@ -1,4 +1,4 @@
-"""Searches by the expected curvature of the evidence, and priors that are weak.
+"""The information of data about hyperparameters, and priors that are weak.
 
 Weak priors of hyperparameters, in the units of the data, for data that leave them open.
 
@@ -230,16 +230,18 @@ class AverageInformation:
         seen = seen_by(design, noise.diagonal())
         evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
         a = solved @ evidence.contrast(self.mean)
+        scatter, of_scatter = self.inference.scatter_logdet(noises), []
         of_kernel, columns = set(self.kernel.parameters()), []
         steps = iter(_STEP_OF_COVARIANCES * np.eye(len(u)))
         for part in coordinates.parts:
             for step in islice(steps, part.parameter.numel()):
                 coordinates.set(u + step)
+                moved = noises_of(self.kernel, self.likelihoods)
                 if part.parameter in of_kernel:
                     change = self.inference.prior(self.kernel) - prior
                 else:
-                    moved = noises_of(self.kernel, self.likelihoods)
                     change = self.inference.noise(moved) - noise
+                of_scatter.append(self.inference.scatter_logdet(moved) - scatter)
                 columns.append(change.tril() @ a + change.tril(-1).mT @ a)
         coordinates.set(u)
         w = torch.cat(columns, -1) / _STEP_OF_COVARIANCES
@@ -247,7 +249,11 @@ class AverageInformation:
         if self.mean is None:
             left = half[:, 1:] @ evidence.mean_root()
             w = w - left @ (left.mT @ w)
-        return 0.5 * (w.mT @ w).cpu().numpy()
+        # r numbers of scatter, of variances ∝ σ², have the information ½ r ∂_i log σ² ∂_j log σ²,
+        # and add r log σ² to the logarithm of the determinant.
+        slopes = torch.stack(of_scatter).to(w) / _STEP_OF_COVARIANCES
+        count = max(self.inference.num_values - len(design), 1.0)
+        return 0.5 * (w.mT @ w + slopes[:, None] * slopes / count).cpu().numpy()
 
 
 # The Fisher information of hyperparameters under the exact kernel.

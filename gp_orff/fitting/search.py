@@ -239,6 +239,10 @@ class Coordinate:
         value = self.values(u).reshape(shape).to(self.parameter)
         return value if self.constraint is None else self.constraint.inverse_transform(value)
 
+    def on_device(self, u: Float[np.ndarray, "*b k"]) -> Float[Tensor, "*b k"]:
+        """u where the parameter is."""
+        return torch.from_numpy(u).to(self.parameter.device)
+
     def values(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """The values at u."""
         return u * self.scale if self.constraint is None else self._value(u)
@@ -489,7 +493,7 @@ def _coordinates(
 
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
 _NATS = 0.01  # in total: a step that promises less ends the search
-_EVALUATIONS = 100  # of a run, at most
+MOST_EVALUATIONS = 100  # of a run
 _MUCH = 1.0  # nats still promised at the end of a search, of which a warning tells
 _EDGE = 0.9  # of how far frequencies may move on a grid: beyond, the search needs another one
 _LONGEST_STEP = 2.0  # of a coordinate
@@ -499,7 +503,7 @@ _OF_NATS = 1.0  # the least curvature in what a step promises, and that of one n
 _FIRST = 0.1  # nats per number, of a curvature of which nothing is known
 _DAMPING, _MOST_DAMPING = 1e-2, 1e8
 Report = Callable[[float], None]
-Information = Callable[[], Float[np.ndarray, "k k"]]
+Information = Callable[[], Float[np.ndarray, "k k"] | None]
 
 
 class SearchWarning(UserWarning):
@@ -556,7 +560,7 @@ class Search:
         of: object = None,
         trust_factor: float | None = None,
         nats: float = _NATS,
-        evaluations: int = _EVALUATIONS,
+        evaluations: int = MOST_EVALUATIONS,
         report: Report = lambda value: None,
     ) -> "Search":
         """Maximise an objective, in total nats.
@@ -564,7 +568,7 @@ class Search:
         Args:
             objective: at the present hyperparameters.
             num_values: M, the observed numbers.
-            information: minus the expected Hessian, in total nats.
+            information: minus the expected Hessian, in total nats; it may return None.
             of: what the information is of: while it is the same as in the last run, B goes on.
             trust_factor: the largest factor by which frequencies may move from where the run
                 starts; the run ends when a coordinate comes near that edge.
@@ -583,13 +587,16 @@ class Search:
         scaled = curvature is not None  # or its size follows from the first step
         if curvature is None:
             curvature = _FIRST * num_values * np.eye(len(start))
+        learned = np.eye(len(start))  # from the changes of the gradient alone
         while len(start):
             if information is not None and self.has_left(of, point.u):
-                self.coordinates.set(point.u)
-                curvature, scaled, self.informed = information(), True, (of, point.u)
+                if (anew := self._informed_at(point.u, information)) is None:
+                    information, self.informed = None, None
+                else:
+                    curvature, scaled, self.informed = anew, True, (of, point.u)
             parts = curvature, point, low, high
             step = _newton_step(*parts)
-            known = curvature if self.informed is not None else np.eye(len(start))
+            known = learned if self.informed is None else curvature
             foreseen = _newton_step(known, point, low, high, floor=_OF_NATS)
             self.expected_gain = 0.5 * float(point.gradient @ foreseen)
             self.summit = point.u + step
@@ -609,6 +616,7 @@ class Search:
                 if not scaled and step @ change > 0:
                     curvature = change @ change / (step @ change) * np.eye(len(start))
                 curvature, scaled = _updated(curvature, step, change), True
+                learned = _updated(learned, step, change)
                 ratio = gain / max(promised, gain) if np.isfinite(gain) else 1.0
                 damping *= max(1 / 3, 1 - (2 * ratio - 1) ** 3)
                 point, rise, longest = trial, 2.0, min(2 * longest, _LONGEST_STEP)
@@ -635,6 +643,20 @@ class Search:
             return True
         return bool(np.abs(u - self.informed[1]).max() > _MOVED)
 
+    def _informed_at(
+        self, u: Float[np.ndarray, "k"], information: Information
+    ) -> Float[np.ndarray, "k k"] | None:
+        """The information at u; None if there is none, or its factorisation fails."""
+        self.coordinates.set(u)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)
+                return information()
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):
+            return None
+        finally:
+            self.coordinates.set(u)
+
     def _evaluate(
         self,
         objective: Callable[[], Float[Tensor, ""]],
@@ -657,7 +679,7 @@ class Search:
             self.failures.append(str(error))
             value, gradient = -np.inf, np.zeros_like(u)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
-            value, gradient = (value if not may_fail else -np.inf), np.nan_to_num(gradient)
+            value, gradient = -np.inf, np.nan_to_num(gradient)
         report(value / num_values)
         return Point(u, value, gradient)
 

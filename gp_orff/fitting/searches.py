@@ -128,6 +128,6 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
         candidate.coordinates.set(at)
         trainer.short_search(candidate, judge, "dense parts")
     if (other.value - search.value) * judge.num_values > _NATS_OF_A_START * trainer.num_outputs:
-        return other
+        return trainer.new_search()  # from there, in the ranges of all data
     search.coordinates.set(u)
     return search

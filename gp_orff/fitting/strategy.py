@@ -1,5 +1,6 @@
 """The strategy of a fit: starting values, then searches on finer and finer representations."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -62,7 +63,8 @@ def fit(
         whole = representation
         representation = whole.mended
         if not whole.on_lattice and representation.data.num_values < data.num_values:
-            trainer, representation = learned_from_kept(trainer, representation, whole)
+            parts = trainer, search, representation, whole
+            trainer, search, representation = learned_from_kept(*parts)
         journal.note("" if representation.follows else representation.reason)
         trainer.warn_of_truncation(representation)
         warn_of_left_out(data, representation.data)
@@ -89,27 +91,30 @@ def climbed(trainer: Trainer, search: Search, representation: Representation) ->
     representation = next(with_statistics, representation)
     if isinstance(last, OnLattice) and representation.on_lattice and not last.given:
         # the learned noise contains what lattices truncate, which the posterior adds to the field
-        ratios = representation.training_cuts()
+        ratios = representation.training_cuts(last.level)
         for label, likelihood in trainer.likelihoods.items():
             ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
-            scale_noise(likelihood, max(1 - ratio, 0.5))
+            if math.isfinite(ratio):
+                scale_noise(likelihood, max(1 - ratio, 0.5))
     if representation.kept is None and (now := representation.again).rule is None:
         return now
     return representation
 
 
 def learned_from_kept(
-    trainer: Trainer, kept: Representation, whole: Representation
-) -> tuple[Trainer, Representation]:
+    trainer: Trainer, search: Search, kept: Representation, whole: Representation
+) -> tuple[Trainer, Search, Representation]:
     """Learn again, from the readings that are kept of many: neighbours along a line tell of the
     noise along it, which is less than what readings of several lines differ by. Under that noise
-    the means of all readings may do; the representation that does, with the trainer of the kept."""
+    the means of all readings may do; the representation that does, with the trainer of the kept and
+    its search."""
     trainer = replace(trainer, survey=kept.data.survey)
     robust = RobustEM(trainer)
     if robust.e_step.heavy_tailed:
-        return trainer, replace(kept, data=robust.start(kept.data, warm_start=False))
-    climb(best_start(trainer), plans_of(trainer, kept), kept.data.num_values)
-    return trainer, again if (again := whole.mended).rule is None else kept
+        return trainer, search, replace(kept, data=robust.start(kept.data, warm_start=False))
+    search = best_start(trainer)
+    climb(search, plans_of(trainer, kept), kept.data.num_values)
+    return trainer, search, again if (again := whole.mended).rule is None else kept
 
 
 def _weak_priors(

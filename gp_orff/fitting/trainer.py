@@ -43,7 +43,7 @@ from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 MANY_VALUES = 6000  # numbers, of which dense parts are searched too
-MOST_SEARCHED = 4096  # numbers; with more, one evaluation takes seconds and gains little
+MOST_SEARCHED = 4096  # numbers, of EM and of standard errors; with more, each takes many seconds
 _SHORT = 6  # evaluations
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
@@ -98,7 +98,8 @@ class Trainer:
         parts = inference, self.kernel, self.likelihoods, self.mean
         return log_marginal_likelihood(*parts, restricted=self.priors is not None)
 
-    def _log_prior(self, search: Search) -> Float[Tensor, ""] | float:
+    def log_prior(self, search: Search) -> Float[Tensor, ""] | float:
+        """The log density of all priors, at the present hyperparameters."""
         modules = self.kernel, self.likelihoods
         prior = log_prior_of_noise(*modules, self.whole or self.survey)
         weak = 0.0 if self.priors is None else self.priors.log_density(*modules)
@@ -118,7 +119,7 @@ class Trainer:
 
         def objective() -> Float[Tensor, ""]:
             update_threads()  # the machine may have become busy
-            return self.evidence(inference) + self._log_prior(search)
+            return self.evidence(inference) + self.log_prior(search)
 
         def reached() -> dict[str, object]:
             information, of = self._information(search, inference)
@@ -145,20 +146,25 @@ class Trainer:
 
     def _information(
         self, search: Search, inference: Inference
-    ) -> tuple[Callable[[], Float[np.ndarray, "k k"]] | None, object]:
-        """The information of the data about the hyperparameters, where it is cheap, and what it is
-        of: EM, which changes weights only, goes on with the curvature that it has."""
+    ) -> tuple[Callable[[], Float[np.ndarray, "k k"] | None], object]:
+        """The information of the data about the hyperparameters, None where it is not cheap, and
+        what it is of: EM, which changes weights only, goes on with the curvature that it has."""
         parts = inference, self.kernel, self.likelihoods, search.coordinates
         exact = isinstance(inference, ExactInference)
+
+        def information() -> Float[np.ndarray, "k k"] | None:
+            if not exact and not inference.has_shared_columns:
+                return None
+            if not exact:
+                made = FeatureInformation.of(*parts, self.mean)
+            elif not has_learned_spectrum(self.kernel, trained=True):
+                made = AverageInformation(*parts, self.mean)
+            else:
+                made = Information(*parts) if inference.size <= _MOST_SCORED else None
+            return None if made is None else made()
+
         size = inference.size if exact else inference.num_features(self.kernel)
-        of = inference.num_values, size
-        if not search.coordinates.parts or not search.has_left(of, search.coordinates.get()):
-            return None, of
-        if not exact:
-            return FeatureInformation.of(*parts, self.mean), of
-        if not has_learned_spectrum(self.kernel, trained=True):
-            return AverageInformation(*parts, self.mean), of
-        return (Information(*parts) if inference.size <= _MOST_SCORED else None), of
+        return information, (inference.num_values, size)
 
     def short_search(
         self, search: Search, inference: Inference, name: str

@@ -576,6 +576,12 @@ class ExactInference(Inference):
         """The covariance of the noise of the evidence."""
         return _noise(self.observed, noises)
 
+    @torch.no_grad()
+    def scatter_logdet(self, noises: Noises) -> Float[Tensor, ""]:
+        """What the scatter of records about the means at their sites adds to log|K|."""
+        nothing = Evidence(torch.zeros(1, 1).double(), torch.zeros(()).double())
+        return self._with_scatter(nothing, noises).logdet
+
     def design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
         """V = [y, H]: the numbers, and the constant mean of each output as they observe it."""
         num_outputs = next(iter(noises.values())).shape[-1]

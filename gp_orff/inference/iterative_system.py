@@ -638,7 +638,7 @@ def _eigen(
 # - The gradient of log|A| uses the same random signs, as `probes`.
 #
 # Every random number comes from the seed anew, so that the evidence is a deterministic function of
-# the hyperparameters, which a line search needs.
+# the hyperparameters, which a search needs.
 
 
 _LOOSEST = 1e-2  # relative residual of the mean

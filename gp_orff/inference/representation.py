@@ -636,10 +636,10 @@ class Representation:
         return self.now().truncation_ratios(self.kernel, self._noises)
 
     @torch.no_grad()
-    def training_cuts(self) -> dict[GroupKey, float]:
+    def training_cuts(self, level: Callable[["Representation"], Grid]) -> dict[GroupKey, float]:
         """What the grids of searches cut; infinite where there is none within the budget."""
         try:
-            inference = self.inference(replace(self.fine(), diagonal_correction=True))
+            inference = self.inference(replace(level(self), diagonal_correction=True))
         except GridBudgetError:
             return dict.fromkeys(self.data.keys, math.inf)
         return inference.truncation_ratios(self.kernel, self._noises)

@@ -65,7 +65,7 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
     """
     steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
-    # A smooth maximum of the slope and the bound: a kink would stop a line search.
+    # A smooth maximum of the slope and the bound: a kink would stop a search.
     q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
     # `total` is the logarithm of the whole variance beyond the last knot. The interval m halvings
     # further has the share e^{−m q log 2} (1 − e^{−q log 2}) of it, and the last one all that

@@ -424,7 +424,7 @@ def _values(model: Model, draws: Draws) -> Iterator[tuple[nn.Parameter, Float[np
     """The values of every parameter in all draws."""
     coordinates = model.coordinates
     for part, u in zip(coordinates.parts, coordinates.split(draws.u), strict=True):
-        yield part.parameter, part.values(torch.from_numpy(u)).cpu().numpy()
+        yield part.parameter, part.values(part.on_device(u)).cpu().numpy()
 
 
 def integrated(model: Model, priors: WeakPriors) -> Draws:

@@ -1,6 +1,6 @@
 """What a fit would do, and what it would cost: `VectorFieldGP.plan`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
 
@@ -14,6 +14,7 @@ from gp_orff.data.dataset import Data
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import Journal, Progress
 from gp_orff.fitting.plans import EVALUATIONS, OfSubset, Priced, plans_of, route
+from gp_orff.fitting.search import check_extents
 from gp_orff.fitting.searches import best_start
 from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
 from gp_orff.inference.representation import Representation, without_far_points
@@ -122,6 +123,7 @@ def plan_of(
     data: Data,
 ) -> FitPlan:
     """The plan of a fit, at starting values, which the modules are set to."""
+    check_extents(kernel, data.survey.distances)
     data, _ = without_far_points(data, requested)
     journal = Journal(Progress())
     trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, tracks=data.tracks)
@@ -132,7 +134,7 @@ def plan_of(
         numbers = min(SUBSET_VALUES, data.num_values)
         first = OfSubset(trainer, "starting values", numbers, data.num_values)
         chosen = [Priced(first, first.operations, first.loss)]
-    speed = _operations_a_second()
+    speed = _operations_a_second(next(kernel.parameters()).device)
     searches = tuple(_planned(priced, speed) for priced in chosen)
     return FitPlan(searches, data.num_values, representation.reason)
 
@@ -151,12 +153,12 @@ def _planned(priced: Priced, speed: float) -> PlannedSearch:
     )
 
 
-def _operations_a_second() -> float:
+def _operations_a_second(device: torch.device) -> float:
     """Of a factorisation and an inverse, as searches make them."""
-    matrix = torch.eye(_SIZE, dtype=torch.float64).add_(1 / _SIZE)
-    elapsed: Sequence[float] = []
+    matrix = torch.eye(_SIZE, dtype=torch.float64, device=device).add_(1 / _SIZE)
+    elapsed = []
     for _ in range(2):  # the first one starts threads
         began = perf_counter()
-        torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-        elapsed = [*elapsed, perf_counter() - began]
+        torch.cholesky_inverse(torch.linalg.cholesky(matrix)).sum().item()  # waits for a GPU
+        elapsed.append(perf_counter() - began)
     return _SIZE**3 / min(elapsed)  # a third of n³, and two thirds

@@ -371,8 +371,7 @@ class ModelSnapshot(Snapshot):
         return self.draw()
 
     def field(self, points=None, symbol=None):
-        members = self.sample.members
-        if points is None and members:
+        if points is None and (members := self.sample.members):
             return FieldOnDomain(self.inference, Mixture(members, self.constant, self.kernel))
         return super().field(points, symbol)
 

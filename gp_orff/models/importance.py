@@ -281,17 +281,17 @@ class PriorOfCoordinates:
         total = np.zeros(len(u))
         for columns, part in self._columns.values():
             if part.floor is not None:
-                values = part.values(torch.from_numpy(u[:, columns]))
-                total[(values < part.floor).any(-1).numpy()] = -np.inf
+                values = part.values(part.on_device(u[:, columns]))
+                total[(values < part.floor).any(-1).cpu().numpy()] = -np.inf
         for own, residual in self._residuals(u).items():
             columns, part = self._columns[own]
-            ours = torch.from_numpy(u[:, columns])
+            ours = part.on_device(u[:, columns])
             slopes = part.log_slopes(ours) - part.values(ours).log()  # of the logarithm
             # The prior is a density of log v; ∂ log v/∂u turns it into one of u.
             total += (slopes.cpu().numpy() - 0.5 * np.square(residual)).sum(-1)
         for own, prior in self.priors.registered.items():
             columns, part = self._columns[own]
-            ours = torch.from_numpy(u[:, columns])
+            ours = part.on_device(u[:, columns])
             values = part.values(ours).reshape(len(u), *part.parameter.shape)
             logs = log_density(prior, values.to(part.parameter))
             total += (logs + part.log_slopes(ours).sum(-1)).cpu().numpy()

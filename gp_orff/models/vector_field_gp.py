@@ -86,7 +86,7 @@ class VectorFieldGP(torch.nn.Module):
     `posterior` returns the posterior of the field. Small data use the exact kernel. For larger
     data, one pass computes the sufficient statistics of features on a frequency grid; the cost of
     training is then independent of N. Training starts with the exact evidence of a small subset of
-    the data, continues on coarse grids and ends on a fine one.
+    the data, and goes on with searches of rising price: see `plan`.
 
     Hyperparameters, constraints and priors are in the units of x and y; changing the units does not
     change the results. Computations are in float64. A call that fails leaves the model unchanged.
@@ -267,13 +267,13 @@ class VectorFieldGP(torch.nn.Module):
 
         Starting values are found on 600 numbers, as a fit does; hyperparameters and data of the
         model stay as they are. Seconds are those of eight evaluations of each search: passes over
-        the data, and the posterior, come on top.
+        the data, rounds of EM under Student-t noise, and the posterior come on top.
 
         Args:
             x, y, options: as for `fit`, without `progress` and `warm_start`.
 
         Raises:
-            TypeError, ValueError: as `fit` does.
+            TypeError, ValueError: as `fit` does; also where all observations are the same.
 
         Example:
             >>> import gp_orff, torch
@@ -285,11 +285,18 @@ class VectorFieldGP(torch.nn.Module):
             (1000, None, 0.0)
         """
         with chosen_threads(), restored_on_failure(self):
-            data = self._counted_once(x, y, Options(**options), learning=True)
+            choice = Options(**options)
+            data = self._counted_once(x, y, choice, learning=True)
+            if not data.varies:
+                raise ValueError(
+                    "expected data that vary, got observations that are all the same: fit learns "
+                    "nothing from them; set the hyperparameters, and call condition(x, y)"
+                )
             kernel, present = deepcopy((self.kernel, self._every_likelihood))
             take_heights(kernel, data, anew=True)
             likelihoods = with_groups(present, data, kernel)
             remember_all(likelihoods, data)
+            learn_scales(likelihoods, data, choice.scale_noise)
             return plan_of(kernel, likelihoods, self._fixed_mean, self.frequencies, data)
 
     @on_workers

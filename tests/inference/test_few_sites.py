@@ -426,7 +426,7 @@ def test_shallow_sources_are_learned_from_every_few_readings(monkeypatch):
     original = strategy.learned_from_kept
 
     def spied(*parts):
-        learned.append(parts[1].data.survey.num_points)
+        learned.append(parts[2].data.survey.num_points)
         return original(*parts)
 
     monkeypatch.setattr(strategy, "learned_from_kept", spied)
