@@ -442,6 +442,7 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
 def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, "k"]]) -> None:
     """Go to those hyperparameters whose evidence on the plan is the largest."""
 
+    @torch.no_grad()
     def value(u: Float[np.ndarray, "k"]) -> float:
         search.coordinates.set(u)
         inference = plan.inference()

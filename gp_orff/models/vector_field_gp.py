@@ -273,7 +273,8 @@ class VectorFieldGP(torch.nn.Module):
             x, y, options: as for `fit`, without `progress` and `warm_start`.
 
         Raises:
-            TypeError, ValueError: as `fit` does; also where all observations are the same.
+            TypeError: as `fit` does.
+            ValueError: as `fit` does; also where all observations are the same.
 
         Example:
             >>> import gp_orff, torch
