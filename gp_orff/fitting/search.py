@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -355,6 +355,12 @@ class Coordinates:
     def get(self) -> Float[np.ndarray, "k"]:
         """u of the present hyperparameters."""
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
+
+    def without_ranges(self) -> "Coordinates":
+        """The same coordinates, which copies and pickles may hold: ranges have a graph."""
+        plain = copy(self)
+        plain.parts = [replace(part, ranges=()) for part in self.parts]
+        return plain
 
     def clip(self) -> None:
         """Move the hyperparameters into their search ranges."""

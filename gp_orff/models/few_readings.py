@@ -373,6 +373,7 @@ def sample_of_hyperparameters(
     else:
         kept = Draws(draws.u[chosen := draws.weights >= _LEAST], draws.weights[chosen], np.nan)
     longer = 0.0 if priors is None else _longer(model, draws)
+    model = replace(model, coordinates=coordinates.without_ranges())
     return Sample(draws, longer, partial(_members, model, kept))
 
 

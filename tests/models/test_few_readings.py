@@ -1,5 +1,6 @@
 """Posteriors of few readings: mixtures over what these leave open of the hyperparameters."""
 
+import copy
 import itertools
 import math
 import pickle
@@ -783,3 +784,13 @@ def test_moments_can_be_changed_in_place(fitted):
     before = variance.clone()
     variance *= 0
     assert field.variance(xs).equal(before)
+
+
+def test_models_are_copied_after_a_posterior():
+    """What a posterior keeps to compute its members later is plain, too."""
+    x = uniform(30, 2)
+    y = torch.stack([x[:, 0], -x[:, 1]], -1) + 0.1 * draw(30, 2)
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).fit(x, y, progress=False)
+    posterior = model.posterior()
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    torch.testing.assert_close(twin.posterior().mean(x), posterior.mean(x))
