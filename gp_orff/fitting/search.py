@@ -357,7 +357,7 @@ class Coordinates:
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
 
     def without_ranges(self) -> "Coordinates":
-        """The same coordinates, which can be copied and pickled: ranges have a graph."""
+        """These coordinates in a form that can be copied and pickled: ranges have a graph."""
         plain = copy(self)
         plain.parts = [replace(part, ranges=()) for part in self.parts]
         return plain
