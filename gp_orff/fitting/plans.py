@@ -233,17 +233,18 @@ class OnLattice(Plan):
         return columns + loss_of_rows(self.trainer, numbers, self.of)
 
     def search(self, search: Search, evaluations: int) -> None:
-        if self.keeps:
-            label = f"statistics of {self.trainer.survey.num_points} points"
-            with self.trainer.journal.stage(label):
-                self._keep()
+        self._keep()
         self._follow(search, evaluations, self.level)
 
     def _keep(self) -> None:
-        try:
-            self.representation = self.representation.keeping()
-        except GridBudgetError as error:
-            self.trainer.journal.note(f"no wide grid was built: {error}")
+        """The statistics of one pass, if they serve all lattices."""
+        if not self.keeps:
+            return
+        with self.trainer.journal.stage(f"statistics of {self.trainer.survey.num_points} points"):
+            try:
+                self.representation = self.representation.keeping()
+            except GridBudgetError as error:
+                self.trainer.journal.note(f"no wide grid was built: {error}")
 
     def _follow(
         self,
@@ -280,8 +281,7 @@ class OfCurves(OnLattice):
     which a search for where the curves are would take for them: a power law has no scale."""
 
     def search(self, search: Search, evaluations: int) -> None:
-        if self.keeps:
-            self._keep()
+        self._keep()
         few = partial(Representation.fine, most=FEW_FEATURES)
         evaluations = self._follow(search, evaluations, few)
         self._extrapolate(few)
@@ -319,8 +319,7 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
     """k/2 (M/m − 1), and more for data that differ from place to place."""
-    learned = len(trainer.new_search().coordinates.get())
-    return UNLIKE * 0.5 * learned * max(of / numbers - 1.0, 0.0)
+    return UNLIKE * 0.5 * trainer.num_learned * max(of / numbers - 1.0, 0.0)
 
 
 def aim(num_values: float) -> float:
@@ -353,14 +352,13 @@ def next_plan(
         of_all: whether what was reached is of all data.
     """
     priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
-    first = not of_all  # at least one plan, where the user has chosen the columns
-    priced = [
-        each for each in priced if FEWEST * each.operations <= budget or (each.plan.given and first)
-    ]
+    # where the user has chosen the columns, there is one search on them whatever it costs or loses
+    chosen = [each for each in priced if each.plan.given and not of_all]
+    priced = [each for each in priced if FEWEST * each.operations <= budget or each in chosen]
     better = [each for each in priced if each.loss < lost / GAIN and not of_all]
     most = lost / GAIN if of_all else max(lost, aim(num_values))
     targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
-    targets = [each for each in targets if each.loss <= most or (each.plan.given and not of_all)]
+    targets = [each for each in targets if each.loss <= most or each in chosen]
     if not targets:
         subsets = [each for each in better if isinstance(each.plan, OfSubset)]
         return min(subsets, key=price, default=None)
@@ -412,12 +410,10 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         lost = plan.loss
         last = last if isinstance(plan, OfSubset) else plan
         trainer.journal.price(stages, chosen.operations, lost)
-    if last is None:
+    if last is None and lost > aim(num_values):
         trainer.journal.note(
             "no search on all data is expected to improve on that of fewer within its budget of "
             "operations: the hyperparameters are those of a subset"
-            if lost > aim(num_values)
-            else ""
         )
     return last
 

@@ -17,6 +17,7 @@ from gp_orff.data.likelihoods import KnownNoiseLikelihood, MultitaskStudentTLike
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Tails
+from gp_orff.fitting.plans import SUBSETS
 from gp_orff.fitting.search import Search, admissible
 from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
@@ -79,8 +80,6 @@ _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
-
-SUBSETS = (1200, 3600)  # numbers of further searches
 
 _START = "starting values, Student-t EM"  # a stage
 

@@ -236,12 +236,13 @@ class AverageInformation:
         for part in coordinates.parts:
             for step in islice(steps, part.parameter.numel()):
                 coordinates.set(u + step)
-                moved = noises_of(self.kernel, self.likelihoods)
                 if part.parameter in of_kernel:
                     change = self.inference.prior(self.kernel) - prior
+                    of_scatter.append(torch.zeros_like(scatter))
                 else:
+                    moved = noises_of(self.kernel, self.likelihoods)
                     change = self.inference.noise(moved) - noise
-                of_scatter.append(self.inference.scatter_logdet(moved) - scatter)
+                    of_scatter.append(self.inference.scatter_logdet(moved) - scatter)
                 columns.append(change.tril() @ a + change.tril(-1).mT @ a)
         coordinates.set(u)
         w = torch.cat(columns, -1) / _STEP_OF_COVARIANCES

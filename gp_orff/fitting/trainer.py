@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -81,6 +82,11 @@ class Trainer:
         if self.tracks:  # the noise parameters of few tracks are flat directions
             search.curvature = np.eye(len(search.coordinates.get())) / _FLAT
         return search
+
+    @cached_property
+    def num_learned(self) -> int:
+        """k, the hyperparameters of a search."""
+        return len(self.new_search().coordinates.get())
 
     @property
     def has_many(self) -> bool:
