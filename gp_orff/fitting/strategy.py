@@ -45,12 +45,8 @@ def fit(
     progress: Progress,
 ) -> Fitted:
     """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
-    check_extents(kernel, data.survey.distances)
-    data, notes = without_far_points(data, requested)
-    journal = Journal(progress, [*notes, blocks_in_words(data.tracks)])
-    priors = _weak_priors(kernel, likelihoods, requested, data)
-    parts = {"tracks": data.tracks, "priors": priors}
-    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, **parts)
+    trainer, data = trainer_of(kernel, likelihoods, mean, requested, data, progress)
+    journal = trainer.journal
     robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
     has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
     if has_weights:
@@ -78,6 +74,23 @@ def fit(
     weak = trainer.priors is not None
     history = History("fitted", tuple(journal.stages), weak_priors=weak)
     return Fitted(representation, trainer.mean, history.with_notes(journal.notes))
+
+
+def trainer_of(
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    mean: Float[Tensor, "p"] | None,
+    requested: Rule,
+    data: Data,
+    progress: Progress,
+) -> tuple[Trainer, Data]:
+    """What a fit learns with, and the data that it learns from."""
+    check_extents(kernel, data.survey.distances)
+    data, notes = without_far_points(data, requested)
+    journal = Journal(progress, [*notes, blocks_in_words(data.tracks)])
+    priors = _weak_priors(kernel, likelihoods, requested, data)
+    parts = {"tracks": data.tracks, "priors": priors}
+    return Trainer(kernel, likelihoods, mean, data.survey, journal, **parts), data
 
 
 def climbed(trainer: Trainer, search: Search, representation: Representation) -> Representation:

@@ -380,8 +380,8 @@ def sample_of_hyperparameters(
 @torch.no_grad()
 def _members(model: Model, drawn: Draws) -> list[Member]:
     """The posteriors under draws; empty, with a `DataWarning`, if none can be computed."""
-    members = [(w, parts) for w, parts in zip(drawn.weights, _parts(model, drawn.u), strict=True)]
-    members = [(w, parts) for w, parts in members if parts is not None]
+    pairs = zip(drawn.weights, _parts(model, drawn.u), strict=True)
+    members = [(w, parts) for w, parts in pairs if parts is not None]
     if not members:
         warnings.warn(
             "the posterior cannot be computed under other hyperparameters than the learned ones: "

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Data
 from gp_orff.features.draws import Rule
-from gp_orff.fitting.journal import Journal, Progress
+from gp_orff.fitting.journal import Progress
 from gp_orff.fitting.plans import EVALUATIONS, OfSubset, Priced, plans_of, route
-from gp_orff.fitting.search import check_extents
 from gp_orff.fitting.searches import best_start
-from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
-from gp_orff.inference.representation import Representation, without_far_points
+from gp_orff.fitting.strategy import trainer_of
+from gp_orff.fitting.trainer import SUBSET_VALUES
+from gp_orff.inference.representation import Representation
 
 _SIZE = 768  # of the matrix whose factorisation tells the speed of this machine
 _MATRICES = 4  # of the size of a covariance, or of the normal equations, that are held at a time
@@ -123,10 +123,7 @@ def plan_of(
     data: Data,
 ) -> FitPlan:
     """The plan of a fit, at starting values, which the modules are set to."""
-    check_extents(kernel, data.survey.distances)
-    data, _ = without_far_points(data, requested)
-    journal = Journal(Progress())
-    trainer = Trainer(kernel, likelihoods, mean, data.survey, journal, tracks=data.tracks)
+    trainer, data = trainer_of(kernel, likelihoods, mean, requested, data, Progress())
     best_start(trainer)
     representation = Representation.of(kernel, likelihoods, requested, data)
     chosen = route(plans_of(trainer, representation), data.num_values)
