@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -212,15 +212,15 @@ class Coordinate:
 
     def _coordinate(self, value: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
         """u of a value."""
-        if self.constraint is None:
+        low, high = self._bounds
+        if low is None and high is None:
             return value / self.scale
-        low, high = self._bounds()
-        if _finite(low) and _finite(high):
+        if low is not None and high is not None:
             # The `eps` keeps a value at an end of its interval finite.
             return torch.logit((value - low) / (high - low), eps=1e-12)
-        distance = value - low if _finite(low) else high - value
+        distance = value - low if high is None else high - value
         log = distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
-        return log if _finite(low) else -log  # u increases with the value in every case
+        return log if high is None else -log  # u increases with the value in every case
 
     def _expanded(self, value: float | Tensor) -> Float[Tensor, "k"]:
         """A value expanded to every element of the parameter."""
@@ -245,7 +245,12 @@ class Coordinate:
 
     def values(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """The values at u."""
-        return u * self.scale if self.constraint is None else self._value(u)
+        low, high = self._bounds
+        if low is None and high is None:
+            return u * self.scale
+        if low is not None and high is not None:
+            return low + (high - low) * torch.sigmoid(u)
+        return low + u.exp() if high is None else high - (-u).exp()
 
     def of_values(self, values: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """u of values."""
@@ -257,27 +262,24 @@ class Coordinate:
 
     def allows_each(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
         """Whether the constraint allows each value."""
-        if self.constraint is None:
-            return torch.isfinite(values)
-        low, high = self._bounds()
-        return (values > low) & (values < high)
+        low, high = self._bounds
+        above = torch.isfinite(values) if low is None else values > low
+        return above if high is None else above & (values < high)
 
     @property
     def is_logarithm(self) -> bool:
         """Whether u is the logarithm of a positive value."""
-        if self.constraint is None:
-            return False
-        low, high = self._bounds()
-        return not _finite(high) and bool((low == 0).all())
+        low, high = self._bounds
+        return high is None and low is not None and bool((low == 0).all())
 
     def log_slopes(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """log|∂value/∂u| at u."""
-        if self.constraint is None:
+        low, high = self._bounds
+        if low is None and high is None:
             return torch.full_like(u, self.scale).log()
-        low, high = self._bounds()
-        if _finite(low) and _finite(high):
+        if low is not None and high is not None:
             return (high - low).log() + logsigmoid(u) + logsigmoid(-u)
-        return u if _finite(low) else -u
+        return u if high is None else -u
 
     def gradient(self) -> Float[Tensor, "k"]:
         """The gradient in u, from the gradient of the raw parameter."""
@@ -295,23 +297,17 @@ class Coordinate:
 
     def slope(self) -> Float[Tensor, "k"]:
         """∂value/∂u."""
-        u = self.get()
+        return self.log_slopes(self.get()).exp()
+
+    @cached_property
+    def _bounds(self) -> tuple[Float[Tensor, "k"] | None, Float[Tensor, "k"] | None]:
+        """The finite bounds of the constraint, None for others; they do not change in a search."""
         if self.constraint is None:
-            return torch.full_like(u, self.scale)
-        with torch.enable_grad():
-            u = u.requires_grad_()
-            return torch.autograd.grad(self._value(u).sum(), u)[0]
-
-    def _value(self, u: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
-        low, high = self._bounds()
-        if _finite(low) and _finite(high):
-            return low + (high - low) * torch.sigmoid(u)
-        return low + u.exp() if _finite(low) else high - (-u).exp()
-
-    def _bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+            return None, None
         bounds = self.constraint.lower_bound, self.constraint.upper_bound
         shape = self.parameter.shape
-        return tuple(b.to(self.parameter).double().expand(shape).flatten() for b in bounds)
+        low, high = (b.to(self.parameter).double().expand(shape).flatten() for b in bounds)
+        return low if _finite(low) else None, high if _finite(high) else None
 
 
 def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
@@ -567,6 +563,7 @@ class Search:
         trust_factor: float | None = None,
         nats: float = _NATS,
         evaluations: int = MOST_EVALUATIONS,
+        is_promising: Callable[["Search"], bool] = lambda search: True,
         report: Report = lambda value: None,
     ) -> "Search":
         """Maximise an objective, in total nats.
@@ -580,6 +577,7 @@ class Search:
                 starts; the run ends when a coordinate comes near that edge.
             nats: a step that promises less ends the run.
             evaluations: of the objective with its gradient, at most.
+            is_promising: asked before every step; the run ends where it is not.
             report: called with the nats per number of each evaluation.
         """
         start = self.coordinates.get()
@@ -594,23 +592,30 @@ class Search:
         if curvature is None:
             curvature = _FIRST * num_values * np.eye(len(start))
         learned = np.eye(len(start))  # from the changes of the gradient alone
+        self.value = point.value / num_values
+
+        def foresee() -> None:
+            self.curvature = curvature / num_values
+            known = learned if self.informed is None else curvature
+            foreseen = _newton_step(known, point, low, high, floor=_OF_NATS)
+            self.expected_gain = 0.5 * float(point.gradient @ foreseen)
+            self.summit = point.u + _newton_step(curvature, point, low, high)
+
         while len(start):
+            foresee()
+            if scaled and not is_promising(self):
+                break
             if information is not None and self.has_left(of, point.u):
                 if (anew := self._informed_at(point.u, information)) is None:
                     information, self.informed = None, None
                 else:
                     curvature, scaled, self.informed = anew, True, (of, point.u)
-            parts = curvature, point, low, high
-            step = _newton_step(*parts)
-            known = learned if self.informed is None else curvature
-            foreseen = _newton_step(known, point, low, high, floor=_OF_NATS)
-            self.expected_gain = 0.5 * float(point.gradient @ foreseen)
-            self.summit = point.u + step
+                foresee()
             at_edge = np.abs(point.u - start) > _EDGE * reach
             self.settled = not (at_edge & (self.coordinates.at_bounds(point.u) == 0)).any()
             if self.expected_gain < nats or not self.settled or left < 1:
                 break
-            step = _newton_step(*parts, damping)
+            step = _newton_step(curvature, point, low, high, damping)
             step *= min(1.0, longest / max(np.abs(step).max(), 1e-300))
             u = np.clip(point.u + step, low, high)
             trial, left = evaluate(u), left - 1
@@ -626,6 +631,7 @@ class Search:
                 ratio = gain / max(promised, gain) if np.isfinite(gain) else 1.0
                 damping *= max(1 / 3, 1 - (2 * ratio - 1) ** 3)
                 point, rise, longest = trial, 2.0, min(2 * longest, _LONGEST_STEP)
+                self.value = point.value / num_values
             else:
                 damping, rise = max(damping, 1e-3) * rise, 2 * rise
                 longest = _shorter(step @ point.gradient, gain) * np.abs(step).max()
@@ -633,7 +639,7 @@ class Search:
                     break
         self.coordinates.set(point.u)
         self.curvature = curvature / num_values
-        self.value, self.gained = point.value / num_values, point.value - first.value
+        self.gained = point.value - first.value
         return self
 
     def _reach(self, trust_factor: float | None) -> Float[np.ndarray, "k"]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -15,7 +16,14 @@ from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Split, finalists, split_noise, splits
 from gp_orff.fitting.search import Search
 from gp_orff.fitting.starting_values import Start, start, starts
-from gp_orff.fitting.trainer import MANY_VALUES, SCREENED_VALUES, SUBSET_VALUES, Trainer
+from gp_orff.fitting.trainer import (
+    MANY_VALUES,
+    SCREENED_VALUES,
+    SHORT,
+    SUBSET_VALUES,
+    Trainer,
+)
+from gp_orff.inference.features import Inference
 from gp_orff.kernels.learned import (
     LearnedSpectrumKernel,
     continue_curves,
@@ -29,6 +37,8 @@ from gp_orff.kernels.tree import terms
 
 Candidate = tuple[Search, Float[np.ndarray, "k"], Split]
 _FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
+_CLOSE = 0.1  # nats promised at the end of these searches
+_UNSURE = 3.0  # times the gain that is foreseen far from a maximum: it is often more
 _JUDGED = 1200  # numbers in two dense parts of the data
 _NATS_OF_A_START = 2.0  # for each output: what two parts do not show of long lengthscales
 
@@ -80,20 +90,58 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
     pairs = product(starts(trainer.kernel, trainer.distances), splits(trainer.likelihoods))
     for initial, split in sorted(pairs, key=value):
+        best.pop((initial.share, split), None)  # the best comes last
         best[initial.share, split] = initial, split
-    candidates = []
-    for pair in best.values():
+    candidates: list[Candidate] = []
+    for pair in reversed(best.values()):
         go_to(*pair)
-        candidates.append((*trainer.short_search(trainer.new_search(), small, name), pair[1]))
-    large, reached = trainer.inference(spread), []
-    searched_again = trainer.tracks and trainer.survey.num_values > MANY_VALUES  # on more blocks
-    candidates = _distinct(candidates, small.num_values)
-    for search, u in finalists(candidates, _FEW if searched_again else _FINALISTS):
-        search.coordinates.set(u)
-        reached.append(trainer.short_search(search, large, name))
-    search, u = max(reached, key=lambda pair: pair[0].value)
-    search.coordinates.set(u)
-    return trainer.search(search, large, name, nats=0.1)
+        leading = max(candidates, key=lambda one: one[0].value, default=(None,))[0]
+        promises = partial(_promises, leading, small.num_values)
+        search = trainer.new_search()
+        trainer.search(search, small, name, evaluations=SHORT, is_promising=promises)
+        candidates.append((search, search.coordinates.get(), pair[1]))
+    few = bool(trainer.tracks) and trainer.survey.num_values > MANY_VALUES  # of all blocks
+    chosen = finalists(_distinct(candidates, small.num_values), _FEW if few else _FINALISTS)
+    if spread.survey.num_points > small.data.survey.num_points:
+        return _best_of(trainer, chosen, trainer.inference(spread), name)
+    return _best_of(trainer, chosen, small, name, evaluated=True)
+
+
+def _best_of(
+    trainer: Trainer,
+    chosen: Sequence[tuple[Search, Float[np.ndarray, "k"]]],
+    inference: Inference,
+    name: str,
+    evaluated: bool = False,
+) -> Search:
+    """The search with the largest evidence, to the end. A search is left as soon as it goes to the
+    maximum of a better one, or promises less than that has.
+
+    Args:
+        chosen: searches and their coordinates, the most promising first.
+        inference: of what they go on with.
+        evaluated: whether they have ended on the same.
+    """
+    best, best_u = None, chosen[0][1]
+    for search, u in chosen:
+        promises = partial(_promises, best, inference.num_values)
+        if not evaluated or (search.expected_gain > _CLOSE and promises(search)):
+            search.coordinates.set(u)
+            trainer.search(search, inference, name, nats=_CLOSE, is_promising=promises)
+            u = search.coordinates.get()
+        if best is None or search.value > best.value:
+            best, best_u = search, u
+    best.coordinates.set(best_u)
+    return best
+
+
+def _promises(best: Search | None, num_values: float, search: Search) -> bool:
+    """Whether a search may end above the best one, at another maximum."""
+    if best is None:
+        return True
+    lacks = (best.value - search.value) * num_values
+    foreseen = _UNSURE * search.expected_gain
+    return lacks < foreseen and not search.expects_the_maximum_of(best, num_values)
 
 
 def _distinct(candidates: Sequence[Candidate], num_values: float) -> list[Candidate]:

@@ -45,7 +45,7 @@ from gp_orff.threads import update_threads
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 MANY_VALUES = 6000  # numbers, of which dense parts are searched too
 MOST_SEARCHED = 4096  # numbers, of EM and of standard errors; with more, each takes many seconds
-_SHORT = 6  # evaluations
+SHORT = 6  # evaluations of a search from a starting value
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
@@ -176,7 +176,7 @@ class Trainer:
         self, search: Search, inference: Inference, name: str
     ) -> tuple[Search, Float[np.ndarray, "k"]]:
         """Run a search for a few evaluations; the search and the coordinates that it reached."""
-        self.search(search, inference, name, evaluations=_SHORT)
+        self.search(search, inference, name, evaluations=SHORT)
         return search, search.coordinates.get()
 
     def subset(self, numbers: int) -> Dataset:
