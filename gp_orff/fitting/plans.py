@@ -37,6 +37,7 @@ from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.curves import extrapolate_curves
+from gp_orff.fitting.robust_em import has_weights, maximise
 from gp_orff.fitting.search import MOST_EVALUATIONS, Search
 from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import has_covariance
@@ -77,6 +78,11 @@ class Plan(ABC):
         """Whether the user has chosen the columns, so that their loss is reported, and no reason to
         take others."""
         return False
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether its rows have weights that follow with the hyperparameters."""
+        return has_weights(self.trainer, self.data)
 
     @property
     @abstractmethod
@@ -121,14 +127,19 @@ class OfSubset(Plan):
     def loss(self) -> float:
         return loss_of_rows(self.trainer, self.numbers, self.of)
 
+    @cached_property
+    def data(self) -> Data:
+        """The subset; with weights after a search under Student-t noise."""
+        return self.trainer.subset(self.numbers)
+
     def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.trainer.subset(self.numbers))
+        return self.trainer.exact_inference(self.data)
 
     def search(self, search: Search, evaluations: int) -> None:
         continue_curves(self.trainer.kernel, False)
-        inference = self.inference()
-        label = f"{self.name}, {inference.data.survey.num_points} points"
-        self.trainer.search(search, inference, label, nats=0.1, evaluations=evaluations)
+        label = f"{self.name}, {self.data.survey.num_points} points"
+        parts = self.trainer, search, self.data, self.trainer.exact_inference, label
+        self.data = maximise(*parts, nats=0.1, evaluations=evaluations)
 
 
 @dataclass(eq=False)
@@ -159,7 +170,8 @@ class OfAll(Plan):
 
     def search(self, search: Search, evaluations: int) -> None:
         continue_curves(self.trainer.kernel, False)
-        self.trainer.search(search, self.inference(), self.name, evaluations=evaluations)
+        parts = self.trainer, search, self.data, self.trainer.exact_inference, self.name
+        self.data = maximise(*parts, evaluations=evaluations)
 
 
 @dataclass(eq=False)
@@ -168,6 +180,10 @@ class OnFeatures(Plan):
     could have."""
 
     features: FeatureInference
+
+    @property
+    def data(self) -> Data:
+        return self.features.data
 
     @property
     def given(self) -> bool:
@@ -190,7 +206,8 @@ class OnFeatures(Plan):
         return 0.0
 
     def search(self, search: Search, evaluations: int) -> None:
-        self.trainer.search(search, self.features, self.name, evaluations=evaluations)
+        parts = self.trainer, search, self.features.data, self.features.of, self.name
+        self.features = self.features.of(maximise(*parts, evaluations=evaluations))
 
 
 @dataclass(eq=False)
@@ -202,6 +219,10 @@ class OnLattice(Plan):
     factor: float  # by which frequencies may move on one lattice
     of: float  # all numbers
     keeps: bool = False  # whether one pass over the data serves all lattices, and the posterior
+
+    @property
+    def data(self) -> Data:
+        return self.representation.data
 
     @property
     def given(self) -> bool:
@@ -267,7 +288,9 @@ class OnLattice(Plan):
             before = search.evaluations
             with warnings.catch_warnings():  # the next grid is made for where the search has gone
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
-                trainer.search(search, inference, label, **options)
+                parts = trainer, search, inference.data, inference.of, label
+                data = maximise(*parts, **options)
+            self.representation = replace(self.representation, data=data)
             evaluations -= search.evaluations - before
             if search.settled or evaluations < 1:
                 break
@@ -378,8 +401,8 @@ def lost_at_first(trainer: Trainer, num_values: float) -> float:
 
 
 def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
-    """Search on plans of rising price, until one of all data loses at most `aim`; the last such
-    plan, if any.
+    """Search on plans of rising price, until one of all data loses at most `aim`; the last plan, if
+    any.
 
     Every plan begins at the best of all hyperparameters where others have ended, as the evidence of
     the plan shows: that of few numbers, or of coarse columns, may have led astray.
@@ -391,10 +414,11 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
     """
     if not plans:
         return None
-    trainer, budget, last, left = plans[0].trainer, BUDGET, None, list(plans)
+    trainer, budget, left = plans[0].trainer, BUDGET, list(plans)
+    last, of_all = None, False
     lost, visited = lost_at_first(trainer, num_values), [search.coordinates.get()]
-    while last is None or lost > aim(num_values):
-        chosen = next_plan(left, lost, num_values, budget, last is not None)
+    while not of_all or lost > aim(num_values):
+        chosen = next_plan(left, lost, num_values, budget, of_all)
         if chosen is None:
             break
         plan, before = chosen.plan, search.evaluations
@@ -407,10 +431,10 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
             continue
         visited.append(search.coordinates.get())
         budget -= (search.evaluations - before) * chosen.operations
-        lost = plan.loss
-        last = last if isinstance(plan, OfSubset) else plan
+        last, lost = plan, plan.loss
+        of_all = of_all or not isinstance(plan, OfSubset)
         trainer.journal.price(stages, chosen.operations, lost)
-    if last is None and lost > aim(num_values):
+    if not of_all and lost > aim(num_values):
         trainer.journal.note(
             "no search on all data is expected to improve on that of fewer within its budget of "
             "operations: the hyperparameters are those of a subset"
@@ -446,8 +470,9 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
             return -math.inf
         return plan.trainer.value(inference) + float(plan.trainer.log_prior(search))
 
-    visits = isinstance(plan, OnLattice) and plan.keeps  # all of many data, for each of them
-    if len(visited) > 1 and not visits:
+    # of weights, that others have found; of all of many data, for each of them
+    asks_much = plan.refreshes or (isinstance(plan, OnLattice) and plan.keeps)
+    if len(visited) > 1 and not asks_much:
         search.coordinates.set(max(reversed(visited), key=value))
 
 
@@ -456,7 +481,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     data, rule = representation.data, representation.rule
     numbers, plans = data.num_values, []
     exact = isinstance(data, Dataset) and has_covariance(trainer.kernel, data)
-    if exact and data.weights is None:  # of Student-t noise
+    if exact:
         subsets = [size for size in SUBSETS if GAIN * size <= numbers]
         plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
     if rule is None:
@@ -483,6 +508,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
     many = isinstance(data, Dataset) and not data.tracks and data.survey.num_points > MANY_POINTS
+    many = many and not has_weights(trainer, data)
     sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_BLOCKS)
     coarse, fine = Representation.coarse, Representation.fine
     if representation.rule.max_features is not None:

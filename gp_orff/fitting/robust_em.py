@@ -12,13 +12,12 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.likelihoods import KnownNoiseLikelihood, MultitaskStudentTLikelihood
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Tails
-from gp_orff.fitting.plans import SUBSETS
-from gp_orff.fitting.search import Search, admissible
+from gp_orff.fitting.search import MOST_EVALUATIONS, Search, admissible
 from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import ExactInference
@@ -65,16 +64,16 @@ def restore(kernel: Kernel) -> None:
 # 1. E-step: the posterior of the field gives expected distances, hence weights, and with them ν and
 #    the scale of the noise (`EStep.learned`).
 # 2. M-step: a few iterations of a search for the other hyperparameters, given the weights.
-# 3. Both repeat until a round gains less than a threshold of the ELBO.
+# 3. Both repeat until a round gains less than a threshold of the ELBO (`maximise`).
 #
 # The first rounds run on a subset from several starting values, because without weights the
-# evidence may be largest for a field that passes through the outliers. On all data, many numbers
-# under an exact kernel keep the hyperparameters of subsets, and only the weights are iterated to
-# convergence (`EStep.converged`), accelerated by extrapolation (`climb`).
+# evidence may be largest for a field that passes through the outliers (`start_among_outliers`).
+# Then plans take over, each of which refreshes the weights of its rows. At the end the weights of
+# all data are iterated to convergence (`EStep.converged`), accelerated by extrapolation (`climb`).
 
 
 _ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
-_ROUND_OF_SUBSETS = 1e-4  # where another subset would gain or lose more than that
+_EVALUATIONS = 6  # of the search in a round
 _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
@@ -238,123 +237,106 @@ class Candidate:
     data: Dataset  # with weights
 
 
-@dataclass(frozen=True)
-class RobustEM:
-    """Expectation maximisation: E-steps for the weights, searches of a trainer as M-steps."""
+def e_step_of(trainer: Trainer) -> EStep:
+    """The E-step for what a trainer learns."""
+    return EStep(trainer.kernel, trainer.likelihoods, trainer.mean)
 
-    trainer: Trainer
 
-    @property
-    def e_step(self) -> EStep:
-        return EStep(self.trainer.kernel, self.trainer.likelihoods, self.trainer.mean)
+def has_weights(trainer: Trainer, data: Data) -> bool:
+    """Whether Student-t noise weighs the observations."""
+    return isinstance(data, Dataset) and bool(e_step_of(trainer).heavy_tailed)
 
-    def start(self, data: Dataset, warm_start: bool) -> Dataset:
-        """EM on a subset, from good starting values unless `warm_start`; the data with weights."""
-        with self.trainer.journal.stage(_START):
-            return self._start(data, warm_start)
 
-    def _start(self, data: Dataset, warm_start: bool) -> Dataset:
-        subset, inference = self.trainer.subset(SUBSET_VALUES // 2), self.trainer.inference
+def start_with_weights(trainer: Trainer, data: Dataset, warm_start: bool) -> Dataset:
+    """EM on a subset, from good starting values unless `warm_start`; the data with weights."""
+    subset, inference = trainer.subset(SUBSET_VALUES // 2), trainer.inference
+    with trainer.journal.stage(_START):
         if not warm_start:
-            self._start_among_outliers(self.trainer.subset(SCREENED_VALUES))
-        subset = self._maximise(subset, inference, _START)
-        return self.e_step.weighted(data.unweighted(), inference(subset))
+            _start_among_outliers(trainer, trainer.subset(SCREENED_VALUES))
+        subset = maximise(trainer, trainer.new_search(), subset, inference, _START)
+        return e_step_of(trainer).weighted(data.unweighted(), inference(subset))
 
-    def _start_among_outliers(self, subset: Dataset) -> None:
-        """Set the hyperparameters to the best after a few rounds of EM from each starting value:
-        without weights, the evidence may be largest for a field that passes through outliers."""
-        trainer, candidates = self.trainer, []
-        kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
-        tails = Tails(likelihoods)
-        at_first = tails.get()
-        warn_of_far_points(distances)
-        for initial in starts(kernel, distances):
-            tails.set(at_first)
-            start(kernel, likelihoods, subset.observations, distances, initial)
-            candidates.append(self._few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
-        candidates.sort(key=lambda candidate: candidate.search.value, reverse=True)
-        further = []
-        for candidate in candidates[: max(_FURTHER, len(candidates) // 3)]:
-            self._return_to(candidate)
-            further.append(self._few_rounds(candidate.data, candidate.search, _FURTHER_ROUNDS))
-        self._return_to(max(further, key=lambda candidate: candidate.search.value))
 
-    def _few_rounds(self, data: Dataset, search: Search, rounds: int) -> "Candidate":
-        """A few rounds of EM."""
-        data, _ = self._rounds(data, search, self.trainer.inference, _START, rounds)
-        tails = Tails(self.trainer.likelihoods).get()
-        return Candidate(search, search.coordinates.get(), tails, data)
+def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
+    """Set the hyperparameters to the best after a few rounds of EM from each starting value:
+    without weights, the evidence may be largest for a field that passes through outliers."""
+    kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
+    tails, candidates, further = Tails(likelihoods), [], []
+    at_first = tails.get()
+    warn_of_far_points(distances)
 
-    def _return_to(self, candidate: "Candidate") -> None:
-        """Set the hyperparameters to where a candidate is."""
+    def few_rounds(data: Dataset, search: Search, rounds: int) -> Candidate:
+        data = maximise(trainer, search, data, trainer.inference, _START, rounds)
+        return Candidate(search, search.coordinates.get(), tails.get(), data)
+
+    def return_to(candidate: Candidate) -> None:
         candidate.search.coordinates.set(candidate.u)
-        Tails(self.trainer.likelihoods).set(candidate.tails)
+        tails.set(candidate.tails)
 
-    def run(self, representation: Representation) -> Representation:
-        """EM on all data, until the weights have converged.
+    for initial in starts(kernel, distances):
+        tails.set(at_first)
+        start(kernel, likelihoods, subset.observations, distances, initial)
+        candidates.append(few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
+    candidates.sort(key=lambda candidate: candidate.search.value, reverse=True)
+    for candidate in candidates[: max(_FURTHER, len(candidates) // 3)]:
+        return_to(candidate)
+        further.append(few_rounds(candidate.data, candidate.search, _FURTHER_ROUNDS))
+    return_to(max(further, key=lambda candidate: candidate.search.value))
 
-        Many numbers under an exact kernel learn the hyperparameters on subsets: a round on all
-        would take minutes and gain little. So do grids of decaying waves. The weights of all start
-        from what the last subset tells.
-        """
-        data, levels = representation.data, [lambda: representation.rule]
-        by_subsets = representation.rule is None or not representation.on_lattice
-        if by_subsets and data.num_values > MOST_SEARCHED:
-            # Each round on all data would factorise a matrix of all numbers.
-            levels, exact = [], self.trainer.exact_inference
-            for numbers in SUBSETS:
-                subset = self.trainer.subset(numbers)
-                name = f"Student-t EM, {numbers}"
-                subset = self._maximise(subset, exact, name, _ROUND_OF_SUBSETS)
-            data = self.e_step.foreseen(data, exact(subset))
-        elif representation.follows:
-            levels = [representation.coarse, representation.fine]
-        for level in levels:
 
-            def inference(weighted: Dataset, level=level) -> Inference:
-                return replace(representation, data=weighted).inference(level())
+def maximise(
+    trainer: Trainer,
+    search: Search,
+    data: Data,
+    inference: Callable[[Data], Inference],
+    name: str,
+    rounds: int = _MOST_ROUNDS,
+    evaluations: int = MOST_EVALUATIONS,
+    **options,
+) -> Data:
+    """Search on data as a stage `name`; of Student-t noise in rounds, each after an E-step, until
+    one gains little. The data, with weights if they have any.
 
-            data = self._maximise(data, inference, "Student-t EM")
-        tails = Tails(self.trainer.likelihoods)
-        representation = self.e_step.converged(replace(representation, data=data), learn=True)
-        for sentence in tails.notes:
-            self.trainer.journal.note(sentence)
-        return representation
-
-    def _maximise(
-        self,
-        data: Dataset,
-        inference: Callable[[Dataset], Inference],
-        name: str,
-        enough: float = _ROUND,
-    ) -> Dataset:
-        """Rounds of EM until one gains less than `enough`, in nats per number, as a stage `name`;
-        the data with weights."""
-        restore(self.trainer.kernel)
-        with self.trainer.journal.stage(name):
-            search = self.trainer.new_search()
-            data, done = self._rounds(data, search, inference, name, _MOST_ROUNDS, enough)
-        self.trainer.journal.note(f"{name}: {done} rounds of EM")
+    Args:
+        trainer: of the hyperparameters.
+        search: goes on from where it is.
+        data: without weights, or with those of an earlier round.
+        inference: from the data with weights.
+        name: of the stage.
+        rounds: at most.
+        evaluations: of all rounds, about.
+        options: further ones of `Trainer.search`.
+    """
+    if not has_weights(trainer, data):
+        trainer.search(search, inference(data), name, evaluations=evaluations, **options)
         return data
-
-    def _rounds(
-        self,
-        data: Dataset,
-        search: Search,
-        inference: Callable[[Dataset], Inference],
-        name: str,
-        rounds: int,
-        enough: float = _ROUND,
-    ) -> tuple[Dataset, int]:
-        """Up to `rounds` rounds of EM, each of which goes on with the search; the weighted data,
-        the number of rounds."""
-        previous, done = -np.inf, 0
-        while done < rounds:
-            done += 1
-            data = self.e_step.learned(data.unweighted(), inference(data))
-            options = {"evaluations": 6, "nats": 0.1, "trust_factor": FINE_FACTOR}
-            self.trainer.search(search, inference(data), name, **options)
-            if search.value - previous < enough:
+    e_step, previous = e_step_of(trainer), -np.inf
+    options = {"trust_factor": FINE_FACTOR, **options}
+    restore(trainer.kernel)
+    with trainer.journal.stage(name):
+        for _ in range(rounds):
+            data = e_step.learned(data.unweighted(), inference(data))
+            before, few = search.evaluations, min(_EVALUATIONS, evaluations)
+            trainer.search(search, inference(data), name, evaluations=few, **options)
+            evaluations -= search.evaluations - before
+            if search.value - previous < _ROUND or evaluations < 1:
                 break
             previous = search.value
-        return data, done
+    return data
+
+
+@torch.no_grad()
+def with_weights(trainer: Trainer, data: Dataset, known: Dataset, inference: Inference) -> Dataset:
+    """The data with the weights of a search: `known` ones, if they are of the same observations, or
+    those that the posterior of a part of the data lets expect."""
+    if known.sources is data.sources:
+        return known
+    return e_step_of(trainer).foreseen(data, inference)
+
+
+def settled(trainer: Trainer, representation: Representation) -> Representation:
+    """The representation, with the weights of all data, ν and the scale of the noise converged."""
+    representation = e_step_of(trainer).converged(representation, learn=True)
+    for sentence in Tails(trainer.likelihoods).notes:
+        trainer.journal.note(sentence)
+    return representation

@@ -77,10 +77,11 @@ def _centre_spectra(kernel: Kernel) -> None:
 def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     observations, name = join(small.data.survey.sample), "starting values"
+    coordinates = trainer.new_search().coordinates
 
     def go_to(initial: Start, split: Split) -> None:
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
-        trainer.new_search().coordinates.clip()
+        coordinates.clip()
         split_noise(trainer.likelihoods, split)
 
     def value(pair: tuple[Start, Split]) -> float:

@@ -15,8 +15,8 @@ from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
 from gp_orff.fitting.journal import History, Journal, Progress
 from gp_orff.fitting.names import parameter_names
-from gp_orff.fitting.plans import OnLattice, climb, plans_of
-from gp_orff.fitting.robust_em import RobustEM
+from gp_orff.fitting.plans import OnLattice, Plan, climb, plans_of
+from gp_orff.fitting.robust_em import has_weights, settled, start_with_weights, with_weights
 from gp_orff.fitting.scoring import WeakPriors, leave_much_open
 from gp_orff.fitting.search import Search, check_extents
 from gp_orff.fitting.searches import best_start
@@ -47,11 +47,7 @@ def fit(
     """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
     trainer, data = trainer_of(kernel, likelihoods, mean, requested, data, progress)
     journal = trainer.journal
-    robust, start_search = RobustEM(trainer), Trainer.new_search if warm_start else best_start
-    has_weights = isinstance(data, Dataset) and bool(robust.e_step.heavy_tailed)
-    if has_weights:
-        data, start_search = robust.start(data, warm_start), Trainer.new_search
-    search = trainer.restarted(start_search(trainer))
+    search, data = _started(trainer, data, warm_start)
     representation = Representation.of(kernel, likelihoods, requested, data)
     journal.note(representation.reason)
     representation = climbed(trainer, search, representation)
@@ -69,11 +65,29 @@ def fit(
     search.warn()
     means = trainer.num_outputs if mean is None else 0
     trainer.warn_of_few_numbers(data, len(search.coordinates.get()) + means)
-    if has_weights:
-        representation = RobustEM(trainer).run(representation)
+    if has_weights(trainer, representation.data):
+        representation = settled(trainer, representation)
     weak = trainer.priors is not None
     history = History("fitted", tuple(journal.stages), weak_priors=weak)
     return Fitted(representation, trainer.mean, history.with_notes(journal.notes))
+
+
+def _started(trainer: Trainer, data: Data, warm_start: bool) -> tuple[Search, Data]:
+    """A search from good starting values, or from where the hyperparameters are; the data, with
+    weights of Student-t noise."""
+    if has_weights(trainer, data):
+        data = start_with_weights(trainer, data, warm_start)
+        return trainer.new_search(), data
+    search = trainer.new_search() if warm_start else best_start(trainer)
+    return trainer.restarted(search), data
+
+
+def _with_weights(trainer: Trainer, data: Data, last: Plan | None) -> Data:
+    """The data, under Student-t noise with the weights of the last search."""
+    if last is None or not has_weights(trainer, data):
+        return data
+    inference = last.inference()
+    return data if inference is None else with_weights(trainer, data, last.data, inference)
 
 
 def trainer_of(
@@ -97,6 +111,7 @@ def climbed(trainer: Trainer, search: Search, representation: Representation) ->
     """Search on the plans of the data; the representation, with statistics that were computed."""
     plans = plans_of(trainer, representation)
     last = climb(search, plans, representation.data.num_values)
+    representation = replace(representation, data=_with_weights(trainer, representation.data, last))
     if not representation.follows:
         return representation
     lattices = [plan.representation for plan in plans if isinstance(plan, OnLattice)]
@@ -122,11 +137,11 @@ def learned_from_kept(
     the means of all readings may do; the representation that does, with the trainer of the kept and
     its search."""
     trainer = replace(trainer, survey=kept.data.survey)
-    robust = RobustEM(trainer)
-    if robust.e_step.heavy_tailed:
-        return trainer, search, replace(kept, data=robust.start(kept.data, warm_start=False))
-    search = best_start(trainer)
-    climb(search, plans_of(trainer, kept), kept.data.num_values)
+    search, data = _started(trainer, kept.data, warm_start=False)
+    kept = replace(kept, data=data)
+    last = climb(search, plans_of(trainer, kept), kept.data.num_values)
+    if has_weights(trainer, data):
+        return trainer, search, replace(kept, data=_with_weights(trainer, data, last))
     return trainer, search, again if (again := whole.mended).rule is None else kept
 
 
