@@ -319,7 +319,7 @@ def _patterns(
         yield from ((columns, members) for columns in subsets)
         return
     rows = torch.arange(len(observed)) if members is None else members
-    flags = observed[rows]
+    flags = observed.cpu()[rows]
     if not separate:
         subsets = [tuple(np.flatnonzero(p)) for p in np.unique(flags.numpy(), axis=0) if p.any()]
     for columns in subsets:

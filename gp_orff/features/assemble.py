@@ -47,8 +47,11 @@ from gp_orff.kernels.tree import (
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
-    """The frequencies of every term of a kernel tree, in the order of `terms(kernel)`."""
-    return rule.draw(term_spectra(kernel, num_dims))
+    """The frequencies of every term of a kernel tree, in the order of `terms(kernel)`, on the
+    device of its parameters."""
+    draws = rule.draw(term_spectra(kernel, num_dims))
+    device = next((parameter.device for parameter in kernel.parameters()), torch.device("cpu"))
+    return [own.to(device) for own in draws]
 
 
 def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectrum]:

@@ -653,5 +653,6 @@ def _variances(observations: Sequence[Observations], heavy: bool) -> Float[Tenso
 def _variance(y: Float[Tensor, "n"], heavy: bool) -> float:
     if not heavy:
         return y.var(correction=0).item()
-    low, high = torch.quantile(y.double(), torch.tensor(_TAILS, dtype=torch.float64))
+    tails = torch.tensor(_TAILS, dtype=torch.float64, device=y.device)
+    low, high = torch.quantile(y.double(), tails)
     return ((high - low) / 2).square().item()

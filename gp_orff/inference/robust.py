@@ -112,8 +112,9 @@ class StudentTNoise:
 
     def tail(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
         """P(D ≥ distance) where D/v ~ F(v, ν)."""
-        share = self.deg_free / (self.deg_free + distance.numpy())
-        return torch.from_numpy(scipy.special.betainc(self.deg_free / 2, values / 2, share))
+        share = self.deg_free / (self.deg_free + distance.cpu().numpy())
+        tail = scipy.special.betainc(self.deg_free / 2, values / 2, share)
+        return torch.from_numpy(tail).to(distance)
 
 
 def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:

@@ -206,7 +206,10 @@ def _(kernel: GeneralMaternKernel, s: Tensor, order: int) -> Sequence[Tensor]:
 
 
 def polynomial(
-    function: Callable[[Float[Tensor, "m k"]], Complex[Tensor, "m q p"]], dims: int, degree: int
+    function: Callable[[Float[Tensor, "m k"]], Complex[Tensor, "m q p"]],
+    dims: int,
+    degree: int,
+    device: torch.device | None = None,
 ) -> dict[tuple[int, ...], Complex[Tensor, "q p"]]:
     """The coefficients of a homogeneous polynomial in ω, for its monomials ω_i ω_j …
 
@@ -219,6 +222,7 @@ def polynomial(
     generator = torch.Generator().manual_seed(0)
     # More values than coefficients: the residual shows whether the function is such a polynomial.
     omega = torch.randn(4 * len(monomials) + 8, dims, generator=generator, dtype=torch.float64)
+    omega = omega.to(device)
     values = function(omega).to(torch.complex128)
     columns = [omega[:, list(monomial)].prod(-1) for monomial in monomials]
     design = torch.stack(columns, dim=-1).to(torch.complex128)

@@ -168,7 +168,7 @@ class SymbolCovariance:
             raise NotImplementedError("a product of kernels, each with a part of space")
         if not 0 <= order <= 4:
             raise NotImplementedError(f"derivatives of order {order} of its potential")
-        coefficients = polynomial(leaf_density, len(dims), order)
+        coefficients = polynomial(leaf_density, len(dims), order, tau.device)
         tensor = derivatives(first.kernel, tau[..., list(dims)], order)
         block = 0.0
         for monomial, coefficient in coefficients.items():

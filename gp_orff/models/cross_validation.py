@@ -477,6 +477,7 @@ class Scores:
         q: Float[Tensor, "k"],
     ) -> "Scores":
         """As `of`, if y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
+        scales, q = scales.to(residual), q.to(residual)
         pairs = _pairs(scales, q)
         rows = max(1, _CHUNK // len(pairs[0]))
         inputs = zip(*(t.split(rows) for t in (residual, latent, noise)), strict=True)

@@ -155,7 +155,8 @@ class VectorFieldGP(torch.nn.Module):
         self.likelihoods = NamedLikelihoods()  # of groups with a name
         self._assigned: ModelState | None = None
         self._learned: Float[Tensor, "k"] | None = None  # hyperparameters of a fit with weak priors
-        self.double()
+        given = next(kernel.parameters(), None)  # the amplitude, which may be new, is the first
+        self.to("cpu" if given is None else given.device, torch.float64)
         noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
 
