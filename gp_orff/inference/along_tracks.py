@@ -151,8 +151,7 @@ def mean_over_blocks(
     distribution: FieldDistribution, part: TrackObservations
 ) -> Float[Tensor, "t v"]:
     """E[H f], without the mean."""
-    means = part.apply(lambda symbol, space, x: distribution.mean(x).reshape(-1, 1))
-    return means.reshape_as(part.y)
+    return part.rows(distribution.mean(part.points).reshape(-1, 1)).reshape_as(part.y)
 
 
 def residual_of_blocks(
@@ -216,7 +215,7 @@ def _(distribution: PlusWhite, known):
 @block_means_under.register
 def _(distribution: UnknownMean, known):
     seen = block_means_under(distribution.distribution, known)
-    effect = known.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+    effect = known.rows(distribution.effect(known.points).flatten(0, 1))
     return SeenWithMean(seen, effect)
 
 
@@ -225,8 +224,8 @@ def _(distribution: WeightPosterior, known):
     expansion = distribution.expansion
     width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
     rows = torch.arange(len(known.y), device=known.x.device).split(max(1, int(_CHUNK / width)))
-    parts = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
-    return torch.cat(parts)
+    parts = map(known.take, rows)
+    return torch.cat([part.rows(expansion.features(part.points)) for part in parts])
 
 
 @singledispatch
@@ -234,12 +233,11 @@ def joint_covariance(
     distribution: FieldDistribution, x: Float[Tensor, "n d"], seen: Seen, combined: Combination
 ) -> Float[Tensor, "k k"]:
     """The covariance of linear combinations of f(x) and block means H f, in this order."""
-    points = torch.cat([x.double(), seen.x if seen.nodes is None else seen.nodes[0]])
+    points = torch.cat([x.double(), seen.points])
     rows = len(x) * distribution.num_outputs
 
     def half(matrix: Float[Tensor, "m j"]) -> Float[Tensor, "k j"]:
-        means = seen.apply(lambda symbol, space, z: matrix[rows:])
-        return combined(torch.cat([matrix[:rows], means]))
+        return combined(torch.cat([matrix[:rows], seen.rows(matrix[rows:])]))
 
     return half(half(distribution.covariance(points)).mT)
 
@@ -277,8 +275,7 @@ def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combinat
     count = len(part) * part.pattern.num_outputs
 
     def combined(rows: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v j"]:
-        vectors = rows[:count].unflatten(0, (len(part), -1))
-        return part.pattern.rows(vectors, part.direction).flatten(0, 1) - gain @ rows[count:]
+        return part.rows(rows[:count]) - gain @ rows[count:]
 
     return combined
 
@@ -468,7 +465,7 @@ def covariance_of_sums(
 
 @covariance_of_sums.register
 def _(distribution: UnknownMean, tracks, weights):
-    effect = tracks.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+    effect = tracks.rows(distribution.effect(tracks.points).flatten(0, 1))
     effect = _sums(tracks, weights) @ effect
     return covariance_of_sums(distribution.distribution, tracks, weights) + effect @ effect.mT
 

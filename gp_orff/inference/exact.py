@@ -349,7 +349,7 @@ class ExactInference(Inference):
             for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
         ]
         means = _with_changes(self._means[0], changes)
-        return (SiteMeans(means, self._nodes(divided)), *self.observed[1:])
+        return (*SiteMeans.in_pieces(means, self._nodes(divided)), *self.observed[1:])
 
     @cached_property
     def _divided(self) -> list[Bool[Tensor, "m"]]:

@@ -245,12 +245,12 @@ def paths_of(
     expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
     prior = WeightPaths(expansion, normal(expansion.num_features, count))
 
-    def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
-        return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
-
+    rows = [
+        part.rows(prior.apply(part.symbol, part.space)(part.points).movedim(0, -1).flatten(0, 1))
+        for part in distribution.observed
+    ]
     noise = distribution.noise_root @ normal(len(distribution.alpha), count)
-    observed = torch.cat([rows.apply(image) for rows in distribution.observed]) + noise
-    correction = torch.cholesky_solve(observed, distribution.factor)
+    correction = torch.cholesky_solve(torch.cat(rows) + noise, distribution.factor)
     return PathwisePaths(distribution, prior, distribution.alpha - correction)
 
 
