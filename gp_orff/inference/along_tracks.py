@@ -17,7 +17,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.track_reading import TrackObservations
 from gp_orff.data.tracks import BlockNoise, Track
 from gp_orff.inference.features import Inference
-from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, UnknownMean, WeightPosterior
+from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, WeightPosterior, WithMean
 from gp_orff.inference.robust import latent_covariance
 
 # The field plus the noise that observations of a track share, given block means of other ones.
@@ -58,23 +58,22 @@ _READINGS = 256  # whose covariance is computed at once
 
 @dataclass(frozen=True)
 class Signal:
-    """The posterior of s = h(x) + n at readings along tracks, mean included.
+    """The posterior of s = h(x) + n at readings along tracks.
 
     Readings are given in blocks of one, of some tracks of a group.
     """
 
-    distribution: FieldDistribution  # of the field without its mean, given all data
-    constant: Float[Tensor, "p"]
+    distribution: FieldDistribution  # of the field, given all data
     noises: Noises
     given: Mapping[str, Track]  # block means among these data, by the label of their track
 
     def mean(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
         """E[s]."""
         known = self._given(readings)
-        mean = readings.means.apply(self.distribution.mean(readings.x) + self.constant)
+        mean = readings.means.apply(self.distribution.mean(readings.x))
         if not known.tracks:
             return mean
-        unexplained = residual_of_blocks(self.distribution, self.constant, known)
+        unexplained = residual_of_blocks(self.distribution, known)
         return mean + self._sharing(readings)[1] @ unexplained
 
     def variance(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
@@ -147,19 +146,12 @@ def precision_of_track(noise: BlockNoise) -> Float[Tensor, "t t"]:
     return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
 
 
-def mean_over_blocks(
-    distribution: FieldDistribution, part: TrackObservations
-) -> Float[Tensor, "t v"]:
-    """E[H f], without the mean."""
-    return part.rows(distribution.mean(part.points).reshape(-1, 1)).reshape_as(part.y)
-
-
 def residual_of_blocks(
-    distribution: FieldDistribution, constant: Float[Tensor, "p"], known: TrackObservations
+    distribution: FieldDistribution, known: TrackObservations
 ) -> Float[Tensor, "t v"]:
-    """ȳ − E[H f], mean included."""
-    ones = known.means.apply(constant.expand(len(known.y), -1))
-    return known.y - ones - mean_over_blocks(distribution, known)
+    """ȳ − E[H f]."""
+    means = known.rows(distribution.mean(known.points).reshape(-1, 1))
+    return known.y - means.reshape_as(known.y)
 
 
 def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*v"]:
@@ -213,7 +205,7 @@ def _(distribution: PlusWhite, known):
 
 
 @block_means_under.register
-def _(distribution: UnknownMean, known):
+def _(distribution: WithMean, known):
     seen = block_means_under(distribution.distribution, known)
     effect = known.rows(distribution.effect(known.points).flatten(0, 1))
     return SeenWithMean(seen, effect)
@@ -251,7 +243,7 @@ def _(distribution: PlusWhite, x, seen, combined):
 
 
 @joint_covariance.register
-def _(distribution: UnknownMean, x, seen, combined):
+def _(distribution: WithMean, x, seen, combined):
     effect = combined(torch.cat([distribution.effect(x).flatten(0, 1), seen.effect]))
     return joint_covariance(distribution.distribution, x, seen.seen, combined) + effect @ effect.mT
 
@@ -314,7 +306,7 @@ def _(distribution: PlusWhite, part, seen, gain):
 
 
 @unexplained_variance.register
-def _(distribution: UnknownMean, part, seen, gain):
+def _(distribution: WithMean, part, seen, gain):
     inner, effect = distribution.distribution, distribution.effect(part.x)
     effect = part.pattern.rows(effect, part.direction)
     if seen is None:
@@ -409,13 +401,11 @@ def track_offsets(
     tracks: TrackObservations,
 ) -> TrackOffsets:
     """The offsets of the tracks of a group of the data of `inference`; `mean` as for `left_out`."""
-    posterior = inference.posterior(kernel, noises, mean)
-    constant = posterior.evidence.best_mean() if mean is None else mean
-    field = posterior.under(mean)
+    field = inference.posterior(kernel, noises, mean).field(known=mean is not None)
 
     def offsets() -> Iterator[tuple[Float[Tensor, "v"], Float[Tensor, "v"]]]:
         for track in tracks.tracks:
-            seen = Offsets.of(field, constant, noises, replace(tracks, tracks=(track,)))
+            seen = Offsets.of(field, noises, replace(tracks, tracks=(track,)))
             prior = noises.tracks[tracks.key.label].offset_variance
             variance = prior - prior.square() * seen.information.diagonal()
             yield prior * seen.score, variance.clamp_min(0).sqrt()
@@ -436,16 +426,15 @@ class Offsets:
     def of(
         cls,
         field: FieldDistribution,
-        constant: Float[Tensor, "p"],
         noises: Noises,
         tracks: TrackObservations,
     ) -> "Offsets":
-        """Given the posterior of the field, and its constant mean."""
+        """Given the posterior of the field."""
         weights, v = [], tracks.y.shape[-1]
         for track in tracks.tracks:
             noise = noise_of_blocks(field, replace(tracks, tracks=(track,)), noises)
             weights.append(precision_of_track(noise).sum(0))
-        residual = residual_of_blocks(field, constant, tracks)
+        residual = residual_of_blocks(field, tracks)
         score = torch.block_diag(*weights) @ residual
         direct = torch.stack([weight.sum() for weight in weights]).repeat_interleave(v)
         explained = covariance_of_sums(field.split()[0], tracks, weights)
@@ -464,7 +453,7 @@ def covariance_of_sums(
 
 
 @covariance_of_sums.register
-def _(distribution: UnknownMean, tracks, weights):
+def _(distribution: WithMean, tracks, weights):
     effect = tracks.rows(distribution.effect(tracks.points).flatten(0, 1))
     effect = _sums(tracks, weights) @ effect
     return covariance_of_sums(distribution.distribution, tracks, weights) + effect @ effect.mT
@@ -489,7 +478,6 @@ def _sums(
 @torch.no_grad()
 def slow_variance(
     field: FieldDistribution,
-    constant: Float[Tensor, "p"],
     noises: Noises,
     tracks: TrackObservations,
     likelihood: TrackLikelihood,
@@ -507,14 +495,14 @@ def slow_variance(
        density is negligible, is divided evenly.
 
     Args:
-        field, constant: the posterior of the field, and its constant mean.
+        field: the posterior of the field.
         tracks: those of one group, with the parameters of `likelihood`.
     """
     if tracks.y.shape[-1] * len(tracks.tracks) > _MOST:
         return None
     if not likelihood.raw_offset_variance.requires_grad:
         return None
-    seen = Offsets.of(field, constant, noises, tracks)
+    seen = Offsets.of(field, noises, tracks)
     j, axes = torch.linalg.eigh(seen.information)
     # An eigenvalue of zero is a combination of offsets of which the data say nothing, such as their
     # sum, which the constant mean of the field absorbs.
