@@ -163,13 +163,12 @@ def less_reference(
 
 
 def of_constants(
-    symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], num_outputs: int
-) -> Float[Tensor, "n q p"]:
-    """Q (1⊗I_p)(x): the image of constant fields under a symbol, linear in x for potentials."""
-    eye = torch.eye(num_outputs, dtype=x.dtype, device=x.device)
-    value, slope = symbol.of_affine(eye, eye.new_zeros(len(space), *eye.shape))
+    symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], constants: Float[Tensor, "p k"]
+) -> Float[Tensor, "n q k"]:
+    """Q (1⊗c)(x): the image of k constant fields under a symbol, linear in x for potentials."""
+    value, slope = symbol.of_affine(constants, constants.new_zeros(len(space), *constants.shape))
 
-    def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
+    def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:
         return value + torch.einsum("nj,jqp->nqp", points[:, list(space)], slope)
 
     return less_reference(image, x, symbol, space)
@@ -208,7 +207,8 @@ class LinearObservations(ABC):
 
     def design(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
         """V = [y, H(1⊗I_p)]: the values, and the constant mean of each output as H observes it."""
-        ones = of_constants(self.symbol, self.points, self.space, num_outputs).flatten(0, 1)
+        eye = torch.eye(num_outputs).to(self.points)
+        ones = of_constants(self.symbol, self.points, self.space, eye).flatten(0, 1)
         return torch.cat([self.values.unsqueeze(-1), self.rows(ones)], dim=-1)
 
 

@@ -422,8 +422,8 @@ class SiteMeans(LinearObservations):
     def in_pieces(cls, groups: Sequence[Observations], nodes: Sequence[Nodes]) -> list["SiteMeans"]:
         """The means of every group, a few sites at a time: there are several times more nodes."""
         return [
-            cls(means.take(sites), own.take(sites))
-            for means, own in zip(groups, nodes, strict=True)
+            cls(means.take(sites), parts.take(sites))
+            for means, parts in zip(groups, nodes, strict=True)
             for sites in (slice(i, i + _CHUNK) for i in range(0, len(means), _CHUNK))
         ]
 

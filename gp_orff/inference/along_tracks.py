@@ -401,7 +401,7 @@ def track_offsets(
     tracks: TrackObservations,
 ) -> TrackOffsets:
     """The offsets of the tracks of a group of the data of `inference`; `mean` as for `left_out`."""
-    field = inference.posterior(kernel, noises, mean).field(known=mean is not None)
+    field = inference.posterior(kernel, noises, mean).field(fixed=mean is not None)
 
     def offsets() -> Iterator[tuple[Float[Tensor, "v"], Float[Tensor, "v"]]]:
         for track in tracks.tracks:

@@ -73,10 +73,10 @@ class Posterior:
     noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
     mean: Float[Tensor, "p"]  # a constant; that of largest evidence where none was given
 
-    def field(self, known: bool) -> FieldDistribution:
-        """The distribution of the field, whose constant mean is known, or has a flat prior."""
+    def field(self, fixed: bool) -> FieldDistribution:
+        """The distribution of the field, whose constant mean is fixed, or has a flat prior."""
         smooth, delta = self.distribution.split()
-        root = self.mean.new_zeros(len(self.mean), 0) if known else self.evidence.mean_root()
+        root = self.mean.new_zeros(len(self.mean), 0) if fixed else self.evidence.mean_root()
         return plus_white(WithMean(smooth, self.mean, root), delta)
 
 

@@ -109,7 +109,7 @@ def left_out(
         rest = [part.take(~block.left_out[part.index]) for part in inference.data.visit()]
         rest = Dataset.in_memory([part for part in rest if len(part)])
         posterior = inference.of(rest).posterior(kernel, noises, mean)
-        yield predicted(inference.data, block, posterior.field(known=mean is not None))
+        yield predicted(inference.data, block, posterior.field(fixed=mean is not None))
 
 
 def predicted(data: Dataset, block: Block, field: FieldDistribution) -> list[LeftOut]:
@@ -368,7 +368,7 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
         with check_features(False):  # the model's own posterior is checked
             conditioned = replace(inference, data=known, known=rest)
             posterior = conditioned.posterior(kernel, noises, mean)
-        yield predicted(data, block, posterior.field(known=mean is not None))
+        yield predicted(data, block, posterior.field(fixed=mean is not None))
 
 
 # Readings along tracks left out by blocks: what the rest tells of the field, and of their noise.
@@ -393,7 +393,7 @@ def left_out_of_tracks(
     for block in blocks:
         rest = rest_of(readings, block.left_out)
         posterior = inference.of(Dataset.in_memory(rest)).posterior(kernel, noises, mean)
-        field = posterior.field(known=mean is not None)
+        field = posterior.field(fixed=mean is not None)
         given = {part.key: {track.label: track for track in part.tracks} for part in rest}
         results = []
         for part in readings:
@@ -427,7 +427,7 @@ def tracks_left_out(
         ]
         data = replace(inference.data, tracks=tuple(held for held in rest if held.tracks))
         posterior = inference.of(data).posterior(kernel, noises, mean)
-        field, white = posterior.field(known=mean is not None).split()
+        field, white = posterior.field(fixed=mean is not None).split()
         seen = block_means_under(field, part)
         latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
         truncated = None if white is None else (white, white)
@@ -516,7 +516,6 @@ def leave_one_out(
     models: Mapping[str, StudentTNoise],
     posterior: Posterior,
     noises: Noises,
-    mean: Float[Tensor, "p"],
     sites: Mapping[GroupKey, Residuals] | None = None,
 ) -> LeaveOneOut:
     """Leave-one-out residuals of pairs (nominal, weighted) of observations.
@@ -548,7 +547,7 @@ def leave_one_out(
                 "cross_validate(x, y, blocks=range(len(x)))"
             )
         if at_sites is None:
-            residual, latent, noise = residuals(weighted, posterior, noises, mean)
+            residual, latent, noise = residuals(weighted, posterior, noises)
         else:
             residual, latent, noise = *at_sites, posterior.noises[weighted.key]
         noise_covariance = weighted.noise(noise)
@@ -603,7 +602,7 @@ def leave_one_out_of_tracks(
 ) -> LeaveOneOut:
     """Every one of `count` readings given all others; a trained mean is that of all of them."""
     posterior = inference.posterior(kernel, noises, mean)
-    distribution = posterior.field(known=True)
+    distribution = posterior.field(fixed=True)
     pattern = readings[0].single.key.pattern
     columns = torch.tensor(pattern.columns)
     result = LeaveOneOut.empty(count, pattern.num_columns)

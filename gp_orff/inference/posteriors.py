@@ -169,25 +169,29 @@ class WithMean(FieldDistribution):
     def num_outputs(self) -> int:
         return self.distribution.num_outputs
 
-    def _image(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
-        """h(x)."""
-        image = of_constants(self.symbol, x.double(), self.space, len(self.constant))
+    def _image(
+        self, x: Float[Tensor, "n d"], constants: Float[Tensor, "p k"]
+    ) -> Float[Tensor, "n q k"]:
+        """h(x) times k constants."""
+        image = of_constants(self.symbol, x.double(), self.space, constants)
         return image if self.includes_mean else torch.zeros_like(image)
 
     def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:
         """R(x) times the root of V."""
-        known = not self.constant_root.shape[-1]
-        return self._effect(x, 0.0 if known else self.distribution.absorbed(x))
+        if not self.constant_root.shape[-1]:
+            return self._image(x, self.constant_root)
+        return self._effect(x, self.distribution.absorbed(x))
 
-    def _effect(self, x: Tensor, absorbed: Float[Tensor, "n q p"] | float) -> Tensor:
-        return (self._image(x) - absorbed) @ self.constant_root
+    def _effect(self, x: Tensor, absorbed: Float[Tensor, "n q p"]) -> Float[Tensor, "n q k"]:
+        return self._image(x, self.constant_root) - absorbed @ self.constant_root
 
     def mean(self, x: Tensor) -> Tensor:
-        return self.distribution.mean(x) + self._image(x) @ self.constant
+        image = self._image(x, self.constant.unsqueeze(-1))
+        return self.distribution.mean(x) + image.squeeze(-1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, variance, absorbed = self.distribution.moments(x)
-        mean = mean + self._image(x) @ self.constant
+        mean = mean + self._image(x, self.constant.unsqueeze(-1)).squeeze(-1)
         return mean, variance + self._effect(x, absorbed).square().sum(-1), absorbed
 
     def variance(self, x: Tensor) -> Tensor:

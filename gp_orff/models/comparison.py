@@ -357,7 +357,7 @@ def compare_with_exact(
     for method in (ExactInference(data), inference.of(data)):
         posterior = method.posterior(model.kernel, noises, state.mean)
         nats = posterior.evidence.log_density(posterior.mean, data.num_values) / data.num_values
-        distribution = posterior.field(known=state.mean is not None)
+        distribution = posterior.field(fixed=state.mean is not None)
         sd = distribution.variance(points).sqrt()
         results.append((distribution.mean(points), sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results

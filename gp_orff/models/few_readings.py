@@ -527,7 +527,7 @@ def _member(
 
 
 def _of(model: Model, kernel: Kernel, posterior: Posterior) -> Parts:
-    return kernel, posterior.field(known=model.mean is not None)
+    return kernel, posterior.field(fixed=model.mean is not None)
 
 
 def _check(inference: Inference) -> None:

@@ -135,14 +135,14 @@ class Snapshot(ABC):
         """The field on the data's domain, extended to contain `points` if they are given, and with
         features that have an image under the `symbol`."""
         if points is None:
-            known = self.fixed_mean is not None
-            return FieldOnDomain(self.inference, self.posterior.field(known))
+            distribution = self.posterior.field(fixed=self.fixed_mean is not None)
+            return FieldOnDomain(self.inference, distribution)
         return self._field_by(self.inference_at(points, symbol))
 
     def _field_by(self, inference: Inference) -> FieldOnDomain:
         # The constant is that of the data's domain on every domain.
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
-        return FieldOnDomain(inference, posterior.field(known=self.fixed_mean is not None))
+        return FieldOnDomain(inference, posterior.field(fixed=self.fixed_mean is not None))
 
     def in_domain(
         self, field: FieldOnDomain, points: Float[Tensor, "n d"], symbol: Symbol | None = None

@@ -154,7 +154,8 @@ class PlusConstants(Paths):
 
     def __call__(self, x: Tensor) -> Tensor:
         points = x.flatten(0, -2).double()
-        images = of_constants(self.symbol, points, self.space, self.constants.shape[-1])
+        eye = torch.eye(self.constants.shape[-1]).to(points)
+        images = of_constants(self.symbol, points, self.space, eye)
         images = images.unflatten(0, x.shape[:-1])  # (n, q, p), or (S, n, q, p)
         return self.paths(x) + (images @ self.constants[:, None, :, None]).squeeze(-1)
 

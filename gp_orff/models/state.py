@@ -304,7 +304,7 @@ class ModelState:
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
         """The state after its likelihoods learned what the data tell of new tracks."""
         snapshot = self.snapshot(prior_mean)
-        field = snapshot.posterior.field(known=snapshot.fixed_mean is not None)
+        field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
         notes = learn_new_tracks(self.likelihoods, self.data, field, snapshot.noises)
         return replace(self, history=self.history.with_notes(notes))
 

@@ -112,7 +112,7 @@ def given_best_mean(numbers: Callable) -> Callable:
     @wraps(numbers)
     def given(*arguments: object) -> dict[str, Tensor]:
         field = Posterior.field
-        with mock.patch.object(Posterior, "field", lambda own, known: field(own, known=True)):
+        with mock.patch.object(Posterior, "field", lambda own, fixed: field(own, fixed=True)):
             return numbers(*arguments)
 
     return given

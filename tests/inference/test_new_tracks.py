@@ -22,7 +22,7 @@ from tests.support.tracks import EYE, RULES, Oracle, P, conditioned, likelihood,
 def learned(model):
     """What the data of a conditioned model tell of the variance of new tracks."""
     snapshot = model.state.snapshot(model.mean)
-    field = snapshot.posterior.field(known=snapshot.fixed_mean is not None)
+    field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
     (part,) = model.state.data.tracks
     return slow_variance(field, model.state.e_step.noises, part, model.likelihood)
 
