@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
@@ -62,6 +62,11 @@ class Observations:
         """The observations less a trend, which is given as whole vectors."""
         return replace(self, y=self.y - self.apply(trend))
 
+    def rows(self, vectors: Float[Tensor, "n*p k"]) -> Float[Tensor, "n*v k"]:
+        """H g of k fields g, from their vectors at all points."""
+        values = vectors.unflatten(0, (len(self), -1))
+        return self.pattern.rows(values, self.direction).flatten(0, 1)
+
     def apply(self, vectors: Float[Tensor, "n p"]) -> Float[Tensor, "n v"]:
         """H_n v_n of vectors v_n."""
         return self.pattern.rows(vectors.unsqueeze(-1), self.direction).squeeze(-1)
@@ -73,12 +78,7 @@ class Observations:
 
     def apply_to_joint(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n*v n*v"]:
         """H C Hᵀ of the covariance C of all vectors."""
-
-        def half(matrix: Float[Tensor, "n*p k"]) -> Float[Tensor, "n*v k"]:
-            values = matrix.unflatten(0, (len(self), -1))
-            return self.pattern.rows(values, self.direction).flatten(0, 1)
-
-        return half(half(covariance).mT)
+        return self.rows(self.rows(covariance).mT)
 
     def noise(self, group: GroupNoise) -> Float[Tensor, "*b n v v"]:
         """The noise covariance of every observation: Σ/w_n + H_n δ H_nᵀ."""
@@ -151,11 +151,6 @@ def _concatenate(parts: list[Observations]) -> Observations:
     return Observations(parts[0].key, cat("x"), cat("y"), cat("weight"), cat("direction"))
 
 
-Image = Callable[[Symbol, Sequence[int], Float[Tensor, "n d"]], Float[Tensor, "n*q k"]]
-"""(Q, space, x) ↦ Q g at points x, for k functions g that are linear in the field; `space` names
-the columns of x that are the directions of Q."""
-
-
 def less_reference(
     values: Callable[[Float[Tensor, "n d"]], Tensor],
     x: Float[Tensor, "n d"],
@@ -168,22 +163,32 @@ def less_reference(
 
 
 def of_constants(
-    symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], num_outputs: int
-) -> Float[Tensor, "n q p"]:
-    """Q (1⊗I_p)(x): the image of constant fields under a symbol, linear in x for potentials."""
-    eye = torch.eye(num_outputs, dtype=x.dtype, device=x.device)
-    value, slope = symbol.of_affine(eye, eye.new_zeros(len(space), *eye.shape))
+    symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], constants: Float[Tensor, "p k"]
+) -> Float[Tensor, "n q k"]:
+    """Q (1⊗c)(x): the image of k constant fields under a symbol, linear in x for potentials."""
+    value, slope = symbol.of_affine(constants, constants.new_zeros(len(space), *constants.shape))
 
-    def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
+    def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:
         return value + torch.einsum("nj,jqp->nqp", points[:, list(space)], slope)
 
     return less_reference(image, x, symbol, space)
 
 
 class LinearObservations(ABC):
-    """M values y = H f + ε with a linear H, few enough for matrices of M rows."""
+    """M values y = H f + ε, few enough for matrices of M rows. H has two factors: evaluation of a
+    symbol Q of the field at points, and a sparse matrix that combines these values (`rows`).
+
+    With the values Φ of features, H Φ is `rows(Φ)`; H₁ K H₂ᵀ of a covariance K of the values of two
+    kinds of observations is `first.rows(second.rows(K.mT).mT)`.
+    """
 
     x: Float[Tensor, "n d"]
+    symbol, space = Identity(), ()  # Q, and the columns of x that are its directions
+
+    @property
+    def points(self) -> Float[Tensor, "K d"]:
+        """Where H evaluates Q f."""
+        return self.x
 
     @property
     @abstractmethod
@@ -191,8 +196,8 @@ class LinearObservations(ABC):
         """y."""
 
     @abstractmethod
-    def apply(self, image: Image) -> Float[Tensor, "M k"]:
-        """H g of k functions g: features, covariances with the field, or sample paths."""
+    def rows(self, values: Float[Tensor, "K*q k"]) -> Float[Tensor, "M k"]:
+        """H g of k functions g, from Q g at the points."""
 
     @abstractmethod
     def noise_covariance(
@@ -202,11 +207,9 @@ class LinearObservations(ABC):
 
     def design(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
         """V = [y, H(1⊗I_p)]: the values, and the constant mean of each output as H observes it."""
-
-        def ones(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
-            return of_constants(symbol, x, space, num_outputs).flatten(0, 1)
-
-        return torch.cat([self.values.unsqueeze(-1), self.apply(ones)], dim=-1)
+        eye = torch.eye(num_outputs).to(self.points)
+        ones = of_constants(self.symbol, self.points, self.space, eye).flatten(0, 1)
+        return torch.cat([self.values.unsqueeze(-1), self.rows(ones)], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -223,18 +226,13 @@ class PointObservations(LinearObservations):
     def values(self) -> Tensor:
         return torch.cat([part.y.flatten() for part in self.observations])
 
-    def apply(self, image: Image) -> Tensor:
-        values = image(Identity(), (), self.x)
+    def rows(self, values: Tensor) -> Tensor:
         if len(self.observations) == 1 and self.observations[0].pattern.complete:
             return values
-        parts = values.unflatten(0, (len(self.x), -1)).split(
-            [len(group) for group in self.observations]
-        )
-        rows = [
-            group.pattern.rows(block, group.direction).flatten(0, 1)
-            for group, block in zip(self.observations, parts, strict=True)
-        ]
-        return torch.cat(rows)
+        p = len(values) // len(self.x)
+        parts = values.split([p * len(group) for group in self.observations])
+        pairs = zip(self.observations, parts, strict=True)
+        return torch.cat([group.rows(part) for group, part in pairs])
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
         delta = None if truncated is None else truncated[0]
@@ -260,11 +258,11 @@ def _at_each_point(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
 class SymbolObservations(LinearObservations):
     """m observations y = (Q f)(x) + ε of a symbol Q, with noise ε ~ N(0, `noise`) at each point."""
 
-    symbol: Symbol
+    symbol: Symbol = field()
     x: Float[Tensor, "m d"]
     y: Float[Tensor, "m q"]
     noise: Float[Tensor, "q q"]
-    space: tuple[int, ...]
+    space: tuple[int, ...] = field()
 
     @classmethod
     def of(
@@ -302,8 +300,8 @@ class SymbolObservations(LinearObservations):
     def values(self) -> Tensor:
         return self.y.flatten()
 
-    def apply(self, image: Image) -> Tensor:
-        return image(self.symbol, self.space, self.x)
+    def rows(self, values: Tensor) -> Tensor:
+        return values
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
         count = len(self.x)

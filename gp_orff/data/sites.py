@@ -1,8 +1,7 @@
 """Repeated positions: sites, and observations merged at them with their scatter."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from numbers import Real
 
 import numpy as np
@@ -12,9 +11,8 @@ from jaxtyping import Bool, Float, Int, UInt64
 from torch import Tensor
 
 from gp_orff.data.noise import Noise
-from gp_orff.data.observations import Image, LinearObservations, Observations, PointObservations
+from gp_orff.data.observations import LinearObservations, Observations, PointObservations
 from gp_orff.data.patterns import GroupKey
-from gp_orff.symbols.base import Identity
 
 # What is asked of repeated positions.
 
@@ -353,16 +351,17 @@ class Nodes:
         total = weight.new_zeros(int(site.max()) + 1).index_add(0, own, mass)
         return cls(own, mean, mass / total[own])
 
-    def rows(self, sites: slice) -> slice:
+    def take(self, sites: slice) -> "Nodes":
         """The nodes of consecutive sites."""
         ends = torch.searchsorted(self.site, torch.tensor([sites.start, sites.stop]).to(self.site))
-        return slice(*ends.tolist())
+        rows = slice(*ends.tolist())
+        return Nodes(self.site[rows] - sites.start, self.x[rows], self.share[rows])
 
-    def mean(self, values: Float[Tensor, "k q"], rows: slice) -> Float[Tensor, "m q"]:
-        """Σ_k s_k v_k at every site, of values at some of the nodes."""
-        own = self.site[rows] - self.site[rows.start]
-        weighted = self.share[rows].to(values).unsqueeze(-1) * values
-        return values.new_zeros(int(own[-1]) + 1, values.shape[-1]).index_add(0, own, weighted)
+    def mean(self, values: Float[Tensor, "K q"]) -> Float[Tensor, "m q"]:
+        """Σ_k s_k v_k at every site."""
+        weighted = self.share.to(values).unsqueeze(-1) * values
+        mean = values.new_zeros(int(self.site[-1]) + 1, values.shape[-1])
+        return mean.index_add(0, self.site, weighted)
 
 
 def _halved(
@@ -411,50 +410,38 @@ def _in_order(along: Float[Tensor, "n"], part: Int[Tensor, "n"]) -> Int[Tensor, 
 
 @dataclass(frozen=True)
 class SiteMeans(LinearObservations):
-    """Means of the observations at sites, where H f is a mean over the nodes of each.
+    """Means of observations of a group at some sites, where H f is a mean over the nodes of each.
 
     The nodes of a site share the direction of its mean. The noise is that of the means.
     """
 
-    means: list[Observations]  # one piece for each group
-    nodes: list[Nodes]
+    means: Observations
+    nodes: Nodes
 
-    @cached_property
-    def _points(self) -> PointObservations:
-        return PointObservations(self.means)
+    @classmethod
+    def in_pieces(cls, groups: Sequence[Observations], nodes: Sequence[Nodes]) -> list["SiteMeans"]:
+        """The means of every group, a few sites at a time: there are several times more nodes."""
+        return [
+            cls(means.take(sites), parts.take(sites))
+            for means, parts in zip(groups, nodes, strict=True)
+            for sites in (slice(i, i + _CHUNK) for i in range(0, len(means), _CHUNK))
+        ]
 
     @property
-    def x(self) -> Float[Tensor, "M d"]:
-        return self._points.x
+    def x(self) -> Float[Tensor, "m d"]:
+        return self.means.x
+
+    @property
+    def points(self):
+        return self.nodes.x
 
     @property
     def values(self):
-        return self._points.values
+        return self.means.y.flatten()
+
+    def rows(self, values):
+        mean = self.nodes.mean(values.reshape(len(self.points), -1))
+        return self.means.rows(mean.reshape(-1, values.shape[-1]))
 
     def noise_covariance(self, noises, truncated=None):
-        return self._points.noise_covariance(noises, truncated)
-
-    def chunks(self) -> list[tuple[slice, Callable[[Image], Tensor]]]:
-        """The rows of a few sites each, and H there."""
-        pieces, first = [], 0
-        for part, nodes in zip(self.means, self.nodes, strict=True):
-            width = part.y.shape[-1]
-            for start in range(0, len(part), _CHUNK):
-                sites = slice(start, min(start + _CHUNK, len(part)))
-                span = slice(first + width * sites.start, first + width * sites.stop)
-                pieces.append((span, partial(_of_sites, part=part, nodes=nodes, sites=sites)))
-            first += part.y.numel()
-        return pieces
-
-    def apply(self, image):
-        return torch.cat([rows(image) for _, rows in self.chunks()])
-
-
-def _of_sites(image: Image, part: Observations, nodes: Nodes, sites: slice) -> Float[Tensor, "k q"]:
-    """H g at the nodes of some sites, averaged."""
-    rows = nodes.rows(sites)
-    values = image(Identity(), (), nodes.x[rows])
-    count, width = rows.stop - rows.start, values.shape[-1]
-    mean = nodes.mean(values.reshape(count, -1), rows).reshape(sites.stop - sites.start, -1, width)
-    direction = None if part.direction is None else part.direction[sites]
-    return part.pattern.rows(mean, direction).flatten(0, 1)
+        return PointObservations([self.means]).noise_covariance(noises, truncated)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.noise import Noises, TrackNoise
-from gp_orff.data.observations import Image, LinearObservations, Observations, TruncatedVariance
+from gp_orff.data.observations import LinearObservations, Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
 from gp_orff.data.survey import Survey
@@ -34,7 +34,6 @@ from gp_orff.data.tracks import (
 )
 from gp_orff.data.validation import are_missing, as_matrix, is_single
 from gp_orff.features.columns import Columns
-from gp_orff.symbols.base import Identity
 
 # Block means of readings along tracks: linear observations of a field with correlated noise.
 #
@@ -47,7 +46,7 @@ from gp_orff.symbols.base import Identity
 # 3. Under features, `averages` gives the means of the columns. `statistics` whitens them track by
 #    track and returns sums of the form that observations at points have, under unit noise, so that
 #    the normal equations need not know of tracks.
-# 4. Under the exact kernel, `apply` averages covariances over the positions of a block, or over two
+# 4. Under the exact kernel, `rows` averages covariances over the positions of a block, or over two
 #    positions that have the same mean and the same variance along the block (`condensed`).
 # 5. `scatter_terms` completes the evidence by the scatter within blocks.
 
@@ -116,8 +115,7 @@ class TrackObservations(LinearObservations):
         blocks of several; 0 for others."""
         if self.direction is None or self.one_by_one:
             return 0
-        places = self.condensed.nodes or self
-        return len(places.x) * self.key.pattern.num_outputs
+        return len(self.condensed.points) * self.key.pattern.num_outputs
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
@@ -228,10 +226,17 @@ class TrackObservations(LinearObservations):
             direction = direction.repeat_interleave(2, dim=0)
         return replace(self, nodes=Places(nodes, index, direction))
 
-    def apply(self, image: Image) -> Float[Tensor, "M k"]:
-        x, block, direction = self.nodes or Places(self.x, self.times.block, self.direction)
-        values = image(Identity(), (), x).unflatten(0, (len(x), -1))
-        values = self.key.pattern.rows(values, direction)
+    @property
+    def _places(self) -> Places:
+        return self.nodes or Places(self.x, self.times.block, self.direction)
+
+    @property
+    def points(self) -> Float[Tensor, "K d"]:
+        return self._places.x
+
+    def rows(self, values: Float[Tensor, "K*p k"]) -> Float[Tensor, "M k"]:
+        x, block, direction = self._places
+        values = self.key.pattern.rows(values.unflatten(0, (len(x), -1)), direction)
         means = block_means(values.flatten(1), block, len(self.y))
         return means.unflatten(1, values.shape[1:]).flatten(0, 1)
 

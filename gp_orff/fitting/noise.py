@@ -540,18 +540,17 @@ def learn_new_tracks(
     likelihoods: Mapping[str, Likelihood],
     data: Data,
     field: FieldDistribution,
-    constant: Float[torch.Tensor, "p"],
     noises: Noises,
 ) -> list[str]:
     """What the data tell of the variance of new tracks, for every group of tracks; sentences.
 
     Args:
-        field, constant: the posterior of the field, and its constant mean.
+        field: the posterior of the field.
     """
     notes = []
     for part in data.tracks:
         likelihood = likelihoods[part.key.label]
-        slow = slow_variance(field, constant, noises, part, likelihood)
+        slow = slow_variance(field, noises, part, likelihood)
         likelihood.slow_variance = slow
         if slow is not None:
             group = f" of group {part.key.label!r}" if part.key.label else ""

@@ -154,7 +154,7 @@ class EStep:
     def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
         """The data with the weights that the posterior of a few of them lets expect."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
-        parts = self.heavy_tailed, posterior, self.noises, self._mean(posterior)
+        parts = self.heavy_tailed, posterior, self.noises
         weights = foreseen_weights(data.unweighted().visit(), *parts)
         keys = [part.key for part in data.visit()]
         correction = total_elbo_correction(keys, weights, self.heavy_tailed)
@@ -185,7 +185,7 @@ class EStep:
         def step(point: Tensor) -> tuple[float, Tensor]:
             current = inference.of(weighted(point))
             posterior = current.posterior(self.kernel, self.noises, self.mean)
-            log_density = posterior.evidence.log_density(self._mean(posterior), current.num_values)
+            log_density = posterior.evidence.log_density(posterior.mean, current.num_values)
             elbo = (log_density + current.data.elbo_correction).item() + tails.log_prior()
             found = tails.learn(list(self._distances(plain, current, posterior)))
             weights, _ = weights_at(found, self.heavy_tailed)
@@ -205,9 +205,6 @@ class EStep:
             )
         return replace(representation, data=weighted(point))
 
-    def _mean(self, posterior: Posterior) -> Float[Tensor, "p"]:
-        return posterior.evidence.best_mean() if self.mean is None else self.mean
-
     def _distances(
         self,
         data: Dataset,
@@ -215,7 +212,7 @@ class EStep:
         posterior: Posterior,
         known: Sequence[Tensor] | None = None,
     ) -> Iterator[Distances]:
-        parts = posterior, self.noises, self._mean(posterior), known
+        parts = posterior, self.noises, known
         held = inference.data  # perhaps statistics alone
         same = isinstance(held, Dataset) and data.sources is held.sources  # but for their weights
         residuals = inference.residuals(posterior) if same else None

@@ -17,7 +17,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.track_reading import TrackObservations
 from gp_orff.data.tracks import BlockNoise, Track
 from gp_orff.inference.features import Inference
-from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, UnknownMean, WeightPosterior
+from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, WeightPosterior, WithMean
 from gp_orff.inference.robust import latent_covariance
 
 # The field plus the noise that observations of a track share, given block means of other ones.
@@ -58,23 +58,22 @@ _READINGS = 256  # whose covariance is computed at once
 
 @dataclass(frozen=True)
 class Signal:
-    """The posterior of s = h(x) + n at readings along tracks, mean included.
+    """The posterior of s = h(x) + n at readings along tracks.
 
     Readings are given in blocks of one, of some tracks of a group.
     """
 
-    distribution: FieldDistribution  # of the field without its mean, given all data
-    constant: Float[Tensor, "p"]
+    distribution: FieldDistribution  # of the field, given all data
     noises: Noises
     given: Mapping[str, Track]  # block means among these data, by the label of their track
 
     def mean(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
         """E[s]."""
         known = self._given(readings)
-        mean = readings.means.apply(self.distribution.mean(readings.x) + self.constant)
+        mean = readings.means.apply(self.distribution.mean(readings.x))
         if not known.tracks:
             return mean
-        unexplained = residual_of_blocks(self.distribution, self.constant, known)
+        unexplained = residual_of_blocks(self.distribution, known)
         return mean + self._sharing(readings)[1] @ unexplained
 
     def variance(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
@@ -147,20 +146,12 @@ def precision_of_track(noise: BlockNoise) -> Float[Tensor, "t t"]:
     return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
 
 
-def mean_over_blocks(
-    distribution: FieldDistribution, part: TrackObservations
-) -> Float[Tensor, "t v"]:
-    """E[H f], without the mean."""
-    means = part.apply(lambda symbol, space, x: distribution.mean(x).reshape(-1, 1))
-    return means.reshape_as(part.y)
-
-
 def residual_of_blocks(
-    distribution: FieldDistribution, constant: Float[Tensor, "p"], known: TrackObservations
+    distribution: FieldDistribution, known: TrackObservations
 ) -> Float[Tensor, "t v"]:
-    """ȳ − E[H f], mean included."""
-    ones = known.means.apply(constant.expand(len(known.y), -1))
-    return known.y - ones - mean_over_blocks(distribution, known)
+    """ȳ − E[H f]."""
+    means = known.rows(distribution.mean(known.points).reshape(-1, 1))
+    return known.y - means.reshape_as(known.y)
 
 
 def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*v"]:
@@ -214,9 +205,9 @@ def _(distribution: PlusWhite, known):
 
 
 @block_means_under.register
-def _(distribution: UnknownMean, known):
+def _(distribution: WithMean, known):
     seen = block_means_under(distribution.distribution, known)
-    effect = known.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+    effect = known.rows(distribution.effect(known.points).flatten(0, 1))
     return SeenWithMean(seen, effect)
 
 
@@ -225,8 +216,8 @@ def _(distribution: WeightPosterior, known):
     expansion = distribution.expansion
     width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
     rows = torch.arange(len(known.y), device=known.x.device).split(max(1, int(_CHUNK / width)))
-    parts = [known.take(r).apply(lambda symbol, space, z: expansion.features(z)) for r in rows]
-    return torch.cat(parts)
+    parts = map(known.take, rows)
+    return torch.cat([part.rows(expansion.features(part.points)) for part in parts])
 
 
 @singledispatch
@@ -234,12 +225,11 @@ def joint_covariance(
     distribution: FieldDistribution, x: Float[Tensor, "n d"], seen: Seen, combined: Combination
 ) -> Float[Tensor, "k k"]:
     """The covariance of linear combinations of f(x) and block means H f, in this order."""
-    points = torch.cat([x.double(), seen.x if seen.nodes is None else seen.nodes[0]])
+    points = torch.cat([x.double(), seen.points])
     rows = len(x) * distribution.num_outputs
 
     def half(matrix: Float[Tensor, "m j"]) -> Float[Tensor, "k j"]:
-        means = seen.apply(lambda symbol, space, z: matrix[rows:])
-        return combined(torch.cat([matrix[:rows], means]))
+        return combined(torch.cat([matrix[:rows], seen.rows(matrix[rows:])]))
 
     return half(half(distribution.covariance(points)).mT)
 
@@ -253,7 +243,7 @@ def _(distribution: PlusWhite, x, seen, combined):
 
 
 @joint_covariance.register
-def _(distribution: UnknownMean, x, seen, combined):
+def _(distribution: WithMean, x, seen, combined):
     effect = combined(torch.cat([distribution.effect(x).flatten(0, 1), seen.effect]))
     return joint_covariance(distribution.distribution, x, seen.seen, combined) + effect @ effect.mT
 
@@ -277,8 +267,7 @@ def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combinat
     count = len(part) * part.pattern.num_outputs
 
     def combined(rows: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v j"]:
-        vectors = rows[:count].unflatten(0, (len(part), -1))
-        return part.pattern.rows(vectors, part.direction).flatten(0, 1) - gain @ rows[count:]
+        return part.rows(rows[:count]) - gain @ rows[count:]
 
     return combined
 
@@ -317,7 +306,7 @@ def _(distribution: PlusWhite, part, seen, gain):
 
 
 @unexplained_variance.register
-def _(distribution: UnknownMean, part, seen, gain):
+def _(distribution: WithMean, part, seen, gain):
     inner, effect = distribution.distribution, distribution.effect(part.x)
     effect = part.pattern.rows(effect, part.direction)
     if seen is None:
@@ -412,13 +401,11 @@ def track_offsets(
     tracks: TrackObservations,
 ) -> TrackOffsets:
     """The offsets of the tracks of a group of the data of `inference`; `mean` as for `left_out`."""
-    posterior = inference.posterior(kernel, noises, mean)
-    constant = posterior.evidence.best_mean() if mean is None else mean
-    field = posterior.under(mean)
+    field = inference.posterior(kernel, noises, mean).field(fixed=mean is not None)
 
     def offsets() -> Iterator[tuple[Float[Tensor, "v"], Float[Tensor, "v"]]]:
         for track in tracks.tracks:
-            seen = Offsets.of(field, constant, noises, replace(tracks, tracks=(track,)))
+            seen = Offsets.of(field, noises, replace(tracks, tracks=(track,)))
             prior = noises.tracks[tracks.key.label].offset_variance
             variance = prior - prior.square() * seen.information.diagonal()
             yield prior * seen.score, variance.clamp_min(0).sqrt()
@@ -439,16 +426,15 @@ class Offsets:
     def of(
         cls,
         field: FieldDistribution,
-        constant: Float[Tensor, "p"],
         noises: Noises,
         tracks: TrackObservations,
     ) -> "Offsets":
-        """Given the posterior of the field, and its constant mean."""
+        """Given the posterior of the field."""
         weights, v = [], tracks.y.shape[-1]
         for track in tracks.tracks:
             noise = noise_of_blocks(field, replace(tracks, tracks=(track,)), noises)
             weights.append(precision_of_track(noise).sum(0))
-        residual = residual_of_blocks(field, constant, tracks)
+        residual = residual_of_blocks(field, tracks)
         score = torch.block_diag(*weights) @ residual
         direct = torch.stack([weight.sum() for weight in weights]).repeat_interleave(v)
         explained = covariance_of_sums(field.split()[0], tracks, weights)
@@ -467,8 +453,8 @@ def covariance_of_sums(
 
 
 @covariance_of_sums.register
-def _(distribution: UnknownMean, tracks, weights):
-    effect = tracks.apply(lambda symbol, space, z: distribution.effect(z).flatten(0, 1))
+def _(distribution: WithMean, tracks, weights):
+    effect = tracks.rows(distribution.effect(tracks.points).flatten(0, 1))
     effect = _sums(tracks, weights) @ effect
     return covariance_of_sums(distribution.distribution, tracks, weights) + effect @ effect.mT
 
@@ -492,7 +478,6 @@ def _sums(
 @torch.no_grad()
 def slow_variance(
     field: FieldDistribution,
-    constant: Float[Tensor, "p"],
     noises: Noises,
     tracks: TrackObservations,
     likelihood: TrackLikelihood,
@@ -510,14 +495,14 @@ def slow_variance(
        density is negligible, is divided evenly.
 
     Args:
-        field, constant: the posterior of the field, and its constant mean.
+        field: the posterior of the field.
         tracks: those of one group, with the parameters of `likelihood`.
     """
     if tracks.y.shape[-1] * len(tracks.tracks) > _MOST:
         return None
     if not likelihood.raw_offset_variance.requires_grad:
         return None
-    seen = Offsets.of(field, constant, noises, tracks)
+    seen = Offsets.of(field, noises, tracks)
     j, axes = torch.linalg.eigh(seen.information)
     # An eigenvalue of zero is a combination of offsets of which the data say nothing, such as their
     # sum, which the constant mean of the field absorbs.

@@ -65,7 +65,7 @@ from gp_orff.inference.separable import (
     Solution,
 )
 from gp_orff.kernels.base import cholesky, size_of
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity
 
 # The protocol of normal equations, and the evidence from their parts.
 #
@@ -165,15 +165,12 @@ class DenseRows:
         truncated: TruncatedVariance,
     ) -> "DenseRows":
         """The matrices, differentiable in the expansion, which lacks the variance `truncated`."""
-
-        def features(symbol: Symbol, space: Sequence[int], x: Float[Tensor, "n d"]) -> Tensor:
-            if isinstance(symbol, Identity):
-                return expansion.features(x)
-            image = apply_symbol(symbol, expansion, space)
-            return less_reference(image.features, x, symbol, space)
-
+        points, symbol, space = observations.points, observations.symbol, observations.space
+        is_field = isinstance(symbol, Identity)
+        image = expansion if is_field else apply_symbol(symbol, expansion, space)
+        features = observations.rows(less_reference(image.features, points, symbol, space))
         noise = observations.noise_covariance(noises, truncated)
-        return cls(observations.apply(features), observations.design(expansion.num_outputs), noise)
+        return cls(features, observations.design(expansion.num_outputs), noise)
 
     @classmethod
     def concatenate(cls, parts: Sequence["DenseRows"]) -> "DenseRows":

@@ -349,7 +349,7 @@ class ExactInference(Inference):
             for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
         ]
         means = _with_changes(self._means[0], changes)
-        return (SiteMeans(means, self._nodes(divided)), *self.observed[1:])
+        return (*SiteMeans.in_pieces(means, self._nodes(divided)), *self.observed[1:])
 
     @cached_property
     def _divided(self) -> list[Bool[Tensor, "m"]]:
@@ -457,7 +457,7 @@ class ExactInference(Inference):
             parts = kernel, self.resolved, noises, factor[number], *alpha, Identity(), ()
             terms_of_one = (None if part is None else part[number] for part in evidence)
             one = ExactPosterior(*parts), Evidence(*terms_of_one), noises
-            posteriors.append(self._posterior(*one))
+            posteriors.append(self._posterior(*one, mean))
         return posteriors
 
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
@@ -484,14 +484,19 @@ class ExactInference(Inference):
             factor, solved, evidence = dense_posterior(covariance, design, mean)
         alpha = mean_and_response(solved)
         distribution = ExactPosterior(kernel, self.resolved, noises, factor, *alpha, Identity(), ())
-        return self._posterior(distribution, evidence, noises)
+        return self._posterior(distribution, evidence, noises, mean)
 
     def _posterior(
-        self, distribution: ExactPosterior, evidence: Evidence, noises: Noises
+        self,
+        distribution: ExactPosterior,
+        evidence: Evidence,
+        noises: Noises,
+        mean: Float[Tensor, "p"] | None,
     ) -> Posterior:
         keys = [part.key for part in self.data.observations]
         group_noises = {key: GroupNoise(group_noise(key, noises)) for key in keys}
-        return Posterior(distribution, self._with_scatter(evidence, noises), group_noises)
+        mean = evidence.best_mean() if mean is None else mean
+        return Posterior(distribution, self._with_scatter(evidence, noises), group_noises, mean)
 
     def _lower(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         """Cov[H f] plus the covariance of the noise, on and below the diagonal."""

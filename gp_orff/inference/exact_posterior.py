@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gp_orff.data.noise import Noises
 from gp_orff.data.observations import LinearObservations, block_diagonal
-from gp_orff.data.sites import SiteMeans
 from gp_orff.features.chunked import by_chunks
 from gp_orff.inference.posteriors import InChunks
 from gp_orff.kernels.base import cholesky
@@ -20,10 +19,9 @@ from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.kernels.tree import terms
 from gp_orff.symbols.base import Identity, Symbol
 
-# The covariance between two kinds of linear observations is computed by applying H from both sides
-# to the prior covariance of points: `apply` calls back with a symbol and points, and receives the
-# covariance there as a matrix, whose columns are those of the other side. Sites with few nodes and
-# means along tracks thus need no special code here.
+# The covariance between two kinds of linear observations is H₁ K H₂ᵀ, where K is the prior
+# covariance at the points of both. Sites with few nodes and means along tracks thus need no special
+# code here.
 
 
 _INTERMEDIATE = 9  # covariances of symbols need that many times more memory on the way
@@ -82,10 +80,10 @@ class ExactPosterior(InChunks):
     def cross(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "M n*q"]:
         """Cov[H f, Q f(x)]."""
 
-        def image(other: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
-            return prior_covariance(self.kernel, self.symbol, x, other, z, self.space or space).mT
-
-        rows = [observations.apply(image) for observations in self.observed]
+        rows = []
+        for part in self.observed:
+            both = self.symbol, x, part.symbol, part.points, self.space or part.space
+            rows.append(part.rows(prior_covariance(self.kernel, *both).mT))
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -192,45 +190,18 @@ def prior_covariance(
 def observed_covariance(
     kernel: Kernel, observed: Sequence[LinearObservations]
 ) -> Float[Tensor, "M M"]:
-    """Cov[H f]; the blocks between two kinds of observations are computed once.
-
-    Of means at divided sites alone, on and below the diagonal.
-    """
+    """Cov[H f]: blocks H₁ K H₂ᵀ of any two of the observations, of which each is computed once."""
 
     def block(a: LinearObservations, b: LinearObservations) -> Float[Tensor, "K L"]:
-        return a.apply(
-            lambda left, space, x: (
-                b.apply(
-                    lambda right, other, z: prior_covariance(
-                        kernel, right, z, left, x, other or space
-                    )
-                ).mT
-            )
-        )
+        both = b.symbol, b.points, a.symbol, a.points, b.space or a.space
+        return a.rows(b.rows(prior_covariance(kernel, *both)).mT)
 
-    if len(observed) == 1:
-        (rows,) = observed
-        return _lower_of_sites(kernel, rows) if isinstance(rows, SiteMeans) else block(rows, rows)
     lower = [[block(a, b) for b in observed[: i + 1]] for i, a in enumerate(observed)]
     rows = [
         torch.cat([*blocks, *(below[i].mT for below in lower[i + 1 :])], dim=-1)
         for i, blocks in enumerate(lower)
     ]
     return torch.cat(rows)
-
-
-def _lower_of_sites(kernel: Kernel, observed: SiteMeans) -> Float[Tensor, "M M"]:
-    """Cov[H f] on and below the diagonal, a few sites with a few at a time."""
-    matrix = torch.zeros_like(observed.values).expand(len(observed.values), -1).clone()
-    pieces = observed.chunks()
-    for i, (rows, apply) in enumerate(pieces):
-        for columns, to_others in pieces[: i + 1]:
-            matrix[rows, columns] = apply(
-                lambda _, space, x, to_others=to_others: (
-                    to_others(lambda other, around, z: to_dense(kernel(z, x))).mT
-                )
-            )
-    return matrix
 
 
 @contextmanager

@@ -52,8 +52,8 @@ from gp_orff.inference.posteriors import (
     FieldDistribution,
     PlusConstant,
     PlusWhite,
-    UnknownMean,
     WeightPosterior,
+    WithMean,
     check,
     plus_white,
 )
@@ -68,17 +68,16 @@ from gp_orff.symbols.base import Identity, Symbol
 class Posterior:
     """The posterior of a field, with its evidence."""
 
-    distribution: FieldDistribution  # of the field without its mean
+    distribution: FieldDistribution  # of the field less its mean
     evidence: Evidence
     noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
+    mean: Float[Tensor, "p"]  # a constant; that of largest evidence where none was given
 
-    def under(self, mean: Float[Tensor, "p"] | None) -> FieldDistribution:
-        """The distribution under a constant mean; without one, where the mean is not known and
-        the posterior has that of largest evidence."""
-        if mean is not None:
-            return self.distribution
+    def field(self, fixed: bool) -> FieldDistribution:
+        """The distribution of the field, whose constant mean is fixed, or has a flat prior."""
         smooth, delta = self.distribution.split()
-        return plus_white(UnknownMean(smooth, self.evidence.mean_root()), delta)
+        root = self.mean.new_zeros(len(self.mean), 0) if fixed else self.evidence.mean_root()
+        return plus_white(WithMean(smooth, self.mean, root), delta)
 
 
 class Residuals(NamedTuple):
@@ -268,7 +267,8 @@ class FeatureInference(Inference):
         check(weights, expansion, lambda *half: solve(*half)[0], points)
         group_noises = self._group_noises(noises, delta, statistics)
         evidence = self._with_scatter(evidence, noises, statistics)
-        return Posterior(plus_white(weights, delta), evidence, group_noises)
+        mean = evidence.best_mean() if mean is None else mean
+        return Posterior(plus_white(weights, delta), evidence, group_noises, mean)
 
     @torch.no_grad()
     def primal(self, kernel: Kernel, noises: Noises) -> Primal | None:

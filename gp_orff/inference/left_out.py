@@ -109,22 +109,17 @@ def left_out(
         rest = [part.take(~block.left_out[part.index]) for part in inference.data.visit()]
         rest = Dataset.in_memory([part for part in rest if len(part)])
         posterior = inference.of(rest).posterior(kernel, noises, mean)
-        yield predicted(inference.data, block, posterior, mean)
+        yield predicted(inference.data, block, posterior.field(fixed=mean is not None))
 
 
-def predicted(
-    data: Dataset, block: Block, posterior: Posterior, mean: Float[Tensor, "p"] | None
-) -> list[LeftOut]:
-    """The tested readings of a block, and the field there under a posterior given the rest."""
-    constant = posterior.evidence.best_mean() if mean is None else mean
-    field, results = posterior.under(mean), []
+def predicted(data: Dataset, block: Block, field: FieldDistribution) -> list[LeftOut]:
+    """The tested readings of a block, and the field there, of the distribution given the rest."""
+    results = []
     for part in data.unweighted().visit():
         part = part.take(block.tested[part.index])
         if len(part):
-            vectors = field.mean(part.x) + constant
-            joint = partial(_joint, part, field)
-            variance = _variance(part, field)
-            results.append(LeftOut(part, part.apply(vectors), variance, joint))
+            mean, variance = part.apply(field.mean(part.x)), _variance(part, field)
+            results.append(LeftOut(part, mean, variance, partial(_joint, part, field)))
     return results
 
 
@@ -373,7 +368,7 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
         with check_features(False):  # the model's own posterior is checked
             conditioned = replace(inference, data=known, known=rest)
             posterior = conditioned.posterior(kernel, noises, mean)
-        yield predicted(data, block, posterior, mean)
+        yield predicted(data, block, posterior.field(fixed=mean is not None))
 
 
 # Readings along tracks left out by blocks: what the rest tells of the field, and of their noise.
@@ -398,14 +393,13 @@ def left_out_of_tracks(
     for block in blocks:
         rest = rest_of(readings, block.left_out)
         posterior = inference.of(Dataset.in_memory(rest)).posterior(kernel, noises, mean)
-        constant = posterior.evidence.best_mean() if mean is None else mean
+        field = posterior.field(fixed=mean is not None)
         given = {part.key: {track.label: track for track in part.tracks} for part in rest}
         results = []
         for part in readings:
             tested = part.take(block.tested[part.index])
             if len(tested):
-                known = given.get(part.single.key, {})
-                signal = Signal(posterior.under(mean), constant, noises, known)
+                signal = Signal(field, noises, given.get(part.single.key, {}))
                 results.append(of_signal(signal, tested))
         yield results
 
@@ -433,13 +427,12 @@ def tracks_left_out(
         ]
         data = replace(inference.data, tracks=tuple(held for held in rest if held.tracks))
         posterior = inference.of(data).posterior(kernel, noises, mean)
-        constant = posterior.evidence.best_mean() if mean is None else mean
-        field, white = posterior.under(mean).split()
+        field, white = posterior.field(fixed=mean is not None).split()
         seen = block_means_under(field, part)
         latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
         truncated = None if white is None else (white, white)
         yield (
-            residual_of_blocks(field, constant, part).flatten(),
+            residual_of_blocks(field, part).flatten(),
             latent + part.noise_covariance(noises, truncated),
         )
 
@@ -523,7 +516,6 @@ def leave_one_out(
     models: Mapping[str, StudentTNoise],
     posterior: Posterior,
     noises: Noises,
-    mean: Float[Tensor, "p"],
     sites: Mapping[GroupKey, Residuals] | None = None,
 ) -> LeaveOneOut:
     """Leave-one-out residuals of pairs (nominal, weighted) of observations.
@@ -555,7 +547,7 @@ def leave_one_out(
                 "cross_validate(x, y, blocks=range(len(x)))"
             )
         if at_sites is None:
-            residual, latent, noise = residuals(weighted, posterior, noises, mean)
+            residual, latent, noise = residuals(weighted, posterior, noises)
         else:
             residual, latent, noise = *at_sites, posterior.noises[weighted.key]
         noise_covariance = weighted.noise(noise)
@@ -610,7 +602,7 @@ def leave_one_out_of_tracks(
 ) -> LeaveOneOut:
     """Every one of `count` readings given all others; a trained mean is that of all of them."""
     posterior = inference.posterior(kernel, noises, mean)
-    constant = posterior.evidence.best_mean() if mean is None else mean
+    distribution = posterior.field(fixed=True)
     pattern = readings[0].single.key.pattern
     columns = torch.tensor(pattern.columns)
     result = LeaveOneOut.empty(count, pattern.num_columns)
@@ -618,7 +610,7 @@ def leave_one_out_of_tracks(
         blocks, first = part.in_blocks, 0
         for single, track in zip(part.single.tracks, blocks.tracks, strict=True):
             known = replace(blocks, tracks=(track,))
-            others = Others(posterior.distribution, constant, noises, known)
+            others = Others(distribution, noises, known)
             each = replace(part.single, tracks=(single,)).means
             rows = torch.arange(len(single.y), device=single.y.device)
             for some in rows.split(_READINGS):
@@ -634,8 +626,7 @@ def leave_one_out_of_tracks(
 class Others:
     """What all other readings tell of those of one track."""
 
-    distribution: FieldDistribution  # of the field without its mean, given all block means
-    constant: Float[Tensor, "p"]
+    distribution: FieldDistribution  # given all block means
     noises: Noises
     known: TrackObservations  # the blocks of the track
 
@@ -659,7 +650,7 @@ class Others:
     @cached_property
     def _residual(self) -> Float[Tensor, "t v"]:
         """ȳ − E[H f]."""
-        return residual_of_blocks(self.distribution, self.constant, self.known)
+        return residual_of_blocks(self.distribution, self.known)
 
     def residuals(
         self, part: Observations, rows: Int[Tensor, "n"]
@@ -688,7 +679,7 @@ class Others:
         own = own - (gain * shared).sum(-1)
         variance = _pick(variance, v, each, each) + own[:, None, None] * eye  # V
         less_own = eye - _pick(explained, v, each, block) / n  # I − A/n
-        expected = part.apply(self.distribution.mean(part.x) + self.constant)
+        expected = part.apply(self.distribution.mean(part.x))
         residual = part.y - expected - gain @ self._residual
         of_block = (self._precision @ self._residual)[block].unsqueeze(-1) / n
 

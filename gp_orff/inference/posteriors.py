@@ -33,9 +33,9 @@ from gp_orff.symbols.base import Identity, Symbol
 #
 # Distributions are composed of layers, each of which adds a term to mean and covariance:
 #
-#     posterior given the constant mean  →  UnknownMean  →  PlusConstant  →  PlusWhite
+#     posterior given the constant mean  →  WithMean  →  PlusConstant  →  PlusWhite
 #
-# `UnknownMean` adds the uncertainty of the constant mean, `PlusConstant` a variance common to all
+# `WithMean` adds the constant mean and its uncertainty, `PlusConstant` a variance common to all
 # points, such as that of the constant of a potential, and `PlusWhite` the truncated variance of a
 # grid. `split` removes the white layer, since white noise has no image under a symbol and no
 # continuous paths.
@@ -136,21 +136,27 @@ class InChunks(FieldDistribution):
 
 
 @dataclass(frozen=True)
-class UnknownMean(FieldDistribution):
-    """A distribution less its best constant mean ĉ, where the mean c has a flat prior.
+class WithMean(FieldDistribution):
+    """A distribution with its constant mean c, whose p numbers are those of further features 1⊗I_p.
 
-    With H = 1⊗I_p, c ~ N(ĉ, V), V = (HᵀCov[y]⁻¹H)⁻¹, and f − ĉ has the covariance
+    c ~ N(ĉ, V). Under a flat prior, with H = 1⊗I_p as the data see it, V = (HᵀCov[y]⁻¹H)⁻¹; where c
+    is known, V = 0. Elimination of c from the equations of all features gives
 
-        Cov[f(x), f(z) | c] + R(x) V R(z)ᵀ ,    R(x) = I_p − Cov[f(x), y] Cov[y]⁻¹H
+        E[f(x)] = E[f(x) − h(x) c | c = ĉ] + h(x) ĉ ,
 
-    (universal kriging; Rasmussen & Williams 2006, eq. 2.42). A symbol Q of f has Q I_p, the image
-    of constant fields, in the place of I_p, and Q f in that of the first f(x) of the covariance
-    with y. Q I_p is zero for parts of the field, for derivatives, and for a potential to which the
-    constant does not belong; R is not, as f − c depends on c given the data.
+        Cov[f(x), f(z)] = Cov[f(x), f(z) | c] + R(x) V R(z)ᵀ ,
+
+        R(x) = h(x) − Cov[f(x), y] Cov[y]⁻¹H
+
+    (universal kriging; Rasmussen & Williams 2006, eq. 2.42), where h(x) is I_p. A symbol Q of f has
+    h = Q (1⊗I_p), the image of constant fields, and Q f in the place of the first f(x) of the
+    covariance with y. h is zero for parts of the field, for derivatives, and for a potential to
+    which the constant does not belong; R is not, as f − h c depends on c given the data.
     """
 
-    distribution: FieldDistribution  # given c = ĉ
-    mean_root: Float[Tensor, "p p"]  # a root of V
+    distribution: FieldDistribution  # of f − h c given c = ĉ
+    constant: Float[Tensor, "p"]  # ĉ
+    constant_root: Float[Tensor, "p k"]  # a root of V, without columns where c is known
     symbol: Symbol = field(default_factory=Identity)  # Q
     space: Sequence[int] = ()
     includes_mean: bool = True  # false for a term of a sum of kernels
@@ -163,28 +169,36 @@ class UnknownMean(FieldDistribution):
     def num_outputs(self) -> int:
         return self.distribution.num_outputs
 
-    def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q p"]:
+    def _image(
+        self, x: Float[Tensor, "n d"], constants: Float[Tensor, "p k"]
+    ) -> Float[Tensor, "n q k"]:
+        """h(x) times k constants."""
+        image = of_constants(self.symbol, x.double(), self.space, constants)
+        return image if self.includes_mean else torch.zeros_like(image)
+
+    def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:
         """R(x) times the root of V."""
+        if not self.constant_root.shape[-1]:
+            return self._image(x, self.constant_root)
         return self._effect(x, self.distribution.absorbed(x))
 
-    def _effect(self, x: Tensor, absorbed: Float[Tensor, "n q p"]) -> Float[Tensor, "n q p"]:
-        if not self.includes_mean:
-            return -absorbed @ self.mean_root
-        image = of_constants(self.symbol, x.double(), self.space, len(self.mean_root))
-        return (image - absorbed) @ self.mean_root
+    def _effect(self, x: Tensor, absorbed: Float[Tensor, "n q p"]) -> Float[Tensor, "n q k"]:
+        return self._image(x, self.constant_root) - absorbed @ self.constant_root
 
     def mean(self, x: Tensor) -> Tensor:
-        return self.distribution.mean(x)
+        image = self._image(x, self.constant.unsqueeze(-1))
+        return self.distribution.mean(x) + image.squeeze(-1)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, variance, absorbed = self.distribution.moments(x)
+        mean = mean + self._image(x, self.constant.unsqueeze(-1)).squeeze(-1)
         return mean, variance + self._effect(x, absorbed).square().sum(-1), absorbed
 
     def variance(self, x: Tensor) -> Tensor:
         def added(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q"]:
             return self.effect(points).square().sum(-1)
 
-        width = self.num_outputs * len(self.mean_root)
+        width = self.num_outputs * len(self.constant)
         return self.distribution.variance(x) + by_chunks(added, x, width)
 
     def blocks(self, x: Tensor) -> Tensor:

@@ -147,11 +147,10 @@ def residuals(
     part: Observations,
     posterior: Posterior,
     noises: Noises,
-    mean: Float[Tensor, "p"],
 ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], GroupNoise]:
     """The residuals y − H E[f], H Cov[f] Hᵀ, and the noise of the observations."""
     smooth, delta = posterior.distribution.split()  # δ is in the noise of each observation
-    vectors = smooth.mean(part.x) + mean
+    vectors = smooth.mean(part.x) + posterior.mean
     latent = latent_covariance(smooth, part)
     noise = posterior.noises.get(part.key)
     if noise is None:  # a new group
@@ -176,7 +175,6 @@ def distances(
     part: Observations,
     posterior: Posterior,
     noises: Noises,
-    mean: Float[Tensor, "p"],
     known: Residuals | None = None,
 ) -> Float[Tensor, "n"]:
     """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation.
@@ -184,7 +182,7 @@ def distances(
     `known` are the residuals where they follow from a matrix that was factorised.
     """
     if known is None:
-        residual, covariance, noise = residuals(part, posterior, noises, mean)
+        residual, covariance, noise = residuals(part, posterior, noises)
     else:
         residual, covariance, noise = *known, posterior.noises[part.key]
     second = residual.unsqueeze(-1) * residual.unsqueeze(-2) + covariance
@@ -196,7 +194,6 @@ def all_distances(
     models: Mapping[str, StudentTNoise],
     posterior: Posterior,
     noises: Noises,
-    mean: Float[Tensor, "p"],
     stored: Sequence[Float[Tensor, "n"]] | None = None,
     known: Mapping[GroupKey, Residuals] | None = None,
 ) -> Iterator[Distances]:
@@ -217,7 +214,7 @@ def all_distances(
             continue
         distance = model.distance(weight, values)
         if distance.isnan().any():
-            new = distances(part, posterior, noises, mean, of_part)
+            new = distances(part, posterior, noises, of_part)
             distance = torch.where(distance.isnan(), new, distance)
         yield Distances(part.key, distance)
 
@@ -243,7 +240,6 @@ def foreseen_weights(
     models: Mapping[str, StudentTNoise],
     posterior: Posterior,
     noises: Noises,
-    mean: Float[Tensor, "p"],
 ) -> list[Float[Tensor, "n"]]:
     """Weights of readings from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
 
@@ -253,7 +249,7 @@ def foreseen_weights(
     for part in parts:
         model, weight = models.get(part.key.label), torch.ones_like(part.y[:, 0])
         if model is not None:
-            residual, latent, noise = residuals(part, posterior, noises, mean)
+            residual, latent, noise = residuals(part, posterior, noises)
             solved = torch.linalg.solve(latent + part.noise(noise), residual)
             weight = model.weights((residual * solved).sum(-1), part.pattern.num_values)
         weights.append(weight)

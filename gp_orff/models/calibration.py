@@ -114,7 +114,7 @@ def left_out_of_surroundings(
             posterior = inference.posterior(kernel, noises, constant)
             tested = Dataset.in_memory(_tested_readings(data.survey.sample, block))
             every = block._replace(tested=torch.ones_like(block.tested))
-            yield predicted(tested, every, posterior, constant)
+            yield predicted(tested, every, posterior.field(fixed=True))
 
 
 def _place(

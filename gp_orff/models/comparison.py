@@ -356,11 +356,10 @@ def compare_with_exact(
     results = []
     for method in (ExactInference(data), inference.of(data)):
         posterior = method.posterior(model.kernel, noises, state.mean)
-        mean = posterior.evidence.best_mean() if state.mean is None else state.mean
-        nats = posterior.evidence.log_density(mean, data.num_values) / data.num_values
-        distribution = posterior.under(state.mean)
+        nats = posterior.evidence.log_density(posterior.mean, data.num_values) / data.num_values
+        distribution = posterior.field(fixed=state.mean is not None)
         sd = distribution.variance(points).sqrt()
-        results.append((distribution.mean(points) + mean, sd, nats.item()))
+        results.append((distribution.mean(points), sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results
     features, on_grid = 0, False
     if isinstance(inference, FeatureInference):

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.data.noise import noises_of
-from gp_orff.data.observations import PointObservations, of_constants
+from gp_orff.data.observations import PointObservations
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
@@ -30,15 +30,14 @@ from gp_orff.kernels.fields import counterpart
 from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import leaf_dims, terms
 from gp_orff.models.importance import Draws, Model, PriorOfCoordinates, adaptive_draws
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Symbol
 
 # Mixtures of the posteriors under several hyperparameters, by their first two moments.
 #
 # Every question to the mixture becomes the same question to each member, and the answers are
 # combined by the law of total covariance: the average of the covariances within the members, plus
-# the covariance of the means between them. The means must contain the constant mean c_s of each
-# member, because the best constant differs with the hyperparameters. The caller adds the common
-# constant `mean_of_all` to the result, hence `_shifts` adds only the difference c_s − c.
+# the covariance of the means between them. The means contain the constant mean of each member,
+# because the best constant differs with the hyperparameters.
 #
 # `root` is a factor of the covariance with one column block for each member, √w_s times its root,
 # and one column for each mean: the product of the factor with its transpose is the sum above.
@@ -51,14 +50,12 @@ class Member:
     Attributes:
         weight: its probability.
         kernel: with these hyperparameters.
-        distribution: of the field less its constant mean.
-        mean: that constant, (p,).
+        distribution: of the field, with its constant mean.
     """
 
     weight: float
     kernel: Kernel
     distribution: FieldDistribution
-    mean: Float[Tensor, "p"]
 
 
 @dataclass(frozen=True)
@@ -68,17 +65,12 @@ class Mixture(FieldDistribution):
         E f = Σ_s w_s m_s ,    Cov f = Σ_s w_s (C_s + (m_s − E f)(m_s − E f)ᵀ) .
 
     Args:
-        members: with weights that add up to one; m_s includes the mean of a member.
-        mean_of_all: the constant whose image is subtracted of them, (p,).
+        members: with weights that add up to one.
         kernel: whose terms name the parts.
-        symbol, space: a map of the field that all this is of, and its directions.
     """
 
     members: Sequence[Member]
-    mean_of_all: Float[Tensor, "p"]
     kernel: Kernel
-    symbol: Symbol = field(default_factory=Identity)
-    space: Sequence[int] = ()
 
     @property
     def num_outputs(self) -> int:
@@ -87,15 +79,10 @@ class Mixture(FieldDistribution):
     @property
     def _weights(self) -> Float[Tensor, "S"]:
         weights = [member.weight for member in self.members]
-        return torch.tensor(weights, dtype=torch.float64).to(self.mean_of_all.device)
-
-    def _shifts(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
-        """The images of the means of all members, less that of `mean_of_all`."""
-        image = of_constants(self.symbol, x.double(), self.space, len(self.mean_of_all))
-        return torch.stack([image @ (own.mean - self.mean_of_all) for own in self.members])
+        return torch.tensor(weights, dtype=torch.float64).to(next(self.kernel.parameters()).device)
 
     def _means(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "S n q"]:
-        return torch.stack([own.distribution.mean(x) for own in self.members]) + self._shifts(x)
+        return torch.stack([own.distribution.mean(x) for own in self.members])
 
     def _average(self, values: Float[Tensor, "S n q"]) -> Float[Tensor, "n q"]:
         return torch.tensordot(self._weights, values, 1)
@@ -131,7 +118,7 @@ class Mixture(FieldDistribution):
         means, variances, _ = zip(
             *(own.distribution.moments(x) for own in self.members), strict=True
         )
-        means = torch.stack(means) + self._shifts(x)
+        means = torch.stack(means)
         mean = self._average(means)
         variance = self._average(torch.stack(variances) + (means - mean).square())
         return torch.stack([mean, variance], dim=-1).flatten(1)
@@ -158,18 +145,16 @@ class Mixture(FieldDistribution):
         members = [
             replace(own, distribution=own.distribution.apply(symbol, space)) for own in self.members
         ]
-        symbol = symbol if isinstance(self.symbol, Identity) else symbol @ self.symbol
-        return replace(self, members=members, symbol=symbol, space=tuple(space))
+        return replace(self, members=members)
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "Mixture":
         """That of one term of a sum of kernels, by the terms of the members; its mean is zero."""
-        zero = torch.zeros_like(self.mean_of_all)
         members = []
         for own in self.members:
             part = counterpart(kernel, self.kernel, own.kernel)
             distribution = own.distribution.split()[0].of_part(expansion, part)
-            members.append(replace(own, kernel=part, distribution=distribution, mean=zero))
-        return Mixture(members, zero, kernel)
+            members.append(replace(own, kernel=part, distribution=distribution))
+        return Mixture(members, kernel)
 
 
 # Weights of observations with Student-t noise, drawn from their posterior.
@@ -506,8 +491,8 @@ def about_a_fit(model: Model) -> Draws | None:
     return Draws(np.array(points), truncated_weights(np.array(logs)), np.nan)
 
 
-Parts = tuple[Kernel, FieldDistribution, Float[Tensor, "p"]]
-"""A kernel, the posterior under it, and the constant mean."""
+Parts = tuple[Kernel, FieldDistribution]
+"""A kernel, and the posterior under it."""
 
 
 def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[Parts | None]:
@@ -542,8 +527,7 @@ def _member(
 
 
 def _of(model: Model, kernel: Kernel, posterior: Posterior) -> Parts:
-    mean = posterior.evidence.best_mean() if model.mean is None else model.mean
-    return kernel, posterior.under(model.mean), mean
+    return kernel, posterior.field(fixed=model.mean is not None)
 
 
 def _check(inference: Inference) -> None:

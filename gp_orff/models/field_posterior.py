@@ -147,7 +147,7 @@ class FieldPosterior(NamedSymbols):
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
         """Return the posterior mean (n, q) of the field, or of a `symbol` of it, at points `x`."""
         points, distribution = self._at(x, symbol)
-        mean = distribution.mean(points) + self._snapshot.mean(points, symbol)
+        mean = distribution.mean(points) + self._snapshot.trend(points, symbol)
         return mean[: len(x)].to(_device(x), _dtype(x))
 
     @chosen_threads()
@@ -249,7 +249,7 @@ class FieldPosterior(NamedSymbols):
         """The normal distributions that the posterior at each of the points is a mixture of."""
         points, distribution = self._at(x, symbol)
         weights, means, blocks = distribution.normals(points)
-        means = means + self._snapshot.mean(points, symbol)
+        means = means + self._snapshot.trend(points, symbol)
         return weights, means[:, : len(x)], blocks[:, : len(x)]
 
     def part(self, name: str | int) -> "FieldPosterior":

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import Noises, noise_of, noises_of
-from gp_orff.data.observations import of_constants
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
 from gp_orff.data.sources import is_constant, varying_mean
@@ -127,9 +126,7 @@ class Snapshot(ABC):
     @cached_property
     def constant(self) -> Float[Tensor, "p"]:
         """The constant mean: the fixed one, or that of largest evidence."""
-        if self.fixed_mean is None:
-            return self.posterior.evidence.best_mean()
-        return self.fixed_mean
+        return self.posterior.mean if self.fixed_mean is None else self.fixed_mean
 
     @torch.no_grad()
     def field(
@@ -138,13 +135,14 @@ class Snapshot(ABC):
         """The field on the data's domain, extended to contain `points` if they are given, and with
         features that have an image under the `symbol`."""
         if points is None:
-            return FieldOnDomain(self.inference, self.posterior.under(self.fixed_mean))
+            distribution = self.posterior.field(fixed=self.fixed_mean is not None)
+            return FieldOnDomain(self.inference, distribution)
         return self._field_by(self.inference_at(points, symbol))
 
     def _field_by(self, inference: Inference) -> FieldOnDomain:
-        # The constant is that of the data's domain on every domain, since `mean` adds this one.
+        # The constant is that of the data's domain on every domain.
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
-        return FieldOnDomain(inference, posterior.under(self.fixed_mean))
+        return FieldOnDomain(inference, posterior.field(fixed=self.fixed_mean is not None))
 
     def in_domain(
         self, field: FieldOnDomain, points: Float[Tensor, "n d"], symbol: Symbol | None = None
@@ -190,17 +188,16 @@ class Snapshot(ABC):
             return self.apply(symbol, self._field_by(features), points)
         return FieldOnDomain(inference, image)
 
-    def mean(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
-        """The prior mean of the field at n points, or that of a symbol of the field."""
+    def trend(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n _"]:
+        """The prior mean of the field at n points, where it is not constant; zero for a symbol."""
         if symbol is None:
-            return self.constant + varying_mean(self.prior_mean, points, len(self.constant))
+            return varying_mean(self.prior_mean, points, len(self.constant))
         if not is_constant(self.prior_mean):
             raise NotImplementedError(
                 f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
                 "is not available: expected a constant mean; make the trend a term of the kernel"
             )
-        symbol = decided(symbol, self.kernel)
-        return of_constants(symbol, points, self.space, len(self.constant)) @ self.constant
+        return torch.zeros_like(points[:, :1])
 
 
 @dataclass(frozen=True)
@@ -372,7 +369,7 @@ class ModelSnapshot(Snapshot):
 
     def field(self, points=None, symbol=None):
         if points is None and (members := self.sample.members):
-            return FieldOnDomain(self.inference, Mixture(members, self.constant, self.kernel))
+            return FieldOnDomain(self.inference, Mixture(members, self.kernel))
         return super().field(points, symbol)
 
     @property

@@ -20,7 +20,7 @@ from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.grid import Grid
 from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.inference.exact_posterior import ExactPosterior
-from gp_orff.inference.posteriors import FieldDistribution, UnknownMean, WeightPosterior
+from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.symbol_covariance import decided
 from gp_orff.kernels.tree import terms
@@ -48,7 +48,7 @@ _BY_FEATURES = "VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x, max_f
 
 
 class Paths(ABC):
-    """S functions drawn from a field without its mean."""
+    """S functions drawn from a field."""
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "n d"] | Float[Tensor, "S n d"]) -> Float[Tensor, "S n p"]:
@@ -145,16 +145,17 @@ class PathwisePaths(Paths):
 
 @dataclass(frozen=True)
 class PlusConstants(Paths):
-    """Paths of a field whose constant mean is not known: each has one of its own."""
+    """Paths with constant means, of which each has one of its own where it is not known."""
 
     paths: Paths  # given these means
-    constants: Float[Tensor, "S p"]  # the means less the best one
+    constants: Float[Tensor, "S p"]
     symbol: Symbol = field(default_factory=Identity)
     space: Sequence[int] = ()
 
     def __call__(self, x: Tensor) -> Tensor:
         points = x.flatten(0, -2).double()
-        images = of_constants(self.symbol, points, self.space, self.constants.shape[-1])
+        eye = torch.eye(self.constants.shape[-1]).to(points)
+        images = of_constants(self.symbol, points, self.space, eye)
         images = images.unflatten(0, x.shape[:-1])  # (n, q, p), or (S, n, q, p)
         return self.paths(x) + (images @ self.constants[:, None, :, None]).squeeze(-1)
 
@@ -167,19 +168,18 @@ class PlusConstants(Paths):
 
 @dataclass(frozen=True)
 class JoinedPaths(Paths):
-    """Paths of several distributions, each with a mean of its own."""
+    """Paths of several distributions."""
 
     groups: Sequence[Paths]
-    shifts: Float[Tensor, "S q"]  # these means, less that of all
 
     def __call__(self, x: Tensor) -> Tensor:
         sizes = [len(group) for group in self.groups]
         parts = x.split(sizes) if x.dim() == 3 else [x] * len(sizes)
         values = [group(part) for group, part in zip(self.groups, parts, strict=True)]
-        return torch.cat(values) + self.shifts.unsqueeze(1)
+        return torch.cat(values)
 
     def __len__(self) -> int:
-        return len(self.shifts)
+        return sum(map(len, self.groups))
 
 
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
@@ -197,15 +197,15 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(snapshot.device)
 
-    paths, means = paths_of(distribution.given_mean, snapshot, count, seed, normal), None
-    if isinstance(distribution, UnknownMean):
-        means = distribution.mean_root @ normal(len(distribution.mean_root), count)
-        paths = paths.less(distribution.given_mean.response_to(means))
+    paths = paths_of(distribution.given_mean, snapshot, count, seed, normal)
+    root = distribution.constant_root
+    change = root @ normal(root.shape[-1], count)
+    paths = paths.less(distribution.given_mean.response_to(change))
     if isinstance(paths, WeightPaths):
         expansion = field.inference.with_constants(snapshot.kernel, paths.expansion)
         paths = paths.on(expansion, normal(expansion.num_features - len(paths.theta), count))
-    has_mean = means is not None and distribution.includes_mean
-    return PlusConstants(paths, means.mT) if has_mean else paths
+    constants = (distribution.constant.unsqueeze(-1) + change).mT
+    return PlusConstants(paths, constants) if distribution.includes_mean else paths
 
 
 def _mixed(
@@ -214,15 +214,14 @@ def _mixed(
     """Paths of every member of a mixture, as many as its weight is worth."""
     # Rounding the cumulative weights distributes exactly `count` paths.
     ends = np.round(np.cumsum([0.0, *(member.weight for member in mixture.members)]) * count)
-    groups, shifts = [], []
+    groups = []
     for number, member in enumerate(mixture.members):
         own = int(ends[number + 1] - ends[number])
         if own:
             alone = field._replace(distribution=member.distribution)
             part_seed = (seed * len(mixture.members) + number) % 2**63  # of no other seed
             groups.append(sample_paths(alone, snapshot, own, part_seed))
-            shifts.append((member.mean - mixture.mean_of_all).expand(own, -1))
-    return JoinedPaths(groups, torch.cat(shifts))
+    return JoinedPaths(groups)
 
 
 def paths_of(
@@ -245,12 +244,12 @@ def paths_of(
     expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
     prior = WeightPaths(expansion, normal(expansion.num_features, count))
 
-    def image(symbol: Symbol, space: Sequence[int], z: Float[Tensor, "m d"]) -> Tensor:
-        return prior.apply(symbol, space)(z).movedim(0, -1).flatten(0, 1)  # (m·q, S)
-
+    rows = [
+        part.rows(prior.apply(part.symbol, part.space)(part.points).movedim(0, -1).flatten(0, 1))
+        for part in distribution.observed
+    ]
     noise = distribution.noise_root @ normal(len(distribution.alpha), count)
-    observed = torch.cat([rows.apply(image) for rows in distribution.observed]) + noise
-    correction = torch.cholesky_solve(observed, distribution.factor)
+    correction = torch.cholesky_solve(torch.cat(rows) + noise, distribution.factor)
     return PathwisePaths(distribution, prior, distribution.alpha - correction)
 
 
@@ -273,7 +272,7 @@ class SamplePaths:
     under LCM kernels and spectral mixtures. Potentials without reference have a constant in each.
 
     Args:
-        paths: draws of the field without its mean.
+        paths: draws of the field, less a mean that varies.
         snapshot: the model they come from.
 
     Example:
@@ -329,8 +328,8 @@ class SamplePaths:
         snapshot.require(support.detach(), symbol)
         if symbol is not None:
             paths = paths.apply(decided(symbol, snapshot.kernel), snapshot.space)
-        mean = snapshot.mean(flat, symbol).unflatten(0, shape)
-        return (paths(flat.unflatten(0, shape)) + mean).to(device, dtype)
+        trend = snapshot.trend(flat, symbol).unflatten(0, shape)
+        return (paths(flat.unflatten(0, shape)) + trend).to(device, dtype)
 
     def _of_no_points(self, symbol: Symbol | None, like: Tensor) -> Float[Tensor, "S 0 q"]:
         """An empty result of the right shape, from the values at one point of the data."""

@@ -304,9 +304,8 @@ class ModelState:
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
         """The state after its likelihoods learned what the data tell of new tracks."""
         snapshot = self.snapshot(prior_mean)
-        field = snapshot.posterior.under(snapshot.fixed_mean)
-        parts = field, snapshot.constant, snapshot.noises
-        notes = learn_new_tracks(self.likelihoods, self.data, *parts)
+        field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
+        notes = learn_new_tracks(self.likelihoods, self.data, field, snapshot.noises)
         return replace(self, history=self.history.with_notes(notes))
 
     def report(self, prior_mean: Mean) -> FitReport:

@@ -528,7 +528,7 @@ class VectorFieldGP(torch.nn.Module):
             along = self._along_tracks(x, y, choice, data)
             return leave_one_out_of_tracks(representation.now(), along, *parts)
         weighted = list(state.weighted(data, state.data).visit())
-        parts = snapshot.posterior, snapshot.noises, snapshot.constant
+        parts = snapshot.posterior, snapshot.noises
         same = _are_all(weighted, state.data)
         sites = snapshot.inference.latent_of_sites(snapshot.posterior) if same else None
         pairs = zip(data.visit(), weighted, strict=True)

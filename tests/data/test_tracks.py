@@ -1,6 +1,7 @@
 """Readings along tracks, against dense covariances of all readings."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,21 @@ def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, k
     field = model.posterior()
     torch.testing.assert_close(field.mean(xs).flatten(), mean, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(field.variance(xs).flatten(), variance, rtol=1e-7, atol=1e-8)
+
+
+def test_two_positions_of_a_block_have_the_means_of_linear_fields(monkeypatch):
+    """In the place of all positions, where an exact kernel has many: constants and gradients."""
+    model, *_ = conditioned(None, 4.0)
+    (part,) = model.state.data.tracks
+    monkeypatch.setattr("gp_orff.data.track_reading._MOST_NODES", 10)
+    fewer = replace(part).condensed
+    assert len(fewer.points) == 2 * len(part.y) < len(part.points)
+
+    def rows(observed):
+        ones = torch.ones(len(observed.points), 1).double()
+        return observed.rows(torch.kron(torch.cat([ones, observed.points], -1), EYE))
+
+    torch.testing.assert_close(rows(fewer), rows(part))
 
 
 @pytest.mark.parametrize("kind", ["timed", "directed", "known noise"])

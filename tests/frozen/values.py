@@ -111,7 +111,8 @@ def given_best_mean(numbers: Callable) -> Callable:
 
     @wraps(numbers)
     def given(*arguments: object) -> dict[str, Tensor]:
-        with mock.patch.object(Posterior, "under", lambda own, mean: own.distribution):
+        field = Posterior.field
+        with mock.patch.object(Posterior, "field", lambda own, fixed: field(own, fixed=True)):
             return numbers(*arguments)
 
     return given

@@ -22,10 +22,9 @@ from tests.support.tracks import EYE, RULES, Oracle, P, conditioned, likelihood,
 def learned(model):
     """What the data of a conditioned model tell of the variance of new tracks."""
     snapshot = model.state.snapshot(model.mean)
-    field = snapshot.posterior.under(snapshot.fixed_mean)
+    field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
     (part,) = model.state.data.tracks
-    parts = field, snapshot.constant, model.state.e_step.noises, part
-    return slow_variance(*parts, model.likelihood)
+    return slow_variance(field, model.state.e_step.noises, part, model.likelihood)
 
 
 def level_of(noise, clock, label):

@@ -301,6 +301,32 @@ def test_of_a_harmonic_field(name):
     torch.testing.assert_close(found.covariance_matrix, covariance, rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("constant", [None, 80.0])
+def test_parts_have_no_mean(constant):
+    """Of a large mean, known or not: k₁ᵀK⁻¹(y − H ĉ) for the term with the covariance k₁."""
+    x, xs = unit_cube(30), unit_cube(4, seed=5)
+    y = (80.0 + torch.stack([torch.sin(4 * x[:, 1]), torch.cos(4 * x[:, 0])], -1)).flatten()
+    kernel = gp_orff.HelmholtzKernel(num_dims=2).double()
+    mean = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 2)
+    if constant is not None:
+        mean.initialize(**{f"base_means.{i}.constant": constant for i in range(2)})
+        mean.requires_grad_(False)
+    model = gp_orff.VectorFieldGP(kernel, mean=mean)
+    model.likelihood.noise = 0.01
+    field = model.condition(x, y.reshape(30, 2), merge=0).posterior()
+    with torch.no_grad():
+        noisy = kernel(x).to_dense() + 0.01 * torch.eye(60)
+        cross = kernel.curl_free(xs, x).to_dense()
+    ones = torch.eye(2).double().repeat(30, 1)
+    best = kriging(noisy, cross, 0.0, ones, torch.zeros(8, 2).double(), y)[0]
+    given = best if constant is None else torch.full((2,), constant).double()
+    expected = cross @ torch.linalg.solve(noisy, y - ones @ given)
+    part = field.part("curl_free").mean(xs)
+    torch.testing.assert_close(part.flatten(), expected, **ROUNDING)
+    both = part + field.part("divergence_free").mean(xs) + given
+    torch.testing.assert_close(both, field.mean(xs), **ROUNDING)
+
+
 def test_circulation_of_a_vector_potential_is_a_flux():
     """Of a constant field: the image of a linear one under an integral, to rounding."""
     path = torch.tensor([[0.0, 0, 0], [1, 0, 0], [1, 2, 0], [0, 2, 0], [0, 0, 0]]).double()

@@ -101,7 +101,7 @@ def test_predictions_of_a_block_have_the_covariance_of_the_rest(algebra, along):
 
     block, tested = torch.arange(120) < 20, torch.arange(120) < 10
     ((said,),) = left_out(inference(slice(None)), *parts, [Block(0, block, tested)])
-    rest = inference(~block).posterior(*parts).under(None)
+    rest = inference(~block).posterior(*parts).field(fixed=False)
     expected = rest.covariance(x[:10]).detach()
     if along:
         blocks = expected.unflatten(0, (10, 2)).unflatten(2, (10, 2))

@@ -47,9 +47,8 @@ def left_out_by_conditioning(model, x, y, labels, options):
         posterior = state.inference.of(rest).posterior(
             model.kernel, state.e_step.noises, state.mean
         )
-        constant = posterior.evidence.best_mean() if state.mean is None else state.mean
-        field = posterior.under(state.mean)
-        found[label] = field.mean(x) + constant, field.blocks(x)
+        field = posterior.field(fixed=state.mean is not None)
+        found[label] = field.mean(x), field.blocks(x)
     return found
 
 
@@ -188,7 +187,7 @@ def test_student_t_noise_is_that_of_a_new_reading():
     weighted = state.inference.of(Dataset.in_memory([part.take(rest)]))
     posterior = weighted.posterior(model.kernel, state.e_step.noises, None)
     mean = posterior.distribution.mean(x) + posterior.evidence.best_mean()
-    variance = posterior.under(None).variance(x) + 0.02 * 4 / (4 - 2)
+    variance = posterior.field(fixed=False).variance(x) + 0.02 * 4 / (4 - 2)
     at = found.index[found.block == 0], found.column[found.block == 0]
     # To the convergence of the weights
     torch.testing.assert_close(found.mean[found.block == 0], mean[at], rtol=0, atol=1e-5)

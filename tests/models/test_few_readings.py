@@ -52,12 +52,11 @@ def mixture():
     models = [conditioned(length, x, y) for length in (0.5, 1.5)]
     snapshots = [model.state.snapshot(model.mean) for model in models]
     members = [
-        Member(weight, own.kernel, own.field().distribution, own.constant)
+        Member(weight, own.kernel, own.field().distribution)
         for weight, own in zip((0.3, 0.7), snapshots, strict=True)
     ]
-    constant = torch.tensor([1.0, -2.0]).double()
-    whole = Mixture(members, constant, snapshots[0].kernel)
-    return whole, [model.posterior() for model in models], constant
+    whole = Mixture(members, snapshots[0].kernel)
+    return whole, [model.posterior() for model in models]
 
 
 def moments(fields, x, symbol=None):
@@ -76,13 +75,12 @@ def moments(fields, x, symbol=None):
 @pytest.mark.parametrize("symbol", [None, gp_orff.Divergence(), gp_orff.StreamFunction()])
 def test_moments_are_those_of_a_mixture(mixture, symbol):
     """1e-5: gpytorch's joint distributions have a jitter."""
-    whole, fields, constant = mixture
+    whole, fields = mixture
     x = uniform(4, 2, seed=2)
     distribution = whole if symbol is None else whole.apply(symbol, (0, 1))
     q = distribution.num_outputs
-    shift = constant if symbol is None else torch.zeros(1).double()
     mean, covariance = moments(fields, x, symbol)
-    assert np.allclose((distribution.mean(x) + shift).flatten(), mean, atol=1e-9)
+    assert np.allclose(distribution.mean(x).flatten(), mean, atol=1e-9)
     close = {"atol": 1e-5 * np.abs(covariance).max()}
     assert np.allclose(distribution.covariance(x), covariance, **close)
     assert np.allclose(distribution.variance(x).flatten(), covariance.diagonal(), **close)
@@ -93,14 +91,14 @@ def test_moments_are_those_of_a_mixture(mixture, symbol):
         assert np.allclose(block, covariance[span, span], **close)
     x.neg_()  # the moments that are kept for the last points are not those of other points
     mean, covariance = moments(fields, x, symbol)
-    assert np.allclose((distribution.mean(x) + shift).flatten(), mean, atol=1e-9)
+    assert np.allclose(distribution.mean(x).flatten(), mean, atol=1e-9)
     assert np.allclose(distribution.variance(x).flatten(), covariance.diagonal(), **close)
     loaded = pickle.loads(pickle.dumps(distribution))
     assert np.allclose(loaded.mean(x), distribution.mean(x), atol=1e-12)
 
 
 def test_parts_are_those_of_the_members(mixture):
-    whole, fields, _ = mixture
+    whole, fields = mixture
     x = uniform(4, 2, seed=2)
     part = whole.of_part(None, whole.kernel.kernels[1])
     own = [field.part("divergence_free") for field in fields]
@@ -135,7 +133,7 @@ def test_posteriors_of_fits_are_mixtures(fitted):
     """Of the sample, its means included; those of conditioned models are not."""
     x, state, field = uniform(50, 2, seed=7), fitted.state, fitted.posterior()
     members = sample_of(state).members
-    means = torch.stack([own.distribution.mean(x) + own.mean for own in members])
+    means = torch.stack([own.distribution.mean(x) for own in members])
     weights = torch.tensor([own.weight for own in members]).double()[:, None, None]
     assert torch.allclose(field.mean(x), (weights * means).sum(0))
     assert means.std(0).mean() > 0.01
@@ -173,22 +171,22 @@ def test_paths_are_those_of_the_mixture(fitted):
 class Still(Paths):
     """Paths that are zero."""
 
-    def __init__(self, count):
-        self.count = count
+    def __init__(self, *values):
+        self.values = torch.tensor(values).double()
 
     def __call__(self, x):
-        return torch.zeros(self.count, x.shape[-2], 2).double()
+        return self.values.unsqueeze(1).expand(-1, x.shape[-2], 2)
 
     def __len__(self):
-        return self.count
+        return len(self.values)
 
 
-def test_joined_paths_have_the_means_of_their_members():
-    shifts = torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, -4.0]]).double()
-    paths = JoinedPaths([Still(2), Still(1)], shifts)
+def test_joined_paths_are_those_of_their_members():
+    values = [[1.0, 2.0], [1.0, 2.0], [3.0, -4.0]]
+    paths = JoinedPaths([Still(*values[:2]), Still(values[2])])
     assert len(paths) == 3
     for x in (uniform(5, 2), uniform(3, 5, 2)):
-        assert torch.equal(paths(x), shifts.unsqueeze(1).expand(3, 5, 2))
+        assert torch.equal(paths(x), Still(*values)(x))
 
 
 def test_saved_and_updated_models_count_it_too(fitted, tmp_path):
@@ -571,7 +569,7 @@ def test_densities_and_intervals_of_a_posterior():
             own.weight
             * scipy.stats.multivariate_normal.pdf(
                 values[n],
-                (own.distribution.mean(xs) + own.mean)[n],
+                own.distribution.mean(xs)[n],
                 own.distribution.blocks(xs)[n],
             )
             for own in members
