@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def compare(own: Twin, tolerance) -> list[str]:
     return found
 
 
-def wrong(make, seeds: range, folder: Path, tolerance) -> list[str]:
+def wrong(make, seeds: Sequence[int], folder: Path, tolerance) -> list[str]:
     """The stories of models that differ from the oracle."""
     stories = []
     for seed in seeds:
@@ -86,25 +87,36 @@ def wrong(make, seeds: range, folder: Path, tolerance) -> list[str]:
 pytestmark = pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 
 
-def batches(number: int, size: int) -> list:
-    starts = range(0, number, size)
-    return [pytest.param(range(i, i + size), id=f"{i}-{i + size - 1}") for i in starts]
+# Of the first 90, 40 and 10 seeds, those that together have all that these have of kernels, inputs,
+# noises, means, steps, observed symbols and questions: the exact kernel each of them twice.
+OF_EXACT = [
+    *(1, 2, 4, 5, 7, 8, 9, 14, 17, 20, 22, 26, 30, 37, 39, 41, 43, 46, 50, 51, 57, 64, 65, 67),
+    *(72, 79, 80, 82, 83, 85, 86),
+]
+OF_FINE = [0, 5, 8, 10, 11, 12, 25, 26, 27, 29, 30, 31, 32, 37]
+OF_LARGE = [0, 1, 2, 4, 5, 6, 7]
+
+
+def batches(seeds: Sequence[int]) -> list:
+    """Runs of eight seeds."""
+    starts = range(0, len(seeds), 8)
+    return [pytest.param(seeds[i : i + 8], id=f"from {seeds[i]}") for i in starts]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", batches(90, 10))
+@pytest.mark.parametrize("seeds", batches(OF_EXACT))
 def test_the_exact_kernel(seeds, tmp_path):
     assert not wrong(exact, seeds, tmp_path, exact_tolerance)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", batches(40, 10))
+@pytest.mark.parametrize("seeds", batches(OF_FINE))
 def test_fine_grids(seeds, tmp_path):
     assert not wrong(on_grid, seeds, tmp_path, fine_tolerance)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", batches(10, 5))
+@pytest.mark.parametrize("seeds", batches(OF_LARGE))
 def test_grids_in_three_inputs(seeds, tmp_path):
     assert not wrong(on_large_grid, seeds, tmp_path, large_tolerance)
 
