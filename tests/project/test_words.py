@@ -8,17 +8,17 @@ from pathlib import Path
 import gp_orff
 
 IN_NAMES = {  # of functions, classes, arguments, variables and attributes
-    "again": 5,
+    "again": 4,
     "apart": 7,
     "beside": 9,
     "few": 35,
-    "found": 42,
+    "found": 41,
     "held": 28,
-    "kept": 38,
-    "known": 53,
+    "kept": 37,
+    "known": 51,
     "mended": 1,
     "own": 100,
-    "told": 11,
+    "told": 3,
     "whole": 22,
 }
 IN_DOCSTRINGS = {
@@ -31,7 +31,7 @@ IN_DOCSTRINGS = {
     "readings": 242,
     "spoiled": 0,
     "tell": 50,
-    "tells": 29,
+    "tells": 28,
     "told": 5,
 }
 TREES = [ast.parse(path.read_text()) for path in Path(gp_orff.__file__).parent.rglob("*.py")]
