@@ -248,7 +248,11 @@ class VectorFieldGP(torch.nn.Module):
             )
             read = partial(self._counted_once, x, y, options, learning=True)
         start = perf_counter()
-        with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
+        with (
+            chosen_threads(measure=True) as threads,
+            shown(progress) as display,
+            restored_on_failure(self),
+        ):
             data = read()
             if data.varies:
                 state = self._fit_state(data, warm_start, display, scale_noise)
@@ -285,7 +289,7 @@ class VectorFieldGP(torch.nn.Module):
             >>> plan.rows, plan.features, plan.loss
             (1000, None, 0.0)
         """
-        with chosen_threads(), restored_on_failure(self):
+        with chosen_threads(measure=True), restored_on_failure(self):
             choice = Options(**options)
             data = self._counted_once(x, y, choice, learning=True)
             if not data.varies:
