@@ -44,7 +44,7 @@ from gp_orff.kernels.fields import HelmholtzKernel
 from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.learned import LearnedSpectrumKernel, RelatedSpectrumKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
-from gp_orff.models.state import ModelState, Represented
+from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
 
 # Read and write files with a checksum; a write either completes or leaves the old file.
@@ -461,7 +461,7 @@ def pack_state(state: ModelState) -> dict:
         "choice": describe_rule(state.representation.rule),
         "dense": state.representation.dense,
         "exact": not isinstance(state.inference, FeatureInference),
-        "conditioned_by": describe_rule(state.represented.rule),
+        "conditioned_by": describe_rule(state.rule),
         **_pack_data_or_statistics(state),
     }
 
@@ -504,8 +504,8 @@ def unpack_state(
     dense = content.get("dense", False)  # files of version 2 lack it
     representation = Representation(kernel, likelihoods, requested, data, choice, dense=dense)
     statistics = None if packed is None else FieldStatistics.from_plain(packed)
-    represented = Represented.from_statistics(representation, rule, statistics)
-    return ModelState.of(represented, content["mean"], _history(content))
+    parts = representation, rule, statistics, content["mean"], _history(content)
+    return ModelState.from_statistics(*parts)
 
 
 def _history(content: Mapping) -> History:

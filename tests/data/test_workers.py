@@ -169,6 +169,9 @@ def test_warnings_of_workers_reach_the_caller(executor):
     }
     with pytest.raises(UserWarning, match="clouds at 0"):  # the suite makes errors of them
         held.statistics_of(parts, executor=executor)
+    parts = [Warns(part, DeprecationWarning) for part in chunks(50, count=300)]
+    with pytest.raises(DeprecationWarning, match="clouds at 0"):  # which a worker does not show
+        held.statistics_of(parts, executor=executor)
 
 
 @pytest.mark.parametrize("executor", ["threads", "pool"], indirect=True)

@@ -354,6 +354,16 @@ def test_arguments_are_captured_from_attributes():
     assert storage.describe(halves)["recipe"] is None
 
 
+@pytest.mark.parametrize("height", [None, 0.25])
+def test_heights_follow_later_data_as_before(height):
+    kernel = gp_orff.HarmonicKernel(reference_height=height)
+    if height is None:
+        kernel.set_heights(0.25, 1.0, 2.0)
+    built = storage.build(storage.describe(kernel), None, "kernel")
+    assert built.follows_data == (height is None)
+    assert (built.reference_height, built.mean_height) == (0.25, kernel.mean_height)
+
+
 def test_names_of_instruments_are_any_strings(tmp_path):
     x, y, _ = flow(60)
     names = np.array(["keys", "a.b", "training", ""] * 15)

@@ -74,9 +74,10 @@ class Warns:
     """Warns of its place, rounded to hundreds."""
 
     load: Load
+    category: type[Warning] = UserWarning
 
     def __call__(self):
-        warnings.warn(f"clouds at {self.load.start // 100}", UserWarning, stacklevel=1)
+        warnings.warn(f"clouds at {self.load.start // 100}", self.category, stacklevel=1)
         return self.load()
 
 
