@@ -45,9 +45,9 @@ class check_features(_feature_flag):
 class num_threads(_value_context):
     """Set the number of threads for `VectorFieldGP` and `FieldPosterior`; a context manager.
 
-    By default (None), each call chooses the fastest number by a measurement of 0.03 s, which is
-    repeated only when the last one is too old. The number of threads changes results by rounding
-    errors. Choose 1 for results that are the same in every run.
+    By default (None), a fit chooses the fastest number by a measurement of 0.03 s, and later calls
+    use it. On a machine that has become busy since, choose fewer. The number of threads changes
+    results by rounding errors: choose 1 for results that are the same in every run.
 
     Args:
         value: the number of threads within the `with` block; None to measure.

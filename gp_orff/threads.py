@@ -1,26 +1,24 @@
-"""Choose the number of threads of a call by a short measurement, and restore it afterwards.
+"""Choose the number of threads of a fit by a short measurement, which later calls use as well.
 
 While another process occupies a core, two threads of one parallel region may share the other core.
 Each then spins for the other until the scheduler's next tick: a region of 0.1 ms takes 8 ms, and a
-fit has thousands of regions. A single thread never waits. The load of a machine changes, so a
-measurement is valid for a hundred times its own duration, and long calls use `update_threads`.
+fit has thousands of regions. A single thread never waits.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from gp_orff.settings import num_threads
 
-# 1. The outermost call of this package on a thread chooses a number of threads and restores the old
-#    one at its end; calls inside it use the same.
-# 2. `_fastest` runs a small workload with 1, 2, 4, … threads and takes the largest number that is
-#    at most 1.2 times slower than the best.
-# 3. The measurement is remembered for a hundred times its duration.
+# 1. A fit runs a small workload with 1, 2, 4, … threads and takes the largest number that is at
+#    most 1.2 times slower than the best. The old number is restored at its end.
+# 2. The load of a machine changes: a later fit measures again if the measurement is older than a
+#    hundred times its duration.
+# 3. Other calls measure nothing and use the number of the last fit.
 
 
 _SECONDS = 0.03  # duration of a measurement on an idle machine
@@ -28,94 +26,74 @@ _VALIDITY = 100.0  # in durations of the measurement: measuring takes 1 % of the
 _TOLERANCE = 1.2  # more threads may be slower by this factor: large regions gain more from them
 
 
-@dataclass
+@dataclass(frozen=True)
 class Threads:
-    """The numbers of threads that one call has used."""
+    """The number of threads of a call."""
 
+    number: int
     most: int  # the number outside the call; a measurement tries no more
-    used: set[int] = field(default_factory=set)
-
-    def choose(self) -> None:
-        """Set the number of `gp_orff.settings.num_threads`, or else the fastest one measured."""
-        number = num_threads.value() or _fastest(self.most)
-        torch.set_num_threads(number)
-        self.used.add(number)
 
     def __str__(self) -> str:
-        low, high = min(self.used), max(self.used)
-        count = f"{low} to {high}" if low < high else f"{high}"
-        words = f"{count} thread{'s' * (high > 1)}"
+        words = f"{self.number} thread{'s' * (self.number > 1)}"
         return f"{words} (the machine is busy: {self.most} were slower)" if self.busy else words
 
     @property
     def busy(self) -> bool:
         """Whether fewer were faster."""
-        return num_threads.value() is None and min(self.used) < self.most
-
-
-class _Calls(threading.local):
-    outermost: Threads | None = None
+        return num_threads.value() is None and self.number < self.most
 
 
 @dataclass(frozen=True)
-class _Measurement:
+class Measurement:
+    """The fastest number of threads of `most`, until the clock `time.perf_counter` expires it."""
+
+    most: int
     number: int
-    expires: float  # on the clock of time.perf_counter
+    expires: float
 
 
-_calls = _Calls()
-measurements: dict[int, _Measurement] = {}
+last = Measurement(1, 1, 0.0)
 
 
 @contextmanager
-def chosen_threads() -> Iterator[Threads]:
-    """Choose the number of threads of a call, and restore it; a context manager and a decorator.
+def chosen_threads(measure: bool = False) -> Iterator[Threads]:
+    """Set the number of threads of a call, and restore it; a context manager and a decorator.
 
-    A call inside another one uses the threads of the outer call.
+    It is the value of `gp_orff.settings.num_threads`, or else what was fastest in the last fit, or
+    as many as outside if there was none.
+
+    Args:
+        measure: whether to measure which number is the fastest, as fits do.
 
     Example:
         >>> import torch
         >>> from gp_orff.threads import chosen_threads
         >>> before = torch.get_num_threads()
-        >>> with chosen_threads() as threads:
-        ...     torch.get_num_threads() == max(threads.used) <= before
+        >>> with chosen_threads(measure=True) as threads:
+        ...     torch.get_num_threads() == threads.number <= threads.most == before
         True
         >>> torch.get_num_threads() == before
         True
     """
-    if _calls.outermost is not None:
-        yield _calls.outermost
-        return
-    outside = torch.get_num_threads()
-    _calls.outermost = threads = Threads(outside)
-    try:
-        threads.choose()
-        yield threads
-    finally:
-        _calls.outermost = None
-        torch.set_num_threads(outside)
+    most = torch.get_num_threads()
+    with fixed_threads(most):
+        number = num_threads.value() or _fastest(most, measure)
+        torch.set_num_threads(number)
+        yield Threads(number, most)
 
 
-def update_threads() -> None:
-    """Inside a long call, choose the number again if the last measurement has expired."""
-    if _calls.outermost is not None:
-        _calls.outermost.choose()
-
-
-def _fastest(most: int) -> int:
-    """The fastest number of threads up to `most`; the last measurement while it is valid."""
-    if most == 1:
-        return 1
-    last = measurements.get(most)
-    if last is None or time.perf_counter() > last.expires:
+def _fastest(most: int, measure: bool) -> int:
+    """The fastest number of threads up to `most`; the last one unless it is to be measured."""
+    global last
+    current = last.most == most and time.perf_counter() < last.expires
+    if measure and most > 1 and not current:
         start = time.perf_counter()
         numbers = _numbers(most)
         mean_seconds(1, 0.0)  # the first run pays for initialisation
         seconds = {number: mean_seconds(number, _SECONDS / len(numbers)) for number in numbers}
         end = time.perf_counter()
-        last = _Measurement(_best(seconds), end + _VALIDITY * (end - start))
-        measurements[most] = last
-    return last.number
+        last = Measurement(most, _best(seconds), end + _VALIDITY * (end - start))
+    return last.number if last.most == most else most
 
 
 def _numbers(most: int) -> list[int]:

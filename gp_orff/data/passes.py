@@ -5,7 +5,6 @@
 `Work` is what is done with a chunk, `passes_on` says where, and `fold` does it.
 """
 
-import ctypes
 import hashlib
 import inspect
 import os
@@ -16,10 +15,10 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, partial, wraps
+from functools import partial, wraps
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -43,7 +42,7 @@ from gp_orff.threads import fixed_threads
 # 2. Every pass has a name, the digest of what it sums up. Under this name the file keeps the sum
 #    over the first chunks, their number, and a digest chained over these chunks.
 # 3. When the call is repeated, the pass skips so many chunks, but digests them again: the sum
-#    counts only if they are the same ones in the same order (`require`).
+#    counts only if they are the same ones in the same order (`resumed`).
 # 4. `kept` stores the results of computations between passes, since a pass depends on them to the
 #    last bit, which another number of threads may change. They are numbered in the order of the
 #    call.
@@ -103,10 +102,30 @@ class Checkpoint:
             )
         return cls(path, identity, *content)
 
-    def add(self, work: str, partial: Partial, soon: bool = False) -> None:
-        """Keep a partial sum; in the file if `soon`, or if the last writing is long ago."""
-        self.partials[work] = partial
-        self._write(soon)
+    def resumed(self, work: str, chunks: Iterator) -> Partial:
+        """The partial sum of a pass, whose chunks are passed over.
+
+        Raises:
+            ValueError: they are not those that it was made of.
+        """
+        known, digest, count = self.partials.get(work, Partial()), "", 0
+        for chunk in islice(chunks, known.chunks):
+            digest, count = digest_of(chunk, digest), count + 1
+        if (digest, count) != (known.digest, known.chunks):
+            raise ValueError(
+                f"expected the data of the checkpoint {self.path}, whose first {known.chunks} "
+                f"chunks are done, got {'fewer' if count < known.chunks else 'other'} chunks; "
+                "delete the file, or give another path"
+            )
+        return known
+
+    def add(self, work: str, partial: Partial, chunks: Sequence) -> None:
+        """Keep a partial sum, to which `chunks` were added."""
+        digest = self.partials.get(work, Partial()).digest
+        for chunk in chunks:  # each digest covers the one before: the last one fixes their order
+            digest = digest_of(chunk, digest)
+        self.partials[work] = replace(partial, digest=digest)
+        self.write()
 
     def kept(self, compute: Callable[[], Any]) -> Any:
         """What `compute` returns, or what the same computation returned before; see `passes`."""
@@ -115,10 +134,11 @@ class Checkpoint:
             return compute()
         if number not in self.results:
             self.results[number] = compute()
-            self._write()
+            self.write()
         return self.results[number]
 
-    def _write(self, soon: bool = False) -> None:
+    def write(self, soon: bool = False) -> None:
+        """Write the file if `soon`, or if the last writing is long ago."""
         start = time.perf_counter()
         if not soon and start < self.due:
             return
@@ -132,15 +152,6 @@ class Checkpoint:
     def remove(self) -> None:
         """Delete the file: the call has succeeded."""
         self.path.unlink(missing_ok=True)
-
-    def require(self, known: Partial, digest: str, chunks: int) -> None:
-        """Raise ValueError unless the chunks of a partial sum come again."""
-        if (digest, chunks) != (known.digest, known.chunks):
-            raise ValueError(
-                f"expected the data of the checkpoint {self.path}, whose first {known.chunks} "
-                f"chunks are done, got {'fewer' if chunks < known.chunks else 'other'} chunks; "
-                "delete the file, or give another path"
-            )
 
 
 def digest_of(value: object, before: str = "") -> str:
@@ -185,88 +196,30 @@ def _token(value: object) -> bytes:
     return import_module("dask.base").tokenize(value).encode()
 
 
-# `kept_memory`: freed memory stays with a worker for the time of a task.
-#
-# glibc takes arrays above a threshold directly from the system (`M_MMAP_THRESHOLD`) and returns the
-# top of its heap above another one (`M_TRIM_THRESHOLD`). It raises both by itself as a process
-# frees larger arrays, but setting either of them, as Dask does for its workers, disables this. The
-# thresholds are set here to the values that glibc would reach, and restored afterwards.
-
-
-_VARIABLE = "MALLOC_TRIM_THRESHOLD_"  # Dask sets it for its workers
-_TRIM, _MAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
-_DEFAULT = 128 * 2**10  # bytes, of the second
-_MOST_MAPPED = 32 * 2**20  # bytes: the largest value of the second
-
-
-@contextmanager
-def kept_memory() -> Iterator[None]:
-    """Inside the block, glibc keeps freed arrays of up to 32 MiB for the next ones.
-
-    With `MALLOC_TRIM_THRESHOLD_` in the environment, glibc gives every freed array back to the
-    system, and new ones come page by page: passes over data then take 15 to 40 % more CPU. Nothing
-    changes without this variable, or without glibc.
-    """
-    set_option, before = _mallopt(), os.environ.get(_VARIABLE, "")
-    if set_option is None or not before.isdigit():
-        yield
-        return
-    set_option(_MAP, _MOST_MAPPED)
-    set_option(_TRIM, 2 * _MOST_MAPPED)
-    try:
-        yield
-    finally:
-        set_option(_MAP, _DEFAULT)
-        set_option(_TRIM, int(before))
-
-
-def _mallopt() -> object:
-    """The function of glibc; None if there is none."""
-    try:
-        return ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return None
-
-
 # Warnings of tasks in other processes, which reach the caller.
 #
-# A worker records the warnings of a task with the line that gave them and returns them with the
-# sum. The caller repeats each one once per call, under its own filters. Several tasks may run as
-# threads of one worker process, where filters are shared: the first one installs `_hear`, the last
-# one removes it, and a thread-local dict separates the warnings of the tasks.
+# A worker records the warnings of a task, each once, as the arguments of `warnings.warn_explicit`,
+# and returns them with the sum. The caller gives each one once per call, under its own filters.
+# Several tasks may run as threads of one worker process, where filters are shared: the first one
+# installs `_record`, the last one removes it, and a thread-local dict separates their warnings.
 
 
-@dataclass(frozen=True)
-class Told:
-    """A warning, and the line that gave it."""
+class _Task(threading.local):
+    """The warnings of the task of this thread, as keys."""
 
-    text: str
-    category: type[Warning]
-    file: str
-    line: int
-
-    def again(self) -> None:
-        """Give the warning in this process, whose filters say what becomes of it."""
-        warnings.warn_explicit(self.text, self.category, self.file, self.line)
+    recorded: dict[tuple, None] | None = None
 
 
-class _Heard(threading.local):
-    """The warnings of the task of this thread."""
-
-    told: dict[Told, None] | None = None
-
-
-_heard = _Heard()
+_task = _Task()
 _lock = threading.Lock()
 _recorded_tasks, _before = 0, warnings.catch_warnings()
 
 
 @contextmanager
-def heard_warnings() -> Iterator[dict[Told, None]]:
-    """Inside the block, warnings of this thread are the keys of a dict, each once.
-
-    Filters are those of a process: the first of several threads sets them, the last restores them.
-    """
+def recorded_warnings() -> Iterator[dict[tuple, None]]:
+    """Inside the block, warnings of this thread become the keys of a dict: text, category, file and
+    line. Filters are those of a process: the first of several threads sets them, the last restores
+    them."""
     global _recorded_tasks, _before
     with _lock:
         if not _recorded_tasks:
@@ -274,40 +227,34 @@ def heard_warnings() -> Iterator[dict[Told, None]]:
             # The worker must not drop warnings: the filters of the caller decide.
             _before.__enter__()
             warnings.simplefilter("always")
-            warnings.showwarning = _hear
+            warnings.showwarning = _record
         _recorded_tasks += 1
-    _heard.told = {}
+    _task.recorded = {}
     try:
-        yield _heard.told
+        yield _task.recorded
     finally:
-        _heard.told = None
+        _task.recorded = None
         with _lock:
             _recorded_tasks -= 1
             if not _recorded_tasks:
                 _before.__exit__(None, None, None)
 
 
-def _hear(message, category, filename, lineno, file=None, line=None) -> None:
+def _record(message, category, filename, lineno, file=None, line=None) -> None:
     """In the place of `warnings.showwarning`; what other threads say is dropped."""
-    if _heard.told is not None:
-        _heard.told[Told(str(message), _known(category), filename, lineno)] = None
+    if _task.recorded is not None:
+        try:
+            pickle.dumps(category)
+        except Exception:  # a class that cannot be sent to the caller
+            category = UserWarning
+        _task.recorded[str(message), category, filename, lineno] = None
 
 
-def _known(category: type[Warning]) -> type[Warning]:
-    """The category if it can be sent to the caller, else a `UserWarning`."""
-    try:
-        pickle.dumps(category)
-    except Exception:
-        return UserWarning
-    return category
-
-
-# What is done with the chunks of a pass, in the process that does it.
+# What is done with the chunks of a task, in the process that does it.
 #
-# `do` never raises an `Exception`: it returns a `Failure` with the number of the chunk and the text
-# of the traceback, which survives pickling. `do_packed` is its form for other processes. It
-# receives pickles as bytes, since an executor would report an error of unpickling without naming
-# the chunk.
+# `Job` sums up the chunks of a task, and tries each of them again where it fails. What fails for
+# good is raised with the number of the chunk, as an exception of a class that can be pickled, with
+# the text of the traceback as its cause. `PackedJob` is its form for other processes.
 
 
 def num_points(chunk: object) -> int:
@@ -344,156 +291,85 @@ def loaded(chunk: object) -> object:
 
 
 @dataclass(frozen=True)
+class Task:
+    """Some consecutive chunks, of which the first has the number `start`."""
+
+    chunks: Sequence
+    start: int
+
+    @property
+    def packed(self) -> "Task":
+        """The task with each chunk as a pickle.
+
+        Raises:
+            TypeError: a chunk that cannot be pickled.
+        """
+        return replace(self, chunks=[_packed(*pair) for pair in enumerate(self.chunks, self.start)])
+
+
+def _packed(number: int, chunk: object) -> bytes:
+    try:
+        return pickle.dumps(chunk, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise TypeError(
+            f"expected chunks that can be pickled for the workers, got chunk {number}, {chunk!r}: "
+            f"{error}; give functools.partial(load, path) with a function `load` of a module, not "
+            "a lambda, an open file or a local function"
+        ) from error
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """The sum over some chunks, and the number of their points."""
+    """The sum over the chunks of a task, and the number of their points."""
 
     value: Any
     points: int
-    told: tuple[Told, ...] = ()  # the warnings, if they were given in another process
+    warned: tuple[tuple, ...] = ()  # arguments of `warnings.warn_explicit`, of another process
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The chunk that failed, and why."""
+class Job:
+    """What is done with each task of a pass."""
 
-    number: int
-    error: Exception
-    story: str  # the traceback in the process where it happened
-
-
-def do(work: Work, chunks: Sequence, start: int, threads: int | None) -> Outcome | Failure:
-    """The sum over chunks, of which the first has the number `start`."""
-    total, points, number = None, 0, start
-    with fixed_threads(threads):
-        try:
-            for number, chunk in enumerate(chunks, start):
-                value, count = work(chunk, number)
-                total, points = value if total is None else total + value, points + count
-        except Exception as error:
-            return Failure(number, error, traceback.format_exc())
-    return Outcome(total, points)
-
-
-def do_packed(work: bytes, chunks: bytes, start: int, threads: int | None) -> bytes:
-    """As `do`, in another process: pickles come and go, with warnings."""
-    try:
-        work, chunks = pickle.loads(work), pickle.loads(chunks)
-        with kept_memory(), heard_warnings() as told:
-            outcome = do(work, chunks, start, threads)
-        if isinstance(outcome, Outcome):
-            outcome = replace(outcome, told=tuple(told))
-    except Exception as error:  # a module or a function that this process does not have
-        outcome = Failure(start, error, traceback.format_exc())
-    try:
-        return pickle.dumps(outcome, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        if not isinstance(outcome, Failure):
-            raise
-        # An exception of a third-party class may not be picklable; its text always is.
-        error = RuntimeError(f"{type(outcome.error).__name__}: {outcome.error}")
-        return pickle.dumps(Failure(outcome.number, error, outcome.story))
-
-
-# Where tasks run: in place, on threads, or in other processes.
-#
-# `Engine` hides the difference. In place and on threads, work and chunks are passed as they are.
-# For other processes both are pickled once: the work for the whole pass, a task when it is first
-# submitted, so that a retry sends the same bytes. Unless the user has set the number of threads,
-# the cores are divided among the workers.
-
-
-_IN_FLIGHT = 2  # tasks for each worker, so that none waits for the next
-
-
-class Here(Executor):
-    """Runs what is submitted at once, in this thread."""
-
-    def submit(self, function, /, *args, **kwargs) -> Future:
-        future = Future()
-        future.set_result(function(*args, **kwargs))
-        return future
-
-
-@dataclass
-class Task:
-    """Some consecutive chunks, and what becomes of them."""
-
-    chunks: Sequence
-    start: int  # the number of the first
-    packed: bytes | None = None
-    future: Future | None = None
-    failures: int = 0
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An executor, and how it takes a piece of work."""
-
-    executor: Executor
     work: Work
+    retries: int = 0  # of each chunk
+    threads: int | None = None  # None leaves them as they are
+    names_chunks: bool = True  # or raises errors as they are, without retries
 
-    @cached_property
-    def workers(self) -> int:
-        """The number of workers, as far as the executor tells."""
-        return num_workers(self.executor)
+    def __call__(self, task: Task) -> Outcome:
+        total, points = None, 0
+        with fixed_threads(self.threads):
+            for number, chunk in enumerate(task.chunks, task.start):
+                value, count = self._tried(chunk, number)
+                total, points = value if total is None else total + value, points + count
+        return Outcome(total, points)
+
+    def _tried(self, chunk: object, number: int) -> tuple[Any, int]:
+        """The value of a chunk, which may be a pickle of it, and the number of its points."""
+        for _ in range(self.retries + 1):
+            try:
+                chunk = pickle.loads(chunk) if isinstance(chunk, bytes) else chunk
+                return self.work(chunk, number)
+            except Exception as error:
+                if not self.names_chunks:
+                    raise
+                failure, story = error, traceback.format_exc()
+        kinds = (ValueError, TypeError, NotImplementedError)
+        kind = next((kind for kind in kinds if isinstance(failure, kind)), RuntimeError)
+        name = f"chunk {number}{f', {chunk!r},' if callable(chunk) else ''}"
+        times = f"{self.retries + 1} times, at last" if self.retries else "once,"
+        text = f"{name} failed {times} with {type(failure).__name__}: {failure}"
+        raise kind(text) from RuntimeError(story)
 
     @property
-    def here(self) -> bool:
-        return isinstance(self.executor, Here)
-
-    @property
-    def window(self) -> int:
-        """The most tasks in flight."""
-        return 1 if self.here else _IN_FLIGHT * self.workers
-
-    def submit(self, task: Task) -> None:
-        """Start a task, or start it again.
+    def packed(self) -> "PackedJob":
+        """This job for other processes.
 
         Raises:
-            TypeError: work or chunks that cannot be pickled.
-            RuntimeError: the executor runs no more.
+            TypeError: work that cannot be pickled.
         """
-        arguments = task.chunks, task.start, self._threads
-        if not self._shares_memory:
-            if task.packed is None:
-                task.packed = _pickled_chunks(task)
-            arguments = task.packed, task.start, self._threads
-        function, work = (do, self.work) if self._shares_memory else (do_packed, self._packed)
         try:
-            task.future = self.executor.submit(function, work, *arguments)
-        except BrokenExecutor as error:
-            raise broken(error) from error
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"expected an executor that runs, got one that does not ({error}); make a new one, "
-                "and call inside its `with` block"
-            ) from error
-
-    def outcome(self, task: Task) -> Outcome | Failure:
-        """What became of a task; waits for it."""
-        try:
-            outcome = task.future.result()
-        except BrokenExecutor as error:
-            raise broken(error) from error
-        except (Exception, CancelledError) as error:  # of the engine: a lost worker, for instance
-            return Failure(task.start, error, repr(error))
-        return pickle.loads(outcome) if isinstance(outcome, bytes) else outcome
-
-    @property
-    def _shares_memory(self) -> bool:
-        return isinstance(self.executor, Here | ThreadPoolExecutor)
-
-    @property
-    def _threads(self) -> int | None:
-        """Of each worker; None leaves them as they are."""
-        if self.here:
-            return None
-        return num_threads.value() or max(1, (os.cpu_count() or 1) // self.workers)
-
-    @cached_property
-    def _packed(self) -> bytes:
-        try:
-            return pickle.dumps(self.work, protocol=pickle.HIGHEST_PROTOCOL)
+            return PackedJob(pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL))
         except Exception as error:
             raise TypeError(
                 f"expected a model that can be pickled for the workers, got {error}; define the "
@@ -501,7 +377,49 @@ class Engine:
             ) from error
 
 
-def num_workers(executor: Executor) -> int:
+@dataclass(frozen=True)
+class PackedJob:
+    """A job as a pickle, made once for a pass; chunks come and the outcome goes as pickles too.
+
+    An executor would pickle tensors as files that both processes share, and a chunk that cannot be
+    unpickled would break its pool.
+    """
+
+    job: bytes
+
+    def __call__(self, task: Task) -> bytes:
+        with recorded_warnings() as recorded:
+            outcome = pickle.loads(self.job)(task)
+        return pickle.dumps(replace(outcome, warned=tuple(recorded)), pickle.HIGHEST_PROTOCOL)
+
+
+# Any executor: an ordered map over it, and the number of its workers.
+
+
+def ordered_map(
+    submit: Callable[[Any], Future], items: Iterable, most: int
+) -> Iterator[tuple[Any, Any]]:
+    """Each item with the result of `submit(item)`, in the order of the items.
+
+    At most `most` of them are in flight. When this is closed, and at any error, also an interrupt,
+    they are cancelled.
+    """
+    items, pending = iter(items), deque()
+    try:
+        while True:
+            for item in islice(items, most - len(pending)):
+                pending.append((item, submit(item)))
+            if not pending:
+                return
+            item, future = pending[0]
+            yield item, future.result()
+            pending.popleft()
+    finally:
+        for _, future in pending:
+            future.cancel()
+
+
+def num_workers(executor: Executor | None) -> int:
     """The number of workers of an executor: of its pool, or of the cluster of a Dask client."""
     client = getattr(executor, "_client", None)
     if hasattr(client, "nthreads"):
@@ -510,9 +428,9 @@ def num_workers(executor: Executor) -> int:
     return max(1, count if isinstance(count, int) else os.cpu_count() or 1)
 
 
-def checked(executor: object) -> Executor:
-    """The executor; TypeError if it is none."""
-    if isinstance(executor, Executor):
+def checked(executor: object) -> Executor | None:
+    """The executor, or None; TypeError if it is something else."""
+    if executor is None or isinstance(executor, Executor):
         return executor
     remedy = "concurrent.futures.ProcessPoolExecutor()"
     if hasattr(executor, "get_executor"):
@@ -523,36 +441,11 @@ def checked(executor: object) -> Executor:
     )
 
 
-def broken(error: Exception) -> RuntimeError:
-    """What to say of a pool that has lost a process."""
-    return RuntimeError(
-        f"expected workers that live through the pass, got a broken pool ({error}): a process was "
-        "killed, perhaps for its memory. Call again with a new pool; with checkpoint=path the "
-        "chunks that are done need not be read again"
-    )
-
-
-def _pickled_chunks(task: Task) -> bytes:
-    try:
-        return pickle.dumps(list(task.chunks), protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        for number, chunk in enumerate(task.chunks, task.start):
-            try:
-                pickle.dumps(chunk)
-            except Exception as error:
-                raise TypeError(
-                    f"expected chunks that can be pickled for the workers, got chunk {number}, "
-                    f"{chunk!r}: {error}; give functools.partial(load, path) with a function "
-                    "`load` of a module, not a lambda, an open file or a local function"
-                ) from error
-        raise
-
-
 # Fold chunks into one sum, where the call says: `passes_on` and `fold`.
 #
 # 1. `passes_on` stores executor, retries and checkpoint of a call in a thread-local variable, so
 #    that the functions between the method of a model and its passes need no further arguments.
-# 2. `_resumed` takes the partial sum of the checkpoint and skips its chunks.
+# 2. `Checkpoint.resumed` takes the partial sum of the checkpoint and skips its chunks.
 # 3. `_tasks` groups the other chunks. A chunk that is already data is a separate task, because it
 #    has to be sent. Chunks that are loaded by the worker are grouped, so that each worker has about
 #    eight tasks in a pass: few enough to keep the overhead small, and enough for all to end
@@ -561,15 +454,13 @@ def _pickled_chunks(task: Task) -> bytes:
 #    wait, and a worker that finishes always has a next task.
 # 5. The oldest task is awaited and added first, even if later ones are done. The order of additions
 #    is thus that of the chunks, and the sum is the same to the last bit for any executor.
-# 6. A task that fails is submitted again while the others run, up to `retries` times. Its sum is
-#    added only when all of its chunks have succeeded, hence no chunk counts twice. A broken pool
-#    ends the pass, since it accepts no more tasks.
-# 7. At any error, also an interrupt, the tasks in flight are cancelled and the partial sum is
+# 6. At any error, also an interrupt, the tasks in flight are cancelled and the partial sum is
 #    written.
 
 
 _TASKS = 8  # of each worker in a pass, if chunks are loaded there: the last ones end together
 _MOST_CHUNKS = 32  # chunks of a task
+_IN_FLIGHT = 2  # tasks for each worker, so that none waits for the next
 _SHARES = 2  # of each worker, of what is not in chunks
 
 Kept = TypeVar("Kept")
@@ -581,10 +472,61 @@ Show = Callable[[int, int, int | None], None]
 class Passes:
     """How the passes of a call run: on which executor, and what becomes of failures."""
 
-    executor: Any = Here()  # noqa: RUF009
+    executor: Executor | None = None  # None: in place
     retries: int = 0
     checkpoint: Checkpoint | None = None
-    told: set[Told] = field(default_factory=set)  # warnings of workers that were given here
+    warned: set[tuple] = field(default_factory=set)  # by workers, and given here already
+
+    def outcomes(self, work: Work, tasks: Iterator[Task]) -> Iterator[tuple[Task, Outcome]]:
+        """The tasks, each with its outcome, in their order.
+
+        Raises:
+            TypeError: work or chunks that cannot be pickled.
+            RuntimeError: the executor runs no more, or has lost a process.
+        """
+        if self.executor is None:
+            job = Job(work, self.retries, names_chunks=self.retries > 0)
+            yield from ((task, job(task)) for task in tasks)
+            return
+        # Unless the user has set the number of threads, the workers share the cores.
+        workers = num_workers(self.executor)
+        threads = num_threads.value() or max(1, (os.cpu_count() or 1) // workers)
+        job, shares_memory = Job(work, self.retries, threads), self._shares_memory
+        submit = partial(self._submit, job if shares_memory else job.packed)
+        try:
+            with closing(ordered_map(submit, tasks, _IN_FLIGHT * workers)) as pairs:
+                for task, outcome in pairs:
+                    yield task, outcome if shares_memory else self._relayed(pickle.loads(outcome))
+        except BrokenExecutor as error:
+            raise RuntimeError(
+                f"expected workers that live through the pass, got a broken pool ({error}): a "
+                "process was killed, perhaps for its memory. Call again with a new pool; with "
+                "checkpoint=path the chunks that are done need not be read again"
+            ) from error
+
+    @property
+    def _shares_memory(self) -> bool:
+        return isinstance(self.executor, ThreadPoolExecutor)
+
+    def _submit(self, job: "Job | PackedJob", task: Task) -> Future:
+        sent = task if self._shares_memory else task.packed
+        try:
+            return self.executor.submit(job, sent)
+        except BrokenExecutor:
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"expected an executor that runs, got one that does not ({error}); make a new one, "
+                "and call inside its `with` block"
+            ) from error
+
+    def _relayed(self, outcome: Outcome) -> Outcome:
+        """An outcome, whose warnings are given here unless this call gave them before."""
+        for warned in outcome.warned:
+            if warned not in self.warned:
+                self.warned.add(warned)
+                warnings.warn_explicit(*warned)
+        return outcome
 
 
 class _Call(threading.local):
@@ -605,7 +547,7 @@ def passes_on(
 
     Args:
         executor: a `concurrent.futures.Executor`.
-        retries: how often a task that fails is tried again.
+        retries: how often a chunk that fails is tried again.
         checkpoint: the path of a file for partial sums, deleted at the end of the block.
         identity: what the partial sums depend on beside the columns and the chunks.
 
@@ -618,7 +560,7 @@ def passes_on(
         return
     if retries < 0:
         raise ValueError(f"expected retries >= 0, got {retries}")
-    executor = Here() if executor is None else checked(executor)
+    executor = checked(executor)
     kept = None if checkpoint is None else Checkpoint.at(checkpoint, digest_of(identity()))
     before, _call.passes = _call.passes, Passes(executor, retries, kept)
     try:
@@ -647,121 +589,50 @@ def kept(compute: Callable[[], Kept]) -> Kept:
 def shares(values: Sequence) -> list[Sequence]:
     """Values in shares for the workers of this call; one share if it runs here."""
     executor = _call.passes.executor
-    count = 1 if isinstance(executor, Here) else _SHARES * num_workers(executor)
+    count = 1 if executor is None else _SHARES * num_workers(executor)
     size = max(1, -(-len(values) // count))
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
-    """The sum of what `work` makes of each chunk; None if there are no chunks.
+    """The sum of what `work` makes of each chunk, in their order; None if there are no chunks.
 
     `name` gives what tells the work from others of the same call; only a checkpoint asks for it.
     """
-    known = "" if _call.passes.checkpoint is None else digest_of(name())
-    return Fold(_call.passes, work, known, chunks, show)()
+    passes, of = _call.passes, len(chunks) if isinstance(chunks, Sized) else None
+    checkpoint, chunks = passes.checkpoint, iter(chunks)
+    known = "" if checkpoint is None else digest_of(name())
+    done = Partial() if checkpoint is None else checkpoint.resumed(known, chunks)
+    show(done.chunks, done.points, of)
+    tasks = _tasks(chunks, done.chunks, _size_of_tasks(passes, of, done.chunks))
+    try:
+        with closing(passes.outcomes(work, tasks)) as outcomes:
+            for task, outcome in outcomes:
+                value = outcome.value if done.value is None else done.value + outcome.value
+                count, points = done.chunks + len(task.chunks), done.points + outcome.points
+                done = Partial(value, count, points)
+                if checkpoint is not None:
+                    checkpoint.add(known, done, task.chunks)
+                show(done.chunks, done.points, of)
+    finally:
+        if checkpoint is not None:
+            checkpoint.write(soon=True)
+    return done.value
 
 
-@dataclass(frozen=True)
-class Fold:
-    """One pass over chunks. Sums are added in the order of the chunks, each counted once."""
-
-    passes: Passes
-    work: Work
-    name: str
-    chunks: Iterable
-    show: Show
-
-    def __call__(self) -> Any:
-        engine = Engine(self.passes.executor, self.work)
-        chunks, of = iter(self.chunks), len(self.chunks) if isinstance(self.chunks, Sized) else None
-        done = self._resumed(chunks)
-        self.show(done.chunks, done.points, of)
-        tasks, pending = _tasks(chunks, done.chunks, of, engine), deque()
-        try:
-            while True:
-                for task in islice(tasks, engine.window - len(pending)):
-                    # The task is queued before it is submitted, so that the handler below sees all
-                    # that may run.
-                    pending.append(task)
-                    engine.submit(task)
-                if not pending:
-                    break
-                outcome = self._outcome(engine, pending[0])
-                done = self._with(done, pending.popleft(), outcome)
-                self.show(done.chunks, done.points, of)
-        except BaseException:
-            for task in pending:
-                if task.future is not None:
-                    task.future.cancel()
-            self._keep(done, soon=True)
-            raise
-        self._keep(done, soon=True)
-        return done.value
-
-    def _outcome(self, engine: Engine, task: Task) -> Outcome:
-        """The sum of a task, which is tried again if it fails."""
-        while isinstance(outcome := engine.outcome(task), Failure):
-            task.failures += 1
-            if task.failures > self.passes.retries:
-                raise self._error(outcome, task)
-            engine.submit(task)
-        for told in outcome.told:
-            if told not in self.passes.told:
-                self.passes.told.add(told)
-                told.again()
-        return outcome
-
-    def _error(self, failure: Failure, task: Task) -> Exception:
-        """The error of a chunk, which names it unless the pass is here and not repeated."""
-        error = failure.error
-        if self.passes.retries == 0 and isinstance(self.passes.executor, Here):
-            return error
-        kinds = (ValueError, TypeError, NotImplementedError)
-        kind = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
-        chunk = task.chunks[failure.number - task.start]
-        name = f"chunk {failure.number}{f', {chunk!r},' if callable(chunk) else ''}"
-        times = f"{task.failures} times, at last" if task.failures > 1 else "once,"
-        found = kind(f"{name} failed {times} with {type(error).__name__}: {error}")
-        found.__cause__ = RuntimeError(failure.story)
-        return found
-
-    def _with(self, done: Partial, task: Task, outcome: Outcome) -> Partial:
-        """The partial sum with one more task."""
-        value = outcome.value if done.value is None else done.value + outcome.value
-        count, points = done.chunks + len(task.chunks), done.points + outcome.points
-        new = replace(done, value=value, chunks=count, points=points)
-        if self.passes.checkpoint is not None:
-            # Each digest covers the one before: the digest of n chunks also fixes their order.
-            for chunk in task.chunks:
-                new = replace(new, digest=digest_of(chunk, new.digest))
-        self._keep(new)
-        return new
-
-    def _keep(self, done: Partial, soon: bool = False) -> None:
-        if self.passes.checkpoint is not None:
-            self.passes.checkpoint.add(self.name, done, soon)
-
-    def _resumed(self, chunks: Iterator) -> Partial:
-        """The partial sum of the checkpoint, whose chunks are passed over."""
-        checkpoint = self.passes.checkpoint
-        known = Partial() if checkpoint is None else checkpoint.partials.get(self.name, Partial())
-        digest, count = "", 0
-        for chunk in islice(chunks, known.chunks):
-            digest, count = digest_of(chunk, digest), count + 1
-        if known.chunks:
-            checkpoint.require(known, digest, count)
-        return known
-
-
-def _tasks(chunks: Iterator, start: int, of: int | None, engine: Engine) -> Iterator[Task]:
-    """Consecutive chunks: one by one if they are data, more if they are loaded on the worker."""
-    size = 1
-    if of is not None and not engine.here:
-        size = min(max(1, (of - start) // (_TASKS * engine.workers)), _MOST_CHUNKS)
+def _tasks(chunks: Iterator, start: int, size: int) -> Iterator[Task]:
+    """Consecutive chunks: one by one if they are data, `size` if they are loaded on the worker."""
     for chunk in chunks:
-        more: Sequence = list(islice(chunks, size - 1)) if callable(chunk) else []
+        more = list(islice(chunks, size - 1)) if callable(chunk) else []
         yield Task([chunk, *more], start)
         start += 1 + len(more)
+
+
+def _size_of_tasks(passes: Passes, of: int | None, done: int) -> int:
+    """How many chunks that load themselves make a task."""
+    if of is None or passes.executor is None:
+        return 1
+    return min(max(1, (of - done) // (_TASKS * num_workers(passes.executor))), _MOST_CHUNKS)
 
 
 # `on_workers`: methods of a model whose passes over chunks run on an executor.

@@ -202,7 +202,7 @@ class History:
     def with_duration(self, seconds: float, threads: Threads) -> "History":
         """The history of a fit that has ended, with its wall time and threads."""
         busy = [f"used {threads}"] if threads.busy else []
-        return replace(self, seconds=seconds, threads=max(threads.used)).with_notes(busy)
+        return replace(self, seconds=seconds, threads=threads.number).with_notes(busy)
 
     def with_notes(self, notes: Iterable[str]) -> "History":
         """The history with more notes, each once."""

@@ -40,7 +40,6 @@ from gp_orff.inference.features import FeatureInference, Inference, log_marginal
 from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
 from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import share_mixing, terms
-from gp_orff.threads import update_threads
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
 MANY_VALUES = 6000  # numbers, of which dense parts are searched too
@@ -124,7 +123,6 @@ class Trainer:
         """Run a search as a stage `name` of the journal; `options` are those of `Search.run`."""
 
         def objective() -> Float[Tensor, ""]:
-            update_threads()  # the machine may have become busy
             return self.evidence(inference) + self.log_prior(search)
 
         def reached() -> dict[str, object]:

@@ -298,7 +298,7 @@ class FitReport:
         stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number,
             and, as `plan` foresees them, operations of an evaluation and the loss.
         seconds: wall time of the last fit; None without one.
-        threads: the largest number of threads of the last fit; None without one.
+        threads: the number of threads of the last fit; None without one.
         weak_priors: whether the last fit had so few data that it learned with weak priors, and
             without the constant mean, which is integrated out.
         effective_draws: the effective number of the draws over which the posterior integrates the

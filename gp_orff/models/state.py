@@ -55,72 +55,20 @@ from gp_orff.threads import chosen_threads
 # 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to those
 #    that are known, and the old data are not visited. Data that no longer fit into memory are
 #    replaced by their statistics.
-# 3. `ModelState.of` prepares inference, which is the only pass over large data, and raises there
+# 3. `prepared` prepares inference, which is the only pass over large data, and raises there
 #    rather than at the first prediction.
 # 4. Posteriors, reports and statistics are computed on demand and remembered as long as the
 #    hyperparameters are the same (`Memo`). A state that `of` makes starts without any.
 
 
 @dataclass(frozen=True)
-class Represented:
-    """The representation of data, and inference with it on the frequencies of a rule."""
+class ModelState:
+    """The data, their representation, inference with it on the frequencies of a rule, and the
+    history; results at the present hyperparameters."""
 
     representation: Representation
     rule: Rule | None
     inference: Inference
-
-    @classmethod
-    def of(cls, representation: Representation) -> "Represented":
-        """Inference at the present hyperparameters."""
-        rule = representation.conditioning_rule()
-        return cls(representation, rule, representation.inference(rule))
-
-    @classmethod
-    def from_statistics(
-        cls, representation: Representation, rule: Rule | None, known: FieldStatistics | None
-    ) -> "Represented":
-        """Inference with the rule of a file, and with its statistics if it has some."""
-        inference = representation.inference(rule)
-        if isinstance(inference, FeatureInference) and known is not None:
-            phi = inference.draws[0].shared_columns()
-            if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
-                return cls.of(representation)
-            inference = replace(inference, known=None if phi is None else known)
-        return cls(representation, rule, inference)
-
-    def current(self, likelihoods: Mapping[str, Likelihood]) -> "Represented":
-        """This state with other likelihoods, on new frequencies if a lengthscale has left the range
-        of the old ones."""
-        representation = replace(self.representation, likelihoods=likelihoods)
-        inference, kernel = self.inference, representation.kernel
-        if inference.stale(kernel, noises_of(kernel, likelihoods)):
-            return Represented.of(representation)
-        return replace(self, representation=representation)
-
-    def extended(self, representation: Representation, new: Dataset) -> "Represented":
-        """Inference with a representation whose data contain the `new` ones too."""
-        kernel, data, inference = representation.kernel, representation.data, self.inference
-        if not isinstance(inference, FeatureInference):
-            parts = kernel, representation.likelihoods, representation.requested, data
-            return Represented.of(Representation.of(*parts).mended)
-        draw = inference.draws[0]
-        phi = draw.shared_columns()
-        if phi is None:
-            return Represented(representation, self.rule, inference.of(data))
-        if draw.shared.outside(corners(new.box, next(kernel.parameters()).device)).any() or (
-            isinstance(data, Dataset) and representation.conditioning_rule() != self.rule
-        ):
-            return Represented.of(representation)
-        statistics = inference.statistics + new.statistics(phi)
-        features = replace(inference, data=data, known=statistics)
-        return Represented(representation, self.rule, features)
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """The data, their representation and the history; results at the present hyperparameters."""
-
-    represented: Represented
     mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
     history: History
     snapshots: Memo = field(default_factory=Memo, compare=False, repr=False)
@@ -130,29 +78,42 @@ class ModelState:
 
     @classmethod
     def of(
+        cls, representation: Representation, mean: Float[Tensor, "p"] | None, history: History
+    ) -> "ModelState":
+        """The state at the present hyperparameters, with new inference."""
+        return cls(representation, *_inference(representation), mean, history).prepared
+
+    @classmethod
+    def from_statistics(
         cls,
-        represented: Represented,
+        representation: Representation,
+        rule: Rule | None,
+        known: FieldStatistics | None,
         mean: Float[Tensor, "p"] | None,
         history: History,
     ) -> "ModelState":
-        """Prepare inference, which raises here if it fails; the only pass over large data."""
-        representation = represented.representation
+        """The state with the rule of a file, and with its statistics if it has some."""
+        inference = representation.inference(rule)
+        if isinstance(inference, FeatureInference) and known is not None:
+            phi = inference.draws[0].shared_columns()
+            if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
+                return cls.of(representation, mean, history)
+            inference = replace(inference, known=None if phi is None else known)
+        return cls(representation, rule, inference, mean, history).prepared
+
+    @property
+    def prepared(self) -> "ModelState":
+        """This state with what is to be noted of its inference, which is prepared here, in the only
+        pass over large data, and raises here if it fails."""
+        representation = self.representation
         noises = noises_of(representation.kernel, representation.likelihoods)
         for key in representation.data.keys:
             group_noise(key, noises)  # raises for noise that does not fit the group
-        represented.inference.prepare()
+        self.inference.prepare()
         repeats = representation.data.repeats
         given = note_of(representation.likelihoods, representation.data)
-        notes = [representation.reason, given, repeats.note, represented.inference.note]
-        return cls(represented, mean, history.with_notes(notes))
-
-    @property
-    def representation(self) -> Representation:
-        return self.represented.representation
-
-    @property
-    def inference(self) -> Inference:
-        return self.represented.inference
+        notes = [representation.reason, given, repeats.note, self.inference.note]
+        return replace(self, history=self.history.with_notes(notes))
 
     @property
     def data(self) -> Data:
@@ -176,23 +137,23 @@ class ModelState:
         if kernel is not self.kernel:  # another one was assigned to the model
             requested = self.representation.requested
             representation = Representation.of(kernel, likelihoods, requested, self.data).mended
-            return ModelState.of(
-                Represented.of(representation), self.mean, self.history.conditioned
-            )
-        return replace(self, represented=self.represented.current(likelihoods))
+            return ModelState.of(representation, self.mean, self.history.conditioned)
+        representation = replace(self.representation, likelihoods=likelihoods)
+        if not self.inference.stale(kernel, noises_of(kernel, likelihoods)):
+            return replace(self, representation=representation)
+        rule, inference = _inference(representation)
+        return replace(self, representation=representation, rule=rule, inference=inference)
 
     def with_new_groups(self, data: Data) -> "ModelState":
         """The state with a likelihood for every new group."""
         likelihoods = with_groups(self.likelihoods, data, self.kernel, self.data)
-        representation = replace(self.representation, likelihoods=likelihoods)
-        represented = replace(self.represented, representation=representation)
-        return replace(self, represented=represented)
+        return replace(self, representation=replace(self.representation, likelihoods=likelihoods))
 
     def observing(self, symbol_data: SymbolObservations) -> "ModelState":
         """The state with observations of a symbol too."""
         representation = replace(self.representation, data=self.data.observing(symbol_data))
         history = self.history.then("observed")
-        return ModelState.of(Represented.of(representation), self.mean, history)
+        return ModelState.of(representation, self.mean, history)
 
     def updated(self, new: Dataset) -> "ModelState":
         """The state with new observations too."""
@@ -205,8 +166,7 @@ class ModelState:
             data = self.data + new.counting_memory()
             if data.overflows and state.representation.on_lattice:
                 data = replace(state.representation, data=data).statistics_only()
-        extended = self.represented.extended(replace(state.representation, data=data), new)
-        state = ModelState.of(extended, self.mean, self.history.then("updated"))
+        state = self._extended(replace(state.representation, data=data), new)
         # With few data the posterior integrates over hyperparameters; with more it takes those of
         # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
@@ -218,6 +178,26 @@ class ModelState:
                 stacklevel=3,
             )
         return state
+
+    def _extended(self, representation: Representation, new: Dataset) -> "ModelState":
+        """The state with a representation whose data contain the `new` ones too."""
+        kernel, data, inference = representation.kernel, representation.data, self.inference
+        history = self.history.then("updated")
+        if not isinstance(inference, FeatureInference):
+            parts = kernel, representation.likelihoods, representation.requested, data
+            return ModelState.of(Representation.of(*parts).mended, self.mean, history)
+        draw = inference.draws[0]
+        phi = draw.shared_columns()
+        if phi is None:
+            inference = inference.of(data)
+        elif draw.shared.outside(corners(new.box, next(kernel.parameters()).device)).any() or (
+            isinstance(data, Dataset) and representation.conditioning_rule() != self.rule
+        ):
+            return ModelState.of(representation, self.mean, history)
+        else:
+            statistics = inference.statistics + new.statistics(phi)
+            inference = replace(inference, data=data, known=statistics)
+        return ModelState(representation, self.rule, inference, self.mean, history).prepared
 
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
         """Data with weights for heavy-tailed noise: the stored weights of observations in `held`,
@@ -250,7 +230,7 @@ class ModelState:
             self.representation, data=self.data.to(device), counts=Memo(), reached=Memo()
         )
         mean = None if self.mean is None else self.mean.to(device)
-        return ModelState.of(Represented.of(representation), mean, self.history)
+        return ModelState.of(representation, mean, self.history)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """log p(y), total nats."""
@@ -296,8 +276,8 @@ class ModelState:
                 raise
             text = f"a smaller grid was taken, whose error bars are wider: {error}"
             warnings.warn(text, GridWarning, stacklevel=2)
-        represented = Represented.of(replace(representation, dense=True))
-        state = ModelState.of(represented, self.mean, self.history.with_notes([text]))
+        history = self.history.with_notes([text])
+        state = ModelState.of(replace(representation, dense=True), self.mean, history)
         state.snapshot(prior_mean)
         return state
 
@@ -326,6 +306,12 @@ class ModelState:
     @property
     def _modules(self) -> list[Kernel | Likelihood]:
         return [self.kernel, *self.likelihoods.values()]
+
+
+def _inference(representation: Representation) -> tuple[Rule | None, Inference]:
+    """The rule of the present hyperparameters, and inference with it."""
+    rule = representation.conditioning_rule()
+    return rule, representation.inference(rule)
 
 
 def copied_if_small(data: Dataset) -> Dataset:

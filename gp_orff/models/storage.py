@@ -1,44 +1,31 @@
 """Models as plain values in files: data, statistics, kernels, likelihoods and rules."""
 
+import dataclasses
 import hashlib
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
+from inspect import Parameter, signature
 from zipfile import BadZipFile
 
-import gpytorch.constraints
+import gpytorch
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import (
-    AdditiveKernel,
-    ConstantKernel,
-    Kernel,
-    LCMKernel,
-    LinearKernel,
-    MaternKernel,
-    MultitaskKernel,
-    PolynomialKernel,
-    ProductKernel,
-    RBFKernel,
-    RQKernel,
-    ScaleKernel,
-    SpectralMixtureKernel,
-)
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
-from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
+from gpytorch.kernels import Kernel, LCMKernel, MultitaskKernel
+from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
 
 from gp_orff import features, symbols
+from gp_orff.data import likelihoods
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import (
     HeavyTails,
     KnownNoiseLikelihood,
     MultitaskStudentTLikelihood,
-    TrackLikelihood,
 )
 from gp_orff.data.observations import Observations, SymbolObservations
 from gp_orff.data.patterns import GroupKey
@@ -51,25 +38,26 @@ from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.features import FeatureInference
 from gp_orff.inference.representation import Representation
+from gp_orff.kernels import dot_product, fields, harmonic, learned, scalar, separable
 from gp_orff.kernels.dot_product import DotProductKernel, LegendreKernel, ProjectionKernel
-from gp_orff.kernels.fields import (
-    CurlFreeKernel,
-    DivergenceFreeKernel,
-    FieldProductKernel,
-    HelmholtzKernel,
-)
+from gp_orff.kernels.fields import HelmholtzKernel
 from gp_orff.kernels.harmonic import HarmonicKernel
-from gp_orff.kernels.learned import LearnedSpectrumKernel
-from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
-from gp_orff.kernels.separable import SeparableKernel
+from gp_orff.kernels.learned import LearnedSpectrumKernel, RelatedSpectrumKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
-from gp_orff.models.state import ModelState, Represented
+from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
 
 # Read and write files with a checksum; a write either completes or leaves the old file.
 
 
 VERSION = 3  # since data without statistics may stand for a grid; in 1, reports are sentences
+
+
+# what torch raises for files that are damaged
+_DAMAGES = (
+    *(RuntimeError, EOFError, OSError, ValueError, LookupError, BadZipFile),
+    *(pickle.UnpicklingError, AttributeError, TypeError),
+)
 
 
 def write(path: str | os.PathLike, kind: str, content: dict) -> None:
@@ -92,9 +80,7 @@ def read(path: str | os.PathLike, kind: str) -> dict:
         record = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, BadZipFile) as error:
-        raise _damaged(path) from error
-    except (pickle.UnpicklingError, AttributeError, TypeError, IndexError) as error:
+    except _DAMAGES as error:
         raise _damaged(path) from error
     check_kind(record, kind, "a file of", f" in {path}")
     if record["version"] > VERSION:
@@ -141,51 +127,35 @@ def _serialize(value: object) -> Iterator[bytes]:
 # A module is stored in two parts: its `state_dict`, and a recipe of class names, constructor
 # arguments and constraints.
 #
-# 1. `_recipe` descends the tree. It gives None as soon as anything in it cannot be described: an
-#    unknown class, a prior that no constructor makes, a constraint with a transform that is not the
-#    usual one, a batch, or a parameter that occurs in two places.
-# 2. `build` constructs the module from the recipe. Without one it needs a module that the user has
+# 1. `_recipe` descends the tree. There is none if anything in it cannot be described: an unknown
+#    class, a prior that no constructor makes, a constraint with a transform that is not the usual
+#    one, a batch, or a parameter that occurs in two places.
+# 2. `_captured` takes the constructor arguments from the attributes of the same names. Only classes
+#    that keep an argument under another name are listed, in `_ARGUMENTS`.
+# 3. `build` constructs the module from the recipe. Without one it needs a module that the user has
 #    built in the same way, and loads only the state into it.
-# 3. Frozen parameters are listed by name; all others are trained, except those that the file does
+# 4. Frozen parameters are listed by name; all others are trained, except those that the file does
 #    not know, which an older version had as constants.
 
 
 # the owner and the standard deviation of priors that constructors make
 _OWN_PRIORS = {"shape_prior": (LearnedSpectrumKernel, 1.0), "level_prior": (HelmholtzKernel, 3.0)}
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
-
-
-def _active_dims(kernel: Kernel) -> dict:
-    dims = kernel.active_dims
-    return {"active_dims": None if dims is None else dims.tolist()}
-
-
-def _scalar(kernel: Kernel) -> dict:
-    return {"ard_num_dims": kernel.ard_num_dims, **_active_dims(kernel)}
-
-
-def _field(kernel: Kernel) -> dict:
-    return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_active_dims(kernel)}
-
-
-def _harmonic(kernel: HarmonicKernel) -> dict:
-    given = None if kernel.follows_data else kernel.reference_height
-    return {
-        "num_depths": kernel.num_depths,
-        "sources": kernel.sources,
-        "reference_height": given,
-        **_active_dims(kernel),
-    }
+_ELSEWHERE = "_(prior|constraint)$|^batch_shape$|^learn_"  # arguments that are described otherwise
+_CLASSES = {
+    name: cls
+    for place in (
+        *(gpytorch.kernels, gpytorch.likelihoods, gpytorch.means, likelihoods),
+        *(dot_product, fields, harmonic, learned, scalar, separable),
+    )
+    for name, cls in vars(place).items()
+    if isinstance(cls, type) and issubclass(cls, Module) and cls is not RelatedSpectrumKernel
+}
 
 
 def _coefficients(kernel: DotProductKernel) -> list[float]:
     """One where coefficients are positive, zero elsewhere; their values are in the state."""
     return [float(n in kernel.degrees) for n in range(max(kernel.degrees) + 1)]
-
-
-def _multitask(likelihood: MultitaskGaussianLikelihood) -> dict:
-    names = ("num_tasks", "rank", "has_task_noise", "has_global_noise")
-    return {name: getattr(likelihood, name) for name in names}
 
 
 def _tails(likelihood: HeavyTails) -> dict:
@@ -197,67 +167,60 @@ def _task_rank(kernel: Kernel) -> int:
     return kernel.task_covar_module.covar_factor.shape[-1]
 
 
-# the constructor arguments of an instance of each class; "*" are positional ones
+# the constructor arguments that are not attributes of the same name
 _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
-    RBFKernel: _scalar,
-    RQKernel: _scalar,
-    MaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
-    GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
-    LearnedSpectrumKernel: lambda k: {
-        "num_knots": k.num_knots,
-        "smoothness": k.smoothness,
-        "continued": k.continued,
-        **_scalar(k),
-    },
-    BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},
-    SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
-    LinearKernel: _scalar,
-    PolynomialKernel: lambda k: {"power": k.power, **_active_dims(k)},
-    DotProductKernel: lambda k: {"coefficients": _coefficients(k), **_active_dims(k)},
-    LegendreKernel: lambda k: {
-        "eigenvalues": _coefficients(k),
-        "num_dims": k.num_dims,
-        **_active_dims(k),
-    },
-    ProjectionKernel: lambda k: {
-        "coefficients": _coefficients(k),
-        "num_dims": k.num_dims,
-        **_active_dims(k),
-    },
-    ConstantKernel: _active_dims,
-    ScaleKernel: lambda k: {"base_kernel": k.base_kernel},
-    AdditiveKernel: lambda k: {"*": list(k.kernels)},
-    ProductKernel: lambda k: {"*": list(k.kernels)},
-    MultitaskKernel: lambda k: {
-        "data_covar_module": k.data_covar_module,
-        "num_tasks": k.num_tasks,
-        "rank": _task_rank(k),
-    },
+    MultitaskKernel: lambda k: {"rank": _task_rank(k)},
     LCMKernel: lambda k: {
         "base_kernels": [term.data_covar_module for term in k.covar_module_list],
         "num_tasks": k.covar_module_list[0].num_tasks,
         "rank": [_task_rank(term) for term in k.covar_module_list],
     },
-    CurlFreeKernel: _field,
-    DivergenceFreeKernel: _field,
-    HelmholtzKernel: lambda k: _field(k.curl_free.base_kernel),
-    HarmonicKernel: _harmonic,
-    FieldProductKernel: lambda k: {"*": [k.field_kernel, k.scalar_kernel]},
-    SeparableKernel: lambda k: {
-        "base_kernel": k.base_kernel,
-        "root": k.root,  # a parameter if it is trained
-        **_active_dims(k),
+    HelmholtzKernel: lambda k: _captured(k.curl_free.base_kernel),
+    HarmonicKernel: lambda k: {
+        "reference_height": None if k.follows_data else k.reference_height,
+        "mean_height": None,  # which is in the state
     },
-    GaussianLikelihood: lambda likelihood: {},
-    MultitaskGaussianLikelihood: _multitask,
-    MultitaskStudentTLikelihood: lambda noise: {**_tails(noise), **_multitask(noise)},
-    TrackLikelihood: lambda noise: {"num_tasks": noise.num_tasks},
-    KnownNoiseLikelihood: lambda noise: {"num_tasks": noise.num_tasks, **_tails(noise)},
-    ConstantMean: lambda mean: {},
-    ZeroMean: lambda mean: {},
-    MultitaskMean: lambda mean: {"base_means": list(mean.base_means), "num_tasks": mean.num_tasks},
+    DotProductKernel: lambda k: {"coefficients": _coefficients(k)},
+    LegendreKernel: lambda k: {"eigenvalues": _coefficients(k)},
+    ProjectionKernel: lambda k: {"coefficients": _coefficients(k)},
+    MultitaskStudentTLikelihood: _tails,
+    KnownNoiseLikelihood: _tails,
 }
-_CLASSES = {cls.__name__: cls for cls in _ARGUMENTS}
+
+
+def _captured(module: Module) -> dict[str, object]:
+    """The constructor arguments of a module, "*" for positional ones, without those that the rest
+    of its description has: priors, constraints and what is trained."""
+    parameters = signature(type(module)).parameters
+    if isinstance(module, Kernel) and "kwargs" in parameters:
+        parameters = {**signature(Kernel).parameters, **parameters}
+    kinds = {
+        name: parameter.kind
+        for name, parameter in parameters.items()
+        if parameter.kind is not Parameter.VAR_KEYWORD and not re.search(_ELSEWHERE, name)
+    }
+    values = {name: getattr(module, name) for name in kinds if hasattr(module, name)}
+    values |= _ARGUMENTS[type(module)](module) if type(module) in _ARGUMENTS else {}
+    _require(all(parameters[name].default is None for name in kinds.keys() - values.keys()))
+    names = {name: "*" for name, kind in kinds.items() if kind is Parameter.VAR_POSITIONAL}
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _described(value: object) -> object:
+    """An argument as a plain value, a module as its recipe."""
+    if isinstance(value, list | nn.ModuleList):
+        return [_described(item) for item in value]
+    plain = value is None or isinstance(value, bool | int | float | str | tuple | Tensor)
+    return value if plain else _recipe(value)
+
+
+class _Unknown(Exception):
+    """A module that a file cannot describe."""
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise _Unknown
 
 
 def describe(module: Module) -> dict:
@@ -274,10 +237,14 @@ def describe(module: Module) -> dict:
                 "into the forward of a module, and pass kernel= to load"
             )
     parameters = [own for _, own in module.named_parameters(remove_duplicate=False)]
-    shared = len(set(map(id, parameters))) < len(parameters)  # in two places of the tree
+    try:
+        _require(len(set(map(id, parameters))) == len(parameters))  # none in two places of the tree
+        recipe = _recipe(module)
+    except _Unknown:
+        recipe = None
     return {
         "name": type(module).__name__,
-        "recipe": None if shared else _recipe(module),
+        "recipe": recipe,
         "state": module.state_dict(),
         "frozen": [n for n, p in module.named_parameters() if not p.requires_grad],
     }
@@ -311,35 +278,26 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
     return module
 
 
-def _recipe(module: Module) -> dict | None:
-    """How to build a module; None if a class, constraint or prior in it is not a known one."""
-    if type(module) not in _ARGUMENTS or not all(map(_is_own, module.named_priors())):
-        return None
-    if getattr(module, "batch_shape", torch.Size()):
-        return None
+def _recipe(module: Module) -> dict:
+    """How to build a module; raises `_Unknown` if something in it is not known."""
+    kind = type(module)
+    _require(_CLASSES.get(kind.__name__) is kind and all(map(_is_own, module.named_priors())))
+    _require(not getattr(module, "batch_shape", ()))
     constraints = {}
     for name, constraint in module.named_constraints():
-        if type(constraint).__name__ not in _CONSTRAINTS or not constraint.enforced:
-            return None
+        _require(type(constraint).__name__ in _CONSTRAINTS and constraint.enforced)
         bounds = [constraint.lower_bound.tolist(), constraint.upper_bound.tolist()]
         default = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
-        if not _same_function(constraint._transform, default._transform):
-            return None
+        _require(_same_function(constraint._transform, default._transform))
         constraints[name] = [type(constraint).__name__, *bounds]
-    arguments = {}
-    for name, value in _ARGUMENTS[type(module)](module).items():
-        parts = value if isinstance(value, list) else [value]
-        plain = [_recipe(part) if isinstance(part, Module) else part for part in parts]
-        pairs = zip(plain, parts, strict=True)
-        if any(value is None and isinstance(part, Module) for value, part in pairs):
-            return None
-        arguments[name] = plain if isinstance(value, list) else plain[0]
     dims = getattr(module, "active_dims", None)
+    dims = None if dims is None else dims.tolist()
+    arguments = {name: _described(value) for name, value in _captured(module).items()}
     return {
-        "class": type(module).__name__,
-        "arguments": arguments,
+        "class": kind.__name__,
+        "arguments": arguments | ({"active_dims": dims} if "active_dims" in arguments else {}),
         "constraints": constraints,
-        "active_dims": None if dims is None else dims.tolist(),
+        "active_dims": dims,
         "half": getattr(module, "helmholtz_half", None),  # of a HelmholtzKernel in a sum
     }
 
@@ -398,7 +356,7 @@ def describe_symbol(symbol: Symbol) -> dict:
             f"{type(symbol).__name__}, which a file cannot describe; save the model without them "
             "and observe them again after loading"
         )
-    values = {field.name: getattr(symbol, field.name) for field in fields(symbol)}
+    values = {field.name: getattr(symbol, field.name) for field in dataclasses.fields(symbol)}
     plain = {
         name: describe_symbol(value) if isinstance(value, Symbol) else value
         for name, value in values.items()
@@ -427,8 +385,10 @@ def _same_function(one: object, other: object) -> bool:
 
 def describe_rule(rule: Rule) -> dict | None:
     """A rule of this package as plain values; None for another rule."""
-    exported = is_dataclass(rule) and getattr(features, type(rule).__name__, None) is type(rule)
-    return {"class": type(rule).__name__, **asdict(rule)} if exported else None
+    exported = dataclasses.is_dataclass(rule) and getattr(
+        features, type(rule).__name__, None
+    ) is type(rule)
+    return {"class": type(rule).__name__, **dataclasses.asdict(rule)} if exported else None
 
 
 def build_rule(description: Mapping | None, rule: Rule | None) -> Rule:
@@ -496,12 +456,12 @@ _SAMPLE = 500  # points, of each sample in a file with statistics
 def pack_state(state: ModelState) -> dict:
     """Pack a state: data or their statistics, rules and history."""
     return {
-        "history": asdict(state.history),
+        "history": dataclasses.asdict(state.history),
         "mean": state.mean,
         "choice": describe_rule(state.representation.rule),
         "dense": state.representation.dense,
         "exact": not isinstance(state.inference, FeatureInference),
-        "conditioned_by": describe_rule(state.represented.rule),
+        "conditioned_by": describe_rule(state.rule),
         **_pack_data_or_statistics(state),
     }
 
@@ -516,7 +476,7 @@ def _pack_data_or_statistics(state: ModelState) -> dict:
         return {"known": None, "data": pack_data(data)}
     shared = inference.draws[0].shared_columns() is not None
     statistics = {
-        "known": pack_statistics(inference.statistics) if shared else None,
+        "known": inference.statistics.plain() if shared else None,
         "data": pack_data(state.statistics_only()),
     }
     if not (data.revisitable and data.is_small):
@@ -543,9 +503,9 @@ def unpack_state(
     )
     dense = content.get("dense", False)  # files of version 2 lack it
     representation = Representation(kernel, likelihoods, requested, data, choice, dense=dense)
-    statistics = None if packed is None else unpack_statistics(packed)
-    represented = Represented.from_statistics(representation, rule, statistics)
-    return ModelState.of(represented, content["mean"], _history(content))
+    statistics = None if packed is None else FieldStatistics.from_plain(packed)
+    parts = representation, rule, statistics, content["mean"], _history(content)
+    return ModelState.from_statistics(*parts)
 
 
 def _history(content: Mapping) -> History:
@@ -566,7 +526,7 @@ def pack_data(data: Data) -> dict:
         "further": [_pack_symbol_data(part) for part in data.symbol_data],
     }
     if isinstance(data, Dataset):
-        content["repeats"] = asdict(data.repeats)
+        content["repeats"] = dataclasses.asdict(data.repeats)
         content["tracks"] = [pack_tracks(part) for part in data.tracks]
         content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]
         if data.weights is not None:
@@ -576,7 +536,7 @@ def pack_data(data: Data) -> dict:
     sample = [part.take(slice(0, _SAMPLE)) for part in survey.sample[:4]]
     return {
         **content,
-        "sums": pack_statistics(data.field_statistics),
+        "sums": data.field_statistics.plain(),
         "domain": data.domain,
         "box": survey.box,
         "num_points": survey.num_points,
@@ -593,11 +553,11 @@ def unpack_data(content: Mapping) -> Data:
         tracks = [unpack_tracks(part) for part in content.get("tracks", [])]
         data = Dataset.in_memory([*observations, *tracks]).copied()
         repeats = Repeats(**content.get("repeats", {}))
-        data = replace(data, symbol_data=symbol_data, repeats=repeats)
+        data = dataclasses.replace(data, symbol_data=symbol_data, repeats=repeats)
         weights = content.get("weights")
         return data if weights is None else data.weighted(weights, content["bound"])
     sample = [_unpack_observations(part) for part in content["sample"]]
-    statistics = unpack_statistics(content["sums"])
+    statistics = FieldStatistics.from_plain(content["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]
     box = tuple(map(tuple, content["box"]))
     weights = {key: group.weights for key, group in statistics.groups.items()}
@@ -617,20 +577,9 @@ def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
     return SymbolObservations(symbol, content["x"], content["y"], content["noise"], space)
 
 
-def pack_statistics(statistics: FieldStatistics) -> dict:
-    """Pack statistics: the columns, the sums of each group, and the ELBO correction."""
-    return statistics.plain()
-
-
-def unpack_statistics(content: Mapping) -> FieldStatistics:
-    """The statistics from the content that `pack_statistics` wrote."""
-    return FieldStatistics.from_plain(content)
-
-
 def _pack_observations(part: Observations) -> dict:
     tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
-    copies = {name: None if t is None else t.detach().cpu().clone() for name, t in tensors.items()}
-    return {**pack_key(part.key), **copies}
+    return {**pack_key(part.key), **{name: _plain(tensor) for name, tensor in tensors.items()}}
 
 
 def _unpack_observations(content: Mapping) -> Observations:

@@ -56,7 +56,6 @@ from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport
 from gp_orff.models.state import (
     ModelState,
-    Represented,
     check_mean,
     copied_if_small,
     default_mean,
@@ -249,7 +248,11 @@ class VectorFieldGP(torch.nn.Module):
             )
             read = partial(self._counted_once, x, y, options, learning=True)
         start = perf_counter()
-        with chosen_threads() as threads, shown(progress) as display, restored_on_failure(self):
+        with (
+            chosen_threads(measure=True) as threads,
+            shown(progress) as display,
+            restored_on_failure(self),
+        ):
             data = read()
             if data.varies:
                 state = self._fit_state(data, warm_start, display, scale_noise)
@@ -286,7 +289,7 @@ class VectorFieldGP(torch.nn.Module):
             >>> plan.rows, plan.features, plan.loss
             (1000, None, 0.0)
         """
-        with chosen_threads(), restored_on_failure(self):
+        with chosen_threads(measure=True), restored_on_failure(self):
             choice = Options(**options)
             data = self._counted_once(x, y, choice, learning=True)
             if not data.varies:
@@ -845,7 +848,7 @@ class VectorFieldGP(torch.nn.Module):
         history = History("conditioned") if self._assigned is None else self._assigned.history
         learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
         history = replace(history.conditioned, weak_priors=learned).with_notes(notes)
-        return ModelState.of(Represented.of(representation), self._fixed_mean, history)
+        return ModelState.of(representation, self._fixed_mean, history)
 
     def _fit_state(
         self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
@@ -859,7 +862,7 @@ class VectorFieldGP(torch.nn.Module):
             learn_scales(likelihoods, data, scale_noise)
         parts = self.kernel, likelihoods, self._fixed_mean, self.frequencies
         result = fit(*parts, data, warm_start, progress)
-        return ModelState.of(Represented.of(result.representation), result.mean, result.history)
+        return ModelState.of(result.representation, result.mean, result.history)
 
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""

@@ -13,7 +13,6 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
 from gp_orff.regression.base import Matrix, Options, Problem, Solution, Solver, refuse_loss
 from gp_orff.regression.laplacian import penalty, scaled_column_penalty
-from gp_orff.threads import update_threads
 
 # Regularised least squares on features: min_θ ‖Φθ − y‖² + α‖θ‖² + w fᵀMf.
 #
@@ -25,9 +24,6 @@ from gp_orff.threads import update_threads
 # A separable kernel k·L Lᵀ has Ψ = φS, the features of k; with the singular value decomposition L =
 # P diag(σ) Uᵀ, the y_j are the columns of Y P, and Θ = T Uᵀ. A scalar kernel serves every column of
 # Y by itself. For all other kernels Ψ = Φ, with one row for each output of each point, and k = 1.
-
-
-_SLAB = 2**37  # products, in one slab of a sum over points
 
 
 @dataclass(frozen=True)
@@ -49,17 +45,8 @@ class Design:
         return self.expansion.features(x)
 
     def statistics(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> Statistics:
-        """The sufficient statistics of points and targets.
-
-        They are sums over slabs of about a second; between these the number of threads may change.
-        """
-        phi, total = self.expansion.phi, None
-        size = max(1, _SLAB // phi.num_columns**2)
-        for points, values in zip(x.split(size), y.split(size), strict=True):
-            update_threads()
-            part = Statistics.of(points, values, phi)
-            total = part if total is None else total + part
-        return total
+        """The sufficient statistics of points and targets."""
+        return Statistics.of(x, y, self.expansion.phi)
 
     def gram(self, statistics: Statistics) -> Float[Tensor, "m m"]:
         """ΨᵀΨ."""

@@ -150,7 +150,7 @@ class ORFFRidge(FeatureRegressor):
         self.tol = tol
         self.seed = seed
 
-    @chosen_threads()
+    @chosen_threads(measure=True)
     def fit(
         self,
         X: ArrayLike,
@@ -326,7 +326,7 @@ class ORFFRidgeCV(FeatureRegressor):
         self.frequencies = frequencies
         self.alphas = alphas
 
-    @chosen_threads()
+    @chosen_threads(measure=True)
     def fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidgeCV":
         """Choose α, learn the weights, and return self.
 

@@ -9,10 +9,10 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel
 from linear_operator.utils.warnings import NumericalWarning
 
 import gp_orff
+from gp_orff.data.statistics import FieldStatistics
 from gp_orff.features.assemble import expand
 from gp_orff.inference.equations import prefers_dual
 from gp_orff.kernels.base import cholesky
-from gp_orff.models import storage
 from tests.support import oracles
 from tests.support.fields import curl_free, directions, features_of, flow
 
@@ -224,9 +224,9 @@ def test_weights_add_up_and_old_files_have_them():
     expected = 60, (1 / v).sum().item(), v.pow(-2).sum().item(), -v.log().sum().item()
     found = weights.count, weights.total, weights.squares, weights.log
     assert found == pytest.approx(expected)
-    packed = storage.pack_statistics(model.statistics)
+    packed = model.statistics.plain()
     (group,) = packed["groups"]
     group["count"], group["log_weight"] = group["weights"][0], group.pop("weights")[3]
-    (old,) = storage.unpack_statistics(packed).groups.values()
+    (old,) = FieldStatistics.from_plain(packed).groups.values()
     assert (old.count, old.weights.log) == pytest.approx((60, expected[3]))
     assert old.weights.mean == pytest.approx(v.log().mean().neg().exp().item())

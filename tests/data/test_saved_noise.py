@@ -277,12 +277,8 @@ def test_a_model_that_was_given_a_smaller_grid_keeps_it(tmp_path):
     """Where a larger one did not converge; an update does not try that again."""
     model = model_of("global", "grid").condition(**given("global", slice(FIRST)))
     state = model.state
-    represented = replace(
-        state.represented, representation=replace(state.representation, dense=True)
-    )
-    storage.write(
-        tmp_path / "state.pt", "state", pack_state(replace(state, represented=represented))
-    )
+    smaller = replace(state, representation=replace(state.representation, dense=True))
+    storage.write(tmp_path / "state.pt", "state", pack_state(smaller))
     parts = model.kernel, {"": model.likelihood}, model.frequencies
     loaded = unpack_state(storage.read(tmp_path / "state.pt", "state"), *parts)
     assert loaded.representation.dense

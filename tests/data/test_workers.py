@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import gp_orff
-from gp_orff.data.passes import kept_memory
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.fitting.search import Search
 from tests.support.chunks import (
@@ -29,7 +28,6 @@ from tests.support.chunks import (
     chunks,
     nothing,
     num_threads,
-    pages_of_arrays,
     readings,
     reduced,
     times_read,
@@ -130,16 +128,6 @@ def test_workers_share_the_cores_for_this_call_only(pool):
     assert [pool.submit(num_threads).result() for _ in range(4)] == before
 
 
-def test_tasks_keep_the_memory_of_arrays(dask):
-    """Dask has its workers return each freed array to the system, which costs time."""
-    inside, outside = (
-        dask.submit(pages_of_arrays, context, pure=False).result()
-        for context in (kept_memory, None)
-    )
-    assert outside > 200 * 256 / 2  # half of the pages of all arrays, 4 KiB each
-    assert inside < outside / 4
-
-
 class Counting(ThreadPoolExecutor):
     """Counts the tasks that are submitted and not yet collected."""
 
@@ -181,15 +169,21 @@ def test_warnings_of_workers_reach_the_caller(executor):
     }
     with pytest.raises(UserWarning, match="clouds at 0"):  # the suite makes errors of them
         held.statistics_of(parts, executor=executor)
+    parts = [Warns(part, DeprecationWarning) for part in chunks(50, count=300)]
+    with pytest.raises(DeprecationWarning, match="clouds at 0"):  # which a worker does not show
+        held.statistics_of(parts, executor=executor)
 
 
 @pytest.mark.parametrize("executor", ["threads", "pool"], indirect=True)
 def test_a_chunk_that_fails_is_tried_again(executor, tmp_path):
-    parts = chunks(500)
+    """And not the other chunks of its task, of which each has three here."""
+    (log := tmp_path / "log").mkdir()
+    parts = chunks(60, log)
     parts[2] = Fails(parts[2], tmp_path / "marks", times=2)
     held = conditioned()
     found = held.statistics_of(parts, executor=executor)
     require_equal(found, held.statistics_of(*readings()))
+    assert times_read(log) == [2] * 50  # once for the survey, once for the statistics
 
 
 def test_a_chunk_that_fails_for_good_is_named(pool, tmp_path):

@@ -18,7 +18,6 @@ from gp_orff.features.expansion import FeatureExpansion, apply_symbol
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.phases import Phases
 from gp_orff.inference.posteriors import halves
-from gp_orff.models.storage import pack_statistics, unpack_statistics
 from tests.support import oracles
 from tests.support.fields import draw
 from tests.support.models import vector_gp
@@ -107,7 +106,7 @@ def test_statistics_add_are_selected_and_saved():
         torch.testing.assert_close(own.phi.values(x), chosen)
         torch.testing.assert_close(own.gram, chosen.mT @ chosen, rtol=0, atol=1e-9)
         torch.testing.assert_close(own.cross, expected.cross[columns], rtol=0, atol=1e-9)
-    again = unpack_statistics(pack_statistics(whole))
+    again = FieldStatistics.from_plain(whole.plain())
     assert again.phi.same(phi)
     assert phi.same(phi.to(torch.device("cpu")))
     assert not phi.same(SideBySide(phi.families[:2]))

@@ -26,7 +26,6 @@ from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.assemble import expand
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.zoo import TemplateColumns
-from gp_orff.models.storage import pack_statistics, unpack_statistics
 from gp_orff.regression import ORFFRidge
 from tests.support import oracles
 from tests.support.fields import draw
@@ -242,7 +241,7 @@ def test_which_columns_are_the_same():
 def test_statistics_in_a_file():
     phi, x, y = columns(draw(5, 2)), draw(30, 2), draw(30, 2, seed=1)
     statistics = FieldStatistics.of(read(x, y, 2, Options()), phi)
-    restored = unpack_statistics(pack_statistics(statistics))
+    restored = FieldStatistics.from_plain(statistics.plain())
     assert restored.phi.same(phi)
     torch.testing.assert_close(restored.phi.values(x), phi.values(x))
 

@@ -342,6 +342,28 @@ def test_what_a_recipe_cannot_say_is_asked_for(tmp_path):
         assert_same(model, _load(tmp_path, kernel=build()))
 
 
+def test_arguments_are_captured_from_attributes():
+    """Of any kernel of gpytorch, unless it keeps one of them nowhere, or its state elsewhere."""
+    kernel = gpytorch.kernels.PiecewisePolynomialKernel(q=3, ard_num_dims=2, active_dims=(2, 0))
+    built = storage.build(storage.describe(kernel), None, "kernel")
+    assert (built.q, built.ard_num_dims, built.active_dims.tolist()) == (3, 2, [2, 0])
+    assert storage.describe(gpytorch.kernels.IndexKernel(3, rank=2))["recipe"] is None
+    related = gp_orff.HelmholtzKernel(gp_orff.LearnedSpectrumKernel(), num_dims=2)
+    assert storage.describe(related)["recipe"] is not None
+    halves = related + MultitaskKernel(RBFKernel(), num_tasks=2)
+    assert storage.describe(halves)["recipe"] is None
+
+
+@pytest.mark.parametrize("height", [None, 0.25])
+def test_heights_follow_later_data_as_before(height):
+    kernel = gp_orff.HarmonicKernel(reference_height=height)
+    if height is None:
+        kernel.set_heights(0.25, 1.0, 2.0)
+    built = storage.build(storage.describe(kernel), None, "kernel")
+    assert built.follows_data == (height is None)
+    assert (built.reference_height, built.mean_height) == (0.25, kernel.mean_height)
+
+
 def test_names_of_instruments_are_any_strings(tmp_path):
     x, y, _ = flow(60)
     names = np.array(["keys", "a.b", "training", ""] * 15)

@@ -1,6 +1,4 @@
-"""The number of threads of a call, with measurements that are made up."""
-
-import threading
+"""The number of threads of a fit and of other calls, with measurements that are made up."""
 
 import pytest
 import torch
@@ -8,7 +6,7 @@ import torch
 import gp_orff
 from gp_orff import threads
 from gp_orff.settings import num_threads
-from gp_orff.threads import chosen_threads, update_threads
+from gp_orff.threads import Measurement, chosen_threads
 
 
 class Machine:
@@ -34,7 +32,7 @@ def machine(monkeypatch):
     """Of four threads outside every call."""
     found = Machine()
     monkeypatch.setattr(threads, "mean_seconds", found.measure)
-    monkeypatch.setattr(threads, "measurements", {})
+    monkeypatch.setattr(threads, "last", Measurement(1, 1, 0.0))
     monkeypatch.setattr(threads, "time", found)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -46,7 +44,7 @@ BUSY = {1: 1.0, 2: 8.0, 4: 20.0}
 
 
 def test_an_idle_machine_gives_all_threads(machine):
-    with chosen_threads() as own:
+    with chosen_threads(measure=True) as own:
         assert torch.get_num_threads() == 4
     assert str(own) == "4 threads"
 
@@ -61,7 +59,7 @@ def test_an_idle_machine_gives_all_threads(machine):
 )
 def test_the_fastest_number_is_taken_and_put_back(machine, seconds, number, text):
     machine.seconds = seconds
-    with chosen_threads() as own:
+    with chosen_threads(measure=True) as own:
         assert torch.get_num_threads() == number
     assert torch.get_num_threads() == 4
     assert str(own) == text
@@ -72,13 +70,13 @@ def test_every_power_of_two_is_tried_and_all(machine):
     for most, tried in ((2, {1, 2}), (4, {1, 2, 4}), (12, {1, 2, 4, 8, 12})):
         machine.measured.clear()
         torch.set_num_threads(most)
-        with chosen_threads():
+        with chosen_threads(measure=True):
             assert set(machine.measured) == tried
 
 
 def test_the_number_is_put_back_after_an_error(machine):
     machine.seconds = BUSY
-    with pytest.raises(KeyError, match="inside"), chosen_threads():
+    with pytest.raises(KeyError, match="inside"), chosen_threads(measure=True):
         raise KeyError("inside")
     assert torch.get_num_threads() == 4
     with chosen_threads() as own:  # which is no call inside another
@@ -87,54 +85,55 @@ def test_the_number_is_put_back_after_an_error(machine):
 
 def test_the_number_is_put_back_after_an_error_in_the_measurement(machine):
     machine.seconds = {1: 1.0}
-    with pytest.raises(KeyError), chosen_threads():
+    with pytest.raises(KeyError), chosen_threads(measure=True):
         raise AssertionError("not reached")
     assert torch.get_num_threads() == 4
 
 
-def test_calls_inside_a_call_neither_measure_nor_put_back(machine):
-    machine.seconds = BUSY
-    with chosen_threads() as outer:
+def test_calls_inside_a_call_take_its_number(machine):
+    machine.seconds = {1: 2.0, 2: 1.0, 4: 8.0}
+    with chosen_threads(measure=True):
         count = len(machine.measured)
-        machine.now = 1e9
         with chosen_threads() as inner:
-            assert inner is outer
-        assert torch.get_num_threads() == 1
+            assert torch.get_num_threads() == inner.number == 2
+        assert torch.get_num_threads() == 2
         assert len(machine.measured) == count
 
 
-def test_measurements_take_a_hundredth_of_the_time(machine):
+def test_measurements_of_fits_take_a_hundredth_of_the_time(machine):
     for _ in range(100_000):
-        with chosen_threads():
+        with chosen_threads(measure=True):
             machine.now += 0.1
     share = sum(machine.seconds[number] for number in machine.measured) / machine.now
     assert 0.005 < share < 0.015
 
 
-def test_a_long_call_follows_the_machine(machine):
-    with chosen_threads() as own:
-        machine.seconds = BUSY
-        update_threads()
-        assert torch.get_num_threads() == 4  # measured a moment ago
+def test_a_later_fit_follows_the_machine(machine):
+    for seconds, number in ((machine.seconds, 4), (BUSY, 1), (machine.seconds, 4)):
+        machine.seconds = seconds
         machine.now += 1e4
-        update_threads()
-        assert torch.get_num_threads() == 1
-        machine.seconds = {1: 2.0, 2: 1.5, 4: 1.0}
-        machine.now += 1e4
-        update_threads()
-        assert torch.get_num_threads() == 4
-    assert str(own) == "1 to 4 threads (the machine is busy: 4 were slower)"
+        with chosen_threads(measure=True):
+            assert torch.get_num_threads() == number
 
 
-def test_outside_of_a_call_nothing_is_chosen(machine):
-    update_threads()
+def test_other_calls_use_the_number_of_the_last_fit(machine):
+    with chosen_threads() as before:
+        assert torch.get_num_threads() == before.number == 4
+    machine.seconds = BUSY
+    with chosen_threads(measure=True):
+        machine.measured.clear()
+    machine.now += 1e9
+    with chosen_threads() as after:
+        assert torch.get_num_threads() == after.number == 1
+    torch.set_num_threads(3)  # of which the last fit measured nothing
+    with chosen_threads() as other:
+        assert torch.get_num_threads() == other.number == 3
     assert not machine.measured
-    assert torch.get_num_threads() == 4
 
 
 def test_a_single_thread_is_not_measured(machine):
     torch.set_num_threads(1)
-    with chosen_threads() as own:
+    with chosen_threads(measure=True) as own:
         assert torch.get_num_threads() == 1
     assert not machine.measured
     assert str(own) == "1 thread"
@@ -142,7 +141,7 @@ def test_a_single_thread_is_not_measured(machine):
 
 def test_settings_override_the_measurement(machine):
     machine.seconds = BUSY
-    with num_threads(3), chosen_threads() as own:
+    with num_threads(3), chosen_threads(measure=True) as own:
         assert torch.get_num_threads() == 3
         assert str(own) == "3 threads"
     assert not machine.measured
@@ -154,21 +153,6 @@ def test_settings_override_the_measurement(machine):
 def test_numbers_that_are_none_are_refused(value):
     with pytest.raises(ValueError, match="expects a positive integer"):
         num_threads(value)
-
-
-def test_other_python_threads_have_calls_of_their_own(machine):
-    found = []
-
-    def call():
-        torch.set_num_threads(4)
-        with chosen_threads() as own:
-            found.append(own)
-
-    with chosen_threads() as outer:
-        other = threading.Thread(target=call)
-        other.start()
-        other.join()
-        assert found[0] is not outer
 
 
 def test_the_work_is_measured_with_as_many_threads():
@@ -212,10 +196,34 @@ def test_a_fit_says_its_threads_and_puts_them_back(machine):
         lambda own, x, y: own.posterior().divergence(x),
     ],
 )
-def test_every_call_chooses_its_threads(machine, call):
+def test_no_other_call_measures(machine, call):
     own = model().condition(*field())
-    threads.measurements.clear()
-    machine.measured.clear()
     call(own, *field())
-    assert machine.measured
+    assert not machine.measured
     assert torch.get_num_threads() == 4
+
+
+def test_a_prediction_uses_the_number_of_the_last_fit(machine, monkeypatch):
+    used, values = [], gp_orff.HelmholtzKernel.forward
+    own = model().condition(*field()).posterior()
+    monkeypatch.setattr(threads, "last", Measurement(4, 1, 0.0))
+    monkeypatch.setattr(
+        gp_orff.HelmholtzKernel,
+        "forward",
+        lambda *a, **b: used.append(torch.get_num_threads()) or values(*a, **b),
+    )
+    own.mean(field()[0])
+    own.variance(field()[0])
+    assert set(used) == {1}
+
+
+def test_a_ridge_regression_measures_once(machine):
+    machine.seconds = BUSY
+    x, y = field()
+    ridge = gp_orff.regression.ORFFRidge(gp_orff.CurlFreeKernel(num_dims=2)).fit(
+        x.numpy(), y.numpy()
+    )
+    assert set(machine.measured) == {1, 2, 4}
+    machine.measured.clear()
+    ridge.predict(x.numpy())
+    assert not machine.measured

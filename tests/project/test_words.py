@@ -8,17 +8,17 @@ from pathlib import Path
 import gp_orff
 
 IN_NAMES = {  # of functions, classes, arguments, variables and attributes
-    "again": 5,
+    "again": 3,
     "apart": 7,
     "beside": 9,
-    "few": 35,
-    "found": 42,
+    "few": 37,
+    "found": 41,
     "held": 28,
     "kept": 38,
-    "known": 52,
+    "known": 51,
     "mended": 1,
-    "own": 98,
-    "told": 11,
+    "own": 99,
+    "told": 3,
     "whole": 22,
 }
 IN_DOCSTRINGS = {
@@ -27,11 +27,11 @@ IN_DOCSTRINGS = {
     "doubted": 0,
     "hold": 33,
     "holds": 28,
-    "own": 75,
+    "own": 74,
     "readings": 242,
     "spoiled": 0,
     "tell": 50,
-    "tells": 29,
+    "tells": 27,
     "told": 5,
 }
 TREES = [ast.parse(path.read_text()) for path in Path(gp_orff.__file__).parent.rglob("*.py")]

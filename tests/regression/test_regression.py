@@ -161,15 +161,6 @@ def test_the_end_of_the_alphas_is_told():
         ORFFRidgeCV(rbf(), RULES["few"], alphas=[100, 10]).fit(x, y)
 
 
-@pytest.mark.parametrize("kernel", ["curl-free", "separable", "scalar"])
-def test_long_sums_are_split(monkeypatch, kernel):
-    x, y = data()
-    model = ORFFRidge(KERNELS[kernel](), RULES["few"], alpha=0.1)
-    expected = model.fit(x, y).predict(x)
-    monkeypatch.setattr("gp_orff.regression.direct._SLAB", 7 * 30**2)  # 7 points
-    assert np.allclose(model.fit(x, y).predict(x), expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("solver", ["cholesky", "stein"])
 def test_chunks_add_up(solver):
     x, y = data(90)

@@ -2,11 +2,9 @@
 
 import os
 import pickle
-import resource
 import signal
 import time
 import warnings
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +74,10 @@ class Warns:
     """Warns of its place, rounded to hundreds."""
 
     load: Load
+    category: type[Warning] = UserWarning
 
     def __call__(self):
-        warnings.warn(f"clouds at {self.load.start // 100}", UserWarning, stacklevel=1)
+        warnings.warn(f"clouds at {self.load.start // 100}", self.category, stacklevel=1)
         return self.load()
 
 
@@ -117,15 +116,3 @@ def reduced(rank, store, content):
 
 def num_threads():
     return torch.get_num_threads()
-
-
-def pages_of_arrays(context=None):
-    """How many pages the system gives for 200 arrays of 1 MiB, one by one."""
-    with ExitStack() as stack:
-        if context is not None:
-            stack.enter_context(context())
-        np.ones(2**17)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(200):
-            np.ones(2**17)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
