@@ -14,7 +14,6 @@ from gp_orff.kernels.base import WrapperKernel, check_base_kernel, check_num_dim
 from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.learned import has_learned_spectrum, related_copy
 from gp_orff.kernels.pairs import FieldTerm, Pairs, collected, total
-from gp_orff.kernels.scalar import GeneralMaternKernel
 from gp_orff.kernels.spectra import spectral_density, spectrum
 from gp_orff.kernels.tree import Factor, Gradient, Solenoidal, Term, inner_terms, products, terms
 
@@ -81,10 +80,9 @@ class PotentialKernel(WrapperKernel):
                 radial_derivatives(leaf, None)  # raises, and lists the kernels it knows
         elif torch.as_tensor(spectral_density(leaf, name).moment(1, self.num_dims)).isinf().any():
             base = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
-            remedy = "1.2 or more" if isinstance(leaf, GeneralMaternKernel) else "1.5 or 2.5"
             raise ValueError(
                 f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {base}; use "
-                f"nu={remedy}"
+                "nu=1.5 or 2.5"
             )
         dims = term.leaves[0].active_dims
         if dims is not None and not all(0 <= dim < self.num_dims for dim in dims):

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
-from gp_orff.kernels.spectra import GRID_INPUTS, Range, Spectrum, spectrum
+from gp_orff.kernels.spectra import GRID_INPUTS, RadialKernel, Range
 
 # The power law that a learned curve follows beyond its shortest knot.
 #
@@ -102,7 +101,7 @@ _SLOPE = 3.0  # standard deviation of the slope of the log weights over the log 
 _FEWEST = 4
 
 
-class LearnedSpectrumKernel(Kernel):
+class LearnedSpectrumKernel(RadialKernel):
     r"""A stationary kernel whose spectral density is a curve that is learned from the data.
 
     A mixture of RBF kernels of many lengths, whose weights are trained:
@@ -165,7 +164,7 @@ class LearnedSpectrumKernel(Kernel):
         torch.Size([10, 10])
     """
 
-    has_lengthscale = True
+    highest_order = 4
 
     def __init__(
         self,
@@ -299,40 +298,25 @@ class LearnedSpectrumKernel(Kernel):
         inverse = torch.linalg.inv(basis.to(change))[:-1]
         return change @ inverse.mT
 
-    def forward(
-        self,
-        x1: Float[Tensor, "*b n d"],
-        x2: Float[Tensor, "*b m d"],
-        diag: bool = False,
-        **params,
-    ) -> Float[Tensor, "*b n m"]:
-        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+    @property
+    def spectrum(self) -> "FiniteMixture":
+        """The spectral density at the present weights and lengthscales."""
+        beyond = BEYOND if self.continued else 0
+        return FiniteMixture(self.lengthscale, self.rates.detach(), self.weights, beyond)
 
-        Args:
-            x1: points (*b, n, d).
-            x2: points (*b, m, d).
-            diag: return the diagonal only.
-            params: further arguments of gpytorch's `covar_dist`.
-        """
-        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
-        if diag:
-            return self.correlation((x1 - x2).square().sum(-1), vectors=1)
-        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
-
-    def correlation(
-        self, s: Float[Tensor, "*m"], order: int = 0, vectors: int = 2
-    ) -> Float[Tensor, "*m"]:
+    def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s) = Σ_j π_j e^{−s/2λ_j²}, s = ‖(x − z)/ℓ‖², or a derivative by s.
 
         Args:
-            s: squared distances in units of the lengthscale.
+            s: squared distances in units of the lengthscale, with up to two axes after those of
+                the batch.
             order: of the derivative.
-            vectors: the number of axes of s after those of the batch.
         """
         rates = -0.5 * self.rates.to(s)
         factors = (self.weights.to(s) * rates**order).unbind(-1)
         if self.batch_shape:
-            factors = [factor[(..., *[None] * vectors)] for factor in factors]
+            points = min(s.dim() - len(self.batch_shape), 2)  # axes before these are broadcast
+            factors = [factor[(..., *[None] * points)] for factor in factors]
         return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
 
 
@@ -342,12 +326,6 @@ def _shape(kernel: LearnedSpectrumKernel) -> Float[Tensor, "*b J-1"]:
 
 def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) -> None:
     kernel.initialize(shape=value)
-
-
-@radial_derivatives.register
-def _(kernel: LearnedSpectrumKernel, s: Tensor) -> tuple[Tensor, Tensor]:
-    vectors = s.dim() - len(kernel.batch_shape)
-    return kernel.correlation(s, 1, vectors), kernel.correlation(s, 2, vectors)
 
 
 # A kernel tree as a sum over the lengths of its learned spectra.
@@ -675,13 +653,7 @@ class FiniteMixture(ScaleMixture):
         return self.variances[chosen].to(base)
 
 
-@spectrum.register
-def _(kernel: LearnedSpectrumKernel) -> Spectrum:
-    beyond = BEYOND if kernel.continued else 0
-    return FiniteMixture(kernel.lengthscale, kernel.rates.detach(), kernel.weights, beyond)
-
-
 @shortest_lengths.register
 def _(kernel: LearnedSpectrumKernel) -> Tensor:
     """ℓ times the shortest of the lengths that matter."""
-    return kernel.lengthscale * spectrum(kernel).shortest
+    return kernel.lengthscale * kernel.spectrum.shortest

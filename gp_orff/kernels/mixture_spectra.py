@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.scalar import GeneralMaternKernel, require_covariance_of
+from gp_orff.kernels.base import require_covariance_of
 from gp_orff.kernels.spectra import GridSpectrum, Range, Spectrum, spectrum
 
 # Gaussian and Student-t spectral densities, of RBF and Matérn kernels.
@@ -295,11 +295,6 @@ def _(kernel: RBFKernel) -> Spectrum:
 @spectrum.register
 def _(kernel: MaternKernel) -> Spectrum:
     require_covariance_of(MaternKernel, kernel)
-    return StudentT(kernel.lengthscale, kernel.nu)
-
-
-@spectrum.register
-def _(kernel: GeneralMaternKernel) -> Spectrum:
     return StudentT(kernel.lengthscale, kernel.nu)
 
 

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
+from inspect import signature
 from zipfile import BadZipFile
 
 import gpytorch.constraints
@@ -60,8 +61,8 @@ from gp_orff.kernels.fields import (
 )
 from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.learned import LearnedSpectrumKernel
-from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.kernels.separable import SeparableKernel
+from gp_orff.kernels.spectra import RadialKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState, Represented
 from gp_orff.symbols.base import Symbol
@@ -164,8 +165,11 @@ def _scalar(kernel: Kernel) -> dict:
     return {"ard_num_dims": kernel.ard_num_dims, **_active_dims(kernel)}
 
 
-def _field(kernel: Kernel) -> dict:
-    return {"base_kernel": kernel.base_kernel, "num_dims": kernel.num_dims, **_active_dims(kernel)}
+def _of_signature(kernel: Kernel) -> dict:
+    """The constructor arguments that are attributes, without the batch shape, which has no recipe."""
+    names = signature(type(kernel).__init__).parameters.keys() - {"batch_shape", "active_dims"}
+    values = {name: getattr(kernel, name) for name in sorted(names) if hasattr(kernel, name)}
+    return {**values, **_active_dims(kernel)}
 
 
 def _harmonic(kernel: HarmonicKernel) -> dict:
@@ -202,14 +206,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     RBFKernel: _scalar,
     RQKernel: _scalar,
     MaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
-    GeneralMaternKernel: lambda k: {"nu": k.nu, **_scalar(k)},
-    LearnedSpectrumKernel: lambda k: {
-        "num_knots": k.num_knots,
-        "smoothness": k.smoothness,
-        "continued": k.continued,
-        **_scalar(k),
-    },
-    BesselKernel: lambda k: {"power": k.power, "num_dims": k.num_dims, **_scalar(k)},
+    **dict.fromkeys(RadialKernel.__subclasses__(), _of_signature),  # those of this package
     SpectralMixtureKernel: lambda k: {"num_mixtures": k.num_mixtures, **_scalar(k)},
     LinearKernel: _scalar,
     PolynomialKernel: lambda k: {"power": k.power, **_active_dims(k)},
@@ -238,16 +235,12 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
         "num_tasks": k.covar_module_list[0].num_tasks,
         "rank": [_task_rank(term) for term in k.covar_module_list],
     },
-    CurlFreeKernel: _field,
-    DivergenceFreeKernel: _field,
-    HelmholtzKernel: lambda k: _field(k.curl_free.base_kernel),
+    CurlFreeKernel: _of_signature,
+    DivergenceFreeKernel: _of_signature,
+    HelmholtzKernel: lambda k: _of_signature(k.curl_free.base_kernel),
     HarmonicKernel: _harmonic,
     FieldProductKernel: lambda k: {"*": [k.field_kernel, k.scalar_kernel]},
-    SeparableKernel: lambda k: {
-        "base_kernel": k.base_kernel,
-        "root": k.root,  # a parameter if it is trained
-        **_active_dims(k),
-    },
+    SeparableKernel: _of_signature,  # its root is a parameter if it is trained
     GaussianLikelihood: lambda likelihood: {},
     MultitaskGaussianLikelihood: _multitask,
     MultitaskStudentTLikelihood: lambda noise: {**_tails(noise), **_multitask(noise)},

@@ -17,7 +17,7 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "kept": 38,
     "known": 53,
     "mended": 1,
-    "own": 100,
+    "own": 99,
     "told": 11,
     "whole": 22,
 }
