@@ -16,7 +16,16 @@ from torch.autograd.function import once_differentiable
 
 
 class FieldKernel(Kernel):
-    """A kernel of vector fields with parameters of its own; see `exact_gp.hooks`."""
+    """A kernel of vector fields with parameters of its own, not those of a scalar kernel.
+
+    A subclass says which parameter multiplies its variance, and where a search of others starts.
+    """
+
+    amplitude: str
+
+    def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+        """Values of the parameters that are lengths, by name, for `lengths` along the inputs."""
+        raise NotImplementedError
 
 
 class WrapperKernel(Kernel):

@@ -250,7 +250,8 @@ def spectrum(kernel: Kernel) -> Spectrum:
         128
     """
     raise NotImplementedError(
-        f"no spectral density is known for {type(kernel).__name__}; known are {registered(spectrum)}. "
+        f"no spectral density is known for {type(kernel).__name__}; known are "
+        f"{registered(spectrum)}. "
         "Register yours with @gp_orff.spectrum.register (see its docstring)."
     )
 

@@ -166,7 +166,7 @@ def _scalar(kernel: Kernel) -> dict:
 
 
 def _of_signature(kernel: Kernel) -> dict:
-    """The constructor arguments that are attributes, without the batch shape, which has no recipe."""
+    """The constructor arguments that are attributes, without the batch shape."""
     names = signature(type(kernel).__init__).parameters.keys() - {"batch_shape", "active_dims"}
     values = {name: getattr(kernel, name) for name in sorted(names) if hasattr(kernel, name)}
     return {**values, **_active_dims(kernel)}
