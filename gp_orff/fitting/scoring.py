@@ -45,7 +45,7 @@ from gp_orff.kernels.learned import (
     has_learned_spectrum,
     learned_spectra,
 )
-from gp_orff.kernels.tree import leaf_dims, terms
+from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
 
 # Which coordinates of a search are those of the curves of learned spectra.
 
@@ -393,12 +393,11 @@ def log_prior_of_noise(
     """
     if not has_learned_spectrum(kernel):
         return 0.0
-    num_outputs = terms(kernel)[0].num_outputs
     median = math.log(_SHARE * moments(join(survey.sample))[0])
     total = 0.0
     for likelihood in likelihoods.values():
         if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
-            size = 1 if isinstance(likelihood, GaussianLikelihood) else num_outputs
+            size = 1 if isinstance(likelihood, GaussianLikelihood) else num_outputs(kernel)
             variance = noise_of(likelihood, size).diagonal(dim1=-1, dim2=-2).mean()
             total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
     return total

@@ -15,7 +15,16 @@ from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.learned import has_learned_spectrum, related_copy
 from gp_orff.kernels.pairs import FieldTerm, Pairs, collected, total
 from gp_orff.kernels.spectra import spectral_density, spectrum
-from gp_orff.kernels.tree import Factor, Gradient, Solenoidal, Term, inner_terms, products, terms
+from gp_orff.kernels.tree import (
+    Factor,
+    Gradient,
+    Solenoidal,
+    Term,
+    inner_terms,
+    num_outputs,
+    products,
+    terms,
+)
 
 # Exact operator-valued kernels: curl-free, divergence-free and their Helmholtz sum.
 #
@@ -395,10 +404,7 @@ class FieldProductKernel(WrapperKernel):
     """
 
     def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):
-        point = torch.zeros(1, 1)
-        outputs = [
-            kernel.num_outputs_per_input(point, point) for kernel in (field_kernel, scalar_kernel)
-        ]
+        outputs = [num_outputs(kernel) for kernel in (field_kernel, scalar_kernel)]
         if outputs[0] == 1 or outputs[1] != 1:
             raise ValueError(
                 "FieldProductKernel expects a kernel with several outputs and one with a single "

@@ -575,12 +575,6 @@ class FiniteMixture(ScaleMixture):
         mean = (self.weights * self.variances**order).sum(-1, keepdim=True)
         return mean * chi2_moment(order, num_dims)
 
-    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
-        """E ω_i², (*b, d), d = `num_dims`."""
-        mean = (self.weights * self.variances).sum(-1, keepdim=True)
-        variance = mean / self.lengthscale.square().squeeze(-2)
-        return variance.expand(*variance.shape[:-1], num_dims)
-
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         s, weights = self._of_curve(order)
         outside = chi2_tail(scaled_radius**2 / s, num_dims + 2 * order)

@@ -367,6 +367,12 @@ def _(kernel: LCMKernel) -> list[Term]:
     ]
 
 
+def num_outputs(kernel: Kernel) -> int:
+    """p, the number of outputs, for which no term has to be computed."""
+    point = torch.zeros(1, 1)
+    return kernel.num_outputs_per_input(point, point)
+
+
 def spectra_of(term: Term) -> list[Spectrum]:
     """The spectrum of every leaf of a term, at its present hyperparameters."""
     return [leaf.spectrum for leaf in term.leaves]
