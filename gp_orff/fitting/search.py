@@ -22,7 +22,6 @@ from torch.nn.functional import logsigmoid
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.survey import Distances, Survey
 from gp_orff.inference.representation import MOST_BESIDE_WAVES, MOST_TRAINING
-from gp_orff.kernels.learned import LearnedSpectrumKernel
 from gp_orff.kernels.spectra import Range
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
@@ -61,30 +60,6 @@ def parameter_ranges(
                     for parameter in _dependencies(leaf_range.value, parameters):
                         ranges[parameter] = (*ranges.get(parameter, ()), leaf_range)
     return ranges
-
-
-def check_extents(kernel: Kernel, distances: Distances | None) -> None:
-    """Refuse positions that tell nothing of a spectrum that is to be learned.
-
-    Raises:
-        ValueError: none of the inputs of a `LearnedSpectrumKernel` with trained weights varies.
-    """
-    if distances is None:
-        return
-    for term in terms(kernel):
-        for leaf in term.leaves:
-            if not (
-                isinstance(leaf.kernel, LearnedSpectrumKernel) and leaf.kernel.shape.requires_grad
-            ):
-                continue
-            dims = leaf.columns(leaf_dims(term, leaf, distances.points.shape[-1]))
-            if not distances.extent[list(dims)].any():
-                raise ValueError(
-                    "LearnedSpectrumKernel expects positions with an extent in at least one of its "
-                    f"inputs, got readings with the same values in all of them (columns "
-                    f"{list(dims)}), which tell nothing of a spectrum; give readings at several "
-                    "places, or fix its weights by kernel.shape.requires_grad_(False)"
-                )
 
 
 def _leaf_ranges(

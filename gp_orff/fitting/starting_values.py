@@ -27,7 +27,6 @@ from gp_orff.data.survey import Distances
 from gp_orff.fitting.search import admissible
 from gp_orff.kernels.base import FieldKernel
 from gp_orff.kernels.derivatives import at_zero
-from gp_orff.kernels.learned import LearnedSpectrumKernel
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
 
@@ -86,7 +85,7 @@ def starts(kernel: Kernel, distances: Distances) -> list[Start]:
     For a sum of kernels, also with nearly all of the variance in one term.
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
-    wide = leaves and all(isinstance(leaf.kernel, LearnedSpectrumKernel) for leaf in leaves)
+    wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
     first, ratio = _WIDE_SHARES if wide else _SHARES
     shares, most = list(first), len(first) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]

@@ -263,6 +263,8 @@ class HelmholtzKernel(AdditiveKernel):
         torch.Size([10, 10])
     """
 
+    default_prior = "level_prior", _LEVEL  # of learned spectra: its name and standard deviation
+
     def __init__(
         self,
         base_kernel: Kernel | None = None,

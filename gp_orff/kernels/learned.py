@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -165,6 +164,8 @@ class LearnedSpectrumKernel(RadialKernel):
     """
 
     highest_order = 4
+    is_wide = True  # of many lengths, whatever the lengthscale
+    default_prior = "shape_prior", 1.0  # its name and standard deviation, about zero
 
     def __init__(
         self,
@@ -257,6 +258,11 @@ class LearnedSpectrumKernel(RadialKernel):
         return self.log_weights.softmax(dim=-1)
 
     @property
+    def is_trained(self) -> bool:
+        """Whether a search changes the weights."""
+        return self.shape.requires_grad
+
+    @property
     def rates(self) -> Float[Tensor, "M+J"]:
         """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
         return self.lengths.to(self.shape.device) ** -2
@@ -332,7 +338,7 @@ def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) ->
 
 
 def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Kernel]]:
-    """∂K/∂π_j of every learned spectrum of a kernel tree with covariance K.
+    """∂K/∂π_j of every learned spectrum of a kernel tree with covariance K whose weights change.
 
     K is linear in the weights π of each: ∂K/∂π_j is the term of a sum that the spectrum belongs to,
     with an RBF kernel of the length ℓ λ_j in its place.
@@ -351,7 +357,7 @@ def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Ker
     """
     for term in _terms(kernel):
         for path, own in term.named_modules():
-            if not isinstance(own, LearnedSpectrumKernel):
+            if not (isinstance(own, LearnedSpectrumKernel) and own.is_trained):
                 continue
             rbf = RBFKernel(
                 ard_num_dims=own.ard_num_dims,
@@ -459,6 +465,11 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         difference = self.shape @ self._basis.to(self.shape).mT
         return self.other.curve.to(self.shape) + _DIFFERENCE * difference
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a search changes the weights: the difference, or the other curve."""
+        return super().is_trained or self.other.is_trained
+
     def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
         """The change of `shape` that changes the curve so, up to a constant."""
         return super()._coordinates(change) / _DIFFERENCE
@@ -490,26 +501,6 @@ def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpe
 def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
     """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
     return bool(learned_spectra(kernel, trained))
-
-
-@contextmanager
-def held_curves(kernel: Kernel) -> Iterator[None]:
-    """Hold the trained curves of learned spectra at their start, while other hyperparameters are
-    searched; they are trained again afterwards."""
-    trained = [part.shape for part in learned_spectra(kernel, trained=True)]
-    for curve in trained:
-        curve.requires_grad_(False).zero_()
-    try:
-        yield
-    finally:
-        for curve in trained:
-            curve.requires_grad_(True)
-
-
-def continue_curves(kernel: Kernel, continued: bool = True) -> None:
-    """Continue learned spectra that are trained beyond their last knots, or end them there."""
-    for part in learned_spectra(kernel, trained=True):
-        part.continued = continued
 
 
 def related_copy(kernel: Kernel) -> Kernel:

@@ -381,7 +381,7 @@ def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProduct
         cut: applied once to every tensor that is computed from hyperparameters for all rows.
     """
     summands = terms(kernel)
-    if not _are_known(kernel, summands):
+    if not _have_closed_forms(kernel, summands):
         return partial(_of_kernel, kernel)
     return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in summands])
 
@@ -491,10 +491,10 @@ def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "*b n m"]:
 
 def in_closed_form(kernel: Kernel) -> bool:
     """Whether the terms of a kernel are all that there is to it, and all of them are known."""
-    return _are_known(kernel, terms(kernel))
+    return _have_closed_forms(kernel, terms(kernel))
 
 
-def _are_known(kernel: Kernel, summands: Sequence[Term]) -> bool:
+def _have_closed_forms(kernel: Kernel, summands: Sequence[Term]) -> bool:
     known = all(prepared_rows.dispatch(type(term.factor)) is not _unknown for term in summands)
     known = known and all(
         _has_radial_derivatives(term.leaves[0].kernel)
