@@ -1,6 +1,7 @@
 """Base classes of the kernels of this package, and Cholesky factors with jitter."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from inspect import signature
 
 import numpy as np
@@ -63,6 +64,19 @@ class WrapperKernel(Kernel):
             for name, child in self._modules.items()
         }
         return new
+
+
+def related_copy(kernel: Kernel) -> Kernel:
+    """A copy of a kernel tree, for another part of the same field: of kernels that have one, the
+    `related` kernel in their place."""
+    if hasattr(kernel, "related"):
+        return kernel.related()
+    copy = deepcopy(kernel)
+    for path, part in kernel.named_modules():
+        if hasattr(part, "related"):
+            parent, _, name = path.rpartition(".")
+            setattr(copy.get_submodule(parent), name, part.related())
+    return copy
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:

@@ -10,9 +10,14 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from gp_orff.kernels.base import WrapperKernel, check_base_kernel, check_num_dims, check_points
+from gp_orff.kernels.base import (
+    WrapperKernel,
+    check_base_kernel,
+    check_num_dims,
+    check_points,
+    related_copy,
+)
 from gp_orff.kernels.derivatives import radial_derivatives
-from gp_orff.kernels.learned import has_learned_spectrum, related_copy
 from gp_orff.kernels.pairs import FieldTerm, Pairs, collected, total
 from gp_orff.kernels.spectra import spectral_density, spectrum
 from gp_orff.kernels.tree import (
@@ -284,7 +289,7 @@ class HelmholtzKernel(AdditiveKernel):
         super().__init__(*parts)
         for name, part in zip(_HALVES, parts, strict=True):
             part.helmholtz_half = name
-        if has_learned_spectrum(first):
+        if any(hasattr(part, "related") for part in first.modules()):
             self.register_prior("level_prior", NormalPrior(0.0, _LEVEL), _level, _set_level)
 
     @classmethod

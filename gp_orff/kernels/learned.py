@@ -262,6 +262,10 @@ class LearnedSpectrumKernel(RadialKernel):
         """Whether a search changes the weights."""
         return self.shape.requires_grad
 
+    def related(self) -> "RelatedSpectrumKernel":
+        """The kernel of another part of the field, whose curve is this one plus a difference."""
+        return RelatedSpectrumKernel(self)
+
     @property
     def rates(self) -> Float[Tensor, "M+J"]:
         """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
@@ -501,19 +505,6 @@ def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpe
 def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
     """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
     return bool(learned_spectra(kernel, trained))
-
-
-def related_copy(kernel: Kernel) -> Kernel:
-    """A copy of a kernel tree, in which every learned spectrum is the original one plus a
-    difference."""
-    if isinstance(kernel, LearnedSpectrumKernel):
-        return RelatedSpectrumKernel(kernel)
-    copy = deepcopy(kernel)
-    for path, part in kernel.named_modules():
-        if isinstance(part, LearnedSpectrumKernel):
-            parent, _, name = path.rpartition(".")
-            setattr(copy.get_submodule(parent), name, RelatedSpectrumKernel(part))
-    return copy
 
 
 # Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.

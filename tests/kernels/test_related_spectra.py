@@ -9,7 +9,8 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gp_orff
-from gp_orff.kernels.learned import RelatedSpectrumKernel, related_copy
+from gp_orff.kernels.base import related_copy
+from gp_orff.kernels.learned import RelatedSpectrumKernel
 from tests.support.fields import draw, uniform
 
 
