@@ -12,6 +12,7 @@ import torch
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.kernels import ConstantKernel, Kernel, LCMKernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.priors import NormalPrior
 
 import gp_orff
 from gp_orff.data import dataset
@@ -355,6 +356,14 @@ def test_what_a_recipe_cannot_say_is_asked_for(tmp_path):
         with pytest.raises(ValueError, match="pass kernel="):
             _load(tmp_path)
         assert_same(model, _load(tmp_path, kernel=build()))
+
+
+@pytest.mark.parametrize("scale", [3.0, 1.0])
+def test_priors_that_a_constructor_makes_have_a_recipe(scale):
+    kernel = gp_orff.HelmholtzKernel(gp_orff.LearnedSpectrumKernel(5), num_dims=2)
+    _, closure, setting = kernel._priors["level_prior"]
+    kernel.register_prior("level_prior", NormalPrior(0.0, scale), closure, setting)
+    assert (storage.describe(kernel.double())["recipe"] is None) == (scale != 3.0)
 
 
 def test_names_of_instruments_are_any_strings(tmp_path):
