@@ -2,8 +2,9 @@
 
 from gp_orff.kernels.learned import FiniteMixture
 from gp_orff.kernels.mixture_spectra import GammaMixture, Gaussian, ScaleMixture, StudentT
-from gp_orff.kernels.special_spectra import BesselSpectrum, SpectralMixture
+from gp_orff.kernels.scalar import BesselSpectrum
 from gp_orff.kernels.spectra import GridSpectrum, Spectrum, spectrum
+from gp_orff.kernels.spectral_mixture import SpectralMixture
 
 __all__ = [
     "BesselSpectrum",

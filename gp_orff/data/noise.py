@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.patterns import GroupKey
-from gp_orff.kernels.tree import terms
+from gp_orff.kernels.tree import num_outputs
 
 # Quantiles of mixtures of normal distributions.
 
@@ -221,8 +221,8 @@ def _cholesky(covariance: Float[Tensor, "*b p p"]) -> tuple[Float[Tensor, "*b p 
 
 def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
     """Σ of every likelihood, by its label, and the noise along tracks of those that have one."""
-    num_outputs = terms(kernel)[0].num_outputs
-    covariances = {label: noise_of(noise, num_outputs) for label, noise in likelihoods.items()}
+    p = num_outputs(kernel)
+    covariances = {label: noise_of(noise, p) for label, noise in likelihoods.items()}
     tracks = {label: along_tracks(likelihood) for label, likelihood in likelihoods.items()}
     known = {label: noise for label, noise in tracks.items() if noise is not None}
     slow = {label: slow_variance_of(likelihood) for label, likelihood in likelihoods.items()}

@@ -18,7 +18,7 @@ from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.symbol_covariance import decided, require
-from gp_orff.kernels.tree import space_of, terms
+from gp_orff.kernels.tree import num_outputs, space_of
 from gp_orff.symbols.base import Identity, Symbol
 
 TruncatedVariance = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
@@ -283,7 +283,7 @@ class SymbolObservations(LinearObservations):
         require(symbol, kernel, space)
         symbol = decided(symbol, kernel)
         x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
-        q = symbol.num_outputs(terms(kernel)[0].num_outputs)
+        q = symbol.num_outputs(num_outputs(kernel))
         if y.shape != (len(x), q) or not torch.isfinite(y).all():
             raise ValueError(
                 f"expected finite observations of {type(symbol).__name__} of shape {(len(x), q)}, "

@@ -19,7 +19,6 @@ from gp_orff.features.expansion import (
     side_by_side_scaled,
 )
 from gp_orff.features.near_zero import NearZero, with_cells
-from gp_orff.features.rings import HarmonicDraw
 from gp_orff.kernels.base import positive_root, reduced_root
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.tree import (
@@ -178,8 +177,8 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
 def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
     """The features of terms on one lattice, followed by those of harmonic terms."""
     pairs = list(zip(summands, draws, strict=True))
-    waves = [pair for pair in pairs if isinstance(pair[1], HarmonicDraw)]
-    others = [pair for pair in pairs if not isinstance(pair[1], HarmonicDraw)]
+    waves = [pair for pair in pairs if pair[1].decays]
+    others = [pair for pair in pairs if not pair[1].decays]
     parts = [frequencies.expansion(term) for term, frequencies in waves]
     if others:
         phi = others[0][1].lattice.columns()

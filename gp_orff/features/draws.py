@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.lattice import GramCache, LatticeColumns
-from gp_orff.kernels.harmonic import HarmonicSpectrum
 from gp_orff.kernels.lattice_sums import lattice_weights
 from gp_orff.kernels.spectra import GridSpectrum, Spectrum
 from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
@@ -91,6 +90,7 @@ class Draw(nn.Module):
     """
 
     sampled = True  # whether they are a random sample, whose halves can be compared
+    decays = False  # whether the columns are waves that decay with height
 
     def __init__(
         self,
@@ -549,9 +549,7 @@ def _lengths(
 
 def axis_lengthscales(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
     """The lengthscale along each axis: the scaled radius of a unit frequency."""
-    if isinstance(spectrum, HarmonicSpectrum):
-        return spectrum.lengths()
-    if not isinstance(spectrum, GridSpectrum):
+    if not hasattr(spectrum, "scaled_radius"):
         raise NotImplementedError(
             f"{type(spectrum).__name__} has no scaled_radius, tail and correlation, which a "
             "frequency grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a "

@@ -14,7 +14,6 @@ from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed,
 from gp_orff.features.zoo_rules import DotProductDraw, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer
 from gp_orff.kernels.mixture_spectra import Radial
-from gp_orff.kernels.special_spectra import BesselSpectrum
 from gp_orff.kernels.spectra import Spectrum
 from gp_orff.kernels.tree import Sampler
 
@@ -234,7 +233,7 @@ class LongTails(Measure):
     frequencies of radial spectra."""
 
     def order(self, leaf: LeafSpectrum) -> int:
-        return 0 if isinstance(leaf.spectrum, BesselSpectrum) else leaf.degree
+        return leaf.degree if leaf.spectrum.is_weighted else 0
 
     def source(self, leaf: LeafSpectrum) -> Spectrum | TailedSpectrum:
         return _tailed(leaf.spectrum)

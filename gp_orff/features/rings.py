@@ -236,7 +236,7 @@ class HarmonicDraw(FixedBuffers, Draw):
         diagonal_correction: whether inference adds the truncated variance.
     """
 
-    sampled = False
+    sampled, decays = False, True
 
     def __init__(
         self,

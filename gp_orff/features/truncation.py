@@ -13,7 +13,6 @@ from gp_orff.features.assemble import leaf_spectra
 from gp_orff.features.draws import Draw, Lattice, LatticeDraw, LeafSpectrum, remainder
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.near_zero import with_cells
-from gp_orff.features.rings import HarmonicDraw
 from gp_orff.kernels.derivatives import at_zero, derivatives
 from gp_orff.kernels.lattice_sums import (
     aliased,
@@ -84,11 +83,11 @@ def truncated_variance(
         NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
             kernel is no derivative.
     """
-    if not all(isinstance(draw, LatticeDraw | HarmonicDraw) for draw in draws):
+    if not all(isinstance(draw, LatticeDraw) or draw.decays for draw in draws):
         return None
     every = list(zip(terms(kernel), draws, strict=True))
     pairs = [(term, draw) for term, draw in every if isinstance(draw, LatticeDraw)]
-    waves = [(term, draw) for term, draw in every if isinstance(draw, HarmonicDraw)]
+    waves = [(term, draw) for term, draw in every if draw.decays]
     if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
         raise NotImplementedError(
             f"{type(symbol).__name__} of a field that is not itself a derivative needs frequencies "
@@ -265,7 +264,7 @@ def _truncated_term(
 
 
 def _truncated_waves(
-    symbol: Symbol, term: Term, draw: HarmonicDraw, space: Sequence[int]
+    symbol: Symbol, term: Term, draw: Draw, space: Sequence[int]
 ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
     """`truncated_variance` of one harmonic term, at the mean height; its waves reach down to 0."""
     delta = draw.truncated_image(symbol, term, space)

@@ -12,8 +12,6 @@ from torch import Tensor
 from gp_orff import nufft
 from gp_orff.features.columns import Columns, PointwiseColumns, exchanged_halves
 from gp_orff.symbols.base import Composed, Symbol
-from gp_orff.symbols.pointwise import Background, Potential
-from gp_orff.symbols.reduction import ReductionToPole
 
 # Sums of products of decaying waves over points at scattered heights, by non-uniform transforms.
 #
@@ -332,7 +330,7 @@ class HarmonicColumns(PointwiseColumns):
         return -1j * self.frequencies() / self.omega.norm(dim=-1, keepdim=True)
 
     def multiplier(self, symbol: Symbol, num_outputs: int, space) -> Complex[Tensor, "2*D q p"]:
-        """The symbol at the complex frequencies; the potential g of f = ∇g is f₃/(iω₃).
+        """The symbol at the complex frequencies.
 
         There is no constant part. A composition is the product of its maps.
 
@@ -346,20 +344,14 @@ class HarmonicColumns(PointwiseColumns):
         if isinstance(symbol, Composed):
             inner = self.multiplier(symbol.inner, num_outputs, space)
             return self.multiplier(symbol.outer, inner.shape[-2], space) @ inner
-        if isinstance(symbol, Potential):
-            values = torch.zeros_like(omega).unsqueeze(-2)
-            values[..., 0, 2] = 1 / (1j * omega[:, 2])
-        elif isinstance(symbol, Background):
-            values = torch.zeros(len(omega), num_outputs, num_outputs).to(omega)
-        elif isinstance(symbol, ReductionToPole):
-            values = symbol(omega, num_outputs)
-        elif symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
-            raise NotImplementedError(
-                f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free and "
-                "divergence-free at once, and waves that decay have no Fourier transform; use "
-                "Potential, Jacobian, Component, ReductionToPole, or line integrals"
-            )
-        else:
+        values = symbol.of_waves(omega, num_outputs)
+        if values is None:
+            if symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
+                raise NotImplementedError(
+                    f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free "
+                    "and divergence-free at once, and waves that decay have no Fourier transform; "
+                    "use Potential, Jacobian, Component, ReductionToPole, or line integrals"
+                )
             values = symbol(omega, num_outputs).to(torch.complex128)
         return torch.cat([values, values], dim=-3)
 

@@ -1,40 +1,106 @@
-"""Curves of learned spectra where a frequency grid does not resolve them."""
+"""The curves of learned spectra during a fit."""
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from gpytorch.kernels import Kernel
 
+from gp_orff.data.survey import Distances
 from gp_orff.inference.features import FeatureInference
-from gp_orff.kernels.learned import LearnedSpectrumKernel
-from gp_orff.kernels.tree import spectra_of, terms
+from gp_orff.kernels.learned import LearnedSpectrumKernel, learned_spectra
+from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
 
 
-@torch.no_grad()
-def extrapolate_curves(kernel: Kernel, inference: FeatureInference) -> None:
-    """Continue the trained curves of learned spectra in a line from where a grid ends.
+@dataclass(frozen=True)
+class Curves:
+    """The curves of a kernel tree that are trained; false if there are none."""
 
-    Of shorter lengths, most of whose variance is beyond the grid, a search on it tells nothing, and
-    their prior next to nothing. Curves that share a lengthscale end where the grid of the widest
-    term does.
-    """
-    found = list(_resolved(kernel, inference))
-    for own, _ in found:
-        shared = [length for other, length in found if other.raw_lengthscale is own.raw_lengthscale]
-        own.extrapolate(min(shared))
+    kernel: Kernel
 
+    def __bool__(self) -> bool:
+        return bool(self._spectra)
 
-def _resolved(
-    kernel: Kernel, inference: FeatureInference
-) -> Iterator[tuple[LearnedSpectrumKernel, float]]:
-    """Each spectrum whose curve is trained, and the length λ whose variance of the field is largest
-    at the edge of the grid: ω^{d+2t} e^{−(ωℓλ)²/2} at ωℓλ = √(d + 2t)."""
-    for term, draw in zip(terms(kernel), inference.draws, strict=True):
-        spectra = spectra_of(term)
-        parts = zip(term.leaves, spectra, draw.nodes(spectra)[0], strict=True)
-        for number, (leaf, spectrum, omega) in enumerate(parts):
-            if isinstance(leaf.kernel, LearnedSpectrumKernel) and leaf.kernel.shape.requires_grad:
-                order = 0 if number else term.factor.degree
-                edge = spectrum.scaled_radius(omega.cpu().numpy()).max()
-                yield leaf.kernel, math.sqrt(omega.shape[-1] + 2 * order) / float(edge)
+    @property
+    def _spectra(self) -> list[LearnedSpectrumKernel]:
+        return learned_spectra(self.kernel, trained=True)
+
+    @property
+    def _leaves(self) -> Iterator[tuple[Term, Leaf]]:
+        for term in terms(self.kernel):
+            for leaf in term.leaves:
+                if leaf.kernel in self._spectra:
+                    yield term, leaf
+
+    def check_extents(self, distances: Distances) -> None:
+        """Refuse positions that tell nothing of a spectrum that is to be learned.
+
+        Raises:
+            ValueError: none of the inputs of a `LearnedSpectrumKernel` with trained weights varies.
+        """
+        for term, leaf in self._leaves:
+            dims = leaf.columns(leaf_dims(term, leaf, distances.points.shape[-1]))
+            if not distances.extent[list(dims)].any():
+                raise ValueError(
+                    "LearnedSpectrumKernel expects positions with an extent in at least one of its "
+                    f"inputs, got readings with the same values in all of them (columns "
+                    f"{list(dims)}), which tell nothing of a spectrum; give readings at several "
+                    "places, or fix its weights by kernel.shape.requires_grad_(False)"
+                )
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the curves at their start, while other hyperparameters are searched; they are
+        trained again afterwards."""
+        shapes = [part.shape for part in self._spectra]
+        for shape in shapes:
+            shape.requires_grad_(False).zero_()
+        try:
+            yield
+        finally:
+            for shape in shapes:
+                shape.requires_grad_(True)
+
+    def end(self, continued: bool = False) -> None:
+        """End the curves at their last knots; if `continued`, let them go on beyond."""
+        for part in self._spectra:
+            part.continued = continued
+
+    def centre(self) -> None:
+        """Divide the lengths of learned spectra of fields such that those with most of the variance
+        of the field are in the middle of the curve, and give it the slope that leaves the kernel as
+        it is: variance ∝ π λ^{−2t}, for B(ω) of degree t."""
+        for term, leaf in self._leaves:
+            if leaf is term.leaves[0]:
+                leaf.kernel.centre(order=term.factor.degree)
+
+    @torch.no_grad()
+    def extrapolate(self, inference: FeatureInference) -> None:
+        """Continue the curves in a line from where a grid ends.
+
+        Of shorter lengths, most of whose variance is beyond the grid, a search on it tells nothing,
+        and their prior next to nothing. Curves that share a lengthscale end where the grid of the
+        widest term does.
+        """
+        ends = list(self._resolved(inference))
+        for own, _ in ends:
+            shared = [
+                length for other, length in ends if other.raw_lengthscale is own.raw_lengthscale
+            ]
+            own.extrapolate(min(shared))
+
+    def _resolved(
+        self, inference: FeatureInference
+    ) -> Iterator[tuple[LearnedSpectrumKernel, float]]:
+        """Each spectrum, and the length λ whose variance of the field is largest at the edge of the
+        grid: ω^{d+2t} e^{−(ωℓλ)²/2} at ωℓλ = √(d + 2t)."""
+        for term, draw in zip(terms(self.kernel), inference.draws, strict=True):
+            spectra = spectra_of(term)
+            parts = zip(term.leaves, spectra, draw.nodes(spectra)[0], strict=True)
+            for number, (leaf, spectrum, omega) in enumerate(parts):
+                if leaf.kernel in self._spectra:
+                    order = 0 if number else term.factor.degree
+                    edge = spectrum.scaled_radius(omega.cpu().numpy()).max()
+                    yield leaf.kernel, math.sqrt(omega.shape[-1] + 2 * order) / float(edge)

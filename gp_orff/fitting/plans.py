@@ -36,7 +36,6 @@ from gp_orff.features.assemble import expand
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError
-from gp_orff.fitting.curves import extrapolate_curves
 from gp_orff.fitting.robust_em import has_weights, maximise
 from gp_orff.fitting.search import MOST_EVALUATIONS, Search
 from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
@@ -49,7 +48,6 @@ from gp_orff.inference.representation import (
     MOST_REPEATED,
     Representation,
 )
-from gp_orff.kernels.learned import continue_curves, has_learned_spectrum
 
 NATS = 1.0  # of loss, with which a search may end
 NATS_OF_A_NUMBER = 1e-4  # likewise, for each of many observed numbers
@@ -136,7 +134,7 @@ class OfSubset(Plan):
         return self.trainer.exact_inference(self.data)
 
     def search(self, search: Search, evaluations: int) -> None:
-        continue_curves(self.trainer.kernel, False)
+        self.trainer.curves.end()
         label = f"{self.name}, {self.data.survey.num_points} points"
         parts = self.trainer, search, self.data, self.trainer.exact_inference, label
         self.data = maximise(*parts, nats=0.1, evaluations=evaluations)
@@ -169,7 +167,7 @@ class OfAll(Plan):
         return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
 
     def search(self, search: Search, evaluations: int) -> None:
-        continue_curves(self.trainer.kernel, False)
+        self.trainer.curves.end()
         parts = self.trainer, search, self.data, self.trainer.exact_inference, self.name
         self.data = maximise(*parts, evaluations=evaluations)
 
@@ -308,7 +306,7 @@ class OfCurves(OnLattice):
         few = partial(Representation.fine, most=FEW_FEATURES)
         evaluations = self._follow(search, evaluations, few)
         self._extrapolate(few)
-        continue_curves(self.trainer.kernel)
+        self.trainer.curves.end(continued=True)
         self._follow(search, max(evaluations, FEWEST), self.level, rounds=2)
         self._extrapolate(self.level)
 
@@ -316,7 +314,7 @@ class OfCurves(OnLattice):
         """Curves in a line beyond the edge of the lattice that they were learned on."""
         try:
             inference = self.representation.inference(level(self.representation))
-            extrapolate_curves(self.trainer.kernel, inference)
+            self.trainer.curves.extrapolate(inference)
         except GridBudgetError as error:
             self.trainer.journal.note(f"curves are not extrapolated: {error}")
 
@@ -515,7 +513,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
         # what the posterior truncates is noise of the model too: the evidence is that of the model
         fine = partial(Representation.fine, returned=True)
     plans.append(OnLattice(trainer, "coarse grid", of(sample), coarse, COARSE_FACTOR, numbers))
-    kind = OfCurves if has_learned_spectrum(trainer.kernel, trained=True) else OnLattice
+    kind = OfCurves if trainer.curves else OnLattice
     few = sampled(data, FINE_BLOCKS)
     parts = fine, FINE_FACTOR, numbers
     plans.append(kind(trainer, "fine grid", of(few), *parts, keeps=many))

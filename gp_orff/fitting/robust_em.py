@@ -32,7 +32,7 @@ from gp_orff.inference.robust import (
     total_elbo_correction,
     weights_at,
 )
-from gp_orff.kernels.harmonic import HarmonicKernel
+from gp_orff.kernels.base import FieldKernel
 
 # Sources that a search on few readings has lost.
 
@@ -48,12 +48,12 @@ def restore(kernel: Kernel) -> None:
     that no gradient brings it back on more readings.
     """
     for part in kernel.modules():
-        if isinstance(part, HarmonicKernel) and part.raw_variances.requires_grad:
-            least = _LEAST * part.variances.max()
-            if (part.variances < least).any():
-                part.variances = admissible(
-                    part.raw_variances_constraint, part.variances.clamp_min(least)
-                )
+        if isinstance(part, FieldKernel) and getattr(part, f"raw_{part.amplitude}").requires_grad:
+            variances = getattr(part, part.amplitude)
+            least = _LEAST * variances.max()
+            if (variances < least).any():
+                constraint = getattr(part, f"raw_{part.amplitude}_constraint")
+                setattr(part, part.amplitude, admissible(constraint, variances.clamp_min(least)))
 
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.

@@ -39,13 +39,8 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference
 from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by, solve
 from gp_orff.kernels.base import cholesky
-from gp_orff.kernels.learned import (
-    LearnedSpectrumKernel,
-    components,
-    has_learned_spectrum,
-    learned_spectra,
-)
-from gp_orff.kernels.tree import leaf_dims, terms
+from gp_orff.kernels.learned import components, has_learned_spectrum, learned_spectra
+from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
 
 # Which coordinates of a search are those of the curves of learned spectra.
 
@@ -309,10 +304,8 @@ class Information:
             left = both - basis @ (basis.mT @ both)
             return (left - (left @ basis) @ basis.mT).flatten()
 
-        weights, rows, held = [], [], self._held
+        weights, rows = [], []
         for own, j, part in components(self.kernel):
-            if own in held:
-                continue
             weights.append((own, j))
             rows.append(whitened(self.inference.prior_covariance(part)))
         others = np.flatnonzero(~self.of_curves)
@@ -337,12 +330,6 @@ class Information:
     def _scales(self) -> Float[np.ndarray, "k"]:
         return prior_scales(self.kernel, self.coordinates)
 
-    @property
-    @torch.enable_grad()
-    def _held(self) -> set[LearnedSpectrumKernel]:
-        """The spectra whose weights do not change."""
-        return {part for part in learned_spectra(self.kernel) if not part.weights.requires_grad}
-
     def _covariance(self) -> Float[Tensor, "M M"]:
         return self.inference.covariance(self.kernel, self._noises)
 
@@ -351,9 +338,7 @@ class Information:
         return noises_of(self.kernel, self.likelihoods)
 
     @torch.enable_grad()
-    def _slopes_of_weights(
-        self, weights: list[tuple[LearnedSpectrumKernel, int]]
-    ) -> Float[np.ndarray, "w k"]:
+    def _slopes_of_weights(self, weights: list[tuple[Kernel, int]]) -> Float[np.ndarray, "w k"]:
         """∂π/∂u."""
         parameters = [part.parameter for part in self.coordinates.parts]
         values = {own: own.weights for own, _ in weights}
@@ -393,12 +378,11 @@ def log_prior_of_noise(
     """
     if not has_learned_spectrum(kernel):
         return 0.0
-    num_outputs = terms(kernel)[0].num_outputs
     median = math.log(_SHARE * moments(join(survey.sample))[0])
     total = 0.0
     for likelihood in likelihoods.values():
         if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
-            size = 1 if isinstance(likelihood, GaussianLikelihood) else num_outputs
+            size = 1 if isinstance(likelihood, GaussianLikelihood) else num_outputs(kernel)
             variance = noise_of(likelihood, size).diagonal(dim1=-1, dim2=-2).mean()
             total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
     return total

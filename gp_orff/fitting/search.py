@@ -22,9 +22,7 @@ from torch.nn.functional import logsigmoid
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.survey import Distances, Survey
 from gp_orff.inference.representation import MOST_BESIDE_WAVES, MOST_TRAINING
-from gp_orff.kernels.harmonic import HarmonicSpectrum
-from gp_orff.kernels.learned import LearnedSpectrumKernel
-from gp_orff.kernels.spectra import Range, Spectrum
+from gp_orff.kernels.spectra import Range
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
 # The ranges in which lengthscales and similar hyperparameters are searched.
@@ -64,42 +62,18 @@ def parameter_ranges(
     return ranges
 
 
-def check_extents(kernel: Kernel, distances: Distances | None) -> None:
-    """Refuse positions that tell nothing of a spectrum that is to be learned.
-
-    Raises:
-        ValueError: none of the inputs of a `LearnedSpectrumKernel` with trained weights varies.
-    """
-    if distances is None:
-        return
-    for term in terms(kernel):
-        for leaf in term.leaves:
-            if not (
-                isinstance(leaf.kernel, LearnedSpectrumKernel) and leaf.kernel.shape.requires_grad
-            ):
-                continue
-            dims = leaf.columns(leaf_dims(term, leaf, distances.points.shape[-1]))
-            if not distances.extent[list(dims)].any():
-                raise ValueError(
-                    "LearnedSpectrumKernel expects positions with an extent in at least one of its "
-                    f"inputs, got readings with the same values in all of them (columns "
-                    f"{list(dims)}), which tell nothing of a spectrum; give readings at several "
-                    "places, or fix its weights by kernel.shape.requires_grad_(False)"
-                )
-
-
 def _leaf_ranges(
     term: Term, leaf: Leaf, distances: Distances | None, whole: Survey | None
 ) -> list[Range]:
     """The ranges that the spectrum of a leaf names; none for what is no `Spectrum`."""
     density = leaf.spectrum
-    if not isinstance(density, Spectrum | HarmonicSpectrum):
+    if not hasattr(density, "frequency_parameters"):
         return []
     shortest, longest = _distance_ranges(term, leaf, distances)
     # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
     # field of sources at depth h decays like exp(−h|k|), so a lower limit of the depth bounds the
     # variance at the wavenumbers that the lattice lacks. `extents` contains the factor `_LONGEST`.
-    if isinstance(density, HarmonicSpectrum) and whole and whole.num_values > MOST_BESIDE_WAVES:
+    if term.factor.decays and whole and whole.num_values > MOST_BESIDE_WAVES:
         _, extents = _distance_ranges(term, leaf, whole.distances)
         resolved = _RESOLVED * np.hypot(*extents[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from gpytorch.kernels import Kernel
 from jaxtyping import Float
 
 from gp_orff.data.dataset import Dataset
@@ -24,13 +23,6 @@ from gp_orff.fitting.trainer import (
     Trainer,
 )
 from gp_orff.inference.features import Inference
-from gp_orff.kernels.learned import (
-    LearnedSpectrumKernel,
-    continue_curves,
-    has_learned_spectrum,
-    held_curves,
-)
-from gp_orff.kernels.tree import terms
 
 # Where searches begin: the best of many starting values, on subsets of the data.
 
@@ -48,30 +40,19 @@ def best_start(trainer: Trainer) -> Search:
     on a small subset, from the best starting values of each lengthscale; the best three again on a
     larger one, and the best of these to the end. Many data are also searched in a dense part."""
     warn_of_far_points(trainer.distances)
-    continue_curves(trainer.kernel, False)
+    trainer.curves.end()
     spread = trainer.starting_subset(SUBSET_VALUES)
     many = trainer.has_many
-    held = held_curves(trainer.kernel) if many else nullcontext()
+    held = trainer.curves.held() if many else nullcontext()
     with held, trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
         search = _screened_search(trainer, spread)
         if not many:
             return search
         search = _over_short_distances(trainer, search)
-    if not has_learned_spectrum(trainer.kernel, trained=True):
+    if not trainer.curves:
         return search
-    _centre_spectra(trainer.kernel)
+    trainer.curves.centre()
     return trainer.new_search()
-
-
-def _centre_spectra(kernel: Kernel) -> None:
-    """Divide the lengths of learned spectra of fields such that those with most of the variance of
-    the field are in the middle of the curve, and give it the slope that leaves the kernel as it is:
-    variance ∝ π λ^{−2t}, for B(ω) of degree t."""
-    for term in terms(kernel):
-        for leaf in term.leaves[:1]:
-            own = leaf.kernel
-            if isinstance(own, LearnedSpectrumKernel) and own.shape.requires_grad:
-                own.centre(order=term.factor.degree)
 
 
 def _screened_search(trainer: Trainer, spread: Dataset) -> Search:

@@ -25,9 +25,8 @@ from torch.nn.functional import normalize
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.fitting.search import admissible
+from gp_orff.kernels.base import FieldKernel
 from gp_orff.kernels.derivatives import at_zero
-from gp_orff.kernels.harmonic import HarmonicKernel
-from gp_orff.kernels.learned import LearnedSpectrumKernel
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
 
@@ -65,7 +64,6 @@ _NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthsca
 _MAX_SHORTER = 5  # how many shorter lengthscales are added
 _MINOR = 0.01  # variance share of each other term of a sum, where one dominates
 _NOISE = 0.1  # share of the data's variance
-_DEEPER = 3.0  # the ratio of the starting depths of a harmonic kernel
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -87,7 +85,7 @@ def starts(kernel: Kernel, distances: Distances) -> list[Start]:
     For a sum of kernels, also with nearly all of the variance in one term.
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
-    wide = leaves and all(isinstance(leaf.kernel, LearnedSpectrumKernel) for leaf in leaves)
+    wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
     first, ratio = _WIDE_SHARES if wide else _SHARES
     shares, most = list(first), len(first) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
@@ -187,22 +185,30 @@ def _axis_extents(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, 
 
 def _set_scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> None:
     """Set lengthscales, one per axis or the largest; for a mixture, those of its components."""
-    if isinstance(kernel, SpectralMixtureKernel):
-        if kernel.raw_mixture_scales.requires_grad:
-            kernel.mixture_scales = (0.5 / math.pi / lengths).expand_as(kernel.mixture_scales)
-        if kernel.raw_mixture_means.requires_grad:
-            steps = torch.arange(kernel.num_mixtures).to(lengths) + 0.5
-            means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / lengths
-            kernel.mixture_means = means.expand_as(kernel.mixture_means)
-    elif isinstance(kernel, HarmonicKernel):
-        if kernel.raw_depths.requires_grad:
-            depths = lengths.amax() * _DEEPER ** torch.arange(kernel.num_depths).to(lengths)
-            depths = depths.repeat(kernel.depths.shape[-1] // kernel.num_depths)
-            kernel.depths = admissible(kernel.raw_depths_constraint, depths)
-    elif kernel.has_lengthscale and kernel.raw_lengthscale.requires_grad:
-        lengthscale = lengths if kernel.ard_num_dims else lengths.amax()
-        lengthscale = lengthscale.expand_as(kernel.lengthscale)
-        kernel.lengthscale = admissible(kernel.raw_lengthscale_constraint, lengthscale)
+    for name, values in _scales(kernel, lengths).items():
+        if getattr(kernel, f"raw_{name}").requires_grad:
+            values = values.expand_as(getattr(kernel, name))
+            values = admissible(getattr(kernel, f"raw_{name}_constraint"), values)
+            setattr(kernel, name, values)
+
+
+@singledispatch
+def _scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+    if not kernel.has_lengthscale:
+        return {}
+    return {"lengthscale": lengths if kernel.ard_num_dims else lengths.amax()}
+
+
+@_scales.register
+def _(kernel: FieldKernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+    return kernel.scales(lengths)
+
+
+@_scales.register
+def _(kernel: SpectralMixtureKernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+    steps = torch.arange(kernel.num_mixtures).to(lengths) + 0.5
+    means = steps.reshape(-1, 1, 1) / kernel.num_mixtures / lengths
+    return {"mixture_scales": 0.5 / math.pi / lengths, "mixture_means": means}
 
 
 def all_summands(kernel: Kernel) -> list[Kernel]:
@@ -249,8 +255,8 @@ def _(kernel: MultitaskKernel, factor: float) -> bool:
 
 
 @rescale.register
-def _(kernel: HarmonicKernel, factor: float) -> bool:
-    return _multiply(kernel, "variances", factor)
+def _(kernel: FieldKernel, factor: float) -> bool:
+    return _multiply(kernel, kernel.amplitude, factor)
 
 
 def _multiply(kernel: Kernel, name: str, factor: float) -> bool:
@@ -312,7 +318,7 @@ def with_amplitude(kernel: Kernel) -> Kernel:
     scaled_kinds = (
         ScaleKernel,
         ConstantKernel,
-        HarmonicKernel,
+        FieldKernel,
         MultitaskKernel,
         LCMKernel,
         SpectralMixtureKernel,

@@ -13,12 +13,13 @@ from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.track_reading import blocks_in_words
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
+from gp_orff.fitting.curves import Curves
 from gp_orff.fitting.journal import History, Journal, Progress
 from gp_orff.fitting.names import parameter_names
 from gp_orff.fitting.plans import OnLattice, Plan, climb, plans_of
 from gp_orff.fitting.robust_em import has_weights, settled, start_with_weights, with_weights
 from gp_orff.fitting.scoring import WeakPriors, leave_much_open
-from gp_orff.fitting.search import Search, check_extents
+from gp_orff.fitting.search import Search
 from gp_orff.fitting.searches import best_start
 from gp_orff.fitting.starting_values import scale_noise
 from gp_orff.fitting.trainer import Trainer
@@ -99,7 +100,7 @@ def trainer_of(
     progress: Progress,
 ) -> tuple[Trainer, Data]:
     """What a fit learns with, and the data that it learns from."""
-    check_extents(kernel, data.survey.distances)
+    Curves(kernel).check_extents(data.survey.distances)
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, [*notes, blocks_in_words(data.tracks)])
     priors = _weak_priors(kernel, likelihoods, requested, data)

@@ -23,6 +23,7 @@ from gp_orff.data.track_reading import TrackObservations
 from gp_orff.features.assemble import draw
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.random import QuasiMonteCarlo
+from gp_orff.fitting.curves import Curves
 from gp_orff.fitting.journal import Journal
 from gp_orff.fitting.noise import search_coordinates
 from gp_orff.fitting.scoring import (
@@ -38,7 +39,6 @@ from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
 from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
-from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import share_mixing, terms
 
 SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
@@ -72,6 +72,10 @@ class Trainer:
     @property
     def distances(self) -> Distances:
         return self.survey.distances
+
+    @property
+    def curves(self) -> Curves:
+        return Curves(self.kernel)
 
     def new_search(self) -> Search:
         """A search over all trained hyperparameters, from their present values, within the ranges
@@ -161,7 +165,7 @@ class Trainer:
                 return None
             if not exact:
                 made = FeatureInformation.of(*parts, self.mean)
-            elif not has_learned_spectrum(self.kernel, trained=True):
+            elif not self.curves:
                 made = AverageInformation(*parts, self.mean)
             else:
                 made = Information(*parts) if inference.size <= _MOST_SCORED else None
@@ -234,7 +238,7 @@ class Trainer:
 
     def warn_of_few_numbers(self, data: Data, learned: int) -> None:
         """Warn if the numbers are few for what is learned, and posteriors do not count that."""
-        if has_learned_spectrum(self.kernel, True) and data.num_values <= MOST_SAMPLED:
+        if self.curves and data.num_values <= MOST_SAMPLED:
             return
         if self.priors is not None:
             return

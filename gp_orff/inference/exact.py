@@ -34,7 +34,7 @@ from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by
 from gp_orff.inference.tiles import Tiles, covariance_of_tiles, tiled_evidence
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.pairs import in_closed_form
-from gp_orff.kernels.tree import space_of, terms
+from gp_orff.kernels.tree import num_outputs, space_of, terms
 from gp_orff.symbols.base import Identity
 
 # Which positions a prior cannot distinguish: the reach of the sites that are merged.
@@ -462,7 +462,7 @@ class ExactInference(Inference):
 
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> Float[Tensor, "*b M n*p"]:
         """Cov[H f, f(x)] under every kernel of a batch."""
-        return self._tiles.cross(kernel, x, terms(kernel)[0].num_outputs)
+        return self._tiles.cross(kernel, x, num_outputs(kernel))
 
     def _in_tiles(self, kernel: Kernel) -> bool:
         """Whether every number is one of a single point, and the covariance needs no graph."""

@@ -16,7 +16,7 @@ from gp_orff.features.chunked import by_chunks
 from gp_orff.inference.posteriors import InChunks
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
-from gp_orff.kernels.tree import terms
+from gp_orff.kernels.tree import num_outputs
 from gp_orff.symbols.base import Identity, Symbol
 
 # The covariance between two kinds of linear observations is H₁ K H₂ᵀ, where K is the prior
@@ -52,7 +52,7 @@ class ExactPosterior(InChunks):
 
     @property
     def num_outputs(self) -> int:
-        return self.symbol.num_outputs(terms(self.kernel)[0].num_outputs)
+        return self.symbol.num_outputs(num_outputs(self.kernel))
 
     @property
     def _is_field(self) -> bool:

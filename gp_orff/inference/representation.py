@@ -27,7 +27,6 @@ from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.grid import MOST_DENSE, Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError, lengthscales
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.rings import HarmonicDraw
 from gp_orff.inference.exact import ExactInference, has_covariance, with_few_sites
 from gp_orff.inference.features import (
     FeatureInference,
@@ -38,7 +37,6 @@ from gp_orff.inference.features import (
 )
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
-from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import terms
 
@@ -306,7 +304,7 @@ def on_few_sites(
         weighs: whether Student-t noise weighs the readings.
     """
     data = inference.data
-    waves = any(isinstance(draw, HarmonicDraw) for draw in inference.draws)
+    waves = any(draw.decays for draw in inference.draws)
     if not (_merges(data) and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
@@ -488,7 +486,7 @@ class Representation:
     @property
     def on_lattice(self) -> bool:
         """Whether the frequencies of a grid are on one lattice: those of harmonic terms are not."""
-        return not any(isinstance(term.factor, HarmonicFactor) for term in terms(self.kernel))
+        return not any(term.factor.decays for term in terms(self.kernel))
 
     def inference(self, rule: Rule | None) -> Inference:
         """Inference on the frequencies of a rule; by the exact kernel if None."""

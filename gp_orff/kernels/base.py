@@ -1,6 +1,7 @@
 """Base classes of the kernels of this package, and Cholesky factors with jitter."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from inspect import signature
 
 import numpy as np
@@ -16,7 +17,16 @@ from torch.autograd.function import once_differentiable
 
 
 class FieldKernel(Kernel):
-    """A kernel of vector fields with parameters of its own; see `exact_gp.hooks`."""
+    """A kernel of vector fields with parameters of its own, not those of a scalar kernel.
+
+    A subclass says which parameter multiplies its variance, and where a search of others starts.
+    """
+
+    amplitude: str
+
+    def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+        """Values of the parameters that are lengths, by name, for `lengths` along the inputs."""
+        raise NotImplementedError
 
 
 class WrapperKernel(Kernel):
@@ -54,6 +64,19 @@ class WrapperKernel(Kernel):
             for name, child in self._modules.items()
         }
         return new
+
+
+def related_copy(kernel: Kernel) -> Kernel:
+    """A copy of a kernel tree, for another part of the same field: of kernels that have one, the
+    `related` kernel in their place."""
+    if hasattr(kernel, "related"):
+        return kernel.related()
+    copy = deepcopy(kernel)
+    for path, part in kernel.named_modules():
+        if hasattr(part, "related"):
+            parent, _, name = path.rpartition(".")
+            setattr(copy.get_submodule(parent), name, part.related())
+    return copy
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:
@@ -186,6 +209,20 @@ def check_num_dims(
         raise ValueError(
             f"{name}(num_dims={num_dims}) expects {num_dims} active_dims, one for each input, got "
             f"{len(active_dims)}"
+        )
+
+
+def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
+    """Refuse subclasses of `cls` that override its covariance, such as gpytorch's `RBFKernelGrad`.
+
+    Raises:
+        NotImplementedError: a kernel with another `forward` than `cls`.
+    """
+    if type(kernel).forward is not cls.forward:
+        raise NotImplementedError(
+            f"{type(kernel).__name__} inherits from {cls.__name__} but has a covariance of its "
+            f"own, which is not known here; use {cls.__name__}, or register your class with "
+            "@gp_orff.spectrum.register and @gp_orff.radial_derivatives.register"
         )
 
 

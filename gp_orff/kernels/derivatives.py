@@ -10,11 +10,9 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from gp_orff.kernels.base import positive_root
-from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel, require_covariance_of
+from gp_orff.kernels.base import positive_root, require_covariance_of
+from gp_orff.kernels.spectra import RadialKernel, registered
 from gp_orff.kernels.tree import Mixing, Term
-
-_ROUGHEST = 1.2  # ν of fields: lags of 1e-14 change their variance by 1e-28^(ν − 1)
 
 
 @singledispatch
@@ -55,11 +53,9 @@ def radial_derivatives(
         >>> gp_orff.CurlFreeKernel(Cauchy(), num_dims=2)(torch.rand(4, 2)).shape
         torch.Size([8, 8])
     """
-    registered = ", ".join(
-        sorted(cls.__name__ for cls in radial_derivatives.registry if cls is not object)
-    )
     raise NotImplementedError(
-        f"no radial derivatives are known for {type(kernel).__name__}; known are {registered}. "
+        f"no radial derivatives are known for {type(kernel).__name__}; known are "
+        f"{registered(radial_derivatives)}. "
         "Register yours with @gp_orff.radial_derivatives.register(YourKernel)."
     )
 
@@ -95,19 +91,7 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @radial_derivatives.register
-def _(kernel: BesselKernel, s: Tensor) -> tuple[Tensor, Tensor]:
-    require_covariance_of(BesselKernel, kernel)
-    return kernel.correlation(s, 1), kernel.correlation(s, 2)
-
-
-@radial_derivatives.register
-def _(kernel: GeneralMaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
-    if kernel.nu < _ROUGHEST:
-        raise NotImplementedError(
-            f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={kernel.nu}, whose "
-            "field changes too much between neighbouring floating-point numbers for a covariance "
-            "at lag zero; put it inside ORFFKernel, or use a larger nu"
-        )
+def _(kernel: RadialKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 
@@ -182,11 +166,12 @@ def _pairings(indices: tuple[int, ...]) -> list[tuple[tuple, tuple]]:
     return pairings
 
 
-@singledispatch
 def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Float[Tensor, "*m"]]:
     """κ′, κ″, …, κ^{(order)} at s, at least two; from the third on by differentiation of κ″."""
     if order <= 2:
         return radial_derivatives(kernel, s)
+    if isinstance(kernel, RadialKernel) and order <= kernel.highest_order:
+        return [kernel.correlation(s, j) for j in range(1, order + 1)]
     differentiable = s.requires_grad
     with torch.enable_grad():
         # At s = 0 derivatives of κ″ may be infinite, where they are multiplied by powers of zero
@@ -196,13 +181,6 @@ def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Floa
         while len(kappas) < order:
             kappas.append(torch.autograd.grad(kappas[-1].sum(), s, create_graph=True)[0])
     return kappas if differentiable else [kappa.detach() for kappa in kappas]
-
-
-@_radial.register
-def _(kernel: GeneralMaternKernel, s: Tensor, order: int) -> Sequence[Tensor]:
-    if order <= 2:
-        return radial_derivatives(kernel, s)
-    return [kernel.correlation(s, own) for own in range(1, order + 1)]
 
 
 def polynomial(

@@ -12,8 +12,13 @@ from gpytorch.kernels import Kernel, LinearKernel, PolynomialKernel
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import as_real_tensor, check_num_dims, check_points, positive_root
-from gp_orff.kernels.scalar import require_covariance_of
+from gp_orff.kernels.base import (
+    as_real_tensor,
+    check_num_dims,
+    check_points,
+    positive_root,
+    require_covariance_of,
+)
 from gp_orff.kernels.spectra import spectrum
 
 # Legendre polynomials L_m of dimension d, and the monomials that they sum to.

@@ -10,13 +10,26 @@ from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
 
-from gp_orff.kernels.base import WrapperKernel, check_base_kernel, check_num_dims, check_points
+from gp_orff.kernels.base import (
+    WrapperKernel,
+    check_base_kernel,
+    check_num_dims,
+    check_points,
+    related_copy,
+)
 from gp_orff.kernels.derivatives import radial_derivatives
-from gp_orff.kernels.learned import has_learned_spectrum, related_copy
 from gp_orff.kernels.pairs import FieldTerm, Pairs, collected, total
-from gp_orff.kernels.scalar import GeneralMaternKernel
 from gp_orff.kernels.spectra import spectral_density, spectrum
-from gp_orff.kernels.tree import Factor, Gradient, Solenoidal, Term, inner_terms, products, terms
+from gp_orff.kernels.tree import (
+    Factor,
+    Gradient,
+    Solenoidal,
+    Term,
+    inner_terms,
+    num_outputs,
+    products,
+    terms,
+)
 
 # Exact operator-valued kernels: curl-free, divergence-free and their Helmholtz sum.
 #
@@ -81,10 +94,9 @@ class PotentialKernel(WrapperKernel):
                 radial_derivatives(leaf, None)  # raises, and lists the kernels it knows
         elif torch.as_tensor(spectral_density(leaf, name).moment(1, self.num_dims)).isinf().any():
             base = f"nu={leaf.nu}" if hasattr(leaf, "nu") else type(leaf).__name__
-            remedy = "1.2 or more" if isinstance(leaf, GeneralMaternKernel) else "1.5 or 2.5"
             raise ValueError(
                 f"{name} needs a twice-differentiable base kernel: Matern nu > 1, got {base}; use "
-                f"nu={remedy}"
+                "nu=1.5 or 2.5"
             )
         dims = term.leaves[0].active_dims
         if dims is not None and not all(0 <= dim < self.num_dims for dim in dims):
@@ -256,6 +268,8 @@ class HelmholtzKernel(AdditiveKernel):
         torch.Size([10, 10])
     """
 
+    default_prior = "level_prior", _LEVEL  # of learned spectra: its name and standard deviation
+
     def __init__(
         self,
         base_kernel: Kernel | None = None,
@@ -275,7 +289,7 @@ class HelmholtzKernel(AdditiveKernel):
         super().__init__(*parts)
         for name, part in zip(_HALVES, parts, strict=True):
             part.helmholtz_half = name
-        if has_learned_spectrum(first):
+        if any(hasattr(part, "related") for part in first.modules()):
             self.register_prior("level_prior", NormalPrior(0.0, _LEVEL), _level, _set_level)
 
     @classmethod
@@ -397,10 +411,7 @@ class FieldProductKernel(WrapperKernel):
     """
 
     def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):
-        point = torch.zeros(1, 1)
-        outputs = [
-            kernel.num_outputs_per_input(point, point) for kernel in (field_kernel, scalar_kernel)
-        ]
+        outputs = [num_outputs(kernel) for kernel in (field_kernel, scalar_kernel)]
         if outputs[0] == 1 or outputs[1] != 1:
             raise ValueError(
                 "FieldProductKernel expects a kernel with several outputs and one with a single "

@@ -109,7 +109,7 @@ class Sources:
 
 
 _SIDES = {"below": (1,), "above": (-1,), "both": (1, -1)}
-_STEP = 3.0  # the ratio of initial depths
+_STEP = 3.0  # the ratio of depths at the start
 
 
 class HarmonicKernel(FieldKernel):
@@ -175,6 +175,7 @@ class HarmonicKernel(FieldKernel):
     """
 
     num_dims = 3
+    amplitude = "variances"
 
     def __init__(
         self,
@@ -267,6 +268,11 @@ class HarmonicKernel(FieldKernel):
             highest: the highest reading, the reference for sources above.
         """
         self.heights.copy_(torch.tensor([lowest, mean, highest]).to(self.heights))
+
+    def scales(self, lengths: Float[Tensor, "3"]) -> dict[str, Float[Tensor, "S*J"]]:
+        """Depths at which a search starts: the longest of the `lengths`, and multiples of it."""
+        depths = lengths.amax() * _STEP ** torch.arange(self.num_depths).to(lengths)
+        return {"depths": depths.repeat(self.num_sides)}
 
     def planes_of_sources(self) -> list[Sources]:
         """The planes of sources, below and above the points.
@@ -415,11 +421,11 @@ class HarmonicSpectrum:
         """K(x, x) at the mean height."""
         return self.sources.variance(self.mean_height)
 
-    def lengths(self) -> Float[np.ndarray, "3"]:
-        """The length over which the field varies along every input, for margins: the smallest
-        depth, and zero for the height."""
+    def scaled_radius(self, omega: Float[np.ndarray, "D 3"]) -> Float[np.ndarray, "D"]:
+        """A norm of ω by the length over which the field varies along every input, for margins:
+        the smallest depth, and zero for the height."""
         depth = self.depths.detach().double().min().item()
-        return np.array([depth, depth, 0.0])
+        return np.abs(omega) @ np.array([depth, depth, 0.0])
 
     def num_coordinates(self, num_dims: int) -> int:
         """Raise: random frequencies are not known for fields that decay with height.
@@ -447,7 +453,7 @@ class HarmonicFactor:
     dims = None
     degree = 1
     rank = 1
-    closed_form = True
+    closed_form = decays = True
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
         """K(x, x) at the mean height of the readings."""
@@ -463,6 +469,45 @@ class HarmonicFactor:
             "expected a stationary kernel, whose features are waves, got a HarmonicKernel, whose "
             "waves decay with height; use gp_orff.Grid or gp_orff.Auto"
         )
+
+    def covariance(
+        self,
+        term: Term,
+        left: Symbol,
+        right: Symbol,
+        x: Float[Tensor, "#n #m d"],
+        z: Float[Tensor, "#n #m d"],
+    ) -> Float[Tensor, "n m q r"]:
+        """Cov[Q f(x), R f(z)] of a harmonic field f, times other kernels of other inputs.
+
+        Raises:
+            NotImplementedError: a symbol that is neither a polynomial in derivatives nor a
+                potential, or more than two derivatives of the field altogether.
+        """
+        space, *others = term.leaves
+        dims = list(space.columns(x.shape[-1]))
+        symbols = [_derivatives(symbol) for symbol in (left, right)]
+        outputs = [symbol.num_outputs(self.num_outputs) for symbol in (left, right)]
+        total = x.new_zeros(*torch.broadcast_shapes(x.shape[:-1], z.shape[:-1]), *outputs)
+        sources = space.spectrum.sources
+        lags = sources.lags(x[..., dims], z[..., dims])
+        signs = sources.signs(lags)
+        tensors = {}
+        for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
+            order = len(axes) + len(others_axes)
+            if order not in tensors:
+                tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
+            sign = prod(
+                [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
+                start=lags.new_ones(()),
+            )
+            values = tensors[order][(..., *axes, *others_axes)][..., None, None]
+            total = total + sign * values * torch.outer(a.to(lags), b.to(lags))
+        scale = term.outputscale
+        for leaf in others:
+            columns = list(leaf.columns(x.shape[-1]))
+            scale = scale * scalar_covariance(leaf.kernel, (x - z)[..., columns])[..., None, None]
+        return scale * total
 
 
 @dataclass(frozen=True)
@@ -493,7 +538,7 @@ def _(kernel: HarmonicKernel) -> list[Term]:
 # 1. `_derivatives` writes a symbol as a sum of derivatives of −V: f_i is ∂_i of it, and a
 #    polynomial in ω stands for further ones. A symbol that annihilates all waves, such as the curl,
 #    gives none.
-# 2. `harmonic_covariance` takes every pair of derivatives of both symbols; the covariance of two is
+# 2. `covariance` of the factor takes every pair of derivatives of both symbols; that of two is
 #    the derivative of their joint order of Σ a/R, with the signs of the mirrored lag.
 # 3. `_of_inverse_distance` computes all derivatives of one order from those of κ(s) = s^{−1/2}, s =
 #    R².
@@ -504,45 +549,6 @@ _ROUNDING = 1e-9  # of the coefficients of derivatives
 
 Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
 """For each derivative of −V, by its axes, the coefficients of the outputs."""
-
-
-def harmonic_covariance(
-    term: Term,
-    left: Symbol,
-    right: Symbol,
-    x: Float[Tensor, "#n #m d"],
-    z: Float[Tensor, "#n #m d"],
-) -> Float[Tensor, "n m q r"]:
-    """Cov[Q f(x), R f(z)] of a harmonic field f, times other kernels of other inputs.
-
-    Raises:
-        NotImplementedError: a symbol that is neither a polynomial in derivatives nor a potential,
-            or more than two derivatives of the field altogether.
-    """
-    space, *others = term.leaves
-    dims = list(space.columns(x.shape[-1]))
-    symbols = [_derivatives(symbol) for symbol in (left, right)]
-    outputs = [symbol.num_outputs(HarmonicFactor.num_outputs) for symbol in (left, right)]
-    total = x.new_zeros(*torch.broadcast_shapes(x.shape[:-1], z.shape[:-1]), *outputs)
-    sources = space.spectrum.sources
-    lags = sources.lags(x[..., dims], z[..., dims])
-    signs = sources.signs(lags)
-    tensors = {}
-    for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
-        order = len(axes) + len(others_axes)
-        if order not in tensors:
-            tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
-        sign = prod(
-            [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
-            start=lags.new_ones(()),
-        )
-        values = tensors[order][(..., *axes, *others_axes)][..., None, None]
-        total = total + sign * values * torch.outer(a.to(lags), b.to(lags))
-    scale = term.outputscale
-    for leaf in others:
-        columns = list(leaf.columns(x.shape[-1]))
-        scale = scale * scalar_covariance(leaf.kernel, (x - z)[..., columns])[..., None, None]
-    return scale * total
 
 
 def _derivatives(symbol: Symbol) -> Derivatives:

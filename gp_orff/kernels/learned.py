@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
-from gp_orff.kernels.spectra import GRID_INPUTS, Range, Spectrum, spectrum
+from gp_orff.kernels.spectra import GRID_INPUTS, RadialKernel, Range
 
 # The power law that a learned curve follows beyond its shortest knot.
 #
@@ -102,7 +100,7 @@ _SLOPE = 3.0  # standard deviation of the slope of the log weights over the log 
 _FEWEST = 4
 
 
-class LearnedSpectrumKernel(Kernel):
+class LearnedSpectrumKernel(RadialKernel):
     r"""A stationary kernel whose spectral density is a curve that is learned from the data.
 
     A mixture of RBF kernels of many lengths, whose weights are trained:
@@ -165,7 +163,9 @@ class LearnedSpectrumKernel(Kernel):
         torch.Size([10, 10])
     """
 
-    has_lengthscale = True
+    highest_order = 4
+    is_wide = True  # of many lengths, whatever the lengthscale
+    default_prior = "shape_prior", 1.0  # its name and standard deviation, about zero
 
     def __init__(
         self,
@@ -258,6 +258,15 @@ class LearnedSpectrumKernel(Kernel):
         return self.log_weights.softmax(dim=-1)
 
     @property
+    def is_trained(self) -> bool:
+        """Whether a search changes the weights."""
+        return self.shape.requires_grad
+
+    def related(self) -> "RelatedSpectrumKernel":
+        """The kernel of another part of the field, whose curve is this one plus a difference."""
+        return RelatedSpectrumKernel(self)
+
+    @property
     def rates(self) -> Float[Tensor, "M+J"]:
         """The variances λ⁻² of the frequencies, in units of ℓ⁻²."""
         return self.lengths.to(self.shape.device) ** -2
@@ -299,40 +308,25 @@ class LearnedSpectrumKernel(Kernel):
         inverse = torch.linalg.inv(basis.to(change))[:-1]
         return change @ inverse.mT
 
-    def forward(
-        self,
-        x1: Float[Tensor, "*b n d"],
-        x2: Float[Tensor, "*b m d"],
-        diag: bool = False,
-        **params,
-    ) -> Float[Tensor, "*b n m"]:
-        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+    @property
+    def spectrum(self) -> "FiniteMixture":
+        """The spectral density at the present weights and lengthscales."""
+        beyond = BEYOND if self.continued else 0
+        return FiniteMixture(self.lengthscale, self.rates.detach(), self.weights, beyond)
 
-        Args:
-            x1: points (*b, n, d).
-            x2: points (*b, m, d).
-            diag: return the diagonal only.
-            params: further arguments of gpytorch's `covar_dist`.
-        """
-        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
-        if diag:
-            return self.correlation((x1 - x2).square().sum(-1), vectors=1)
-        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
-
-    def correlation(
-        self, s: Float[Tensor, "*m"], order: int = 0, vectors: int = 2
-    ) -> Float[Tensor, "*m"]:
+    def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s) = Σ_j π_j e^{−s/2λ_j²}, s = ‖(x − z)/ℓ‖², or a derivative by s.
 
         Args:
-            s: squared distances in units of the lengthscale.
+            s: squared distances in units of the lengthscale, with up to two axes after those of
+                the batch.
             order: of the derivative.
-            vectors: the number of axes of s after those of the batch.
         """
         rates = -0.5 * self.rates.to(s)
         factors = (self.weights.to(s) * rates**order).unbind(-1)
         if self.batch_shape:
-            factors = [factor[(..., *[None] * vectors)] for factor in factors]
+            points = min(s.dim() - len(self.batch_shape), 2)  # axes before these are broadcast
+            factors = [factor[(..., *[None] * points)] for factor in factors]
         return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
 
 
@@ -344,17 +338,11 @@ def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) ->
     kernel.initialize(shape=value)
 
 
-@radial_derivatives.register
-def _(kernel: LearnedSpectrumKernel, s: Tensor) -> tuple[Tensor, Tensor]:
-    vectors = s.dim() - len(kernel.batch_shape)
-    return kernel.correlation(s, 1, vectors), kernel.correlation(s, 2, vectors)
-
-
 # A kernel tree as a sum over the lengths of its learned spectra.
 
 
 def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Kernel]]:
-    """∂K/∂π_j of every learned spectrum of a kernel tree with covariance K.
+    """∂K/∂π_j of every learned spectrum of a kernel tree with covariance K whose weights change.
 
     K is linear in the weights π of each: ∂K/∂π_j is the term of a sum that the spectrum belongs to,
     with an RBF kernel of the length ℓ λ_j in its place.
@@ -373,7 +361,7 @@ def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Ker
     """
     for term in _terms(kernel):
         for path, own in term.named_modules():
-            if not isinstance(own, LearnedSpectrumKernel):
+            if not (isinstance(own, LearnedSpectrumKernel) and own.is_trained):
                 continue
             rbf = RBFKernel(
                 ard_num_dims=own.ard_num_dims,
@@ -481,6 +469,11 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         difference = self.shape @ self._basis.to(self.shape).mT
         return self.other.curve.to(self.shape) + _DIFFERENCE * difference
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a search changes the weights: the difference, or the other curve."""
+        return super().is_trained or self.other.is_trained
+
     def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
         """The change of `shape` that changes the curve so, up to a constant."""
         return super()._coordinates(change) / _DIFFERENCE
@@ -512,39 +505,6 @@ def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpe
 def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
     """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
     return bool(learned_spectra(kernel, trained))
-
-
-@contextmanager
-def held_curves(kernel: Kernel) -> Iterator[None]:
-    """Hold the trained curves of learned spectra at their start, while other hyperparameters are
-    searched; they are trained again afterwards."""
-    trained = [part.shape for part in learned_spectra(kernel, trained=True)]
-    for curve in trained:
-        curve.requires_grad_(False).zero_()
-    try:
-        yield
-    finally:
-        for curve in trained:
-            curve.requires_grad_(True)
-
-
-def continue_curves(kernel: Kernel, continued: bool = True) -> None:
-    """Continue learned spectra that are trained beyond their last knots, or end them there."""
-    for part in learned_spectra(kernel, trained=True):
-        part.continued = continued
-
-
-def related_copy(kernel: Kernel) -> Kernel:
-    """A copy of a kernel tree, in which every learned spectrum is the original one plus a
-    difference."""
-    if isinstance(kernel, LearnedSpectrumKernel):
-        return RelatedSpectrumKernel(kernel)
-    copy = deepcopy(kernel)
-    for path, part in kernel.named_modules():
-        if isinstance(part, LearnedSpectrumKernel):
-            parent, _, name = path.rpartition(".")
-            setattr(copy.get_submodule(parent), name, RelatedSpectrumKernel(part))
-    return copy
 
 
 # Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.
@@ -596,12 +556,6 @@ class FiniteMixture(ScaleMixture):
         """E‖z‖^{2t} = E s^t E‖g‖^{2t}, t = `order`, in `num_dims` dimensions."""
         mean = (self.weights * self.variances**order).sum(-1, keepdim=True)
         return mean * chi2_moment(order, num_dims)
-
-    def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
-        """E ω_i², (*b, d), d = `num_dims`."""
-        mean = (self.weights * self.variances).sum(-1, keepdim=True)
-        variance = mean / self.lengthscale.square().squeeze(-2)
-        return variance.expand(*variance.shape[:-1], num_dims)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         s, weights = self._of_curve(order)
@@ -675,13 +629,7 @@ class FiniteMixture(ScaleMixture):
         return self.variances[chosen].to(base)
 
 
-@spectrum.register
-def _(kernel: LearnedSpectrumKernel) -> Spectrum:
-    beyond = BEYOND if kernel.continued else 0
-    return FiniteMixture(kernel.lengthscale, kernel.rates.detach(), kernel.weights, beyond)
-
-
 @shortest_lengths.register
 def _(kernel: LearnedSpectrumKernel) -> Tensor:
     """ℓ times the shortest of the lengths that matter."""
-    return kernel.lengthscale * spectrum(kernel).shortest
+    return kernel.lengthscale * kernel.spectrum.shortest

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import scipy.special
@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.scalar import GeneralMaternKernel, require_covariance_of
+from gp_orff.kernels.base import require_covariance_of
 from gp_orff.kernels.spectra import GridSpectrum, Range, Spectrum, spectrum
 
 # Gaussian and Student-t spectral densities, of RBF and Matérn kernels.
@@ -64,7 +64,8 @@ class Radial(Spectrum):
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         """E ω_i², (*b, d); the coordinates are uncorrelated."""
-        variance = self.moment(1, num_dims) / num_dims / self.lengthscale.square()
+        moment = torch.as_tensor(self.moment(1, num_dims), dtype=self.lengthscale.dtype)
+        variance = moment.unsqueeze(-1) / num_dims / self.lengthscale.square()
         return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
 
 
@@ -298,11 +299,6 @@ def _(kernel: MaternKernel) -> Spectrum:
     return StudentT(kernel.lengthscale, kernel.nu)
 
 
-@spectrum.register
-def _(kernel: GeneralMaternKernel) -> Spectrum:
-    return StudentT(kernel.lengthscale, kernel.nu)
-
-
 # Integrals over Gamma-distributed scales, by quadrature that adapts to peak and width.
 #
 # The integrand is e^{−a φ(t) − b φ(−t)} with φ(t) = e^t − 1 − t. It is one at its peak t = 0. For
@@ -313,6 +309,7 @@ def _(kernel: GeneralMaternKernel) -> Spectrum:
 
 _NODES = 72  # relative error 1e-11 for a b > 1e-16
 _NATS = 38.0  # integrals end this far below the log of the peak
+_LEAST = 1e-12  # a scale, below which no share of a tail lies
 _SERIES_FROM = 20.0  # the least a for which Stirling's series is used
 
 
@@ -358,10 +355,11 @@ def gamma_nodes(
     return torch.cat([torch.full_like(rest, least), t.exp()], -1), torch.cat([rest, mass], -1)
 
 
-def gamma_range(a: float, nats: float) -> tuple[float, float]:
-    """Bounds of log s, s ~ Gamma(a, rate a), beyond which its density < e^{−nats} of its peak."""
-    c = nats / a
-    return -(c / 3 + math.sqrt(c * c / 9 + 2 * c)), math.log1p(c + math.sqrt(2 * c))
+@lru_cache(maxsize=8)
+def _gamma_arrays(a: float) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    """`gamma_nodes` as arrays: a grid ends where a tail is small, which takes many of them."""
+    nodes = gamma_nodes(torch.tensor(a, dtype=torch.float64), _LEAST)
+    return tuple(values.numpy() for values in nodes)
 
 
 def _edge(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -379,13 +377,13 @@ def _legendre(
     low: Float[Tensor, "*b"], high: Float[Tensor, "*b"], number: int
 ) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
     """Nodes and weights of Gauss–Legendre quadrature from low to high."""
-    nodes, weights = (torch.as_tensor(v).to(low) for v in unit_legendre(number))
+    nodes, weights = (torch.as_tensor(v).to(low) for v in _unit_legendre(number))
     half = 0.5 * (high - low).unsqueeze(-1)
     return low.unsqueeze(-1) + half * (1 + nodes), half * weights
 
 
 @cache
-def unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
+def _unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of Gauss–Legendre quadrature from −1 to 1."""
     return np.polynomial.legendre.leggauss(number)
 
@@ -446,9 +444,10 @@ class GammaMixture(ScaleMixture):
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         # E[P(s χ²_{d+2t} > W²)] over s ~ Gamma(α + t, rate α)
-        alpha = self._alphas().min()
-        square = scaled_radius**2 * alpha / (alpha + order)  # s = (α + t)/α times one of mean 1
-        return _gamma_mixture_tail(square, alpha + order, num_dims + 2 * order)
+        alpha = float(self._alphas().min())
+        s, weights = _gamma_arrays(alpha + order)  # (α + t)/α times these
+        square = scaled_radius**2 * alpha / (alpha + order)
+        return float(weights @ chi2_tail(square / s, num_dims + 2 * order))
 
     def _weighted_across(self, order: int) -> "GammaMixture":
         alpha = self.alpha + order  # s ~ Gamma(α, rate α) becomes Gamma(α + t, rate α)
@@ -521,32 +520,6 @@ def _log_peak(
     log_s = torch.where(near, torch.log1p(torch.where(near, rise, 0.0)), (a / alpha).log())
     normaliser = 0.5 * (alpha / (2 * math.pi)).log() - stirling_remainder(alpha)
     return normaliser + alpha * (log_s - rise) - b - half * (math.log(2 * math.pi) + log_s)
-
-
-def _gamma_mixture_tail(square: float, a: float, degrees: int) -> float:
-    """P(s χ² > square), s ~ Gamma(a, rate a).
-
-    The integral over log s is taken where its integrand is within 45 nats of its peak on a coarse
-    grid.
-    """
-
-    def log_integrand(t: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            beyond = np.log(chi2_tail(square * np.exp(-t), degrees))
-        return beyond - a * (np.expm1(t) - t)
-
-    low, high = gamma_range(a, nats=90.0)
-    low = max(low, math.log(max(square, 1e-300) / 1400))  # P(χ² > 1400) underflows
-    if low >= high:
-        return 0.0
-    coarse = np.linspace(low, high, 401)
-    values = log_integrand(coarse)
-    (support,) = np.nonzero(values > values.max() - 45)
-    low, high = coarse[max(support[0] - 1, 0)], coarse[min(support[-1] + 1, 400)]
-    nodes, weights = unit_legendre(200)
-    half = 0.5 * (high - low)
-    mass = half * (weights * np.exp(log_integrand(low + half * (1 + nodes)))).sum()
-    return float(mass * math.exp(-log_gamma_integral(torch.tensor(a)).item()))
 
 
 def _gamma_slope(a: np.ndarray, s: np.ndarray) -> np.ndarray:

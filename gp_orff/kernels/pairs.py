@@ -1,7 +1,7 @@
 """Covariances of pairs of observed numbers vᵀf(x) in closed form."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, singledispatch
 from itertools import chain
@@ -380,9 +380,10 @@ def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProduct
         kernel: with its hyperparameters as they are now.
         cut: applied once to every tensor that is computed from hyperparameters for all rows.
     """
-    if not in_closed_form(kernel):
+    summands = terms(kernel)
+    if not _have_closed_forms(kernel, summands):
         return partial(_of_kernel, kernel)
-    return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in terms(kernel)])
+    return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in summands])
 
 
 def row_covariance(kernel: Kernel) -> RowCovariance:
@@ -490,7 +491,10 @@ def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "*b n m"]:
 
 def in_closed_form(kernel: Kernel) -> bool:
     """Whether the terms of a kernel are all that there is to it, and all of them are known."""
-    summands = terms(kernel)
+    return _have_closed_forms(kernel, terms(kernel))
+
+
+def _have_closed_forms(kernel: Kernel, summands: Sequence[Term]) -> bool:
     known = all(prepared_rows.dispatch(type(term.factor)) is not _unknown for term in summands)
     known = known and all(
         _has_radial_derivatives(term.leaves[0].kernel)

@@ -1,7 +1,8 @@
-"""Scalar kernels that gpytorch lacks; a check of subclasses of gpytorch's kernels."""
+"""Bessel kernels, with their spectra, and Matérn kernels of any smoothness."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
 
@@ -9,13 +10,14 @@ import numpy as np
 import scipy.special
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.kernels.base import check_positive_integer, positive
+from gp_orff.kernels.mixture_spectra import Radial, StudentT
+from gp_orff.kernels.spectra import RadialKernel
 
 # Powers of Bessel functions as kernels.
 
@@ -24,7 +26,7 @@ _TERMS = 48  # of the series of Bessel functions over Gaussians
 _NEAR, _LARGE, _DECAY = 13.0, 100, 45.0  # q/b to which it holds; b from which it holds to _DECAY
 
 
-class BesselKernel(Kernel):
+class BesselKernel(RadialKernel):
     r"""Power of a Bessel function, which Le et al. (2013, eq. 37) call Matérn kernel.
 
     k(x, z) = [Γ(ν + 1) (2/r)^ν J_ν(r)]^t, with ν = d/2, r = ‖(x − z)/ℓ‖ and the power t.
@@ -67,8 +69,6 @@ class BesselKernel(Kernel):
         >>> bool(error.abs().max() < 0.05)
         True
     """
-
-    has_lengthscale = True
 
     def __init__(
         self,
@@ -127,10 +127,12 @@ class BesselKernel(Kernel):
                     f"{x.shape[-1]}; the kernel belongs to one number of dimensions, use "
                     f"BesselKernel({self.power}, num_dims={x.shape[-1]})"
                 )
-        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
-        if diag:
-            return self.correlation((x1 - x2).square().sum(-1))
-        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+        return super().forward(x1, x2, diag, **params)
+
+    @property
+    def spectrum(self) -> "BesselSpectrum":
+        """The distribution of sums of points in the unit ball, at the present lengthscales."""
+        return BesselSpectrum(self.lengthscale, self.power, self.num_dims)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
@@ -194,6 +196,118 @@ def _gaussian_series(y: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
     for coefficient in reversed(coefficients):
         total.mul_(y).add_(coefficient)
     return total.mul_((-y).exp_())
+
+
+# Sums of points in a ball: spectra of powers of Bessel functions.
+
+
+@dataclass(frozen=True)
+class BesselSpectrum(Radial):
+    """Spectrum of `BesselKernel`: z is the sum of t points, uniform in the unit ball.
+
+    Le et al. (2013, Section 4.4) draw ‖z‖ from these points. It follows without them from t radii
+    ρ = u^{1/d} and the cosines c of the angles between each point and the sum S of those before it:
+    ‖S + ξ‖² = ‖S‖² + ρ² + 2‖S‖ρc, where (c + 1)/2 ~ Beta((d − 1)/2, (d − 1)/2).
+
+    Args:
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        power: t.
+        num_dims: d, the number of inputs.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> gp_orff.spectra.BesselSpectrum(torch.ones(1, 1), 3, num_dims=4).moment(1, 4)  # td/(d+2)
+        2.0
+    """
+
+    power: int
+    num_dims: int
+    is_weighted = False
+
+    def num_coordinates(self, num_dims: int) -> int:
+        return 2 * self.power - 1
+
+    def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
+        self._check(num_dims)
+        if order:
+            raise NotImplementedError(
+                f"expected frequencies of the density p of a BesselKernel, got ‖z‖^{2 * order} p, "
+                'which is not known; use measure="base"'
+            )
+        radii, levels = u[:, : self.power] ** (1 / num_dims), u[:, self.power :]
+        total = radii[:, 0]
+        for radius, cosine in zip(radii.T[1:], _cosines(levels, num_dims).T, strict=True):
+            square = total**2 + radius**2 + 2 * total * radius * cosine
+            total = np.sqrt(np.maximum(square, 0.0))
+        return total[:, None]
+
+    def _check(self, num_dims: int) -> None:
+        """Check the number of dimensions.
+
+        Raises:
+            ValueError: it is not that of the kernel.
+        """
+        if num_dims != self.num_dims:
+            raise ValueError(
+                f"expected frequencies in {self.num_dims} dimensions, those of "
+                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}; give the kernel its "
+                "number of inputs as num_dims, and, if the rule pads them to a power of two, use "
+                "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal, which do not"
+            )
+
+    def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
+        return base / self.lengthscale
+
+    def importance(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "D"]:
+        return torch.ones_like(base[:, 0])
+
+    def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
+        """Raise, for all `omega` (*b, m, d): the density has no simple form.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a kernel whose spectral density can be evaluated, got BesselKernel, whose "
+            "frequencies can only be drawn; use a random rule with shared=False, or "
+            "gp_orff.Fastfood for an LCMKernel"
+        )
+
+    def moment(self, order: float, num_dims: int) -> float:
+        """E‖z‖^{2m} of points with `num_dims` coordinates, m = `order`.
+
+        From E cos⟨z, x⟩ = Σ (−1)^m E‖z‖^{2m} (‖x‖²/4)^m / (m! (d/2)_m), and the same series of each
+        point.
+
+        Raises:
+            NotImplementedError: m is not a whole number, and t > 1.
+        """
+        d = self.num_dims
+        if self.power == 1:
+            return d / (d + 2 * order)
+        if order != int(order):
+            raise NotImplementedError(
+                f"expected a moment E‖z‖^(2m) of whole order m of BesselKernel with power > 1, got "
+                f"m={order}; bounds of its error need power=1"
+            )
+        m = int(order)
+        j = np.arange(m + 1)
+        point = 1 / (scipy.special.factorial(j) * scipy.special.poch(d / 2 + 1, j))
+        coefficient = np.polynomial.polynomial.polypow(point, self.power)[m]
+        return float(math.factorial(m) * scipy.special.poch(d / 2, m) * coefficient)
+
+    def frequency_parameters(self, shortest, longest):
+        # correlations end at about ℓ √((d + 2)/t)
+        scale = math.sqrt(self.power / (self.num_dims + 2))
+        return super().frequency_parameters(scale * shortest, scale * longest)
+
+
+def _cosines(u: Float[np.ndarray, "D k"], num_dims: int) -> Float[np.ndarray, "D k"]:
+    """The u-quantiles of one coordinate of a point on the unit sphere."""
+    if num_dims == 1:
+        return np.where(u < 0.5, -1.0, 1.0)
+    half = (num_dims - 1) / 2
+    return 2 * scipy.special.betaincinv(half, half, u) - 1
 
 
 # The functions z^μ K_μ(z) of Matérn kernels of any smoothness, from tables of scipy's.
@@ -266,10 +380,11 @@ def _logarithm(q: Float[np.ndarray, "*m"], order: float) -> Float[np.ndarray, "*
 # Matérn kernels of any smoothness.
 
 
+_ROUGHEST = 1.2  # ν of fields: lags of 1e-14 change their variance by 1e-28^(ν − 1)
 _SMOOTHEST = 50.0  # ν up to which values are computed; beyond, K_ν overflows near zero
 
 
-class GeneralMaternKernel(Kernel):
+class GeneralMaternKernel(RadialKernel):
     r"""Matérn kernel of any smoothness ν > 0.
 
     k(x, z) = 2^{1−ν}/Γ(ν) · u^ν K_ν(u), with u = √(2ν) ‖(x − z)/ℓ‖ and the modified Bessel
@@ -308,7 +423,7 @@ class GeneralMaternKernel(Kernel):
         torch.Size([10, 10])
     """
 
-    has_lengthscale = True
+    highest_order = 4
 
     def __init__(
         self,
@@ -333,28 +448,10 @@ class GeneralMaternKernel(Kernel):
         )
         self.nu = float(nu)
 
-    def forward(
-        self,
-        x1: Float[Tensor, "*b n d"],
-        x2: Float[Tensor, "*b m d"],
-        diag: bool = False,
-        **params,
-    ) -> Float[Tensor, "*b n m"]:
-        """k(x1, x2), or its diagonal (*b, n) if `diag`.
-
-        Args:
-            x1: points (*b, n, d).
-            x2: points (*b, m, d).
-            diag: return the diagonal only.
-            params: further arguments of gpytorch's `covar_dist`.
-
-        Raises:
-            NotImplementedError: ν > 50.
-        """
-        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
-        if diag:
-            return self.correlation((x1 - x2).square().sum(-1))
-        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+    @property
+    def spectrum(self) -> StudentT:
+        """The spectral density at the present lengthscales."""
+        return StudentT(self.lengthscale, self.nu)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
@@ -367,8 +464,14 @@ class GeneralMaternKernel(Kernel):
             order: j, 0 for κ, 1 for κ′ and 2 for κ″.
 
         Raises:
-            NotImplementedError: ν > 50.
+            NotImplementedError: ν > 50, or a derivative for ν < 1.2.
         """
+        if order and self.nu < _ROUGHEST:
+            raise NotImplementedError(
+                f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={self.nu}, whose "
+                "field changes too much between neighbouring floating-point numbers for a "
+                "covariance at lag zero; put it inside ORFFKernel, or use a larger nu"
+            )
         if self.nu > _SMOOTHEST:
             raise NotImplementedError(
                 f"GeneralMaternKernel(nu={self.nu}) has features, but values for nu <= "
@@ -379,20 +482,3 @@ class GeneralMaternKernel(Kernel):
         values = MaternFunction.apply(positive(2 * self.nu * s.double()), self.nu - order)
         largest = math.sqrt(torch.finfo(s.dtype).max)  # products with a zero are zero
         return (factor * values).clamp(-largest, largest).to(s.dtype)
-
-
-# A check of subclasses of gpytorch's kernels.
-
-
-def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
-    """Refuse subclasses of `cls` that override its covariance, such as gpytorch's `RBFKernelGrad`.
-
-    Raises:
-        NotImplementedError: a kernel with another `forward` than `cls`.
-    """
-    if type(kernel).forward is not cls.forward:
-        raise NotImplementedError(
-            f"{type(kernel).__name__} inherits from {cls.__name__} but has a covariance of its "
-            f"own, which is not known here; use {cls.__name__}, or register your class with "
-            "@gp_orff.spectrum.register and @gp_orff.radial_derivatives.register"
-        )

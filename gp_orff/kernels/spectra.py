@@ -1,8 +1,8 @@
-"""The protocol of the spectral density of a stationary kernel; uniform directions."""
+"""Spectral densities of stationary kernels: the protocol; radial kernels; uniform directions."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
+
+from gp_orff.kernels.base import require_covariance_of
 
 # Spectral densities of gpytorch's stationary scalar kernels.
 #
@@ -62,6 +64,8 @@ class Spectrum(ABC):
         >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² of a standard normal z
         2.0
     """
+
+    is_weighted = True  # whether `base` draws with weights ‖z‖^{2t}, t > 0, too
 
     @abstractmethod
     def num_coordinates(self, num_dims: int) -> int:
@@ -245,9 +249,9 @@ def spectrum(kernel: Kernel) -> Spectrum:
         >>> gp_orff.ORFFKernel(MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)).num_features
         128
     """
-    registered = ", ".join(sorted(cls.__name__ for cls in spectrum.registry if cls is not object))
     raise NotImplementedError(
-        f"no spectral density is known for {type(kernel).__name__}; known are {registered}. "
+        f"no spectral density is known for {type(kernel).__name__}; known are "
+        f"{registered(spectrum)}. "
         "Register yours with @gp_orff.spectrum.register (see its docstring)."
     )
 
@@ -266,6 +270,65 @@ def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
             "RQKernel, or a separable kernel, such as MultitaskKernel, of this one"
         )
     return density
+
+
+# Scalar kernels of the scaled distance.
+
+
+class RadialKernel(Kernel):
+    """A stationary scalar kernel k(x, z) = κ(s) of this package, s = ‖(x − z)/ℓ‖², κ(0) = 1.
+
+    A subclass defines `correlation` and `spectrum`. Its covariance, the exact field kernels of it
+    and its features follow. If its arguments are attributes of the same names, models with it can
+    be saved.
+    """
+
+    spectrum: Spectrum  # at the present hyperparameters
+    has_lengthscale = True
+    highest_order = 2  # of the derivatives that `correlation` knows, at least 2
+
+    def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
+        """κ(s), or a derivative by s.
+
+        Args:
+            s: (*m), squared distances in units of the lengthscale.
+            order: of the derivative, up to `highest_order`.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x1: Float[Tensor, "*b n d"],
+        x2: Float[Tensor, "*b m d"],
+        diag: bool = False,
+        **params,
+    ) -> Float[Tensor, "*b n m"]:
+        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: return the diagonal only.
+            params: further arguments of gpytorch's `covar_dist`.
+        """
+        x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
+        if diag:
+            s = (x1 - x2).square().sum(-1, keepdim=True)
+            return self.correlation(s).squeeze(-1)
+        return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+
+@spectrum.register
+def _(kernel: RadialKernel) -> Spectrum:
+    owner = next(cls for cls in type(kernel).__mro__ if "spectrum" in vars(cls))
+    require_covariance_of(owner, kernel)
+    return kernel.spectrum
+
+
+def registered(function: Callable) -> str:
+    """The kernels that a function is registered for, and those of this package, for messages."""
+    classes = [cls for cls in function.registry if cls not in (object, RadialKernel)]
+    return ", ".join(sorted(cls.__name__ for cls in classes + RadialKernel.__subclasses__()))
 
 
 # Quadrature over the unit sphere.

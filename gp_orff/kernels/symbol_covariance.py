@@ -19,7 +19,6 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.kernels.derivatives import derivatives, polynomial, scalar_covariance
-from gp_orff.kernels.harmonic import HarmonicFactor, harmonic_covariance
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.spectra import Spectrum, spectrum
 from gp_orff.kernels.tree import (
@@ -68,7 +67,7 @@ class SymbolCovariance:
     @property
     def is_stationary(self) -> bool:
         """Whether the covariance is a function of lags."""
-        return not any(isinstance(t.factor, HarmonicFactor) for t in terms(self.kernel))
+        return not any(term.factor.decays for term in terms(self.kernel))
 
     def blocks(
         self, x: Float[Tensor, "#n #m d"], z: Float[Tensor, "#n #m d"]
@@ -79,11 +78,9 @@ class SymbolCovariance:
             NotImplementedError: the covariance has no closed form.
         """
         summands = terms(self.kernel)
-        stationary = [t for t in summands if not isinstance(t.factor, HarmonicFactor)]
+        stationary = [term for term in summands if not term.factor.decays]
         pairs = (self.left, self.right, x, z)
-        total = sum(
-            harmonic_covariance(t, *pairs) for t in summands if isinstance(t.factor, HarmonicFactor)
-        )
+        total = sum(t.factor.covariance(t, *pairs) for t in summands if t.factor.decays)
         if not stationary:
             return total
         tau = x - z

@@ -40,6 +40,7 @@ class Factor(Protocol):
     degree: int
     rank: int  # columns of B
     closed_form: bool
+    decays: bool  # whether waves decay with height: those of a field that is not stationary
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
         """B(ω) at every frequency."""
@@ -62,7 +63,7 @@ class Mixing:
     matrix: Float[Tensor, "*b p r"]
     num_inputs = dims = None
     degree = 0
-    closed_form = True
+    closed_form, decays = True, False
 
     @property
     def num_outputs(self) -> int:
@@ -84,7 +85,7 @@ class FieldFactor:
     num_outputs: int
     dims: tuple[int, ...] | None = None
     degree = 1
-    closed_form = True
+    closed_form, decays = True, False
 
     @property
     def num_inputs(self) -> int:
@@ -168,7 +169,7 @@ class SpectralMatrix:
     sampler: Sampler | None = None
     dims = None
     degree = 0  # so that a potential of the field is known relative to a reference only
-    closed_form = False
+    closed_form = decays = False
 
     def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b p p"]:
         """K(0) = ∫ B Bᵀ S dω."""
@@ -364,6 +365,12 @@ def _(kernel: LCMKernel) -> list[Term]:
         for part in kernel.covar_module_list
         for term in inner_terms(part)
     ]
+
+
+def num_outputs(kernel: Kernel) -> int:
+    """p, the number of outputs, for which no term has to be computed."""
+    point = torch.zeros(1, 1)
+    return kernel.num_outputs_per_input(point, point)
 
 
 def spectra_of(term: Term) -> list[Spectrum]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from gp_orff.data.dataset import Data
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
-from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.tree import terms
 from gp_orff.models.sample_paths import Summary
 from gp_orff.symbols.base import Symbol
@@ -187,7 +186,7 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
     for term in terms(kernel):
         for leaf in term.leaves:
             own = leaf.kernel
-            if not (isinstance(own, HarmonicKernel) and own.follows_data):
+            if not getattr(own, "follows_data", False):
                 continue
             if anew or own.heights.isnan().any():
                 columns = leaf.columns(data.num_inputs)

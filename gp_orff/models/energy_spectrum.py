@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.posteriors import WeightPosterior
-from gp_orff.kernels.tree import terms
+from gp_orff.kernels.tree import num_outputs
 from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary
 
@@ -112,7 +112,7 @@ def energy_spectrum(
             f"energy_spectrum expects a planar field, with two directions of space, got "
             f"{len(space)}"
         )
-    outputs = terms(snapshot.kernel)[0].num_outputs
+    outputs = num_outputs(snapshot.kernel)
     if outputs != 2:
         raise NotImplementedError(
             f"energy_spectrum expects a field of two components, along its plane, got {outputs}; "

@@ -30,7 +30,7 @@ from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.fields import HelmholtzKernel, summands
 from gp_orff.kernels.symbol_covariance import decided, require
-from gp_orff.kernels.tree import space_of, terms
+from gp_orff.kernels.tree import num_outputs, space_of, terms
 from gp_orff.models.few_readings import Mixture, Sample
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import TooFine
@@ -234,7 +234,7 @@ class ExactGPSnapshot(Snapshot):
                 "kernels inside ORFFKernel"
             )
         kernel = (covariance.base_kernel if has_features else covariance).double()
-        p, mean = terms(kernel)[0].num_outputs, mean.double()
+        p, mean = num_outputs(kernel), mean.double()
         for module in (kernel, mean):
             module.requires_grad_(False)
         targets = as_real_tensor(model.train_targets, "the targets of ExactGP")

@@ -21,7 +21,6 @@ from gp_orff.features.grid import Grid
 from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
-from gp_orff.kernels.harmonic import HarmonicFactor
 from gp_orff.kernels.symbol_covariance import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
@@ -255,7 +254,7 @@ def paths_of(
 
 def _prior_rule(kernel: Kernel, box: Box, seed: int) -> Rule:
     """Random frequencies; a harmonic kernel has a grid, in a box of three times the extent."""
-    if not any(isinstance(term.factor, HarmonicFactor) for term in terms(kernel)):
+    if not any(term.factor.decays for term in terms(kernel)):
         return QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
     # The waves of a harmonic prior are chosen for a domain: paths far outside the data are not
     # represented.

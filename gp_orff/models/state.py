@@ -38,7 +38,6 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
 from gp_orff.inference.iterative_system import ConvergenceError
 from gp_orff.inference.representation import Memo, Representation
-from gp_orff.kernels.learned import learned_spectra
 from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport, trained_names
@@ -346,7 +345,7 @@ def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
     are trained; learned spectra to where they end."""
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
-    curves = learned_spectra(module)
+    curves = [part for part in module.modules() if hasattr(part, "continued")]
     continued = [curve.continued for curve in curves]
     try:
         yield

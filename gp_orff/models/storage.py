@@ -42,7 +42,7 @@ from gp_orff.kernels import dot_product, fields, harmonic, learned, scalar, sepa
 from gp_orff.kernels.dot_product import DotProductKernel, LegendreKernel, ProjectionKernel
 from gp_orff.kernels.fields import HelmholtzKernel
 from gp_orff.kernels.harmonic import HarmonicKernel
-from gp_orff.kernels.learned import LearnedSpectrumKernel, RelatedSpectrumKernel
+from gp_orff.kernels.learned import RelatedSpectrumKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
@@ -138,8 +138,6 @@ def _serialize(value: object) -> Iterator[bytes]:
 #    not know, which an older version had as constants.
 
 
-# the owner and the standard deviation of priors that constructors make
-_OWN_PRIORS = {"shape_prior": (LearnedSpectrumKernel, 1.0), "level_prior": (HelmholtzKernel, 3.0)}
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
 _ELSEWHERE = "_(prior|constraint)$|^batch_shape$|^learn_"  # arguments that are described otherwise
 _CLASSES = {
@@ -307,10 +305,11 @@ def _is_own(named_prior: tuple) -> bool:
     name, owner, prior, _, _ = named_prior
     if isinstance(owner, HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
         return owner.has_default_prior
-    kind, scale = _OWN_PRIORS.get(name.rpartition(".")[-1], ((), None))
-    if not (isinstance(owner, kind) and isinstance(prior, NormalPrior)):
+    if not isinstance(prior, NormalPrior):
         return False
-    return (float(prior.loc), float(prior.scale)) == (0.0, scale)
+    default, scale = getattr(owner, "default_prior", (None, None))
+    values = name.rpartition(".")[-1], float(prior.loc), float(prior.scale)
+    return values == (default, 0.0, scale)
 
 
 def _build_recipe(recipe: Mapping) -> Module:

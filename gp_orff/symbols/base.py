@@ -98,6 +98,17 @@ class Symbol(ABC):
         At ω = 0: the action of the map on a constant field.
         """
 
+    def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier | None:
+        """Q(ω), (D, q, p), for waves e^{i⟨ω, x⟩} that decay with height, ω = (k, ±i|k|).
+
+        None, the default, for a map whose multiplier takes complex frequencies as it is, if any.
+
+        Args:
+            omega: (D, 3), none of them zero.
+            p: the number of components of the field.
+        """
+        return None
+
     def of_affine(
         self, value: Float[Tensor, "p k"], slope: Float[Tensor, "d p k"]
     ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:

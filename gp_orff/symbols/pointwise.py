@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from gp_orff.symbols.base import (
@@ -202,6 +202,12 @@ class Potential(_ScalarPotential):
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return self._multiplier(omega, -omega.unsqueeze(-2))
 
+    def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
+        # A wave that decays has f₃ = ∂₃g = iω₃g.
+        values = torch.zeros_like(omega).unsqueeze(-2)
+        values[..., 0, 2] = 1 / (1j * omega[:, 2])
+        return values
+
 
 @dataclass(frozen=True, eq=False)
 class StreamFunction(_ScalarPotential):
@@ -371,6 +377,9 @@ class Background(Symbol):
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         constant = (omega == 0).all(-1)[:, None, None]
         return constant * Identity()(omega, p)
+
+    def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
+        return omega.new_zeros(len(omega), p, p)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,9 @@ class ReductionToPole(Symbol):
     def patches(self, num_dims: int, p: int) -> None:
         return None  # it is no sum of averages
 
+    def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
+        return self(omega, p)
+
     def __call__(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
         if not omega.is_complex() and omega.any():
             raise NotImplementedError(

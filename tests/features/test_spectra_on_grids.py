@@ -12,10 +12,10 @@ import gp_orff
 from gp_orff.data.noise import noises_of
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.assemble import expand
+from gp_orff.fitting.curves import Curves
 from gp_orff.fitting.scoring import FeatureInformation
 from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import FeatureInference
-from gp_orff.kernels.learned import held_curves
 from tests.support.fields import draw, flow, uniform
 
 GRID = gp_orff.Grid(domain=((0, 2), (0, 2)), data=((0, 2), (0, 2)), tolerance=1e-2)
@@ -93,7 +93,7 @@ def test_curves_are_held_and_released():
     curves = [p for name, p in kernel.named_parameters() if name.endswith("shape")]
     curves[0].requires_grad_(False)
     before = curves[0].clone()
-    with held_curves(kernel):
+    with Curves(kernel).held():
         assert not any(curve.requires_grad for curve in curves)
         assert not curves[1].any()
     assert [curve.requires_grad for curve in curves] == [False, True]

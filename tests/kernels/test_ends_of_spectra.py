@@ -10,7 +10,7 @@ from gpytorch.kernels import MultitaskKernel, ScaleKernel
 import gp_orff
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.truncation import truncated_variance
-from gp_orff.fitting.curves import extrapolate_curves
+from gp_orff.fitting.curves import Curves
 from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.learned import end_lengths, end_of_curve
 from tests.support.fields import draw, uniform
@@ -165,7 +165,7 @@ def test_curves_are_lines_beyond_the_edge_of_a_grid():
     edge = (lattice.indices * lattice.spacing).norm(dim=-1).max().item()
     resolved = (2 / edge <= 0.5 * np.geomspace(1 / 8, 8, 12)).argmax()
     before = [own.curve.detach().clone() for own in spectra]
-    extrapolate_curves(kernel, FeatureInference(data, draws))
+    Curves(kernel).extrapolate(FeatureInference(data, draws))
     assert 1 < resolved < 8
     for own, old in zip(spectra, before, strict=True):
         change = own.curve.detach() - old
@@ -183,7 +183,7 @@ def test_fixed_curves_are_not_extrapolated():
     box = ((0.0, 1.0), (0.0, 1.0))
     draws = drawn(kernel, gp_orff.Grid(domain=box, data=box, tolerance=0.5), 2)
     data = gp_orff.VectorFieldGP(kernel).condition(uniform(9, 2), draw(9, 2)).state.data
-    extrapolate_curves(kernel, FeatureInference(data, draws))
+    Curves(kernel).extrapolate(FeatureInference(data, draws))
     assert torch.equal(leaf.shape, before)
 
 

@@ -9,6 +9,7 @@ from scipy.spatial.transform import Rotation
 from torch.autograd.functional import hessian, jacobian
 
 import gp_orff
+from gp_orff.fitting.starting_values import rescale
 from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.symbols.base import Identity
 from tests.support.harmonic import SOURCES, harmonic, points
@@ -270,3 +271,11 @@ def test_total_field_of_dipoles_is_continued_upward():
     mean = model.posterior().mean(torch.from_numpy(z)).detach().numpy()
     assert np.linalg.norm((mean - truth) @ along) < 0.15 * np.linalg.norm(truth @ along)
     assert np.linalg.norm((mean - truth)[:, 2]) < 0.3 * np.linalg.norm(truth[:, 2])
+
+
+def test_the_amplitude_multiplies_the_covariance():
+    kernel = gp_orff.HarmonicKernel(2, "both", reference_height=(0.0, 2.0)).double()
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0)).double() + 0.5
+    before = kernel(x).to_dense()
+    assert rescale(kernel, 3.0)
+    torch.testing.assert_close(kernel(x).to_dense(), 3 * before)

@@ -315,3 +315,11 @@ def test_paths_of_exact_posteriors():
     xs = 2 * uniform(20, 2, seed=5)
     values = posterior.sample_paths(600)(xs)
     assert torch.allclose(values.var(0).sqrt(), posterior.variance(xs).sqrt(), rtol=0.25)
+
+
+def test_second_moments_of_a_batch_are_those_of_each_kernel():
+    kernel = gp_orff.LearnedSpectrumKernel(5, ard_num_dims=2, batch_shape=torch.Size([3])).double()
+    kernel.shape.data = torch.linspace(-1, 1, kernel.shape.numel()).reshape(3, 4).double()
+    kernel.lengthscale = torch.linspace(0.5, 2, 6).reshape(3, 1, 2)
+    alone = [gp_orff.spectrum(kernel[i]).second_moments(2) for i in range(3)]
+    torch.testing.assert_close(gp_orff.spectrum(kernel).second_moments(2), torch.stack(alone))

@@ -9,7 +9,8 @@ import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gp_orff
-from gp_orff.kernels.learned import RelatedSpectrumKernel, related_copy
+from gp_orff.kernels.base import related_copy
+from gp_orff.kernels.learned import RelatedSpectrumKernel
 from tests.support.fields import draw, uniform
 
 
@@ -121,3 +122,12 @@ def test_it_is_fitted_saved_and_converted(tmp_path):
     first, second = spectra(again.kernel)
     assert second.other is first
     assert torch.equal(again.posterior().mean(x), model.posterior().mean(x))
+
+
+def test_weights_change_with_those_of_the_other_curve():
+    first = gp_orff.LearnedSpectrumKernel(5)
+    second = RelatedSpectrumKernel(first)
+    second.shape.requires_grad_(False)
+    assert second.is_trained
+    first.shape.requires_grad_(False)
+    assert not second.is_trained

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.constraints import GreaterThan, Interval
-from gpytorch.kernels import ConstantKernel, LCMKernel, MultitaskKernel, RBFKernel
+from gpytorch.kernels import ConstantKernel, Kernel, LCMKernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import MultitaskGaussianLikelihood
+from gpytorch.priors import NormalPrior
 
 import gp_orff
 from gp_orff.data import dataset
@@ -117,6 +118,21 @@ def test_every_kernel_has_a_recipe(name, tmp_path):
     y = torch.randn(30, case.num_outputs, generator=generator).double()
     model.condition(x, y).save(tmp_path / "model.pt")
     assert_same(model, gp_orff.VectorFieldGP.load(tmp_path / "model.pt"), x)
+
+
+@pytest.mark.parametrize("base", [None, *registry.SMOOTH, *registry.TRAINED_DENSITY])
+def test_the_inputs_of_a_kernel_have_a_recipe(base):
+    """Space and time, in which the halves of a Helmholtz kernel select their inputs."""
+    build = {**registry.SPECTRA, **registry.TRAINED_DENSITY}.get(base, lambda: None)
+    space = gp_orff.HelmholtzKernel(build(), num_dims=2, active_dims=(1, 2))
+    kernel = space * RBFKernel(active_dims=(0,))
+    again = storage.build(storage.describe(kernel.double()), None, "kernel")
+    x = flow(8)[0]
+    x = torch.cat([x[:, :1] ** 2, x], dim=-1)
+    assert torch.equal(again(x).to_dense(), kernel(x).to_dense())
+    dims = [part.active_dims for part in kernel.modules() if isinstance(part, Kernel)]
+    found = [part.active_dims for part in again.modules() if isinstance(part, Kernel)]
+    assert str(found) == str(dims)
 
 
 @pytest.mark.parametrize("held", ["data", "statistics"])
@@ -362,6 +378,14 @@ def test_heights_follow_later_data_as_before(height):
     built = storage.build(storage.describe(kernel), None, "kernel")
     assert built.follows_data == (height is None)
     assert (built.reference_height, built.mean_height) == (0.25, kernel.mean_height)
+
+
+@pytest.mark.parametrize("scale", [3.0, 1.0])
+def test_priors_that_a_constructor_makes_have_a_recipe(scale):
+    kernel = gp_orff.HelmholtzKernel(gp_orff.LearnedSpectrumKernel(5), num_dims=2)
+    _, closure, setting = kernel._priors["level_prior"]
+    kernel.register_prior("level_prior", NormalPrior(0.0, scale), closure, setting)
+    assert (storage.describe(kernel.double())["recipe"] is None) == (scale != 3.0)
 
 
 def test_names_of_instruments_are_any_strings(tmp_path):

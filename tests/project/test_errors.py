@@ -33,7 +33,7 @@ CONSTRUCTION = {
     "rough_potential_of_any_smoothness": (
         lambda: gp_orff.CurlFreeKernel(gp_orff.GeneralMaternKernel(nu=1), num_dims=2),
         ValueError,
-        r"CurlFreeKernel needs a twice-differentiable.*nu > 1, got nu=1.0; use nu=1.2 or more",
+        r"CurlFreeKernel needs a twice-differentiable.*nu > 1, got nu=1.0; use nu=1.5",
     ),
     "smoothness_of_the_potential": (
         lambda: gp_orff.CurlFreeKernel(nu=1, num_dims=2),
