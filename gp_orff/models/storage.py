@@ -198,6 +198,8 @@ def _captured(module: Module) -> dict[str, object]:
         if parameter.kind is not Parameter.VAR_KEYWORD and not re.search(_ELSEWHERE, name)
     }
     values = {name: getattr(module, name) for name in kinds if hasattr(module, name)}
+    if isinstance(dims := values.get("active_dims"), Tensor):
+        values["active_dims"] = dims.tolist()
     values |= _ARGUMENTS[type(module)](module) if type(module) in _ARGUMENTS else {}
     _require(all(parameters[name].default is None for name in kinds.keys() - values.keys()))
     names = {name: "*" for name, kind in kinds.items() if kind is Parameter.VAR_POSITIONAL}
@@ -289,13 +291,11 @@ def _recipe(module: Module) -> dict:
         _require(_same_function(constraint._transform, default._transform))
         constraints[name] = [type(constraint).__name__, *bounds]
     dims = getattr(module, "active_dims", None)
-    dims = None if dims is None else dims.tolist()
-    arguments = {name: _described(value) for name, value in _captured(module).items()}
     return {
         "class": kind.__name__,
-        "arguments": arguments | ({"active_dims": dims} if "active_dims" in arguments else {}),
+        "arguments": {name: _described(value) for name, value in _captured(module).items()},
         "constraints": constraints,
-        "active_dims": dims,
+        "active_dims": None if dims is None else dims.tolist(),
         "half": getattr(module, "helmholtz_half", None),  # of a HelmholtzKernel in a sum
     }
 
