@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from gp_orff.data.checks import (
+    check_noise_order,
+    check_order,
+    common_units,
+    decoded,
+    variance_unit,
+    vectors_of,
+)
 from gp_orff.data.survey import DataWarning
+from gp_orff.data.units import change
 from gp_orff.labelled.attributes import (
     as_dataset,
     degree_columns,
     floats,
-    labelled_in_degrees,
+    is_angle,
+    labelled_as_angles,
     named,
     numbers,
     optional,
@@ -167,6 +177,8 @@ def readings(
     dataset = as_dataset(dataset)
     columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
     columns.check(dataset)
+    columns = columns.with_units_of(dataset, project)
+    dataset = columns.prepared(dataset)
     blocks = Blocks.of(dataset, columns.names, columns.chunk)
     if blocks is not None:
         return _of_chunks(columns, blocks, dataset, project)
@@ -208,6 +220,7 @@ class Columns:
     epoch: object
     plane: LocalPlane | None = None
     positions: tuple[int, int] = ()  # of longitude and latitude among the coordinates
+    units: Mapping[str, str] = field(default_factory=dict)  # that the numbers are brought to
 
     @classmethod
     def of(
@@ -251,11 +264,68 @@ class Columns:
                 )
         for name, variable in {**positions, **others}.items():
             if not set(variable.dims) <= set(sizes):
+                check_ragged(dataset, name, tuple(sizes))
                 raise ValueError(
                     f"expected coordinates along the dimensions {tuple(sizes)} of the variables, "
                     f"got {name!r} along {variable.dims}; every observation has one position: "
                     "select one with isel"
                 )
+
+    def with_units_of(self, dataset: "xarray.Dataset", project: object) -> "Columns":
+        """These columns, with the unit of each, one for those that need the same; a Dataset whose
+        attributes contradict each other or the order of the names is refused."""
+        of = {name: own.attrs for name, own in named(dataset, self.names).items()}
+        variables = {name: of[name] for name in self.variables}
+        coordinates = {name: of[name] for name in self.coordinates}
+        noise = {name: of[name] for name in self.noise.flat} if self.noise.ndim < 2 else {}
+        check_order(variables, coordinates)
+        check_noise_order(variables, noise if len(noise) == len(variables) else {})
+        vectors = vectors_of(variables)
+        if project is not None and getattr(project, "vectors", True):
+            vectors.append(list(variables)[:2])
+        units = common_units(variables, vectors)
+        if project is not None:
+            angles = [self.coordinates[column] for column in degree_columns(coordinates)]
+            units |= {n: "degree" for n in angles if is_angle(of[n].get("units"))}
+            coordinates = {n: own for n, own in coordinates.items() if n not in angles}
+        # A time that xarray decodes becomes a number in `time_unit`.
+        dated = [n for n, own in coordinates.items() if " since " in str(own.get("units"))]
+        units |= common_units({n: own for n, own in coordinates.items() if n not in dated})
+        units |= {
+            name: str(of[name]["units"])
+            for option, name in self.along.items()
+            if option == "time" and of[name].get("units") and name not in dated
+        }
+        for place, name in np.ndenumerate(self.noise):
+            pair = [self.variables[i] for i in (*place, *place)[:2]] if place else []
+            pair = pair or [self.variables[0]] * 2
+            alike = self.noise.ndim or len({units.get(own) for own in self.variables}) == 1
+            both = [units.get(own) for own in pair]
+            unit = of[name].get("units")
+            wanted = variance_unit(name, unit, pair, both) if alike and None not in both else None
+            if wanted is not None:
+                units[name] = wanted
+        return replace(self, units=units)
+
+    def prepared(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
+        """These columns of a Dataset, decoded where they are not, in the units of `units`."""
+        dataset = decoded(dataset[self.names])
+        changed = {}
+        for name, wanted in self.units.items():
+            variable = dataset.variables[name]
+            given = variable.attrs.get("units")
+            if not given or variable.dtype.kind not in "fiu" or str(given) == wanted:
+                continue
+            factors = change(given, wanted)
+            if factors is None:
+                raise ValueError(
+                    f"expected {name!r} in {wanted!r}, as at first, got {str(given)!r}, which "
+                    "cannot be converted; convert the numbers, and correct the attribute `units`"
+                )
+            if factors != (1.0, 0.0):
+                changed[name] = factors[0] * variable.astype(np.float64) + factors[1]
+                changed[name].attrs = {**variable.attrs, "units": wanted}
+        return dataset.assign(changed)
 
     def attributes(self, dataset: "xarray.Dataset") -> dict[str, Mapping[str, Any]]:
         """The attributes of the coordinates, by name."""
@@ -326,11 +396,38 @@ class Columns:
         return {"x": x, "y": y, **options}
 
 
+def check_ragged(dataset: "xarray.Dataset", name: str, dims: tuple[str, ...]) -> None:
+    """Raise ValueError for a value of each trajectory in a ragged array, with the call that repeats
+    it for every observation."""
+    along = dataset.variables[name].dims
+    if len(dims) != 1 or len(along) != 1:
+        return
+    text = (
+        f"expected {name!r} along {dims[0]!r}, with a value for each observation, got it along "
+        f"{along[0]!r}, as in a ragged array; repeat it: "
+    )
+    for other, variable in dataset.variables.items():
+        if variable.dtype.kind not in "iu" or other == name:
+            continue
+        counts = variable.dims == along and int(variable.sum()) == dataset.sizes[dims[0]]
+        if counts:
+            raise ValueError(
+                f'{text}dataset.assign_coords({name}_of_each=("{dims[0]}", '
+                f'np.repeat(dataset["{name}"].values, dataset["{other}"].values))), and give '
+                f'"{name}_of_each"'
+            )
+        if variable.dims == dims and variable.attrs.get("instance_dimension") == along[0]:
+            raise ValueError(
+                f'{text}dataset.assign_coords({name}_of_each=("{dims[0]}", '
+                f'dataset["{name}"].values[dataset["{other}"].values])), and give "{name}_of_each"'
+            )
+
+
 def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    degrees = labelled_in_degrees(attributes)
+    degrees = labelled_as_angles(attributes)
     if degrees:
         warnings.warn(
-            f"coordinates {degrees} are degrees, which are of different lengths to the east and to "
+            f"coordinates {degrees} are degrees, or other angles, which are of different lengths to the east and to "
             "the north: lengthscales, derivatives and fields without divergence or curl need "
             "lengths. Take project='auto', or drop the attributes if degrees are meant",
             DataWarning,
