@@ -173,6 +173,21 @@ def check_noise_order(
             )
 
 
+def check_noise(name: str, values: Float[np.ndarray, "n"], positive: bool) -> None:
+    """Raise ValueError for noise of observed values that is not finite, or is no `positive`
+    variance."""
+    wrong = ~np.isfinite(values) | ((values <= 0) & positive)
+    if wrong.any():
+        what = "positive, finite variances" if positive else "finite covariances"
+        first = int(np.flatnonzero(wrong)[0])
+        rows = f'dataset["{name}"] > 0' if positive else f'dataset["{name}"].notnull()'
+        raise ValueError(
+            f"expected {what} in {name!r}, got {int(wrong.sum())} others of {len(values)}, such as "
+            f"{values[first]:.6g} of observation {first}; drop the observations of unknown noise: "
+            f"dataset.where({rows})"
+        )
+
+
 # Values that mean "missing".
 
 
@@ -284,6 +299,12 @@ def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:
             high -= 1
         else:
             return
+
+
+def warn_of_values(parts: Sequence[Observations]) -> None:
+    """Warn of observed values that may be none: repeated extremes, and values that never change."""
+    warn_of_sentinels(parts)
+    warn_of_stuck(parts)
 
 
 _REPEATED = 5  # observations: so many equal ones are no chance

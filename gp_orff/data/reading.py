@@ -202,6 +202,12 @@ def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
     return chunk[0], chunk[1], options
 
 
+def has_no_rows(x: object, y: object) -> bool:
+    """Whether x and y are arrays of no rows."""
+    shapes = [getattr(values, "shape", None) for values in (x, y)]
+    return all(shape is not None and len(shape) and shape[0] == 0 for shape in shapes)
+
+
 def _length(values: object, name: str) -> int:
     """The number of rows of an array."""
     if not (isinstance(values, Tensor | list | tuple) or hasattr(values, "__array__")):
@@ -281,8 +287,6 @@ def _observed(y: Float[Tensor, "n v"], options: Options) -> Bool[Tensor, "n v"] 
             f"expected finite observations, got {int((~finite).sum())} NaN or infinite values "
             f"among {y.numel()}; drop those points{'' if options.track is not None else remedy}"
         )
-    if nan.all():
-        raise ValueError("expected observations, got nothing but NaN")
     return finite if nan.any() else None
 
 

@@ -132,15 +132,27 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         )
 
 
+def refuse_tracing(kernel: Kernel) -> None:
+    """Raise NotImplementedError inside `torch.jit.trace`: a covariance with derivatives in closed
+    form would become a constant of the trace."""
+    if torch.jit.is_tracing():
+        raise NotImplementedError(
+            f"expected {type(kernel).__name__} outside of torch.jit.trace, whose result would be "
+            "constant; trace features instead, gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+        )
+
+
 def check_points(
     kernel: Kernel, num_dims: int | None, x1: Tensor, x2: Tensor, last_dim_is_batch: bool
 ) -> None:
     """Refuse arguments of `forward` for which a kernel of `num_dims` inputs has no covariance.
 
     Raises:
+        NotImplementedError: as `refuse_tracing`.
         TypeError: as `check_inputs`.
         ValueError: `last_dim_is_batch`, another number of columns, or as `check_inputs`.
     """
+    refuse_tracing(kernel)
     name = type(kernel).__name__
     if last_dim_is_batch:
         raise ValueError(

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import check_positive_integer, positive
+from gp_orff.kernels.base import check_positive_integer, positive, refuse_tracing
 
 # Powers of Bessel functions as kernels.
 
@@ -351,6 +351,7 @@ class GeneralMaternKernel(Kernel):
         Raises:
             NotImplementedError: ν > 50.
         """
+        refuse_tracing(self)
         x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
         if diag:
             return self.correlation((x1 - x2).square().sum(-1))

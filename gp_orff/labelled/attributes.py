@@ -69,9 +69,9 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
     if dates:
         raise TypeError(
             f"expected numbers or datetime64 as coordinate {name!r}, got dates of the calendar "
-            f"{dates[0].calendar!r}; give numbers, which any calendar has: "
-            f'dataset.assign_coords({name}=("{name}", cftime.date2num(dataset["{name}"].values, '
-            '"days since 2000-01-01"))) where it is along itself, with its dimensions elsewhere'
+            f"{dates[0].calendar!r}; give numbers of days instead: dataset.assign_coords({name}=("
+            f'dataset["{name}"].dims, cftime.date2num(dataset["{name}"].values, '
+            '"days since 2000-01-01")))'
         )
     try:
         return as_real(values, f"coordinate {name!r}").numpy().copy()

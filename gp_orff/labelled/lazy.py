@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gp_orff.data.passes import naming
 from gp_orff.labelled.attributes import optional
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.reading import Columns, check_units, plane_of
@@ -87,7 +88,7 @@ def files(
             "which needs the positions of all files; give "
             "gp_orff.labelled.LocalPlane.around(corners) of the area"
         )
-    with opened(paths[0]) as dataset:
+    with naming(File(paths[0], columns), 0), opened(paths[0]) as dataset:
         columns.check(dataset)
         columns = columns.with_units_of(dataset, project)
         dataset = columns.prepared(dataset)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gp_orff.data.checks import (
+    check_noise,
     check_noise_order,
     check_order,
     common_units,
@@ -369,6 +370,13 @@ class Columns:
                 floats(name, dataset.variables[name].set_dims(sizes))[observed]
                 for name in self.noise.flat
             ]
+            for place, values in zip(np.ndindex(self.noise.shape or (1,)), noise, strict=True):
+                of = list(dict.fromkeys(place)) if self.noise.shape else range(y.shape[-1])
+                rows = np.isfinite(y[observed][:, of]).any(-1)
+                if len(of) > 1 and self.noise.shape:
+                    rows = np.isfinite(y[observed][:, of]).all(-1)
+                name = str(self.noise[place] if self.noise.shape else self.noise)
+                check_noise(name, values[rows], positive=len(of) < 2 or not self.noise.shape)
             options["noise"] = np.stack(noise, axis=-1).reshape(-1, *self.noise.shape)
         return np.stack(columns, axis=-1), y[observed], options
 

@@ -15,18 +15,19 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import warn_of_sentinels, warn_of_values
 from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
 from gp_orff.data.passes import on_workers
-from gp_orff.data.patterns import DEFAULT
-from gp_orff.data.reading import Options
+from gp_orff.data.patterns import DEFAULT, Components, GroupKey
+from gp_orff.data.reading import Options, has_no_rows
 from gp_orff.data.sites import Repeats
 from gp_orff.data.sources import Arrays, Chunks, InMemory, Reader, base_means, is_constant
 from gp_orff.data.statistics import FieldStatistics
-from gp_orff.data.survey import DataWarning
+from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.track_reading import check_repeated, require_none
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
@@ -340,7 +341,9 @@ class VectorFieldGP(torch.nn.Module):
         changes from the exact kernel to a frequency grid, and to a larger grid, as the data
         require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
         so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
-        noise they get weights from the present posterior; `fit()` computes all weights anew.
+        noise they get weights from the present posterior; `fit()` computes all weights anew. What
+        has no rows, or nothing but NaN under `missing="mask"`, changes nothing, and `report.skipped`
+        counts it.
 
         Args:
             x, y, options: as for `condition`.
@@ -356,7 +359,13 @@ class VectorFieldGP(torch.nn.Module):
             representation = self._representation_of(replace(data, field_statistics=total))
             new, history = self._condition_state(representation), state.history.then("updated")
             return self._assign(replace(new, mean=state.mean, history=history))
-        return self._assign(state.updated(self.copied(x, y, Options(**options))))
+        if y is not None and has_no_rows(x, y):
+            return self._assign(state.skipping())
+        try:
+            new = self.copied(x, y, Options(**options))
+        except NoObservations:
+            return self._assign(state.skipping())
+        return self._assign(state.updated(new))
 
     @chosen_threads()
     def observe(
@@ -404,6 +413,8 @@ class VectorFieldGP(torch.nn.Module):
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
+        whole = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
+        warn_of_sentinels([Observations(whole, symbol_data.x, symbol_data.y)])
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
         state = held.current(self.kernel, self._every_likelihood)
         return self._assign_with_posterior(state.observing(symbol_data))
@@ -760,6 +771,7 @@ class VectorFieldGP(torch.nn.Module):
         caller cannot change; with `learning`, the blocks of tracks are chosen anew."""
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
+        warn_of_values(data.survey.sample)
         return data if y is None else copied_if_small(data)
 
     def _counted_once(
@@ -891,7 +903,9 @@ class VectorFieldGP(torch.nn.Module):
 
     def _assign_with_posterior(self, state: ModelState) -> "VectorFieldGP":
         """Compute the posterior and assign the state; a failure leaves the model as it was."""
-        snapshot = self._assign(state.with_posterior(self.mean))._snapshot()
+        state = state.with_posterior(self.mean)
+        state.warn_of_small_grid()
+        snapshot = self._assign(state)._snapshot()
         if snapshot.fixed_mean is None:
             _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())
         return self
