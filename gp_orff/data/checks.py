@@ -79,9 +79,9 @@ def variance_unit(
     remedy = "convert it, or correct its attribute `units`"
     if change(unit, units[0]) is not None:
         remedy = (
-            f'it seems to be a standard error: take the square, dataset.assign(var=(dataset["{name}"'
-            f']**2).assign_attrs(units="{wanted}")) with noise="var"; if it is a variance, correct '
-            "the attribute"
+            "it seems to be a standard error: take the square, dataset.assign(var=(dataset"
+            f'["{name}"]**2).assign_attrs(units="{wanted}")) with noise="var"; if it is a variance, '
+            "correct the attribute"
         )
     raise ValueError(
         f"expected noise= as variances of {pair[0]!r}, in {wanted!r}, got {name!r} in "
@@ -139,9 +139,7 @@ def vectors_of(variables: Mapping[str, Attributes]) -> list[list[str]]:
     return [names for names in vectors.values() if len(names) > 1]
 
 
-def check_order(
-    variables: Mapping[str, Attributes], coordinates: Mapping[str, Attributes]
-) -> None:
+def check_order(variables: Mapping[str, Attributes], coordinates: Mapping[str, Attributes]) -> None:
     """Raise ValueError where standard names say that the components of a vector are in another
     order than the coordinates that they point along."""
     along = [_direction_of(name, own) for name, own in coordinates.items()]
@@ -160,9 +158,7 @@ def check_order(
             )
 
 
-def check_noise_order(
-    variables: Mapping[str, Attributes], noise: Mapping[str, Attributes]
-) -> None:
+def check_noise_order(variables: Mapping[str, Attributes], noise: Mapping[str, Attributes]) -> None:
     """Raise ValueError where standard names say that noise belongs to another component."""
     for (name, own), (of, field) in zip(noise.items(), variables.items(), strict=False):
         known, wanted = component_of(own), component_of(field)

@@ -30,6 +30,7 @@ class WrapperKernel(Kernel):
         """A new kernel; a TypeError for arguments that belong to a kernel inside."""
         known = list(signature(cls.__init__).parameters)[1:]
         unknown = [name for name in kwargs if name not in known]
+        _check_arguments(cls, args, unknown or kwargs)
         if unknown:
             raise TypeError(
                 f"{cls.__name__} expects the arguments {', '.join(known)}, got {unknown[0]}; those "
@@ -54,6 +55,24 @@ class WrapperKernel(Kernel):
             for name, child in self._modules.items()
         }
         return new
+
+
+def _check_arguments(cls: type, args: Sequence[object], kwargs: Sequence[str]) -> None:
+    """Raise TypeError for arguments that have to be named, with their names."""
+    parameters = list(signature(cls.__init__).parameters.values())[1:]
+    most = sum(own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD) for own in parameters)
+    named = [own.name for own in parameters if own.kind is own.KEYWORD_ONLY]
+    required = [
+        own.name for own in parameters if own.kind is own.KEYWORD_ONLY and own.default is own.empty
+    ]
+    missing = [name for name in required if name not in kwargs]
+    several = any(own.kind is own.VAR_POSITIONAL for own in parameters)
+    if (len(args) > most and not several) or (args and missing):
+        raise TypeError(
+            f"{cls.__name__} expects {', '.join(named)} by name, got {len(args)} arguments without "
+            f"names{f', no {missing[0]}' if missing else ''}; for instance "
+            f"{cls.__name__}(..., {(missing or named or ['num_dims'])[0]}=2)"
+        )
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:

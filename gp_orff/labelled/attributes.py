@@ -53,7 +53,9 @@ def floats(name: str, variable: "xarray.Variable") -> np.ndarray:
     try:
         return as_real(variable.to_numpy(), f"numbers in {name!r}").numpy().copy()
     except TypeError as error:
-        raise TypeError(f"expected numbers in {name!r}, got type {variable.dtype}: {error}") from None
+        raise TypeError(
+            f"expected numbers in {name!r}, got type {variable.dtype}: {error}"
+        ) from None
 
 
 def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarray:

@@ -34,7 +34,9 @@ class File:
     def __call__(self) -> dict[str, np.ndarray]:
         with opened(self.path) as dataset:
             self.columns.check(dataset)
-            self.columns.with_units_of(dataset, self.columns.plane)  # raises where it cannot be read
+            self.columns.with_units_of(
+                dataset, self.columns.plane
+            )  # raises where it cannot be read
             return self.columns.chunk(self.columns.prepared(dataset).load())
 
     def __repr__(self) -> str:

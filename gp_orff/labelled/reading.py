@@ -115,7 +115,11 @@ def readings(
     Variables may be on a grid or along trajectories. On a grid, every combination of coordinates is
     a point. Points where all variables are NaN, such as land, are dropped; where only some are NaN,
     they stay NaN in y: use `fit(x, y, missing="mask")`. The variables have to be in the order of
-    the coordinates that they point along: u, v with lon, lat.
+    the coordinates that they point along: u, v with lon, lat; standard names are checked.
+
+    Numbers of one kind come in the unit of the first variable, or coordinate, that has one, by the
+    attributes `units`; noise in its square. Packed and missing values are decoded where attributes
+    say that they are not.
 
     Of a Dataset of Dask arrays nothing is loaded: the first value are chunks for `model.fit`, one
     for each block, that hold the options too, so that `fit(*readings(...))` works as before;
@@ -130,7 +134,8 @@ def readings(
             `model.fit`.
         time: likewise, with the times along tracks.
         noise: likewise, with the noise variances: one name, one for each variable, or p×p names of
-            covariances. Of standard errors, take the squares: `dataset.assign(var_u=ds.sd_u**2)`.
+            covariances. Of standard errors, take the squares, with their unit:
+            `dataset.assign(var_u=(dataset.sd_u**2).assign_attrs(units="m2 s-2"))`.
         time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
             "W" to "ns".
         epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;
@@ -141,14 +146,17 @@ def readings(
             or standard_name, or by their names; longitude comes first. Of two or more variables,
             the first two are those to the east and to the north, which become components in the
             plane (see `LocalPlane`), and so do their noise variances; take a `LocalPlane` with
-            `vectors=False` for several scalars. Any heights have to be in km.
+            `vectors=False` for several scalars. Any heights have to be in km. Where one of these
+            two components is NaN, all observed components become observations along `directions`,
+            in the third value: y is then (M,).
 
     Raises:
         ImportError: xarray is not installed, or pyproj (`pip install gp_orff[geo]`) to project.
         KeyError: a name that the Dataset does not have.
         TypeError: `dataset` is no Dataset, or values are neither numbers nor times.
         ValueError: dimensions that do not fit, an unknown unit, or nothing but NaN; with `project`,
-            an area of more than 3000 km, no longitude and latitude, or half of a vector.
+            an area of more than 3000 km, no longitude and latitude, or half of a vector beside
+            `track` or covariances; units or standard names that contradict each other.
 
     Warns:
         DataWarning: attributes say that coordinates are degrees, and there is no `project`.
@@ -393,6 +401,8 @@ class Columns:
         places = x[:, self.positions]
         x[:, self.positions] = self.plane.forward(places)
         if self.plane.vectors and len(self.variables) > 1:
+            if (np.isnan(y[:, 0]) != np.isnan(y[:, 1])).any():
+                return _along_directions(self.plane, places, x, y, options)
             y, options = _in_the_plane(self.plane, places, y, options)
         return x, y, options
 
@@ -435,8 +445,8 @@ def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
     degrees = labelled_as_angles(attributes)
     if degrees:
         warnings.warn(
-            f"coordinates {degrees} are degrees, or other angles, which are of different lengths to the east and to "
-            "the north: lengthscales, derivatives and fields without divergence or curl need "
+            f"coordinates {degrees} are degrees, or other angles, which are of different lengths "
+            "to the east and to the north: lengthscales, derivatives and fields without divergence or curl need "
             "lengths. Take project='auto', or drop the attributes if degrees are meant",
             DataWarning,
             stacklevel=3,
@@ -458,19 +468,46 @@ def _in_the_plane(
     options: dict[str, np.ndarray],
 ) -> tuple[Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
     """Components in the plane of vectors and their noise."""
-    half = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
-    if half.any():
-        raise ValueError(
-            f"expected both or neither of the components to the east and to the north, got one of "
-            f"them in {half.sum()} readings: in the plane they mix; drop these readings, or set "
-            "both to NaN"
-        )
     p, noise = y.shape[-1], options.get("noise")
     turn = plane.frame(places, p)[:, :2, :2]
     if noise is not None:
         options = {**options, "noise": _noise_of_components(noise, turn, p)}
     y[:, :2] = np.einsum("nij,nj->ni", turn, y[:, :2])
     return y, options
+
+
+def _along_directions(
+    plane: LocalPlane,
+    places: Float[np.ndarray, "N 2"],
+    x: Float[np.ndarray, "N d"],
+    y: Float[np.ndarray, "N p"],
+    options: dict[str, np.ndarray],
+) -> tuple[Float[np.ndarray, "M d"], Float[np.ndarray, "M"], dict[str, np.ndarray]]:
+    """Every observed component as an observation along its direction in the plane, since a single
+    component to the east or to the north is none of the plane's.
+
+    With the frame T, v = T⁻¹ m has the components v_j = ⟨row j of T⁻¹, m⟩ of a vector m of the
+    plane; both sides are divided by the length of the row.
+    """
+    noise = options.get("noise")
+    if "track" in options or (noise is not None and noise.ndim == 3):
+        given = "track=" if "track" in options else "covariances"
+        single = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
+        raise ValueError(
+            f"expected both or neither of the components to the east and to the north beside "
+            f"{given}, got one of them in {single.sum()} readings: in the plane they mix; drop "
+            "these readings, or set both to NaN"
+        )
+    rows = np.linalg.inv(plane.frame(places, y.shape[-1]))
+    length = np.linalg.norm(rows, axis=-1)
+    point, component = np.nonzero(~np.isnan(y))
+    every = point, component
+    options = {name: values[point] for name, values in options.items() if name != "noise"}
+    if noise is not None:
+        noise = np.broadcast_to(noise.reshape(len(y), -1), y.shape)
+        options["noise"] = noise[every] / length[every] ** 2
+    options["directions"] = rows[every] / length[every][:, None]
+    return x[point], y[every] / length[every], options
 
 
 def _noise_of_components(

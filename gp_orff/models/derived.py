@@ -155,7 +155,9 @@ def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
     """Directions of space in which all points are at one place: the data say nothing of derivatives
     along them. None under a harmonic kernel, and beside observations of symbols, which do."""
     columns = list(space_of(kernel, data.num_inputs))
-    harmonic = any(isinstance(leaf.kernel, HarmonicKernel) for t in terms(kernel) for leaf in t.leaves)
+    harmonic = any(
+        isinstance(leaf.kernel, HarmonicKernel) for t in terms(kernel) for leaf in t.leaves
+    )
     if harmonic or data.symbol_data:
         return torch.empty(0, len(columns), dtype=torch.float64)
     return directions_across(torch.cat([part.x for part in data.survey.sample])[:, columns])

@@ -324,7 +324,9 @@ class ModelState:
             return
         noises = noises_of(self.kernel, self.likelihoods)
         ratio = max(inference.truncation_ratios(self.kernel, noises).values(), default=0.0)
-        if ratio > MUCH_TRUNCATED and not any("truncated variance" in n for n in self.history.notes):
+        if ratio > MUCH_TRUNCATED and not any(
+            "truncated variance" in n for n in self.history.notes
+        ):
             warnings.warn(
                 f"the truncated variance of the given grid is {ratio:.2g} times the noise variance:"
                 " the evidence is that of the truncated prior, with the truncated variance as "

@@ -121,6 +121,15 @@ class VectorFieldGP(torch.nn.Module):
         (torch.Size([100, 2]), torch.Size([100, 2]))
     """
 
+    def __new__(cls, *args: object, **kwargs: object):
+        """A new model; a TypeError for data in the place of the kernel."""
+        if len(args) > 1:
+            raise TypeError(
+                f"VectorFieldGP expects the kernel alone without a name, got {len(args)} "
+                "arguments; data go to VectorFieldGP(kernel).fit(x, y)"
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         kernel: Kernel,
@@ -159,6 +168,13 @@ class VectorFieldGP(torch.nn.Module):
         self.double()
         noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
+
+    def forward(self, *inputs: object) -> None:
+        """Not available: raises NotImplementedError, with what to call."""
+        raise NotImplementedError(
+            "expected model.posterior()(x) for the distribution of the field at points x, got the "
+            "call of a VectorFieldGP, which is no gpytorch model"
+        )
 
     # learn and condition
 
@@ -342,8 +358,8 @@ class VectorFieldGP(torch.nn.Module):
         require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
         so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
         noise they get weights from the present posterior; `fit()` computes all weights anew. What
-        has no rows, or nothing but NaN under `missing="mask"`, changes nothing, and `report.skipped`
-        counts it.
+        has no rows, or nothing but NaN under `missing="mask"`, changes nothing, and is counted in
+        `report.skipped`.
 
         Args:
             x, y, options: as for `condition`.
@@ -876,10 +892,10 @@ class VectorFieldGP(torch.nn.Module):
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""
         calibrated = check_calibration.on() and state.data.varies
         calibration = calibration_of(state, self.mean) if calibrated else None
-        if calibration is None or not calibration.note:
+        if calibration is None or not calibration.notes:
             return state
         warn_of_calibration(calibration)
-        return replace(state, history=state.history.with_notes([calibration.note]))
+        return replace(state, history=state.history.with_notes(calibration.notes))
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot of the present model; sets a trained constant mean to its best value.

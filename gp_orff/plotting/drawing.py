@@ -114,8 +114,27 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
     """
     if not len(drawn.U):
         return
+    from matplotlib.quiver import QuiverKey
+    from matplotlib.transforms import Bbox
+
+    class Reference(QuiverKey):
+        """An arrow with a length whose extent layouts know; `QuiverKey` has none."""
+
+        def get_window_extent(self, renderer=None) -> Bbox:
+            """The box of the text to the left of the arrow, and of the arrow."""
+            data, axes = drawn.axes.transData, drawn.axes.transAxes
+            start = axes.transform((self.X, self.Y))
+            tip = data.transform((self.U / drawn.scale, 0.0)) - data.transform((0.0, 0.0))
+            text = self.text.get_window_extent(renderer)
+            left, half = start[0] - self.labelsep - text.width, text.height / 2
+            return Bbox.from_extents(left, start[1] - half, start[0] + tip[0], start[1] + half)
+
+        def get_tightbbox(self, renderer=None) -> Bbox:
+            """The same box: nothing clips it."""
+            return self.get_window_extent(renderer)
+
     length = round_length(longest)
-    drawn.axes.quiverkey(
+    key = Reference(
         drawn,
         0.97,
         1.03,
@@ -126,6 +145,7 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
         coordinates="axes",
         fontproperties={"size": "small"},
     )
+    drawn.axes.add_artist(key)
 
 
 def round_length(longest: float) -> float:
