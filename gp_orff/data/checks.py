@@ -80,8 +80,8 @@ def variance_unit(
     if change(unit, units[0]) is not None:
         remedy = (
             "it seems to be a standard error: take the square, dataset.assign(var=(dataset"
-            f'["{name}"]**2).assign_attrs(units="{wanted}")) with noise="var"; if it is a variance, '
-            "correct the attribute"
+            f'["{name}"]**2).assign_attrs(units="{wanted}")) with noise="var"; if it is a '
+            "variance, correct the attribute"
         )
     raise ValueError(
         f"expected noise= as variances of {pair[0]!r}, in {wanted!r}, got {name!r} in "
@@ -285,7 +285,7 @@ def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:
     low, high = 0, len(distinct)
     while high - low > _FEW_VALUES:
         inner = distinct[low:high]
-        ends = np.quantile(inner, [0.5 - _CORE / 2, 0.5 + _CORE / 2])
+        ends = np.quantile(inner[1:-1], [0.5 - _CORE / 2, 0.5 + _CORE / 2])
         extent = (ends[1] - ends[0]) / _CORE
         if inner[1] - inner[0] > extent and inner[1] - inner[0] >= inner[-1] - inner[-2]:
             yield float(inner[0])
