@@ -447,7 +447,8 @@ def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
         warnings.warn(
             f"coordinates {degrees} are degrees, or other angles, which are of different lengths "
             "to the east and to the north: lengthscales, derivatives and fields without divergence "
-            "or curl need lengths. Take project='auto', or drop the attributes if degrees are meant",
+            "or curl need lengths. Take project='auto', or drop the attributes if degrees are "
+            "meant",
             DataWarning,
             stacklevel=3,
         )

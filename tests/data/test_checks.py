@@ -58,7 +58,9 @@ def test_repeated_values_far_from_all_others(values, count):
         y[i * count : (i + 1) * count] = value
     (message,) = caught(lambda: warn_of_sentinels([observations(y)]))
     assert any(f"the value {value:.12g} is in the observations" in message for value in values)
-    kept = torch.where(torch.isin(y, torch.tensor(values)), torch.nan, y)  # the remedy
+    kept = torch.where(
+        torch.isin(y, torch.tensor(values, dtype=y.dtype)), torch.nan, y
+    )  # the remedy
     model().condition(points(), kept, missing="mask")
 
 
@@ -452,7 +454,7 @@ def test_features_can_be_traced():
             "no num_dims; for instance",
         ),
         (
-            lambda: gp_orff.HelmholtzKernel(gpytorch.kernels.RBFKernel(), 2),
+            lambda: gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), 2),
             TypeError,
             "num_dims.* by name",
         ),

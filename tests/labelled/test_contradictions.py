@@ -310,9 +310,7 @@ def test_ragged_arrays(kind):
 def test_noise_that_is_not_known():
     for bad in (np.nan, 0.0):
         dataset = table(a=("o", np.r_[np.ones(N - 1), bad]))
-        with pytest.raises(
-            ValueError, match=f"in 'a', got 1 others of 12.*observation 11"
-        ) as error:
+        with pytest.raises(ValueError, match="in 'a', got 1 others of 12.*observation 11") as error:
             read(dataset, noise="a")
         remedy = str(error.value).split("unknown noise: ")[1]
         x, _, options = read(eval(remedy, {"dataset": dataset}), noise="a")
@@ -370,7 +368,7 @@ def test_single_components_become_observations_along_directions():
     assert x.shape == (2 * N - 4, 2)
     assert options["directions"].shape == x.shape
     np.testing.assert_allclose(np.linalg.norm(options["directions"], axis=-1), 1.0)
-    rows = np.r_[[n for n in range(4)], np.repeat(np.arange(4, N), 2)]
+    rows = np.r_[np.arange(4), np.repeat(np.arange(4, N), 2)]
     np.testing.assert_allclose(x, whole[0][rows], atol=1e-9)
     vectors = whole[1][rows]  # in the plane
     np.testing.assert_allclose((options["directions"] * vectors).sum(-1), y, atol=1e-12)
