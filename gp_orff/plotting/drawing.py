@@ -118,25 +118,36 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
     from matplotlib.transforms import Bbox
 
     class Reference(QuiverKey):
-        """An arrow with a length whose extent layouts know; `QuiverKey` has none."""
+        """An arrow that ends at the right edge, with its length; layouts know its box, which
+        `QuiverKey` does not have."""
 
         def get_window_extent(self, renderer=None) -> Bbox:
             """The box of the text to the left of the arrow, and of the arrow."""
-            data, axes = drawn.axes.transData, drawn.axes.transAxes
-            start = axes.transform((self.X, self.Y))
-            tip = data.transform((self.U / drawn.scale, 0.0)) - data.transform((0.0, 0.0))
+            self._move()
+            start = drawn.axes.transAxes.transform((self.X, self.Y))
             text = self.text.get_window_extent(renderer)
-            left, half = start[0] - self.labelsep - text.width, text.height / 2
-            return Bbox.from_extents(left, start[1] - half, start[0] + tip[0], start[1] + half)
+            left, half = start[0] - self.labelsep - text.width, 0.8 * text.height
+            right = drawn.axes.bbox.x1
+            return Bbox.from_extents(left, start[1] - half, right, start[1] + half)
 
         def get_tightbbox(self, renderer=None) -> Bbox:
             """The same box: nothing clips it."""
             return self.get_window_extent(renderer)
 
+        def draw(self, renderer) -> None:
+            """Draw text and arrow where the axes are now."""
+            self._move()
+            super().draw(renderer)
+
+        def _move(self) -> None:
+            """Begin where the tip of the arrow is at the right edge of the axes."""
+            ends = drawn.axes.transData.transform([(0.0, 0.0), (self.U / drawn.scale, 0.0)])
+            self.X = 1 - (ends[1, 0] - ends[0, 0]) / drawn.axes.bbox.width
+
     length = round_length(longest)
     key = Reference(
         drawn,
-        0.97,
+        1.0,
         1.03,
         length,
         f"{length:g} {unit}".strip(),
@@ -146,6 +157,7 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
         fontproperties={"size": "small"},
     )
     drawn.axes.add_artist(key)
+    key.set_clip_on(False)  # it is outside of the axes, and layouts leave out what is clipped there
 
 
 def round_length(longest: float) -> float:
