@@ -40,14 +40,15 @@ def common_units(
     Raises:
         ValueError: components of one vector whose units are not of one kind.
     """
-    given = {name: str(own["units"]) for name, own in attributes.items() if own.get("units")}
+    given = {name: str(entry["units"]) for name, entry in attributes.items() if entry.get("units")}
     wanted: dict[str, str] = {}
     for name, unit in given.items():
         alike = [first for first in wanted.values() if change(unit, first) is not None]
-        wanted[name] = alike[0] if alike else unit
+        same = not alike or change(unit, alike[0]) == (1.0, 0.0)  # as of degrees east and north
+        wanted[name] = unit if same else alike[0]
     for names in vectors:
         for name in names:
-            if name in wanted and names[0] in wanted and wanted[name] != wanted[names[0]]:
+            if {name, names[0]} <= set(wanted) and not change(wanted[name], wanted[names[0]]):
                 raise ValueError(
                     f"expected the components {list(names)} of a vector in one unit, got "
                     f"{names[0]!r} in {given[names[0]]!r} and {name!r} in {given[name]!r}, of "
@@ -70,7 +71,7 @@ def variance_unit(
     Raises:
         ValueError: another unit, such as that of a standard error.
     """
-    parsed = [Unit.parse(own) for own in units]
+    parsed = [Unit.parse(entry) for entry in units]
     if not unit or None in parsed:
         return None
     wanted = str(parsed[0] * parsed[1])
@@ -125,24 +126,24 @@ def _direction_of(name: str, attributes: Attributes) -> str | None:
     if axis in _DIRECTIONS:
         return axis
     standard = attributes.get("standard_name")
-    known = [letter for letter, names in _DIRECTIONS.items() if standard in names]
-    return known[0] if known else _BY_NAME.get(str(name).lower())
+    component = [letter for letter, names in _DIRECTIONS.items() if standard in names]
+    return component[0] if component else _BY_NAME.get(str(name).lower())
 
 
 def vectors_of(variables: Mapping[str, Attributes]) -> list[list[str]]:
     """The names of the components of each vector, by their standard names."""
     vectors: dict[str, list[str]] = {}
-    for name, own in variables.items():
-        known = component_of(own)
-        if known is not None:
-            vectors.setdefault(known[1], []).append(name)
+    for name, entry in variables.items():
+        component = component_of(entry)
+        if component is not None:
+            vectors.setdefault(component[1], []).append(name)
     return [names for names in vectors.values() if len(names) > 1]
 
 
 def check_order(variables: Mapping[str, Attributes], coordinates: Mapping[str, Attributes]) -> None:
     """Raise ValueError where standard names say that the components of a vector are in another
     order than the coordinates that they point along."""
-    along = [_direction_of(name, own) for name, own in coordinates.items()]
+    along = [_direction_of(name, entry) for name, entry in coordinates.items()]
     for names in vectors_of(variables):
         letters = [component_of(variables[name])[0] for name in names]
         expected = [letter for letter in along if letter in letters]
@@ -160,12 +161,14 @@ def check_order(variables: Mapping[str, Attributes], coordinates: Mapping[str, A
 
 def check_noise_order(variables: Mapping[str, Attributes], noise: Mapping[str, Attributes]) -> None:
     """Raise ValueError where standard names say that noise belongs to another component."""
-    for (name, own), (of, field) in zip(noise.items(), variables.items(), strict=False):
-        known, wanted = component_of(own), component_of(field)
-        if known is not None and wanted is not None and known[0] != wanted[0]:
+    if len(noise) != len(variables):
+        return
+    for (name, entry), (of, field) in zip(noise.items(), variables.items(), strict=True):
+        component, wanted = component_of(entry), component_of(field)
+        if component is not None and wanted is not None and component[0] != wanted[0]:
             raise ValueError(
                 f"expected the noise of {of!r}, got {name!r}, whose standard name is "
-                f"{own['standard_name']!r}; give noise= in the order of the variables"
+                f"{entry['standard_name']!r}; give noise= in the order of the variables"
             )
 
 
@@ -194,20 +197,20 @@ def decoded(dataset: "xarray.Dataset") -> "xarray.Dataset":
     """The Dataset with packed numbers, missing values and times decoded, if attributes say that
     they are not; values that the encoding calls missing become NaN too."""
     xr = optional("xarray", "xarray")
-    found = {}
+    changed = {}
     for name, variable in dataset.variables.items():
         attributes = {key: variable.attrs[key] for key in _PACKED if key in variable.attrs}
         dated = " since " in str(variable.attrs.get("units", ""))
         if variable.dtype.kind in "iuf" and (attributes or dated):
-            found[name] = _decoded_variable(xr, str(name), variable, attributes)
+            changed[name] = _decoded_variable(xr, str(name), variable, attributes)
         elif variable.dtype.kind == "f":
             encoding = variable.encoding
             packed = "scale_factor" in encoding or "add_offset" in encoding
             fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
             fills = [] if packed else _finite(fills)
             if fills:
-                found[name] = _without(variable, fills)
-    return dataset.assign(found) if found else dataset
+                changed[name] = _without(variable, fills)
+    return dataset.assign(changed) if changed else dataset
 
 
 def _decoded_variable(
@@ -231,21 +234,23 @@ def _decoded_variable(
 
 def _finite(values: Sequence[object]) -> list[float]:
     numbers = [np.asarray(value).ravel() for value in values if value is not None]
-    return [float(n) for own in numbers if own.dtype.kind in "fiu" for n in own if np.isfinite(n)]
+    return [
+        float(n) for entry in numbers if entry.dtype.kind in "fiu" for n in entry if np.isfinite(n)
+    ]
 
 
 def _without(variable: "xarray.Variable", fills: Sequence[float]) -> "xarray.Variable":
     """A variable of floats with NaN in the place of some values."""
-    kept = np.ones((), dtype=bool)
+    valid = np.ones((), dtype=bool)
     for fill in fills:
-        kept = kept & (variable != np.asarray(fill).astype(variable.dtype))
-    result = variable.where(kept)
+        valid = valid & (variable != np.asarray(fill).astype(variable.dtype))
+    result = variable.where(valid)
     result.attrs, result.encoding = variable.attrs, variable.encoding
     return result
 
 
 _CORE = 0.9  # the share of the other values, in the middle, whose extent counts
-_FEW_VALUES = 10  # different ones: of fewer, a value is not far from the others by mistake
+_LEAST_VALUES = 10  # different ones: of fewer, a value is not far from the others by mistake
 
 
 def warn_of_sentinels(parts: Sequence[Observations]) -> None:
@@ -279,11 +284,11 @@ def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:
     """The smallest and largest values whose distance from all others is larger than the extent of
     the middle of these."""
     distinct = np.unique(values[np.isfinite(values)])
-    if len(distinct) <= _FEW_VALUES:
+    if len(distinct) <= _LEAST_VALUES:
         return
-    # Several such values may be there: those that were found do not count among the others.
+    # Several such values may be there: those that are known do not count among the others.
     low, high = 0, len(distinct)
-    while high - low > _FEW_VALUES:
+    while high - low > _LEAST_VALUES:
         inner = distinct[low:high]
         ends = np.quantile(inner[1:-1], [0.5 - _CORE / 2, 0.5 + _CORE / 2])
         extent = (ends[1] - ends[0]) / _CORE
@@ -320,7 +325,7 @@ def warn_of_stuck(parts: Sequence[Observations]) -> None:
     columns = {key: np.concatenate(pieces) for key, pieces in groups.items()}
     same = {key: bool((values == values[0]).all()) for key, values in columns.items()}
     if all(same.values()):
-        return  # all observations are equal, which has a warning of its own
+        return  # all observations are equal, which has another warning
     for (label, name), values in columns.items():
         if len(values) < _REPEATED or not same[label, name] or not (values[0] or zeros[label]):
             continue

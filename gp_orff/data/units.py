@@ -85,14 +85,14 @@ class Unit:
         None if a symbol is not known. Radians are a base unit, which "1" is not."""
         factor, offset, powers = self.scale, 0.0, {}
         for symbol, power in self.powers.items():
-            known = _root(symbol)
-            if known is None:
+            base = _root(symbol)
+            if base is None:
                 return None
-            factor *= known[0] ** power
-            for name, n in known[2]:
+            factor *= base[0] ** power
+            for name, n in base[2]:
                 powers[name] = powers.get(name, 0.0) + n * power
             alone = len(self.powers) == 1 and power == 1
-            offset = known[1] if alone else 0.0
+            offset = base[1] if alone else 0.0
         return factor, offset, {name: n for name, n in powers.items() if n}
 
     @property
@@ -133,7 +133,7 @@ class Unit:
         return Unit(self.scale**power, powers)
 
     def __str__(self) -> str:
-        powers = sorted(self.powers.items(), key=lambda own: own[1] < 0)
+        powers = sorted(self.powers.items(), key=lambda pair: pair[1] < 0)
         symbols = [symbol if n == 1 else f"{symbol}{n}" for symbol, n in powers]
         if self.scale != 1:
             symbols.insert(0, f"{self.scale:.12g}")

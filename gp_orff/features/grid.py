@@ -88,7 +88,7 @@ class Grid:
     The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
     and to the predictive variance, so that predictive variances are not too small. The evidence is
     that of the truncated prior, with δ as independent noise: where δ is not small against the noise
-    variance, it may be many nats too low, and `VectorFieldGP` gives a `GridWarning`.
+    variance, it may be many nats too low; where δ is larger, `VectorFieldGP` gives a `GridWarning`.
 
     In training, `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()`
     builds a new grid. `VectorFieldGP` does so itself. An evaluation of the evidence costs F³ for F

@@ -60,13 +60,18 @@ class WrapperKernel(Kernel):
 def _check_arguments(cls: type, args: Sequence[object], kwargs: Sequence[str]) -> None:
     """Raise TypeError for arguments that have to be named, with their names."""
     parameters = list(signature(cls.__init__).parameters.values())[1:]
-    most = sum(own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD) for own in parameters)
-    named = [own.name for own in parameters if own.kind is own.KEYWORD_ONLY]
+    most = sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
+    )
+    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     required = [
-        own.name for own in parameters if own.kind is own.KEYWORD_ONLY and own.default is own.empty
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
     ]
     missing = [name for name in required if name not in kwargs]
-    several = any(own.kind is own.VAR_POSITIONAL for own in parameters)
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     if (len(args) > most and not several) or (args and missing):
         raise TypeError(
             f"{cls.__name__} expects {', '.join(named)} by name, got {len(args)} arguments without "

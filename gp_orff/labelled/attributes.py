@@ -112,10 +112,10 @@ def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]
     angles on a sphere."""
     return [
         name
-        for name, own in attributes.items()
-        if own.get("standard_name") in (*_NAMES, *_ANGLES)
-        or own.get("units") in (*_EAST, *_NORTH)
-        or (_named_degrees(name) and is_angle(own.get("units")))
+        for name, entry in attributes.items()
+        if entry.get("standard_name") in (*_NAMES, *_ANGLES)
+        or entry.get("units") in (*_EAST, *_NORTH)
+        or (_named_degrees(name) and is_angle(entry.get("units")))
     ]
 
 
@@ -148,18 +148,18 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
             f"a projection expects a longitude before a latitude, got coordinates "
             f"{list(attributes)}; name them so, or give them units degrees_east and degrees_north"
         )
-    for i, (name, own) in enumerate(attributes.items()):
-        unit = None if own.get("units") is None else Unit.parse(own["units"])
+    for i, (name, entry) in enumerate(attributes.items()):
+        unit = None if entry.get("units") is None else Unit.parse(entry["units"])
         if i in (longitude[0], latitude[0]):
             if unit is not None and unit.root is not None and not unit.is_angle:
                 raise ValueError(
-                    f"expected {name!r} in degrees or radians, got units {own['units']!r}; correct "
-                    "the attribute"
+                    f"expected {name!r} in degrees or radians, got units {entry['units']!r}; "
+                    "correct the attribute"
                 )
-        elif unit is not None and unit.is_length and conversion(own["units"], "km") != 1:
+        elif unit is not None and unit.is_length and conversion(entry["units"], "km") != 1:
             raise ValueError(
                 f"expected {name!r} in km, as positions in the plane are, got units "
-                f"{own['units']!r}; convert it, and its units"
+                f"{entry['units']!r}; convert it, and its units"
             )
     return longitude[0], latitude[0]
 

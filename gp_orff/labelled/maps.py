@@ -97,7 +97,9 @@ def on_grid(
     axes = [numbers(name, axis.to_numpy(), time_unit, epoch) for name, axis in coords.items()]
     inputs = [axis.attrs for axis in coords.values()]
     units = {name: getattr(axis, "attrs", {}) for name, axis in coordinates.items()}
-    wanted = {name: attrs.get(name, own) if everything else own for name, own in units.items()}
+    wanted = {
+        name: attrs.get(name, entry) if everything else entry for name, entry in units.items()
+    }
     for name, unit in common_units(wanted).items():
         column = list(coords).index(name)
         axes[column] = _converted(name, axes[column], units[name], {"units": unit})
@@ -191,7 +193,9 @@ class MapOf:
 
 def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
     """Attributes of variables whose numbers are in other units than they say."""
-    return [{**own, "units": units[name]} if name in units else own for name, own in attrs.items()]
+    return [
+        {**entry, "units": units[name]} if name in units else entry for name, entry in attrs.items()
+    ]
 
 
 def _converted(

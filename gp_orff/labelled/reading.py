@@ -155,7 +155,7 @@ def readings(
         KeyError: a name that the Dataset does not have.
         TypeError: `dataset` is no Dataset, or values are neither numbers nor times.
         ValueError: dimensions that do not fit, an unknown unit, or nothing but NaN; with `project`,
-            an area of more than 3000 km, no longitude and latitude, or half of a vector beside
+            an area of more than 3000 km, no longitude and latitude, or half of a vector with
             `track` or covariances; units or standard names that contradict each other.
 
     Warns:
@@ -283,7 +283,7 @@ class Columns:
     def with_units_of(self, dataset: "xarray.Dataset", project: object) -> "Columns":
         """These columns, with the unit of each, one for those that need the same; a Dataset whose
         attributes contradict each other or the order of the names is refused."""
-        of = {name: own.attrs for name, own in named(dataset, self.names).items()}
+        of = {name: entry.attrs for name, entry in named(dataset, self.names).items()}
         variables = {name: of[name] for name in self.variables}
         coordinates = {name: of[name] for name in self.coordinates}
         noise = {name: of[name] for name in self.noise.flat} if self.noise.ndim < 2 else {}
@@ -296,10 +296,10 @@ class Columns:
         if project is not None:
             angles = [self.coordinates[column] for column in degree_columns(coordinates)]
             units |= {n: "degree" for n in angles if is_angle(of[n].get("units"))}
-            coordinates = {n: own for n, own in coordinates.items() if n not in angles}
+            coordinates = {n: entry for n, entry in coordinates.items() if n not in angles}
         # A time that xarray decodes becomes a number in `time_unit`.
-        dated = [n for n, own in coordinates.items() if " since " in str(own.get("units"))]
-        units |= common_units({n: own for n, own in coordinates.items() if n not in dated})
+        dated = [n for n, entry in coordinates.items() if " since " in str(entry.get("units"))]
+        units |= common_units({n: entry for n, entry in coordinates.items() if n not in dated})
         units |= {
             name: str(of[name]["units"])
             for option, name in self.along.items()
@@ -308,8 +308,8 @@ class Columns:
         for place, name in np.ndenumerate(self.noise):
             pair = [self.variables[i] for i in (*place, *place)[:2]] if place else []
             pair = pair or [self.variables[0]] * 2
-            alike = self.noise.ndim or len({units.get(own) for own in self.variables}) == 1
-            both = [units.get(own) for own in pair]
+            alike = self.noise.ndim or len({units.get(entry) for entry in self.variables}) == 1
+            both = [units.get(entry) for entry in pair]
             unit = of[name].get("units")
             wanted = variance_unit(name, unit, pair, both) if alike and None not in both else None
             if wanted is not None:
@@ -495,7 +495,7 @@ def _along_directions(
         given = "track=" if "track" in options else "covariances"
         single = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
         raise ValueError(
-            f"expected both or neither of the components to the east and to the north beside "
+            f"expected both or neither of the components to the east and to the north with "
             f"{given}, got one of them in {single.sum()} readings: in the plane they mix; drop "
             "these readings, or set both to NaN"
         )

@@ -270,8 +270,8 @@ class Calibration:
     def note_of_outliers(self) -> str:
         """What to do about observations of very different noise; empty where there are none."""
         rest = 1 - self.central / self.numbers
-        few = self.independent < _FEWEST_NUMBERS
-        if few or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _CHANCE:
+        scarce = self.independent < _FEWEST_NUMBERS
+        if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _CHANCE:
             return ""
         return (
             f"{self.central} of {self.numbers} numbers that were left out are within a third of "
@@ -332,9 +332,9 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
         with warnings.catch_warnings():  # near-singular data: the fit has said so
             warnings.simplefilter("ignore", NumericalWarning)
             found = _calibration_of(state, prior_mean)
-            kept = is_kept(state.likelihoods, state.data)
+            given = is_kept(state.likelihoods, state.data)
             return found and replace(
-                found, noise_kept=kept, alike=correlation_of_residuals(state, prior_mean)
+                found, noise_kept=given, alike=correlation_of_residuals(state, prior_mean)
             )
     except (torch.linalg.LinAlgError, NotPSDError):
         return None
@@ -448,11 +448,11 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
     if not isinstance(data, Dataset) or data.tracks:
         return None
     extents = data.survey.distances.bulk[space]
-    shared = [own[space] for own in lengthscales_of_terms(state.kernel, data.num_inputs)]
+    shared = [lengths[space] for lengths in lengthscales_of_terms(state.kernel, data.num_inputs)]
     pairs = (
-        (own[i], extents[i], extents[own == own[i]].max())
-        for own in shared
-        for i in range(len(own))
+        (lengths[i], extents[i], extents[lengths == lengths[i]].max())
+        for lengths in shared
+        for i in range(len(lengths))
     )
     if not any(0 < short < length < long for length, short, long in pairs):
         return None

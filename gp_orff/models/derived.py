@@ -153,7 +153,7 @@ class NamedSymbols(ABC):
 
 def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
     """Directions of space in which all points are at one place: the data say nothing of derivatives
-    along them. None under a harmonic kernel, and beside observations of symbols, which do."""
+    along them. None under a harmonic kernel, and with observations of symbols, which do."""
     columns = list(space_of(kernel, data.num_inputs))
     harmonic = any(
         isinstance(leaf.kernel, HarmonicKernel) for t in terms(kernel) for leaf in t.leaves

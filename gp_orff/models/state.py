@@ -38,7 +38,7 @@ from gp_orff.fitting.scoring import leave_much_open
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
 from gp_orff.inference.iterative_system import ConvergenceError
-from gp_orff.inference.representation import MUCH_TRUNCATED, Memo, Representation
+from gp_orff.inference.representation import Memo, Representation
 from gp_orff.kernels.learned import learned_spectra
 from gp_orff.models.derived import note_of_places
 from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
@@ -324,9 +324,7 @@ class ModelState:
             return
         noises = noises_of(self.kernel, self.likelihoods)
         ratio = max(inference.truncation_ratios(self.kernel, noises).values(), default=0.0)
-        if ratio > MUCH_TRUNCATED and not any(
-            "truncated variance" in n for n in self.history.notes
-        ):
+        if ratio > 1 and not any("truncated variance" in n for n in self.history.notes):
             warnings.warn(
                 f"the truncated variance of the given grid is {ratio:.2g} times the noise variance:"
                 " the evidence is that of the truncated prior, with the truncated variance as "

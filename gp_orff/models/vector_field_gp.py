@@ -170,7 +170,11 @@ class VectorFieldGP(torch.nn.Module):
         check_mean(self.mean, self.num_outputs)
 
     def forward(self, *inputs: object) -> None:
-        """Not available: raises NotImplementedError, with what to call."""
+        """Not available: a model has a `posterior`.
+
+        Raises:
+            NotImplementedError: always, with what to call.
+        """
         raise NotImplementedError(
             "expected model.posterior()(x) for the distribution of the field at points x, got the "
             "call of a VectorFieldGP, which is no gpytorch model"
@@ -429,8 +433,8 @@ class VectorFieldGP(torch.nn.Module):
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
-        whole = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
-        warn_of_sentinels([Observations(whole, symbol_data.x, symbol_data.y)])
+        key = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
+        warn_of_sentinels([Observations(key, symbol_data.x, symbol_data.y)])
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
         state = held.current(self.kernel, self._every_likelihood)
         return self._assign_with_posterior(state.observing(symbol_data))

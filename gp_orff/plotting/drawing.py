@@ -131,7 +131,7 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
             return Bbox.from_extents(left, start[1] - half, right, start[1] + half)
 
         def get_tightbbox(self, renderer=None) -> Bbox:
-            """The same box: nothing clips it."""
+            """That box, since nothing clips it."""
             return self.get_window_extent(renderer)
 
         def draw(self, renderer) -> None:
