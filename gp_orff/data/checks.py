@@ -17,7 +17,7 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.units import Unit, change, optional
+from gp_orff.data.units import Unit, change, optional, unit_of
 
 if TYPE_CHECKING:
     import xarray
@@ -88,6 +88,26 @@ def variance_unit(
         f"expected noise= as variances of {pair[0]!r}, in {wanted!r}, got {name!r} in "
         f"{str(unit)!r}; {remedy}"
     )
+
+
+def noise_factor(noise: object, y: object) -> float:
+    """What brings noise variances to the square of the unit of y, where both arrays have units, as
+    those of xarray, pint or astropy; 1 elsewhere.
+
+    Raises:
+        ValueError: another unit, such as that of a standard error.
+    """
+    given, unit = unit_of(noise), unit_of(y)
+    parsed = None if unit is None else Unit.parse(unit)
+    if given is None or parsed is None:
+        return 1.0
+    factors = change(given, str(parsed**2))
+    if factors is None:
+        raise ValueError(
+            f"expected noise= as variances in {str(parsed**2)!r}, the square of the unit of y, got "
+            f"{given!r}; of standard errors s, give numpy.asarray(s)**2"
+        )
+    return factors[0]
 
 
 # Which component of a vector a variable is, and along which direction a coordinate runs.

@@ -167,7 +167,7 @@ def unit_of(values: object) -> str | None:
     if isinstance(attributes, dict):
         unit = attributes.get("units")
     elif hasattr(values, "magnitude"):  # of pint
-        unit = getattr(values, "units", None)
+        unit = f"{values.units:C}"  # such as meter**2/second**2
     else:  # of astropy
         unit = getattr(values, "unit", None) if hasattr(values, "to_value") else None
     return None if unit is None else str(unit)

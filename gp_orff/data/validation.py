@@ -74,6 +74,7 @@ def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 
 def _array(values: object, name: str) -> np.ndarray:
     """An array-like as an array that torch accepts; masked values become NaN."""
+    values = getattr(values, "magnitude", values)  # of a quantity with a unit, as of pint
     if isinstance(values, list | tuple) and any(
         isinstance(row, np.ma.MaskedArray | np.ma.core.MaskedConstant) for row in values
     ):

@@ -141,6 +141,29 @@ def test_noise_comes_in_the_square_of_the_unit(noise, units, expected):
     np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), rtol=1e-12)
 
 
+def test_arrays_with_units_take_noise_in_their_square():
+    """Of xarray and pint."""
+    pint = pytest.importorskip("pint")
+    quantity = pint.UnitRegistry().Quantity
+    x, y = np.stack([uniform(), uniform(seed=1)], -1), np.stack([uniform(), uniform(seed=2)], -1)
+    y = xr.DataArray(y, dims=("o", "c"), attrs={"units": "m s-1"})
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+    plain = model.condition(x, y.values, noise=np.full(N, 1e-2)).posterior().mean(x)
+    for noise in (
+        xr.DataArray(np.full(N, 100.0), dims="o", attrs={"units": "cm2 s-2"}),
+        quantity(np.full(N, 1e-2), "m**2/s**2"),
+    ):
+        torch.testing.assert_close(
+            model.condition(x, y, noise=noise).posterior().mean(x),
+            plain,
+        )
+    errors = xr.DataArray(np.full(N, 0.1), dims="o", attrs={"units": "m s-1"})
+    with pytest.raises(ValueError, match=r"the square of the unit of y, got 'm s-1'"):
+        model.condition(x, y, noise=errors)
+    got = model.condition(x, y, noise=np.asarray(errors) ** 2).posterior().mean(x)
+    torch.testing.assert_close(got, plain)
+
+
 def test_noise_of_another_quantity_is_refused():
     dataset = table(a=("o", np.ones(N), {"units": "K2"}))
     with pytest.raises(ValueError, match=r"'m2 s-2', got 'a' in 'K2'; convert it"):
