@@ -192,18 +192,15 @@ def check_noise_order(variables: Mapping[str, Attributes], noise: Mapping[str, A
             )
 
 
-def check_noise(name: str, values: Float[np.ndarray, "n"], positive: bool) -> None:
-    """Raise ValueError for noise of observed values that is not finite, or is no `positive`
-    variance."""
-    wrong = ~np.isfinite(values) | ((values <= 0) & positive)
+def check_noise(name: str, values: Float[np.ndarray, "n"]) -> None:
+    """Raise ValueError for noise of observed values that is not finite."""
+    wrong = ~np.isfinite(values)
     if wrong.any():
-        what = "positive, finite variances" if positive else "finite covariances"
         first = int(np.flatnonzero(wrong)[0])
-        rows = f'dataset["{name}"] > 0' if positive else f'dataset["{name}"].notnull()'
         raise ValueError(
-            f"expected {what} in {name!r}, got {int(wrong.sum())} others of {len(values)}, such as "
-            f"{values[first]:.6g} of observation {first}; drop the observations of unknown noise: "
-            f"dataset.where({rows})"
+            f"expected finite noise in {name!r}, got {int(wrong.sum())} others of {len(values)}, "
+            f"such as {values[first]:.6g} of observation {first}; drop the observations of unknown "
+            f'noise: dataset.where(np.isfinite(dataset["{name}"]))'
         )
 
 

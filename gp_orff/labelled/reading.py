@@ -378,13 +378,10 @@ class Columns:
                 floats(name, dataset.variables[name].set_dims(sizes))[observed]
                 for name in self.noise.flat
             ]
-            for place, values in zip(np.ndindex(self.noise.shape or (1,)), noise, strict=True):
-                of = list(dict.fromkeys(place)) if self.noise.shape else range(y.shape[-1])
-                rows = np.isfinite(y[observed][:, of]).any(-1)
-                if len(of) > 1 and self.noise.shape:
-                    rows = np.isfinite(y[observed][:, of]).all(-1)
-                name = str(self.noise[place] if self.noise.shape else self.noise)
-                check_noise(name, values[rows], positive=len(of) < 2 or not self.noise.shape)
+            seen = np.isfinite(y[observed])
+            for place, values in zip(np.ndindex(self.noise.shape), noise, strict=True):
+                rows = seen[:, list(place)].all(-1) if place else seen.any(-1)
+                check_noise(str(self.noise[place]), values[rows])
             options["noise"] = np.stack(noise, axis=-1).reshape(-1, *self.noise.shape)
         return np.stack(columns, axis=-1), y[observed], options
 
