@@ -330,13 +330,11 @@ _REPEATED = 5  # observations: so many equal ones are no chance
 
 def warn_of_stuck(parts: Sequence[Observations]) -> None:
     """Warn of an instrument whose values never change: a component that has one value in at least 5
-    observations of a group, while others vary. Zeros count in a group with a name, unless its noise
-    is given: those may be conditions at a wall."""
+    observations of a group, while others vary. Zeros do not count: they may be conditions at a wall
+    or shore, and a constant height."""
     groups: dict[tuple[str, object], list[Tensor]] = {}
-    zeros: dict[str, bool] = {}
     for part in parts:
         label = part.key.label
-        zeros[label] = label != DEFAULT and not part.key.known
         for name, values in _by_component(part):
             groups.setdefault((label, name), []).append(values)
     columns = {key: np.concatenate(pieces) for key, pieces in groups.items()}
@@ -344,7 +342,7 @@ def warn_of_stuck(parts: Sequence[Observations]) -> None:
     if all(same.values()):
         return  # all observations are equal, which has another warning
     for (label, name), values in columns.items():
-        if len(values) < _REPEATED or not same[label, name] or not (values[0] or zeros[label]):
+        if len(values) < _REPEATED or not same[label, name] or values[0] == 0:
             continue
         of = "" if label == DEFAULT else f" of the group {label!r}"
         component = "" if name == "along" else f" as component {name}"

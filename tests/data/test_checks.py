@@ -121,14 +121,12 @@ def test_stuck_instruments():
     half = observations(torch.stack([vectors()[:, 0], torch.full((N,), 0.7)], dim=-1))
     (message,) = caught(lambda: warn_of_stuck([half]))
     assert "have the value 0.7 as component 1" in message
-    dead = observations(torch.zeros(9, 2), "dead")
-    assert len(caught(lambda: warn_of_stuck([good, dead]))) == 1
 
 
 def test_constant_values_that_are_sound():
-    """Flow in a plane of space; conditions at a wall, with their noise; few equal values."""
+    """Flow in a plane of space; conditions at a wall; few equal values."""
     flat = torch.cat([vectors(), torch.zeros(N, 1)], dim=-1)
-    wall = observations(torch.zeros(9, 2), "wall", known=True)
+    wall = observations(torch.zeros(9, 2), "wall")
     few = observations(torch.full((3, 2), 0.5), "few")
     parts = [observations(vectors()), wall, few]
     assert not caught(lambda: warn_of_stuck(parts))
