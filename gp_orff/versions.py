@@ -5,7 +5,7 @@ from importlib import metadata
 
 PACKAGES = [
     *("gp_orff", "torch", "gpytorch", "linear_operator", "jaxtyping", "numpy", "scipy", "finufft"),
-    *("matplotlib", "xarray", "pyproj", "ppigrf", "dask", "distributed", "zarr"),
+    *("matplotlib", "xarray", "pint", "pyproj", "ppigrf", "dask", "distributed", "zarr"),
     *("scikit-learn", "botorch"),
 ]
 

@@ -256,6 +256,7 @@ class Dataset(Data):
         if all(isinstance(source, InMemory) for source in self.sources):
             sources = tuple(InMemory(list(source())) for source in sources)
         survey = fold_sources(sources, FirstLook(0)).survey
+        survey = replace(survey, skipped=self.survey.skipped)
         return replace(self, sources=sources, survey=survey, weights=weights)
 
     def unweighted(self) -> "Dataset":

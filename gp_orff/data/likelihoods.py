@@ -155,7 +155,7 @@ def _require(holds: Bool[Tensor, "N"], values: Float[Tensor, "N v v"], what: str
         raise ValueError(
             f"expected {what} noise covariances, got {int((~holds).sum())} of {len(values)} that "
             f"are not, first that of reading {reading}: {values[reading].tolist()}; drop these "
-            "readings, or give variances"
+            "readings"
         )
 
 

@@ -272,9 +272,24 @@ class Work:
 
     def __call__(self, chunk: object, number: int) -> tuple[Any, int]:
         """The value of a chunk, and the number of its points."""
-        chunk = loaded(chunk)
-        value = self.summary(self.read(chunk), number)
-        return value, self.count(chunk)
+        with naming(chunk, number):
+            content = loaded(chunk)
+            return self.summary(self.read(content), number), self.count(content)
+
+
+@contextmanager
+def naming(chunk: object, number: int) -> Iterator[None]:
+    """Errors inside the block name the chunk, by what it prints as if it is loaded where it is
+    used."""
+    try:
+        yield
+    except Exception as error:
+        name = f"in chunk {number}{f', {chunk!r}' if callable(chunk) else ''}"
+        if hasattr(error, "add_note"):
+            error.add_note(name)
+        elif error.args and isinstance(error.args[0], str):  # before Python 3.11
+            error.args = (f"{error.args[0]} ({name})", *error.args[1:])
+        raise
 
 
 def loaded(chunk: object) -> object:

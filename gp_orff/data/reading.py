@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from gp_orff.data.checks import noise_factor
 from gp_orff.data.likelihoods import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
@@ -81,7 +82,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
         TypeError: values that are not real numbers.
         ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
     """
-    x = as_points(x).detach()
+    x, factor = as_points(x).detach(), noise_factor(options.noise, y)
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
     expected = 1 if along else num_outputs
@@ -95,6 +96,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
     known, covariance = options.noise is not None, None
     if known:
         noise = given_noise(options.noise, len(x), y.shape[-1], observed).to(y.device)
+        noise = noise if factor == 1 else factor * noise
         if options.track is not None and noise.dim() > 1:
             raise NotImplementedError(
                 f"expected noise of shape {(len(x),)} beside track=, a variance for each reading, "
@@ -202,6 +204,12 @@ def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
     return chunk[0], chunk[1], options
 
 
+def has_no_rows(x: object, y: object) -> bool:
+    """Whether x and y are arrays of no rows."""
+    shapes = [getattr(values, "shape", None) for values in (x, y)]
+    return all(shape is not None and len(shape) and shape[0] == 0 for shape in shapes)
+
+
 def _length(values: object, name: str) -> int:
     """The number of rows of an array."""
     if not (isinstance(values, Tensor | list | tuple) or hasattr(values, "__array__")):
@@ -281,8 +289,6 @@ def _observed(y: Float[Tensor, "n v"], options: Options) -> Bool[Tensor, "n v"] 
             f"expected finite observations, got {int((~finite).sum())} NaN or infinite values "
             f"among {y.numel()}; drop those points{'' if options.track is not None else remedy}"
         )
-    if nan.all():
-        raise ValueError("expected observations, got nothing but NaN")
     return finite if nan.any() else None
 
 

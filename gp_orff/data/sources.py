@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.passes import Show, Work, fold, loaded, num_points, silent
+from gp_orff.data.passes import Show, Work, fold, loaded, naming, num_points, silent
 from gp_orff.data.reading import Options, chunks, read, unpack, warn_of_positions
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.track_reading import TrackObservations, check_time, readings_along, split
@@ -167,8 +167,9 @@ class Chunks:
         read, points = self._read, 0
         self.show(0, 0, None)
         for number, chunk in enumerate(self.chunks, 1):
-            content = loaded(chunk)
-            yield from read(content)
+            with naming(chunk, number - 1):
+                content = loaded(chunk)
+                yield from read(content)
             points += num_points(content)
             self.show(number, points, None)
 

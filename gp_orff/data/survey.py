@@ -42,6 +42,10 @@ class DataWarning(UserWarning):
     """
 
 
+class NoObservations(ValueError):
+    """Data have no valid observation."""
+
+
 @dataclass(frozen=True)
 class Distances:
     """Distances between the points of a sample."""
@@ -149,6 +153,7 @@ class Survey:
     weights: Mapping[GroupKey, Weights]
     sample: list[Observations]  # up to 20 000, at random
     ranks: list[Float[Tensor, "n"]]  # the random numbers that selected them
+    skipped: int = 0  # chunks without a valid observation
 
     @classmethod
     def of(cls, parts: Iterable[Observations], seed: int | Sequence[int] = 0) -> "Survey":
@@ -186,6 +191,7 @@ class Survey:
             weights,
             sample,
             ranks,
+            self.skipped + other.skipped,
         )._subsample()
 
     @cached_property

@@ -17,7 +17,7 @@ from gp_orff.data.noise import Noises, TrackNoise
 from gp_orff.data.observations import LinearObservations, Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Moments, Statistics, Weights
-from gp_orff.data.survey import Survey
+from gp_orff.data.survey import NoObservations, Survey
 from gp_orff.data.tracks import (
     BlockNoise,
     BlockTimes,
@@ -401,7 +401,7 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
     if not isinstance(time, Tensor):
         array = np.asarray(time)
         seconds = _seconds(array)
-        if seconds is None and array.dtype.kind in "OSU":
+        if seconds is None and (array.dtype.kind in "SU" or not _are_numbers(array)):
             raise TypeError(
                 f"expected times as numbers, dates or durations, got {type(time).__name__} of type "
                 f"{array.dtype}; convert them, as pandas.to_datetime or numpy.asarray(time, float) "
@@ -421,6 +421,17 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
             "readings"
         )
     return values[:, 0]
+
+
+def _are_numbers(array: np.ndarray) -> bool:
+    """Whether objects are numbers, as in nullable columns."""
+    if array.dtype.kind != "O":
+        return True
+    try:
+        as_matrix(array, "times (N,)")
+    except TypeError:
+        return False
+    return True
 
 
 def check_increasing(
@@ -654,11 +665,12 @@ class Seen:
 
     survey: Survey | None
     tracks: list[TrackObservations]
+    skipped: int = 0  # chunks without observations
 
     def __add__(self, other: "Seen") -> "Seen":
         surveys = [seen.survey for seen in (self, other) if seen.survey is not None]
         total = surveys[0] + surveys[1] if len(surveys) == 2 else next(iter(surveys), None)
-        return Seen(total, self.tracks + other.tracks)
+        return Seen(total, self.tracks + other.tracks, self.skipped + other.skipped)
 
 
 @dataclass(frozen=True)
@@ -672,7 +684,7 @@ class FirstLook:
         single = split(parts, tracks)
         first = next(single, None)
         if first is None:
-            return Seen(None, tracks)
+            return Seen(None, tracks, skipped=int(not tracks))
         seed = [self.seed, number] if number else self.seed
         return Seen(Survey.of(chain([first], single), seed), tracks)
 
@@ -693,6 +705,8 @@ def surveyed(
             where there is none. If None, the tracks are in blocks.
     """
     seen = source.fold(FirstLook(seed)) or Seen(None, [])
+    if seen.survey is None and not seen.tracks and seen.skipped:
+        raise NoObservations("expected observations, got nothing but NaN, or no rows")
     tracks = joined(seen.tracks)
     if spans is not None:
         tracks = tuple(part.in_blocks(spans.get(part.key.label)) for part in tracks)
@@ -700,6 +714,7 @@ def surveyed(
     if tracks or survey is None:
         means = Survey.of((part.means for part in tracks), seed)
         survey = means if survey is None else survey + means
+    survey = replace(survey, skipped=seen.skipped)
     return survey, tracks, seen.survey is not None or not tracks
 
 

@@ -1,5 +1,7 @@
 """Arrays of any kind as validated float64 tensors."""
 
+from numbers import Number
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
@@ -72,12 +74,18 @@ def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 
 def _array(values: object, name: str) -> np.ndarray:
     """An array-like as an array that torch accepts; masked values become NaN."""
-    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind != "c":
-        values = values.astype(np.float64).filled(np.nan)
+    values = getattr(values, "magnitude", values)  # of a quantity with a unit, as of pint
+    if isinstance(values, list | tuple) and any(
+        isinstance(row, np.ma.MaskedArray | np.ma.core.MaskedConstant) for row in values
+    ):
+        values = np.ma.stack([np.ma.asarray(row) for row in values])  # which keeps the masks
+    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "fiuO":
+        values = np.where(np.ma.getmaskarray(values), np.nan, values.data)
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:  # rows of different lengths
         raise TypeError(f"expected {name} as a tensor or array, got {error}") from error
+    array = _from_objects(array, name) if array.dtype.kind == "O" else array
     if array.dtype.kind == "c":
         raise TypeError(
             f"expected real numbers for {name}, got {type(values).__name__} of type {array.dtype}; "
@@ -86,11 +94,47 @@ def _array(values: object, name: str) -> np.ndarray:
     if array.dtype.kind not in "fiu":
         raise TypeError(
             f"expected {name} as a tensor or array of real numbers, got "
-            f"{type(values).__name__} of type {array.dtype}"
+            f"{type(values).__name__} of type {array.dtype}{_remedy(array)}"
         )
     array = array.astype(np.float64, copy=False)  # of any byte order
     reversed_axis = any(stride < 0 for stride in array.strides)  # which torch has not
     return array.copy() if reversed_axis or not array.flags.writeable else array  # memory maps
+
+
+def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
+    """Numbers that are stored as objects, as in nullable columns, where None, pd.NA and masked
+    values become NaN; TypeError for other objects."""
+    flat = array.ravel().tolist()
+    if not all(isinstance(value, Number) or _is_missing(value) for value in flat):
+        wrong = next(v for v in flat if not isinstance(v, Number) and not _is_missing(v))
+        convert = "; convert it, such as with pandas.to_numeric(column, errors='coerce')"
+        raise TypeError(
+            f"expected real numbers for {name}, got objects such as {wrong!r}"
+            f"{convert if isinstance(wrong, str | bytes) else ''}"
+        )
+    if any(isinstance(value, complex) for value in flat):
+        return array.astype(complex)
+    if any(isinstance(value, bool | np.bool_) for value in flat):
+        return np.array([value is True for value in flat])
+    numbers = [np.nan if _is_missing(value) else float(value) for value in flat]
+    return np.array(numbers, dtype=np.float64).reshape(array.shape)
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or value is np.ma.masked or str(value) in ("<NA>", "NaT")
+
+
+def _remedy(array: np.ndarray) -> str:
+    """The call that converts an array of another type."""
+    calls = {
+        **dict.fromkeys("USa", "pandas.to_numeric(column, errors='coerce')"),
+        "T": "pandas.to_numeric(column, errors='coerce')",
+        "b": "values.astype(float)",
+        "M": "(times - times[0]) / numpy.timedelta64(1, 's')",
+        "m": "durations / numpy.timedelta64(1, 's')",
+    }
+    call = calls.get(array.dtype.kind)
+    return f"; convert it, such as with {call}" if call else ""
 
 
 def are_missing(texts: np.ndarray, labels: object) -> Bool[np.ndarray, "N"]:

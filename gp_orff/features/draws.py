@@ -295,7 +295,8 @@ def plane_weights(
 
 
 class GridWarning(UserWarning):
-    """Warns that a lengthscale has left the range for which its frequency grid was built.
+    """Warns that a lengthscale has left the range for which its frequency grid was built, or that a
+    grid truncates much of the variance.
 
     The kernel is then less accurate than `Grid(tolerance=...)` says: call `ORFFKernel.redraw()`,
     constrain the lengthscale, or give `Grid` a wider `lengthscale_range`.

@@ -86,7 +86,9 @@ class Grid:
       tolerance, at the shortest lengthscale of the range. Each term of a sum has its own ellipsoid.
 
     The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
-    and to the predictive variance, so that predictive variances are not too small.
+    and to the predictive variance, so that predictive variances are not too small. The evidence is
+    that of the truncated prior, with δ as independent noise: where δ is not small against the noise
+    variance, it may be many nats too low; where δ is larger, `VectorFieldGP` gives a `GridWarning`.
 
     In training, `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()`
     builds a new grid. `VectorFieldGP` does so itself. An evaluation of the evidence costs F³ for F

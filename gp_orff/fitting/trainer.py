@@ -243,9 +243,13 @@ class Trainer:
         if self.priors is not None:
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
-            repeated = " at distinct places" if numbers < data.num_values else ""
+            alike = (
+                f", which tell as much as {numbers:.0f} since the field hardly changes between "
+                "most places under the lengthscales that were learned,"
+            )
             warnings.warn(
-                f"{numbers:.0f} numbers{repeated} determine {learned} hyperparameters poorly: "
+                f"{data.num_values:.0f} numbers{alike if numbers < data.num_values else ''} "
+                f"determine {learned} hyperparameters poorly: "
                 "error bars do not contain the uncertainty of these, and may be too small; those "
                 "of posterior(marginalize=True) do. Or fix hyperparameters that are known "
                 "(requires_grad_(False)), give them priors, or take a simpler kernel",

@@ -40,6 +40,7 @@ class WrapperKernel(Kernel):
         """A new kernel; a TypeError for arguments that belong to a kernel inside."""
         known = list(signature(cls.__init__).parameters)[1:]
         unknown = [name for name in kwargs if name not in known]
+        _check_arguments(cls, args, unknown or kwargs)
         if unknown:
             raise TypeError(
                 f"{cls.__name__} expects the arguments {', '.join(known)}, got {unknown[0]}; those "
@@ -77,6 +78,29 @@ def related_copy(kernel: Kernel) -> Kernel:
             parent, _, name = path.rpartition(".")
             setattr(copy.get_submodule(parent), name, part.related())
     return copy
+
+
+def _check_arguments(cls: type, args: Sequence[object], kwargs: Sequence[str]) -> None:
+    """Raise TypeError for arguments that have to be named, with their names."""
+    parameters = list(signature(cls.__init__).parameters.values())[1:]
+    most = sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
+    )
+    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
+    missing = [name for name in required if name not in kwargs]
+    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    if (len(args) > most and not several) or (args and missing):
+        raise TypeError(
+            f"{cls.__name__} expects {', '.join(named)} by name, got {len(args)} arguments without "
+            f"names{f', no {missing[0]}' if missing else ''}; for instance "
+            f"{cls.__name__}(..., {(missing or named or ['num_dims'])[0]}=2)"
+        )
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:
@@ -155,15 +179,27 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         )
 
 
+def refuse_tracing(kernel: Kernel) -> None:
+    """Raise NotImplementedError inside `torch.jit.trace`: a covariance with derivatives in closed
+    form would become a constant of the trace."""
+    if torch.jit.is_tracing():
+        raise NotImplementedError(
+            f"expected {type(kernel).__name__} outside of torch.jit.trace, whose result would be "
+            "constant; trace features instead, gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+        )
+
+
 def check_points(
     kernel: Kernel, num_dims: int | None, x1: Tensor, x2: Tensor, last_dim_is_batch: bool
 ) -> None:
     """Refuse arguments of `forward` for which a kernel of `num_dims` inputs has no covariance.
 
     Raises:
+        NotImplementedError: as `refuse_tracing`.
         TypeError: as `check_inputs`.
         ValueError: `last_dim_is_batch`, another number of columns, or as `check_inputs`.
     """
+    refuse_tracing(kernel)
     name = type(kernel).__name__
     if last_dim_is_batch:
         raise ValueError(

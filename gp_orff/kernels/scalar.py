@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import check_positive_integer, positive
+from gp_orff.kernels.base import check_positive_integer, positive, refuse_tracing
 from gp_orff.kernels.mixture_spectra import Radial, StudentT
 from gp_orff.kernels.spectra import RadialKernel
 
@@ -466,6 +466,7 @@ class GeneralMaternKernel(RadialKernel):
         Raises:
             NotImplementedError: ν > 50, or a derivative for ν < 1.2.
         """
+        refuse_tracing(self)
         if order and self.nu < _ROUGHEST:
             raise NotImplementedError(
                 f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={self.nu}, whose "

@@ -1,14 +1,12 @@
 """Names, values, units and attributes of variables of a Dataset."""
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gp_orff.data.units import Unit, conversion, optional
+from gp_orff.data.validation import as_real
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -21,16 +19,6 @@ if TYPE_CHECKING:
 
 _UNITS = ("W", "D", "h", "m", "s", "ms", "us", "ns")  # of a fixed length
 _UNIX = "1970-01-01"
-
-
-def optional(name: str, extra: str) -> ModuleType:
-    """A module that an extra of this package installs."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"this function needs {name}, which is not installed; pip install gp_orff[{extra}]"
-        ) from error
 
 
 def as_dataset(dataset: object) -> "xarray.Dataset":
@@ -56,12 +44,18 @@ def named(dataset: "xarray.Dataset", names: str | Sequence[str]) -> dict[str, "x
 
 
 def floats(name: str, variable: "xarray.Variable") -> np.ndarray:
-    """The values of a variable as float64."""
-    if variable.dtype.kind not in "fiu":
-        parts = f"; for u + iv, make two variables of {name}.real and {name}.imag"
-        parts = parts if variable.dtype.kind == "c" else ""
-        raise TypeError(f"expected numbers in {name!r}, got type {variable.dtype}{parts}")
-    return variable.to_numpy().astype(np.float64)
+    """The values of a variable as float64; missing values of nullable columns become NaN."""
+    if variable.dtype.kind == "c":
+        raise TypeError(
+            f"expected numbers in {name!r}, got type {variable.dtype}; for u + iv, make two "
+            f"variables of {name}.real and {name}.imag"
+        )
+    try:
+        return as_real(variable.to_numpy(), f"numbers in {name!r}").numpy().copy()
+    except TypeError as error:
+        raise TypeError(
+            f"expected numbers in {name!r}, got type {variable.dtype}: {error}"
+        ) from None
 
 
 def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarray:
@@ -73,12 +67,21 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
         return seconds / (np.timedelta64(1, unit) / np.timedelta64(1, "s"))
     if values.dtype.kind == "m":
         return values / np.timedelta64(1, unit)
-    if values.dtype.kind not in "fiu":
+    dates = [value for value in values.ravel()[:1] if hasattr(value, "calendar")]
+    if dates:
         raise TypeError(
-            f"expected numbers or datetime64 as coordinate {name!r}, got type {values.dtype}; "
-            "convert them first, for instance with convert_calendar"
+            f"expected numbers or datetime64 as coordinate {name!r}, got dates of the calendar "
+            f"{dates[0].calendar!r}; give numbers of days instead: dataset.assign_coords({name}=("
+            f'dataset["{name}"].dims, cftime.date2num(dataset["{name}"].values, '
+            '"days since 2000-01-01")))'
         )
-    return values.astype(np.float64)
+    try:
+        return as_real(values, f"coordinate {name!r}").numpy().copy()
+    except TypeError as error:
+        raise TypeError(
+            f"expected numbers or datetime64 as coordinate {name!r}, got type {values.dtype}: "
+            f"{error}"
+        ) from None
 
 
 def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
@@ -94,20 +97,36 @@ def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
 
 _EAST = ("degrees_east", "degree_east", "degrees_E", "degree_E", "degreesE", "degreeE")
 _NORTH = ("degrees_north", "degree_north", "degrees_N", "degree_N", "degreesN", "degreeN")
+_ANGLES = (
+    *("grid_longitude", "grid_latitude"),
+    *("projection_x_angular_coordinate", "projection_y_angular_coordinate"),
+)
 _NAMES = {
     "longitude": ("longitude", "lon", "long", "lng", "nav_lon"),
     "latitude": ("latitude", "lat", "nav_lat"),
 }
-_LENGTHS = ("m", "meter", "meters", "metre", "metres", "cm", "mm")
 
 
-def labelled_in_degrees(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names of coordinates whose attributes say that they are longitude and latitude."""
+def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names of coordinates whose attributes say that they are longitude and latitude, or other
+    angles on a sphere."""
     return [
         name
-        for name, own in attributes.items()
-        if own.get("standard_name") in _NAMES or own.get("units") in (*_EAST, *_NORTH)
+        for name, entry in attributes.items()
+        if entry.get("standard_name") in (*_NAMES, *_ANGLES)
+        or entry.get("units") in (*_EAST, *_NORTH)
+        or (_named_degrees(name) and is_angle(entry.get("units")))
     ]
+
+
+def is_angle(units: object) -> bool:
+    """Whether a unit is degrees, radians or another one of angles."""
+    unit = None if units is None else Unit.parse(units)
+    return unit is not None and unit.is_angle
+
+
+def _named_degrees(name: object) -> bool:
+    return any(str(name).lower() in names for names in _NAMES.values())
 
 
 def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
@@ -129,11 +148,18 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
             f"a projection expects a longitude before a latitude, got coordinates "
             f"{list(attributes)}; name them so, or give them units degrees_east and degrees_north"
         )
-    for name, own in attributes.items():
-        if own.get("units") in _LENGTHS:
+    for i, (name, entry) in enumerate(attributes.items()):
+        unit = None if entry.get("units") is None else Unit.parse(entry["units"])
+        if i in (longitude[0], latitude[0]):
+            if unit is not None and unit.root is not None and not unit.is_angle:
+                raise ValueError(
+                    f"expected {name!r} in degrees or radians, got units {entry['units']!r}; "
+                    "correct the attribute"
+                )
+        elif unit is not None and unit.is_length and conversion(entry["units"], "km") != 1:
             raise ValueError(
                 f"expected {name!r} in km, as positions in the plane are, got units "
-                f"{own['units']!r}; convert it, and its units"
+                f"{entry['units']!r}; convert it, and its units"
             )
     return longitude[0], latitude[0]
 
@@ -148,91 +174,6 @@ def _is(kind: str, name: str, attributes: Mapping[str, Any]) -> bool:
 
 
 # Units of derivatives and integrals: only lengths have to be understood, all else is carried.
-
-
-_METRES = {
-    **dict.fromkeys(("m", "meter", "meters", "metre", "metres"), 1.0),
-    **dict.fromkeys(("km", "kilometer", "kilometers", "kilometre", "kilometres"), 1e3),
-    **dict.fromkeys(("cm", "centimeter", "centimeters", "centimetre", "centimetres"), 1e-2),
-    **dict.fromkeys(("mm", "millimeter", "millimeters", "millimetre", "millimetres"), 1e-3),
-    **dict.fromkeys(("um", "µm", "micrometer", "micrometre", "micron"), 1e-6),
-    **dict.fromkeys(("nmile", "nautical_mile", "nautical_miles"), 1852.0),
-    **dict.fromkeys(("ft", "foot", "feet", "international_foot"), 0.3048),
-}
-_KNOTS = ("knot", "knots", "kt", "kts")
-_DEGREE = re.compile("degrees?(_?(east|north|E|N|true))?$")
-_TOKEN = re.compile(
-    r"\s*([*./]?)\s*(?:([^\W\d]+|[%°])(?:\^|\*\*)?([+-]?\d+)?|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))(?=[\s*./]|$)"
-)
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A number times a product of powers of symbols.
-
-    Example:
-        >>> from gp_orff.labelled.attributes import Unit
-        >>> str(Unit.parse("m/s") * Unit.parse("km") ** -1)
-        'm s-1 km-1'
-        >>> str((Unit.parse("m/s") * Unit.parse("km") ** -1).in_metres())
-        '0.001 s-1'
-    """
-
-    scale: float
-    powers: dict[str, int]
-
-    @classmethod
-    def parse(cls, text: object) -> "Unit | None":
-        """The unit of a text as of CF, such as "m s-1", "m/s" or "1"; None if it is no such."""
-        unit, position, text = cls(1.0, {}), 0, str(text).strip()
-        while position < len(text):
-            token = _TOKEN.match(text, position)
-            if token is None:
-                return None
-            sign, symbol, power, number = token.groups()
-            if symbol is None:
-                factor = cls(float(number), {})
-            else:
-                symbol = "degree" if _DEGREE.match(symbol) else symbol
-                factor = cls(1.0, {symbol: int(power or 1)})
-            unit *= factor**-1 if sign == "/" else factor
-            position = token.end()
-        return unit if text else None
-
-    @property
-    def has_length(self) -> bool:
-        """Whether a power of a length is in it."""
-        return bool(self.in_metres().powers.get("m"))
-
-    def in_metres(self) -> "Unit":
-        """This unit with metres in the place of all lengths."""
-        unit = Unit(self.scale, {})
-        for symbol, power in self.powers.items():
-            if symbol in _METRES:
-                factor = Unit(_METRES[symbol], {"m": 1})
-            elif symbol in _KNOTS:
-                factor = Unit(1852 / 3600, {"m": 1, "s": -1})
-            else:
-                factor = Unit(1.0, {symbol: 1})
-            unit *= factor**power
-        return unit
-
-    def __mul__(self, other: "Unit") -> "Unit":
-        powers = dict(self.powers)
-        for symbol, power in other.powers.items():
-            powers[symbol] = powers.get(symbol, 0) + power
-        return Unit(self.scale * other.scale, {s: n for s, n in powers.items() if n})
-
-    def __pow__(self, power: int) -> "Unit":
-        powers = {symbol: n * power for symbol, n in self.powers.items() if power}
-        return Unit(self.scale**power, powers)
-
-    def __str__(self) -> str:
-        powers = sorted(self.powers.items(), key=lambda own: own[1] < 0)
-        symbols = [symbol if n == 1 else f"{symbol}{n}" for symbol, n in powers]
-        if self.scale != 1:
-            symbols.insert(0, f"{self.scale:.12g}")
-        return " ".join(symbols) or "1"
 
 
 def unit_of_map(outputs: str, inputs: str, power: int) -> tuple[float, str] | None:
@@ -252,15 +193,6 @@ def unit_of_map(outputs: str, inputs: str, power: int) -> tuple[float, str] | No
         return 1.0, str(unit)
     unit = unit.in_metres()
     return unit.scale, str(Unit(1.0, unit.powers))
-
-
-def conversion(given: str, wanted: str) -> float | None:
-    """The factor of numbers in a unit that brings them to another; None if there is none."""
-    units = Unit.parse(given), Unit.parse(wanted)
-    if None in units:
-        return 1.0 if given == wanted else None
-    old, new = (unit.in_metres() for unit in units)
-    return old.scale / new.scale if old.powers == new.powers else None
 
 
 # The CF attributes of outputs and symbols: units, names, and those of standard deviations.

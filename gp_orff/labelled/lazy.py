@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gp_orff.data.passes import naming
 from gp_orff.labelled.attributes import optional
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.reading import Columns, check_units, plane_of
@@ -33,7 +34,10 @@ class File:
     def __call__(self) -> dict[str, np.ndarray]:
         with opened(self.path) as dataset:
             self.columns.check(dataset)
-            return self.columns.chunk(dataset[self.columns.names].load())
+            self.columns.with_units_of(
+                dataset, self.columns.plane
+            )  # raises where it cannot be read
+            return self.columns.chunk(self.columns.prepared(dataset).load())
 
     def __repr__(self) -> str:
         return f"the file {self.path}"
@@ -80,18 +84,20 @@ def files(
     optional("xarray", "xarray")
     paths = _paths(paths)
     columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
-    with opened(paths[0]) as dataset:
+    if isinstance(project, str) and project == "auto":
+        raise ValueError(
+            "expected project= as a coordinate reference system or a LocalPlane, got 'auto', "
+            "which needs the positions of all files; give "
+            "gp_orff.labelled.LocalPlane.around(corners) of the area"
+        )
+    with naming(File(paths[0], columns), 0), opened(paths[0]) as dataset:
         columns.check(dataset)
+        columns = columns.with_units_of(dataset, project)
+        dataset = columns.prepared(dataset)
         attributes = columns.attributes(dataset)
         if project is None:
             check_units(attributes)
             return ([File(path, columns) for path in paths],)
-        if isinstance(project, str) and project == "auto":
-            raise ValueError(
-                "expected project= as a coordinate reference system or a LocalPlane, got 'auto', "
-                "which needs the positions of all files; give "
-                "gp_orff.labelled.LocalPlane.around(corners) of the area"
-            )
         positions = columns.degrees(dataset)
         plane = plane_of(project, columns.corners(dataset, positions))
     columns = replace(columns, plane=plane, positions=positions)

@@ -12,10 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import common_units, vectors_of
 from gp_orff.data.survey import DataWarning
+from gp_orff.data.units import change
 from gp_orff.labelled.attributes import (
     Attributes,
     degree_columns,
+    is_angle,
     numbers,
     of_moments,
     of_symbol,
@@ -93,10 +96,25 @@ def on_grid(
     coords = {name: _axis(xr, name, axis, attrs.get(name)) for name, axis in coordinates.items()}
     axes = [numbers(name, axis.to_numpy(), time_unit, epoch) for name, axis in coords.items()]
     inputs = [axis.attrs for axis in coords.values()]
+    units = {name: getattr(axis, "attrs", {}) for name, axis in coordinates.items()}
+    wanted = {
+        name: attrs.get(name, entry) if everything else entry for name, entry in units.items()
+    }
+    for name, unit in common_units(wanted).items():
+        column = list(coords).index(name)
+        axes[column] = _converted(name, axes[column], units[name], {"units": unit})
+        if everything or name not in attrs:
+            inputs[column] = {**inputs[column], "units": unit}
+            coords[name].attrs.update({"units": units[name].get("units", unit)})
     columns = ()
     if project is not None:
         _check_plane(project)
         columns = degree_columns(dict(zip(coords, inputs, strict=True)))
+        for column in columns:
+            if is_angle(inputs[column].get("units")):
+                degrees = {"units": "degree"}
+                name = list(coords)[column]
+                axes[column] = _converted(name, axes[column], inputs[column], degrees)
         field = ProjectedField(field, project, columns)
         inputs = field.in_km(inputs)
     outline = _outline(axes, columns)
@@ -112,7 +130,11 @@ def on_grid(
     unknown = sorted(set(attrs) - {*coords, *means})
     if unknown and not everything:
         raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
-    of_field = [attrs.get(name, {}) for name in requests[0][1]]
+    of_field = {name: attrs.get(name, {}) for name in requests[0][1]}
+    if everything:  # whose numbers are those of `readings`
+        units = common_units(of_field, vectors_of(of_field))
+        attrs = {**attrs, **dict(zip(of_field, _in_units(of_field, units), strict=True))}
+    of_field = [attrs.get(name, {}) for name in of_field]
     in_space = [inputs[column] for column in field.space]
     layers = []
     for symbol, outputs in requests:
@@ -167,6 +189,29 @@ class MapOf:
             for own, *moments in zip(outputs, *_moments(self.field, symbol, axes), strict=True):
                 found += [own.factor * values for values in moments]
         return found
+
+
+def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
+    """Attributes of variables whose numbers are in other units than they say."""
+    return [
+        {**entry, "units": units[name]} if name in units else entry for name, entry in attrs.items()
+    ]
+
+
+def _converted(
+    name: str, values: np.ndarray, given: Attributes, wanted: Attributes
+) -> Float[np.ndarray, "n"]:
+    """Coordinates in the unit of the model's inputs."""
+    units = given.get("units"), wanted.get("units")
+    if None in units or units[0] == units[1]:
+        return values
+    factors = change(*units)
+    if factors is None:
+        raise ValueError(
+            f"expected coordinate {name!r} in {units[1]!r}, as the data are, got {units[0]!r}, "
+            "which cannot be converted; convert it, and correct its attribute `units`"
+        )
+    return factors[0] * values + factors[1]
 
 
 def _warn_of_other_names(

@@ -205,10 +205,23 @@ def _degrees(places: object) -> Float[np.ndarray, "N 2"]:
     if largest[0] > 360 or largest[1] > 90:
         raise ValueError(
             "expected longitudes from -360 to 360 and latitudes from -90 to 90 degrees, got "
-            f"numbers up to {largest[0]:g} and {largest[1]:g}; leave out project= if they are "
-            "lengths already"
+            f"{_beyond(places)}"
         )
     return places
+
+
+def _beyond(places: Float[np.ndarray, "N 2"]) -> str:
+    """What is wrong with places that are no degrees, and what helps."""
+    beyond = (np.abs(places) > [360, 90]).any(-1)
+    first = int(np.flatnonzero(beyond)[0])
+    text = f"{places[first].tolist()} in place {first}, and {int(beyond.sum())} such places in all"
+    if beyond.mean() > 0.5:
+        return f"{text}; leave out project= if they are lengths already"
+    return (
+        f"{text}; if these values stand for missing ones, make them NaN and drop them: "
+        "dataset.where((abs(dataset.lon) <= 360) & (abs(dataset.lat) <= 90)), with the names of "
+        "longitude and latitude"
+    )
 
 
 def _box(

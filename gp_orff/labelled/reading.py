@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from gp_orff.data.checks import (
+    check_noise,
+    check_noise_order,
+    check_order,
+    common_units,
+    decoded,
+    variance_unit,
+    vectors_of,
+)
 from gp_orff.data.survey import DataWarning
+from gp_orff.data.units import change
 from gp_orff.labelled.attributes import (
     as_dataset,
     degree_columns,
     floats,
-    labelled_in_degrees,
+    is_angle,
+    labelled_as_angles,
     named,
     numbers,
     optional,
@@ -104,7 +115,11 @@ def readings(
     Variables may be on a grid or along trajectories. On a grid, every combination of coordinates is
     a point. Points where all variables are NaN, such as land, are dropped; where only some are NaN,
     they stay NaN in y: use `fit(x, y, missing="mask")`. The variables have to be in the order of
-    the coordinates that they point along: u, v with lon, lat.
+    the coordinates that they point along: u, v with lon, lat; standard names are checked.
+
+    Numbers of one kind come in the unit of the first variable, or coordinate, that has one, by the
+    attributes `units`; noise in its square. Packed and missing values are decoded where attributes
+    say that they are not.
 
     Of a Dataset of Dask arrays nothing is loaded: the first value are chunks for `model.fit`, one
     for each block, that hold the options too, so that `fit(*readings(...))` works as before;
@@ -119,7 +134,8 @@ def readings(
             `model.fit`.
         time: likewise, with the times along tracks.
         noise: likewise, with the noise variances: one name, one for each variable, or p×p names of
-            covariances. Of standard errors, take the squares: `dataset.assign(var_u=ds.sd_u**2)`.
+            covariances. Of standard errors, take the squares, with their unit:
+            `dataset.assign(var_u=(dataset.sd_u**2).assign_attrs(units="m2 s-2"))`.
         time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
             "W" to "ns".
         epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;
@@ -130,14 +146,17 @@ def readings(
             or standard_name, or by their names; longitude comes first. Of two or more variables,
             the first two are those to the east and to the north, which become components in the
             plane (see `LocalPlane`), and so do their noise variances; take a `LocalPlane` with
-            `vectors=False` for several scalars. Any heights have to be in km.
+            `vectors=False` for several scalars. Any heights have to be in km. Where one of these
+            two components is NaN, all observed components become observations along `directions`,
+            in the third value: y is then (M,).
 
     Raises:
         ImportError: xarray is not installed, or pyproj (`pip install gp_orff[geo]`) to project.
         KeyError: a name that the Dataset does not have.
         TypeError: `dataset` is no Dataset, or values are neither numbers nor times.
         ValueError: dimensions that do not fit, an unknown unit, or nothing but NaN; with `project`,
-            an area of more than 3000 km, no longitude and latitude, or half of a vector.
+            an area of more than 3000 km, no longitude and latitude, or half of a vector with
+            `track` or covariances; units or standard names that contradict each other.
 
     Warns:
         DataWarning: attributes say that coordinates are degrees, and there is no `project`.
@@ -167,6 +186,8 @@ def readings(
     dataset = as_dataset(dataset)
     columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
     columns.check(dataset)
+    columns = columns.with_units_of(dataset, project)
+    dataset = columns.prepared(dataset)
     blocks = Blocks.of(dataset, columns.names, columns.chunk)
     if blocks is not None:
         return _of_chunks(columns, blocks, dataset, project)
@@ -208,6 +229,7 @@ class Columns:
     epoch: object
     plane: LocalPlane | None = None
     positions: tuple[int, int] = ()  # of longitude and latitude among the coordinates
+    units: Mapping[str, str] = field(default_factory=dict)  # that the numbers are brought to
 
     @classmethod
     def of(
@@ -251,11 +273,68 @@ class Columns:
                 )
         for name, variable in {**positions, **others}.items():
             if not set(variable.dims) <= set(sizes):
+                check_ragged(dataset, name, tuple(sizes))
                 raise ValueError(
                     f"expected coordinates along the dimensions {tuple(sizes)} of the variables, "
                     f"got {name!r} along {variable.dims}; every observation has one position: "
                     "select one with isel"
                 )
+
+    def with_units_of(self, dataset: "xarray.Dataset", project: object) -> "Columns":
+        """These columns, with the unit of each, one for those that need the same; a Dataset whose
+        attributes contradict each other or the order of the names is refused."""
+        of = {name: entry.attrs for name, entry in named(dataset, self.names).items()}
+        variables = {name: of[name] for name in self.variables}
+        coordinates = {name: of[name] for name in self.coordinates}
+        noise = {name: of[name] for name in self.noise.flat} if self.noise.ndim < 2 else {}
+        check_order(variables, coordinates)
+        check_noise_order(variables, noise if len(noise) == len(variables) else {})
+        vectors = vectors_of(variables)
+        if project is not None and getattr(project, "vectors", True):
+            vectors.append(list(variables)[:2])
+        units = common_units(variables, vectors)
+        if project is not None:
+            angles = [self.coordinates[column] for column in degree_columns(coordinates)]
+            units |= {n: "degree" for n in angles if is_angle(of[n].get("units"))}
+            coordinates = {n: entry for n, entry in coordinates.items() if n not in angles}
+        # A time that xarray decodes becomes a number in `time_unit`.
+        dated = [n for n, entry in coordinates.items() if " since " in str(entry.get("units"))]
+        units |= common_units({n: entry for n, entry in coordinates.items() if n not in dated})
+        units |= {
+            name: str(of[name]["units"])
+            for option, name in self.along.items()
+            if option == "time" and of[name].get("units") and name not in dated
+        }
+        for place, name in np.ndenumerate(self.noise):
+            pair = [self.variables[i] for i in (*place, *place)[:2]] if place else []
+            pair = pair or [self.variables[0]] * 2
+            alike = self.noise.ndim or len({units.get(entry) for entry in self.variables}) == 1
+            both = [units.get(entry) for entry in pair]
+            unit = of[name].get("units")
+            wanted = variance_unit(name, unit, pair, both) if alike and None not in both else None
+            if wanted is not None:
+                units[name] = wanted
+        return replace(self, units=units)
+
+    def prepared(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
+        """These columns of a Dataset, decoded where they are not, in the units of `units`."""
+        dataset = decoded(dataset[self.names])
+        changed = {}
+        for name, wanted in self.units.items():
+            variable = dataset.variables[name]
+            given = variable.attrs.get("units")
+            if not given or variable.dtype.kind not in "fiu" or str(given) == wanted:
+                continue
+            factors = change(given, wanted)
+            if factors is None:
+                raise ValueError(
+                    f"expected {name!r} in {wanted!r}, as at first, got {str(given)!r}, which "
+                    "cannot be converted; convert the numbers, and correct the attribute `units`"
+                )
+            if factors != (1.0, 0.0):
+                changed[name] = factors[0] * variable.astype(np.float64) + factors[1]
+                changed[name].attrs = {**variable.attrs, "units": wanted}
+        return dataset.assign(changed)
 
     def attributes(self, dataset: "xarray.Dataset") -> dict[str, Mapping[str, Any]]:
         """The attributes of the coordinates, by name."""
@@ -299,6 +378,10 @@ class Columns:
                 floats(name, dataset.variables[name].set_dims(sizes))[observed]
                 for name in self.noise.flat
             ]
+            seen = np.isfinite(y[observed])
+            for place, values in zip(np.ndindex(self.noise.shape), noise, strict=True):
+                rows = seen[:, list(place)].all(-1) if place else seen.any(-1)
+                check_noise(str(self.noise[place]), values[rows])
             options["noise"] = np.stack(noise, axis=-1).reshape(-1, *self.noise.shape)
         return np.stack(columns, axis=-1), y[observed], options
 
@@ -315,6 +398,8 @@ class Columns:
         places = x[:, self.positions]
         x[:, self.positions] = self.plane.forward(places)
         if self.plane.vectors and len(self.variables) > 1:
+            if (np.isnan(y[:, 0]) != np.isnan(y[:, 1])).any():
+                return _along_directions(self.plane, places, x, y, options)
             y, options = _in_the_plane(self.plane, places, y, options)
         return x, y, options
 
@@ -326,13 +411,41 @@ class Columns:
         return {"x": x, "y": y, **options}
 
 
+def check_ragged(dataset: "xarray.Dataset", name: str, dims: tuple[str, ...]) -> None:
+    """Raise ValueError for a value of each trajectory in a ragged array, with the call that repeats
+    it for every observation."""
+    along = dataset.variables[name].dims
+    if len(dims) != 1 or len(along) != 1:
+        return
+    text = (
+        f"expected {name!r} along {dims[0]!r}, with a value for each observation, got it along "
+        f"{along[0]!r}, as in a ragged array; repeat it: "
+    )
+    for other, variable in dataset.variables.items():
+        if variable.dtype.kind not in "iu" or other == name:
+            continue
+        counts = variable.dims == along and int(variable.sum()) == dataset.sizes[dims[0]]
+        if counts:
+            raise ValueError(
+                f'{text}dataset.assign_coords({name}_of_each=("{dims[0]}", '
+                f'np.repeat(dataset["{name}"].values, dataset["{other}"].values))), and give '
+                f'"{name}_of_each"'
+            )
+        if variable.dims == dims and variable.attrs.get("instance_dimension") == along[0]:
+            raise ValueError(
+                f'{text}dataset.assign_coords({name}_of_each=("{dims[0]}", '
+                f'dataset["{name}"].values[dataset["{other}"].values])), and give "{name}_of_each"'
+            )
+
+
 def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    degrees = labelled_in_degrees(attributes)
+    degrees = labelled_as_angles(attributes)
     if degrees:
         warnings.warn(
-            f"coordinates {degrees} are degrees, which are of different lengths to the east and to "
-            "the north: lengthscales, derivatives and fields without divergence or curl need "
-            "lengths. Take project='auto', or drop the attributes if degrees are meant",
+            f"coordinates {degrees} are degrees, or other angles, which are of different lengths "
+            "to the east and to the north: lengthscales, derivatives and fields without divergence "
+            "or curl need lengths. Take project='auto', or drop the attributes if degrees are "
+            "meant",
             DataWarning,
             stacklevel=3,
         )
@@ -353,19 +466,46 @@ def _in_the_plane(
     options: dict[str, np.ndarray],
 ) -> tuple[Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
     """Components in the plane of vectors and their noise."""
-    half = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
-    if half.any():
-        raise ValueError(
-            f"expected both or neither of the components to the east and to the north, got one of "
-            f"them in {half.sum()} readings: in the plane they mix; drop these readings, or set "
-            "both to NaN"
-        )
     p, noise = y.shape[-1], options.get("noise")
     turn = plane.frame(places, p)[:, :2, :2]
     if noise is not None:
         options = {**options, "noise": _noise_of_components(noise, turn, p)}
     y[:, :2] = np.einsum("nij,nj->ni", turn, y[:, :2])
     return y, options
+
+
+def _along_directions(
+    plane: LocalPlane,
+    places: Float[np.ndarray, "N 2"],
+    x: Float[np.ndarray, "N d"],
+    y: Float[np.ndarray, "N p"],
+    options: dict[str, np.ndarray],
+) -> tuple[Float[np.ndarray, "M d"], Float[np.ndarray, "M"], dict[str, np.ndarray]]:
+    """Every observed component as an observation along its direction in the plane, since a single
+    component to the east or to the north is none of the plane's.
+
+    With the frame T, v = T⁻¹ m has the components v_j = ⟨row j of T⁻¹, m⟩ of a vector m of the
+    plane; both sides are divided by the length of the row.
+    """
+    noise = options.get("noise")
+    if "track" in options or (noise is not None and noise.ndim == 3):
+        given = "track=" if "track" in options else "covariances"
+        single = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
+        raise ValueError(
+            f"expected both or neither of the components to the east and to the north with "
+            f"{given}, got one of them in {single.sum()} readings: in the plane they mix; drop "
+            "these readings, or set both to NaN"
+        )
+    rows = np.linalg.inv(plane.frame(places, y.shape[-1]))
+    length = np.linalg.norm(rows, axis=-1)
+    point, component = np.nonzero(~np.isnan(y))
+    every = point, component
+    options = {name: values[point] for name, values in options.items() if name != "noise"}
+    if noise is not None:
+        noise = np.broadcast_to(noise.reshape(len(y), -1), y.shape)
+        options["noise"] = noise[every] / length[every] ** 2
+    options["directions"] = rows[every] / length[every][:, None]
+    return x[point], y[every] / length[every], options
 
 
 def _noise_of_components(

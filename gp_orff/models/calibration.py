@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.spatial
 import scipy.special
 import torch
 from gpytorch.means import Mean
@@ -24,7 +25,13 @@ from gp_orff.inference.along_tracks import in_components
 from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import FeatureInference, Inference, IterativeInference
 from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
-from gp_orff.models.cross_validation import LEVEL, Predictor, lengthscales_of
+from gp_orff.kernels.tree import space_of
+from gp_orff.models.cross_validation import (
+    LEVEL,
+    Predictor,
+    lengthscales_of,
+    lengthscales_of_terms,
+)
 from gp_orff.models.state import ModelState
 
 # A few blocks of many observations, predicted by the exact kernel from the ones around them.
@@ -178,6 +185,9 @@ _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
 _FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
 _HALF_WIDTH = float(scipy.special.ndtri(0.5 + 0.5 * LEVEL))  # of an interval, over sd
+_MIDDLE = 0.5 * float(scipy.special.ndtri(0.75))  # half of the median of |z|, over its sd
+_SHARE_OF_MIDDLE = float(2 * scipy.special.ndtr(_MIDDLE) - 1)
+_TINY = 1e-12  # a probability: normal scores are finite
 _MOST = 4096  # rows; more would take long beside the fit
 
 
@@ -203,8 +213,9 @@ class CalibrationWarning(UserWarning):
     """
 
 
-Tested = tuple[Bool[Tensor, "m"], Float[Tensor, "m m"]]
-"""Whether intervals hold the numbers of a block, and the correlations of their predictions."""
+Tested = tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]
+"""The numbers of a block as normal scores z = Φ⁻¹(F(y)), where F is the predictive distribution,
+and the correlations of their predictions."""
 
 
 @dataclass(frozen=True)
@@ -215,21 +226,30 @@ class Calibration:
     numbers: int
     blocks: int
     independent: float  # of the numbers, about
+    central: int = 0  # numbers whose score is less than half of what their root mean square implies
+    alike: float | None = None  # the correlation of residuals of neighbours; None if not tested
     noise_kept: bool = False  # as given with the readings, without a factor that is learned
 
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]]) -> "Calibration | None":
         """From the parts of every block; None without any."""
-        inside = numbers = count = spread = 0.0
+        numbers = count = spread = 0.0
+        scores = []
         for parts in blocks:
             deviation = 0.0  # of the number inside, over that of one
-            for held, correlation in parts:
-                inside, numbers = inside + held.sum().item(), numbers + len(held)
+            for score, correlation in parts:
+                scores.append(score.detach().cpu())
+                numbers += len(score)
                 # Parts of one block, such as groups, are taken as fully dependent: their deviations
                 # add up before they are squared. Different blocks count as independent.
                 deviation += correlation.square().sum().sqrt().item()
             count, spread = count + 1, spread + deviation**2
-        return cls(int(inside), int(numbers), int(count), numbers**2 / spread) if numbers else None
+        if not numbers:
+            return None
+        z = torch.cat(scores).abs()
+        inside = int((z <= _HALF_WIDTH).sum())
+        central = int((z < _MIDDLE * z.square().mean().sqrt()).sum())
+        return cls(inside, int(numbers), int(count), numbers**2 / spread, central=central)
 
     @property
     def coverage(self) -> float:
@@ -238,12 +258,46 @@ class Calibration:
     @property
     def chance(self) -> float:
         """The probability of so small a share, or a smaller one, under a calibrated model."""
-        trials = max(int(self.independent), 1)
-        return float(scipy.special.bdtr(np.floor(self.coverage * trials), trials, LEVEL))
+        return _chance(self.coverage, self.independent, LEVEL)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is wrong and what helps, as sentences; empty if the error bars may well hold."""
+        every = [self.note, self.note_of_outliers, self.note_of_axes]
+        return [text for text in every if text]
+
+    @property
+    def note_of_outliers(self) -> str:
+        """What to do about observations of very different noise; empty where there are none."""
+        rest = 1 - self.central / self.numbers
+        scarce = self.independent < _FEWEST_NUMBERS
+        if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _CHANCE:
+            return ""
+        return (
+            f"{self.central} of {self.numbers} numbers that were left out are within a third of "
+            "the root mean square deviation, where the predictive distributions have "
+            f"{_SHARE_OF_MIDDLE * self.numbers:.0f} there: a part of the observations has a much "
+            "larger noise than the rest, as outliers or a bad instrument have, and the field may "
+            "be lost in it. Label each instrument by group=, drop the outliers, or try "
+            "gp_orff.MultitaskStudentTLikelihood"
+        )
+
+    @property
+    def note_of_axes(self) -> str:
+        """What to do about one lengthscale for axes of very different scale."""
+        if self.alike is None:
+            return ""
+        return (
+            f"residuals of neighbours are correlated by {self.alike:.2f}, where the extents of the "
+            "axes count alike: the noise has a part of the field, and the error bars are those of "
+            "the rest. The axes have very different extents and one lengthscale; give each its "
+            "own, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, or bring the "
+            "axes to one scale"
+        )
 
     @property
     def note(self) -> str:
-        """What is wrong and what helps; empty if the error bars may well hold."""
+        """What is wrong with the coverage and what helps; empty if it may well be right."""
         few = self.independent < _FEWEST_NUMBERS
         if few or self.coverage >= LEAST or self.chance > _CHANCE:
             return ""
@@ -262,6 +316,12 @@ class Calibration:
         return ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
 
 
+def _chance(share: float, independent: float, expected: float) -> float:
+    """The probability of a share, or a smaller one, of so many independent numbers."""
+    trials = max(int(independent), 1)
+    return float(scipy.special.bdtr(np.floor(share * trials), trials, expected))
+
+
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     """Predict readings of a few blocks of two lengthscales, or a few whole tracks, from the rest;
     blocks of the first chunks, and of data that take large matrices, from the readings around them.
@@ -272,7 +332,10 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
         with warnings.catch_warnings():  # near-singular data: the fit has said so
             warnings.simplefilter("ignore", NumericalWarning)
             found = _calibration_of(state, prior_mean)
-            return found and replace(found, noise_kept=is_kept(state.likelihoods, state.data))
+            given = is_kept(state.likelihoods, state.data)
+            return found and replace(
+                found, noise_kept=given, alike=correlation_of_residuals(state, prior_mean)
+            )
     except (torch.linalg.LinAlgError, NotPSDError):
         return None
 
@@ -323,7 +386,8 @@ def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[I
 
 def _tested(predictor: Predictor, part: LeftOut) -> Tested:
     *_, sd, _, _, pit = predictor.scores(part)
-    return (pit - 0.5).abs() <= 0.5 * LEVEL, _correlations(part.joint(), sd)
+    pit = pit.clamp(_TINY, 1 - _TINY)
+    return torch.special.ndtri(pit), _correlations(part.joint(), sd)
 
 
 def _left_out_tracks(
@@ -338,7 +402,7 @@ def _left_out_tracks(
             more = slow.matched(variance - noises.tracks[part.key.label].slow) - variance
             covariance = covariance + _shared(part, more.clamp_min(0))
         sd = covariance.diagonal().sqrt()
-        yield [(residual.abs() <= _HALF_WIDTH * sd, _correlations(covariance, sd))]
+        yield [(residual / sd, _correlations(covariance, sd))]
 
 
 def _shared(part: TrackObservations, variance: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
@@ -357,9 +421,68 @@ def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> F
 
 def warn_of_calibration(calibration: Calibration) -> None:
     """Warn if the error bars do not hold."""
-    if calibration.note:
-        text = f"{calibration.note}; gp_orff.settings.check_calibration(False) silences this check"
+    for note in calibration.notes:
+        text = f"{note}; gp_orff.settings.check_calibration(False) silences this check"
         warnings.warn(text, CalibrationWarning, stacklevel=2)
+
+
+# One lengthscale for axes of very different extents.
+#
+# If the lengthscale is longer than the data along one axis and shorter than along another, the
+# field cannot vary along the first, and what it does there is learned as noise. Predictions of
+# left-out observations then have the right coverage, as their noise is large, but the field has
+# not. Residuals show it: those of neighbours, where each axis counts by its extent, are correlated.
+# With normal scores e of the residuals and M pairs of neighbours, Σ e_i e_j/√M is about standard
+# normal if they are independent.
+
+
+_SAMPLED = 1000  # points
+_CORRELATED = 5.0  # standard deviations
+
+
+@torch.no_grad()
+def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | None:
+    """The correlation of residuals of neighbours, where it shows that a lengthscale shared by axes
+    of very different extents is wrong; None otherwise."""
+    data, space = state.data, list(space_of(state.kernel, state.data.num_inputs))
+    if not isinstance(data, Dataset) or data.tracks:
+        return None
+    extents = data.survey.distances.bulk[space]
+    shared = [lengths[space] for lengths in lengthscales_of_terms(state.kernel, data.num_inputs)]
+    pairs = (
+        (lengths[i], extents[i], extents[lengths == lengths[i]].max())
+        for lengths in shared
+        for i in range(len(lengths))
+    )
+    if not any(0 < short < length < long for length, short, long in pairs):
+        return None
+    snapshot, products = state.snapshot(prior_mean), []
+    for part in data.survey.sample:
+        rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:_SAMPLED]
+        part = part.take(rows.to(part.x.device))
+        mean = snapshot.field().distribution.mean(part.x) + snapshot.constant
+        residual = (part.y - part.apply(mean)).cpu().numpy()
+        first, second = _neighbours(part.x[:, space].cpu().numpy() / extents.clip(min=_TINY))
+        scores = _normal_scores(residual)
+        products.append((scores[first] * scores[second]).ravel())
+    every = np.concatenate(products)
+    significant = every.sum() > _CORRELATED * math.sqrt(max(len(every), 1))
+    return float(every.mean()) if significant else None
+
+
+def _neighbours(x: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of points, of which one is the nearest to the other, each once."""
+    if len(x) < 2:
+        return np.empty(0, dtype=int), np.empty(0, dtype=int)
+    nearest = scipy.spatial.cKDTree(x).query(x, k=2)[1][:, 1]
+    pairs = np.unique(np.sort(np.stack([np.arange(len(x)), nearest], axis=-1), axis=-1), axis=0)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _normal_scores(values: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "n v"]:
+    """The ranks of each column as quantiles of a standard normal distribution."""
+    ranks = values.argsort(0).argsort(0)
+    return scipy.special.ndtri((ranks + 0.5) / len(values))
 
 
 def _rows(state: ModelState) -> float:

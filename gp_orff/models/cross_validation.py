@@ -161,6 +161,14 @@ def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
         return np.zeros(num_inputs)
 
 
+def lengthscales_of_terms(kernel: Kernel, num_inputs: int) -> list[Float[np.ndarray, "d"]]:
+    """The largest lengthscale of each term along each axis; none for kernels without any."""
+    try:
+        return [lengthscales([term], num_inputs) for term in term_spectra(kernel, num_inputs)]
+    except NotImplementedError:
+        return []
+
+
 def by_track(track: object, count: int) -> Sequence[Hashable] | None:
     """The block of each reading: its track, or one of 50 sets of tracks of about equally many
     readings; None without labels, or with a single one.

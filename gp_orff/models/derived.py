@@ -11,10 +11,11 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import directions_across, place_in_words
 from gp_orff.data.dataset import Data
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
-from gp_orff.kernels.tree import terms
+from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.sample_paths import Summary
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import (
@@ -29,6 +30,8 @@ from gp_orff.symbols.pointwise import (
     VectorPotential,
 )
 from gp_orff.symbols.reduction import ReductionToPole
+
+_ZERO = 1e-12  # of the multiplier of a symbol of the kernel's fields
 
 # Symbols of a field as methods.
 
@@ -142,6 +145,51 @@ class NamedSymbols(ABC):
         shape = num_draws, *mean.shape, 1
         draws = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
         return Summary.of((mean + (root @ draws).squeeze(-1)).norm(dim=-1))
+
+
+# Derivatives across a line or a plane on which all points lie.
+
+
+def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
+    """Directions of space in which all points are at one place: the data say nothing of derivatives
+    along them. None under a harmonic kernel, and with observations of symbols, which do."""
+    columns = list(space_of(kernel, data.num_inputs))
+    harmonic = any(term.factor.decays for term in terms(kernel))
+    if harmonic or data.symbol_data:
+        return torch.empty(0, len(columns), dtype=torch.float64)
+    return directions_across(torch.cat([part.x for part in data.survey.sample])[:, columns])
+
+
+def note_of_places(kernel: Kernel, data: Data) -> str:
+    """A sentence on points that all lie on a line or a plane; empty if they do not."""
+    unknown = directions_unknown(kernel, data)
+    if not len(unknown):
+        return ""
+    place = place_in_words(*unknown.shape)
+    return f"all points lie {place}: derivatives across come from the prior alone"
+
+
+@torch.no_grad()
+def warn_of_derivatives(symbol: Symbol, kernel: Kernel, unknown: Float[Tensor, "m k"]) -> None:
+    """Warn of a symbol with derivatives along directions of which the data say nothing."""
+    if not len(unknown) or symbol.order < 1:
+        return
+    every = terms(kernel)
+    if not symbol(unknown, every[0].num_outputs).abs().amax() > 0:
+        return
+    # A symbol that is zero for all fields with this kernel is known.
+    omega = torch.randn(8, unknown.shape[-1], generator=torch.Generator().manual_seed(0)).double()
+    images = (symbol(omega, t.num_outputs) @ t.factor(omega).to(torch.complex128) for t in every)
+    if not any(image.abs().amax() > _ZERO for image in images):
+        return
+    along = " and ".join(str([round(v, 3) + 0.0 for v in row]) for row in unknown.tolist())
+    warnings.warn(
+        f"all points lie {place_in_words(*unknown.shape)}: the part of {type(symbol).__name__} "
+        f"that has derivatives along {along} comes from the prior alone, with its error bars; "
+        "observe at places beside these, or give what is known there to model.observe",
+        DataWarning,
+        stacklevel=4,
+    )
 
 
 # Joint distributions of a field at points, in any unit.

@@ -17,7 +17,13 @@ from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.base import cholesky
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
-from gp_orff.models.derived import FieldNormal, NamedSymbols, ScalarNormal
+from gp_orff.models.derived import (
+    FieldNormal,
+    NamedSymbols,
+    ScalarNormal,
+    directions_unknown,
+    warn_of_derivatives,
+)
 from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -59,6 +65,7 @@ class FieldPosterior(NamedSymbols):
         self._field = snapshot.field()
         self._extended: FieldOnDomain | None = None  # for the last points outside the domain
         self._image: tuple[FieldOnDomain, Symbol, FieldOnDomain] | None = None  # the last one
+        self._warned: set[type[Symbol]] = set()
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_image": None}  # some symbols cannot be pickled
@@ -390,6 +397,15 @@ class FieldPosterior(NamedSymbols):
         how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
         return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, chunks=chunks, **how)
 
+    def _warn_once(self, symbol: Symbol) -> None:
+        """Warn of derivatives of which the data say nothing, once for each kind of symbol."""
+        if type(symbol) in self._warned:
+            return
+        self._warned.add(type(symbol))
+        kernel = self._snapshot.kernel
+        unknown = directions_unknown(kernel, self._snapshot.inference.data)
+        warn_of_derivatives(symbol, kernel, unknown)
+
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
@@ -399,6 +415,7 @@ class FieldPosterior(NamedSymbols):
         support = points
         if symbol is not None:
             self._snapshot.check_symbol(symbol)
+            self._warn_once(symbol)
             support = symbol.all_points(points, self._snapshot.space)
         # The caches cover the usual course of calls: several results (mean, variance, samples) at
         # the same points, or one symbol at many points. A larger domain is kept until points leave

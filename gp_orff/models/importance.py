@@ -327,7 +327,7 @@ def _moments(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         values = _draws(prior, shape)
-    values = values.double().reshape(_DRAWS, -1)
+    values = values.double().reshape(_DRAWS, -1).to(part.parameter.device)
     u = part.of_values(values)[part.allows(values)]
     if len(u) < _FEWEST:
         return present, np.full_like(present, _WIDEST)

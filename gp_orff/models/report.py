@@ -102,6 +102,7 @@ def data_attributes(data: Data) -> dict[str, object]:
         "numbers": data.num_values,
         "held": "statistics" if isinstance(data, StatisticsOnly) else "data",
         "observed": dict(observed),
+        "skipped": data.survey.skipped,
     }
 
 
@@ -283,6 +284,7 @@ class FitReport:
             symbols.
         held: what the model keeps: "data", "statistics" or "nothing".
         observed: the number of values observed of each symbol, by the name of its class.
+        skipped: the number of chunks, files and updates without a valid observation.
         evidence: the log marginal likelihood log p(y), total nats, without hyperparameter priors;
             a lower bound (ELBO) under Student-t noise; NaN without data.
         evidence_error: the standard error of `evidence`, which is an estimate where features are
@@ -336,6 +338,7 @@ class FitReport:
     numbers: float
     held: str
     observed: dict[str, int]
+    skipped: int
     evidence: float
     evidence_error: float
     noise: dict[str, Numbers]
@@ -403,6 +406,7 @@ class FitReport:
             held="nothing",
             **_of_draws(None),
             observed={},
+            skipped=0,
             evidence=float("nan"),
             evidence_error=0.0,
             noise=noise_variances(noises_of(kernel, likelihoods)),
@@ -473,7 +477,10 @@ class FitReport:
         symbols = ", ".join(f"{count} of {name}" for name, count in self.observed.items())
         numbers = f"{self.numbers:.12g} numbers{f' ({symbols})' if symbols else ''}"
         kept = "" if self.held == "data" else "; only their statistics are kept"
-        return f"{self.points} points, {numbers}{kept}"
+        plural = f"{self.skipped} chunks without a valid observation were skipped"
+        one = "a chunk without a valid observation was skipped"
+        skipped = f"; {one if self.skipped == 1 else plural}" if self.skipped else ""
+        return f"{self.points} points, {numbers}{kept}{skipped}"
 
     @property
     def _evidence(self) -> str:

@@ -23,6 +23,7 @@ from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import corners
 from gp_orff.features.draws import GridWarning, Rule
+from gp_orff.features.grid import Grid
 from gp_orff.fitting.journal import History
 from gp_orff.fitting.noise import (
     along_directions,
@@ -38,6 +39,7 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
 from gp_orff.inference.iterative_system import ConvergenceError
 from gp_orff.inference.representation import Memo, Representation
+from gp_orff.models.derived import note_of_places
 from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport, trained_names
@@ -111,7 +113,8 @@ class ModelState:
         self.inference.prepare()
         repeats = representation.data.repeats
         given = note_of(representation.likelihoods, representation.data)
-        notes = [representation.reason, given, repeats.note, self.inference.note]
+        places = note_of_places(representation.kernel, representation.data)
+        notes = [representation.reason, given, repeats.note, self.inference.note, places]
         return replace(self, history=self.history.with_notes(notes))
 
     @property
@@ -153,6 +156,15 @@ class ModelState:
         representation = replace(self.representation, data=self.data.observing(symbol_data))
         history = self.history.then("observed")
         return ModelState.of(representation, self.mean, history)
+
+    def skipping(self) -> "ModelState":
+        """The state after an update without a valid observation, which is counted."""
+        survey = replace(self.data.survey, skipped=self.data.survey.skipped + 1)
+        data = replace(self.data, survey=survey)
+        representation = replace(self.representation, data=data)
+        memos = {name: Memo() for name in ("snapshots", "others", "reports", "statistics")}
+        history = self.history.then("updated")
+        return replace(self, representation=representation, history=history, **memos)
 
     def updated(self, new: Dataset) -> "ModelState":
         """The state with new observations too."""
@@ -279,6 +291,25 @@ class ModelState:
         state = ModelState.of(replace(representation, dense=True), self.mean, history)
         state.snapshot(prior_mean)
         return state
+
+    @torch.no_grad()
+    def warn_of_small_grid(self) -> None:
+        """Warn if the grid that the user gave truncates much of the variance, unless the fit has
+        said so."""
+        inference, given = self.inference, self.representation.requested
+        if not (isinstance(given, Grid) and isinstance(inference, FeatureInference)):
+            return
+        noises = noises_of(self.kernel, self.likelihoods)
+        ratio = max(inference.truncation_ratios(self.kernel, noises).values(), default=0.0)
+        if ratio > 1 and not any("truncated variance" in n for n in self.history.notes):
+            warnings.warn(
+                f"the truncated variance of the given grid is {ratio:.2g} times the noise variance:"
+                " the evidence is that of the truncated prior, with the truncated variance as "
+                "noise, and may be many nats too low; give a larger cutoff= or max_features=, a "
+                "smaller tolerance=, or gp_orff.Auto()",
+                GridWarning,
+                stacklevel=4,
+            )
 
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
         """The state after its likelihoods learned what the data tell of new tracks."""

@@ -523,6 +523,7 @@ def pack_data(data: Data) -> dict:
     content = {
         "bound": data.elbo_correction,
         "further": [_pack_symbol_data(part) for part in data.symbol_data],
+        "skipped": data.survey.skipped,
     }
     if isinstance(data, Dataset):
         content["repeats"] = dataclasses.asdict(data.repeats)
@@ -547,12 +548,14 @@ def pack_data(data: Data) -> dict:
 def unpack_data(content: Mapping) -> Data:
     """The data from the content that `pack_data` wrote."""
     symbol_data = tuple(map(_unpack_symbol_data, content["further"]))
+    skipped = content.get("skipped", 0)
     if "readings" in content:
         observations = [_unpack_observations(part) for part in content["readings"]]
         tracks = [unpack_tracks(part) for part in content.get("tracks", [])]
         data = Dataset.in_memory([*observations, *tracks]).copied()
         repeats = Repeats(**content.get("repeats", {}))
-        data = dataclasses.replace(data, symbol_data=symbol_data, repeats=repeats)
+        survey = dataclasses.replace(data.survey, skipped=skipped)
+        data = dataclasses.replace(data, survey=survey, symbol_data=symbol_data, repeats=repeats)
         weights = content.get("weights")
         return data if weights is None else data.weighted(weights, content["bound"])
     sample = [_unpack_observations(part) for part in content["sample"]]
@@ -561,6 +564,7 @@ def unpack_data(content: Mapping) -> Data:
     box = tuple(map(tuple, content["box"]))
     weights = {key: group.weights for key, group in statistics.groups.items()}
     survey = Survey(box, content["num_points"], content["num_values"], weights, sample, ranks)
+    survey = dataclasses.replace(survey, skipped=skipped)
     domain = content["domain"]
     domain = None if domain is None else tuple(map(tuple, domain))
     return StatisticsOnly(statistics, domain, survey, symbol_data)

@@ -15,18 +15,19 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import warn_of_sentinels, warn_of_values
 from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
 from gp_orff.data.passes import on_workers
-from gp_orff.data.patterns import DEFAULT
-from gp_orff.data.reading import Options
+from gp_orff.data.patterns import DEFAULT, Components, GroupKey
+from gp_orff.data.reading import Options, has_no_rows
 from gp_orff.data.sites import Repeats
 from gp_orff.data.sources import Arrays, Chunks, InMemory, Reader, base_means, is_constant
 from gp_orff.data.statistics import FieldStatistics
-from gp_orff.data.survey import DataWarning
+from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.track_reading import check_repeated, require_none
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
@@ -119,6 +120,15 @@ class VectorFieldGP(torch.nn.Module):
         (torch.Size([100, 2]), torch.Size([100, 2]))
     """
 
+    def __new__(cls, *args: object, **kwargs: object):
+        """A new model; a TypeError for data in the place of the kernel."""
+        if len(args) > 1:
+            raise TypeError(
+                f"VectorFieldGP expects the kernel alone without a name, got {len(args)} "
+                "arguments; data go to VectorFieldGP(kernel).fit(x, y)"
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         kernel: Kernel,
@@ -158,6 +168,17 @@ class VectorFieldGP(torch.nn.Module):
         self.to("cpu" if given is None else given.device, torch.float64)
         noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
+
+    def forward(self, *inputs: object) -> None:
+        """Not available: a model has a `posterior`.
+
+        Raises:
+            NotImplementedError: always, with what to call.
+        """
+        raise NotImplementedError(
+            "expected model.posterior()(x) for the distribution of the field at points x, got the "
+            "call of a VectorFieldGP, which is no gpytorch model"
+        )
 
     # learn and condition
 
@@ -344,7 +365,9 @@ class VectorFieldGP(torch.nn.Module):
         changes from the exact kernel to a frequency grid, and to a larger grid, as the data
         require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
         so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
-        noise they get weights from the present posterior; `fit()` computes all weights anew.
+        noise they get weights from the present posterior; `fit()` computes all weights anew. What
+        has no rows, or nothing but NaN under `missing="mask"`, changes nothing, and is counted in
+        `report.skipped`.
 
         Args:
             x, y, options: as for `condition`.
@@ -360,7 +383,13 @@ class VectorFieldGP(torch.nn.Module):
             representation = self._representation_of(replace(data, field_statistics=total))
             new, history = self._condition_state(representation), state.history.then("updated")
             return self._assign(replace(new, mean=state.mean, history=history))
-        return self._assign(state.updated(self.copied(x, y, Options(**options))))
+        if y is not None and has_no_rows(x, y):
+            return self._assign(state.skipping())
+        try:
+            new = self.copied(x, y, Options(**options))
+        except NoObservations:
+            return self._assign(state.skipping())
+        return self._assign(state.updated(new))
 
     @chosen_threads()
     def observe(
@@ -408,6 +437,8 @@ class VectorFieldGP(torch.nn.Module):
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
+        key = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
+        warn_of_sentinels([Observations(key, symbol_data.x, symbol_data.y)])
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
         state = held.current(self.kernel, self._every_likelihood)
         return self._assign_with_posterior(state.observing(symbol_data))
@@ -764,6 +795,7 @@ class VectorFieldGP(torch.nn.Module):
         caller cannot change; with `learning`, the blocks of tracks are chosen anew."""
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
+        warn_of_values(data.survey.sample)
         return data if y is None else copied_if_small(data)
 
     def _counted_once(
@@ -868,10 +900,10 @@ class VectorFieldGP(torch.nn.Module):
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""
         calibrated = check_calibration.on() and state.data.varies
         calibration = calibration_of(state, self.mean) if calibrated else None
-        if calibration is None or not calibration.note:
+        if calibration is None or not calibration.notes:
             return state
         warn_of_calibration(calibration)
-        return replace(state, history=state.history.with_notes([calibration.note]))
+        return replace(state, history=state.history.with_notes(calibration.notes))
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot of the present model; sets a trained constant mean to its best value.
@@ -895,7 +927,9 @@ class VectorFieldGP(torch.nn.Module):
 
     def _assign_with_posterior(self, state: ModelState) -> "VectorFieldGP":
         """Compute the posterior and assign the state; a failure leaves the model as it was."""
-        snapshot = self._assign(state.with_posterior(self.mean))._snapshot()
+        state = state.with_posterior(self.mean)
+        state.warn_of_small_grid()
+        snapshot = self._assign(state)._snapshot()
         if snapshot.fixed_mean is None:
             _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())
         return self

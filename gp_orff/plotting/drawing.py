@@ -114,10 +114,40 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
     """
     if not len(drawn.U):
         return
+    from matplotlib.quiver import QuiverKey
+    from matplotlib.transforms import Bbox
+
+    class Reference(QuiverKey):
+        """An arrow that ends at the right edge, with its length; layouts know its box, which
+        `QuiverKey` does not have."""
+
+        def get_window_extent(self, renderer=None) -> Bbox:
+            """The box of the text to the left of the arrow, and of the arrow."""
+            self._move()
+            start = drawn.axes.transAxes.transform((self.X, self.Y))
+            text = self.text.get_window_extent(renderer)
+            left, half = start[0] - self.labelsep - text.width, 0.8 * text.height
+            right = drawn.axes.bbox.x1
+            return Bbox.from_extents(left, start[1] - half, right, start[1] + half)
+
+        def get_tightbbox(self, renderer=None) -> Bbox:
+            """That box, since nothing clips it."""
+            return self.get_window_extent(renderer)
+
+        def draw(self, renderer) -> None:
+            """Draw text and arrow where the axes are now."""
+            self._move()
+            super().draw(renderer)
+
+        def _move(self) -> None:
+            """Begin where the tip of the arrow is at the right edge of the axes."""
+            ends = drawn.axes.transData.transform([(0.0, 0.0), (self.U / drawn.scale, 0.0)])
+            self.X = 1 - (ends[1, 0] - ends[0, 0]) / drawn.axes.bbox.width
+
     length = round_length(longest)
-    drawn.axes.quiverkey(
+    key = Reference(
         drawn,
-        0.97,
+        1.0,
         1.03,
         length,
         f"{length:g} {unit}".strip(),
@@ -126,6 +156,8 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
         coordinates="axes",
         fontproperties={"size": "small"},
     )
+    drawn.axes.add_artist(key)
+    key.set_clip_on(False)  # it is outside of the axes, and layouts leave out what is clipped there
 
 
 def round_length(longest: float) -> float:

@@ -126,13 +126,17 @@ def plot_uncertainty(
         ValueError: arrays whose shapes do not fit, or matrices that are no covariances.
 
     Example:
-        >>> import matplotlib
+        >>> import gp_orff, matplotlib, torch
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
-        >>> x = np.random.default_rng(0).uniform(size=(50, 2))
+        >>> from gp_orff.plotting import plot_field, plot_uncertainty
+        >>> x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+        >>> field = model.condition(x, x.sin()).posterior()
         >>> fig, ax = plt.subplots()
-        >>> _ = plot_field(ax, x, x, arrows=5)
-        >>> ellipses = plot_uncertainty(ax, x, x, 0.01 * np.ones((50, 1, 1)) * np.eye(2), arrows=5)
+        >>> _ = plot_field(ax, x, field.mean(x), arrows=5)
+        >>> covariances = field.pointwise_covariance(x)
+        >>> ellipses = plot_uncertainty(ax, x, field.mean(x), covariances, arrows=5)
         >>> plt.close(fig)
     """
     from matplotlib.collections import PolyCollection

@@ -59,6 +59,7 @@ def assert_same(model, other, rtol=1e-9):
 
 
 @pytest.mark.parametrize("name", ALGEBRAS)
+@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 def test_noise_over_weights_is_all_that_matters(name, tmp_path):
     """(Σ, v) and (cΣ, v/c): conditioned, merged, with more readings, saved and loaded."""
     kernel, points, rule = ALGEBRAS[name]
@@ -188,6 +189,7 @@ def written_out(seen):
 
 
 @pytest.mark.parametrize("seen", ["vectors", "directions"])
+@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 def test_readings_that_are_written_out_have_their_own_truncated_variance(seen):
     """Unequal weights and directions: evidence and leave-one-out of dense algebra, to rounding."""
     model, (x, y, how), noisy = written_out(seen)

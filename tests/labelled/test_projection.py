@@ -269,7 +269,7 @@ WRONG = [
     ({"coordinates": ["lat", "lon"]}, r"longitude before a latitude, got.*\['lat', 'lon'\]"),
     ({"coordinates": ["lon", "far"]}, "longitude before a latitude.*degrees_north"),
     ({"coordinates": ["lon", "lat", "depth"]}, "'depth' in km.*got units 'm'"),
-    ({"variables": ["u", "half"]}, "both or neither .* in 1 readings.*NaN"),
+    ({"variables": ["u", "half"], "track": "name"}, "both or neither .* in 1 readings.*NaN"),
 ]
 
 
@@ -277,7 +277,7 @@ WRONG = [
 def test_what_cannot_be_projected(wrong, message):
     places = places_in("rio", 9)
     ds = dataset(places, u=np.ones(9), v=np.ones(9), half=np.r_[np.nan, np.ones(8)])
-    ds = ds.assign(far=ds["lat"], depth=ds["lat"].assign_attrs(units="m"))
+    ds = ds.assign(far=ds["lat"], name=0 * ds["lat"], depth=ds["lat"].assign_attrs(units="m"))
     given = {"variables": ["u", "v"], "coordinates": ["lon", "lat"], "project": "auto", **wrong}
     with pytest.raises(ValueError, match=message):
         readings(ds, **given)
@@ -290,7 +290,7 @@ def test_areas_that_no_plane_holds():
         with pytest.raises(ValueError, match=r"up to 3000 km, got 4\d\d\d km: no plane.*smaller"):
             readings(ds, "u", ["lon", "lat"], project=project)
     metres = dataset(np.array([[678000.0, 7.5e6]]), u=np.ones(1))
-    with pytest.raises(ValueError, match=r"up to 678000 and 7\.5e.06; leave out project="):
+    with pytest.raises(ValueError, match=r"678000.0, 7500000.0.*; leave out project="):
         readings(metres, "u", ["lon", "lat"], project="auto")
 
 

@@ -73,6 +73,7 @@ def test_an_exact_kernel_is_what_it_is_judged_by():
 
 
 @pytest.mark.parametrize("rule", ["grid", "coarse", "random"])
+@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 def test_features_are_judged_by_the_exact_kernel(rule):
     """The three numbers by dense algebra on the same points."""
     x, y, model, found = judged(rule)

@@ -181,7 +181,7 @@ def test_a_log_is_plain_and_complete(fit):
     found = fit.report.to_dict()
     assert list(found) == [
         *("action", "method", "features", "tolerance_reached", "aliasing", "share_cut"),
-        *("cut_over_noise", "points", "numbers", "held", "observed", "evidence"),
+        *("cut_over_noise", "points", "numbers", "held", "observed", "skipped", "evidence"),
         *("evidence_error", "noise"),
         *(
             "hyperparameters",

@@ -481,6 +481,7 @@ def test_a_subset_of_repeated_places(place):
     assert len(set(chosen.tolist())) == 300
 
 
+@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 def test_random_features_that_are_overconfident_say_so():
     x, y, _ = flow(300)
     kernel = curl_free(0.3, lambda: MaternKernel(nu=2.5))

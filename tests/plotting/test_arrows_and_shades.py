@@ -212,3 +212,22 @@ def test_nothing_is_drawn_where_no_point_is_inside_the_limits(ax):
     plot_field(ax, grid(5), grid(5), reference="m/s")
     ax.figure.canvas.draw()
     assert not ax.findobj(matplotlib.quiver.QuiverKey)
+
+
+@pytest.mark.parametrize("layout", ["compressed", "constrained", "tight"])
+@pytest.mark.parametrize("size", [(6, 2), (3, 3), (2, 6)])
+def test_layouts_leave_room_for_the_reference_arrow(layout, size):
+    """Its text and its arrow are inside the figure, and the box that it tells is theirs."""
+    figure, axes = plt.subplots(1, 2 if size[0] > 3 else 1, figsize=size, layout=layout)
+    x = grid(8)
+    for ax in np.ravel(axes):
+        plot_field(ax, x, x, reference="m s$^{-1}$ on the left", colorbar=False, shade=x[:, 0])
+    figure.canvas.draw()
+    for ax in np.ravel(axes):
+        (key,) = (own for own in ax.get_children() if isinstance(own, matplotlib.quiver.QuiverKey))
+        text, box = key.text.get_window_extent(), key.get_window_extent()
+        assert box.y0 <= text.y0 < text.y1 <= box.y1
+        assert text.x0 >= box.x0 - 1
+        assert text.y1 <= figure.bbox.y1
+        assert max(text.x1, key.vector.get_window_extent().x1) <= ax.bbox.x1 + 1
+    plt.close(figure)

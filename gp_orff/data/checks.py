@@ -1,0 +1,387 @@
+"""Checks of data, one function each, which all readers of data call.
+
+A check raises an error where results would be wrong, and gives a `DataWarning` where they may be.
+CONTRIBUTING.md has the list.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.survey import DataWarning
+from gp_orff.data.units import Unit, change, optional, unit_of
+
+if TYPE_CHECKING:
+    import xarray
+
+Attributes = Mapping[str, Any]
+
+# Units, by the attributes of variables and coordinates.
+
+
+def common_units(
+    attributes: Mapping[str, Attributes], vectors: Sequence[Sequence[str]] = ()
+) -> dict[str, str]:
+    """The unit that numbers of each name are to be in: among those of one kind, such as lengths,
+    the unit of the first. Names without a unit are left out.
+
+    Args:
+        attributes: those of variables or of coordinates, by name and in order.
+        vectors: names of the components of each vector, which need one unit.
+
+    Raises:
+        ValueError: components of one vector whose units are not of one kind.
+    """
+    given = {name: str(entry["units"]) for name, entry in attributes.items() if entry.get("units")}
+    wanted: dict[str, str] = {}
+    for name, unit in given.items():
+        alike = [first for first in wanted.values() if change(unit, first) is not None]
+        same = not alike or change(unit, alike[0]) == (1.0, 0.0)  # as of degrees east and north
+        wanted[name] = unit if same else alike[0]
+    for names in vectors:
+        for name in names:
+            if {name, names[0]} <= set(wanted) and not change(wanted[name], wanted[names[0]]):
+                raise ValueError(
+                    f"expected the components {list(names)} of a vector in one unit, got "
+                    f"{names[0]!r} in {given[names[0]]!r} and {name!r} in {given[name]!r}, of "
+                    "which one cannot be converted to the other; convert the numbers, and correct "
+                    f"the attribute: dataset[{name!r}].attrs['units'] = {given[names[0]]!r}"
+                )
+    return wanted
+
+
+def variance_unit(
+    name: str, unit: object, pair: tuple[str, str], units: tuple[str, str]
+) -> str | None:
+    """The unit of a noise variance or covariance: the product of those of two variables. None where
+    one of the units is not known.
+
+    Args:
+        name, unit: the name and the unit of the variance.
+        pair, units: the names and the units of the variables that it belongs to.
+
+    Raises:
+        ValueError: another unit, such as that of a standard error.
+    """
+    parsed = [Unit.parse(entry) for entry in units]
+    if not unit or None in parsed:
+        return None
+    wanted = str(parsed[0] * parsed[1])
+    if change(unit, wanted) is not None:
+        return wanted
+    remedy = "convert it, or correct its attribute `units`"
+    if change(unit, units[0]) is not None:
+        remedy = (
+            "it seems to be a standard error: take the square, dataset.assign(var=(dataset"
+            f'["{name}"]**2).assign_attrs(units="{wanted}")) with noise="var"; if it is a '
+            "variance, correct the attribute"
+        )
+    raise ValueError(
+        f"expected noise= as variances of {pair[0]!r}, in {wanted!r}, got {name!r} in "
+        f"{str(unit)!r}; {remedy}"
+    )
+
+
+def noise_factor(noise: object, y: object) -> float:
+    """What brings noise variances to the square of the unit of y, where both arrays have units, as
+    those of xarray, pint or astropy; 1 elsewhere.
+
+    Raises:
+        ValueError: another unit, such as that of a standard error.
+    """
+    given, unit = unit_of(noise), unit_of(y)
+    parsed = None if unit is None else Unit.parse(unit)
+    if given is None or parsed is None:
+        return 1.0
+    factors = change(given, str(parsed**2))
+    if factors is None:
+        raise ValueError(
+            f"expected noise= as variances in {str(parsed**2)!r}, the square of the unit of y, got "
+            f"{given!r}; of standard errors s, give numpy.asarray(s)**2"
+        )
+    return factors[0]
+
+
+# Which component of a vector a variable is, and along which direction a coordinate runs.
+
+
+_COMPONENTS = (
+    ("X", re.compile(r"(?<![a-z])(eastward|x)(?![a-z])")),
+    ("Y", re.compile(r"(?<![a-z])(northward|y)(?![a-z])")),
+    ("Z", re.compile(r"(?<![a-z])(upward|downward|vertical|z)(?![a-z])")),
+)
+_DIRECTIONS = {
+    "X": ("longitude", "grid_longitude", "projection_x_coordinate"),
+    "Y": ("latitude", "grid_latitude", "projection_y_coordinate"),
+    "Z": ("height", "altitude", "depth"),
+}
+_BY_NAME = {
+    **dict.fromkeys(("x", "lon", "long", "longitude", "nav_lon", "east", "easting"), "X"),
+    **dict.fromkeys(("y", "lat", "latitude", "nav_lat", "north", "northing"), "Y"),
+    **dict.fromkeys(("z", "height", "altitude", "depth"), "Z"),
+}
+
+
+def component_of(attributes: Attributes) -> tuple[str, str] | None:
+    """The direction, X, Y or Z, of the component that a standard name says, and the rest of the
+    name, which the components of one vector share; None if it says none."""
+    name = str(attributes.get("standard_name", ""))
+    for direction, pattern in _COMPONENTS:
+        if pattern.search(name):
+            return direction, pattern.sub("*", name, count=1)
+    return None
+
+
+def _direction_of(name: str, attributes: Attributes) -> str | None:
+    """The direction, X, Y or Z, of a coordinate."""
+    axis = str(attributes.get("axis", "")).upper()
+    if axis in _DIRECTIONS:
+        return axis
+    standard = attributes.get("standard_name")
+    component = [letter for letter, names in _DIRECTIONS.items() if standard in names]
+    return component[0] if component else _BY_NAME.get(str(name).lower())
+
+
+def vectors_of(variables: Mapping[str, Attributes]) -> list[list[str]]:
+    """The names of the components of each vector, by their standard names."""
+    vectors: dict[str, list[str]] = {}
+    for name, entry in variables.items():
+        component = component_of(entry)
+        if component is not None:
+            vectors.setdefault(component[1], []).append(name)
+    return [names for names in vectors.values() if len(names) > 1]
+
+
+def check_order(variables: Mapping[str, Attributes], coordinates: Mapping[str, Attributes]) -> None:
+    """Raise ValueError where standard names say that the components of a vector are in another
+    order than the coordinates that they point along."""
+    along = [_direction_of(name, entry) for name, entry in coordinates.items()]
+    for names in vectors_of(variables):
+        letters = [component_of(variables[name])[0] for name in names]
+        expected = [letter for letter in along if letter in letters]
+        if len(set(letters)) < len(letters) or sorted(expected) != sorted(letters):
+            continue
+        if letters != expected:
+            standard = [str(variables[name]["standard_name"]) for name in names]
+            right = [names[letters.index(letter)] for letter in expected]
+            raise ValueError(
+                f"expected the components of a vector in the order of the coordinates "
+                f"{list(coordinates)} that they point along, got {names}, whose standard names are "
+                f"{standard}; give them in the order {right}"
+            )
+
+
+def check_noise_order(variables: Mapping[str, Attributes], noise: Mapping[str, Attributes]) -> None:
+    """Raise ValueError where standard names say that noise belongs to another component."""
+    if len(noise) != len(variables):
+        return
+    for (name, entry), (of, field) in zip(noise.items(), variables.items(), strict=True):
+        component, wanted = component_of(entry), component_of(field)
+        if component is not None and wanted is not None and component[0] != wanted[0]:
+            raise ValueError(
+                f"expected the noise of {of!r}, got {name!r}, whose standard name is "
+                f"{entry['standard_name']!r}; give noise= in the order of the variables"
+            )
+
+
+def check_noise(name: str, values: Float[np.ndarray, "n"]) -> None:
+    """Raise ValueError for noise of observed values that is not finite."""
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise ValueError(
+            f"expected finite noise in {name!r}, got {int(wrong.sum())} others of {len(values)}, "
+            f"such as {values[first]:.6g} of observation {first}; drop the observations of unknown "
+            f'noise: dataset.where(np.isfinite(dataset["{name}"]))'
+        )
+
+
+# Values that mean "missing".
+
+
+_PACKED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+
+
+def decoded(dataset: "xarray.Dataset") -> "xarray.Dataset":
+    """The Dataset with packed numbers, missing values and times decoded, if attributes say that
+    they are not; values that the encoding calls missing become NaN too."""
+    xr = optional("xarray", "xarray")
+    changed = {}
+    for name, variable in dataset.variables.items():
+        attributes = {key: variable.attrs[key] for key in _PACKED if key in variable.attrs}
+        dated = " since " in str(variable.attrs.get("units", ""))
+        if variable.dtype.kind in "iuf" and (attributes or dated):
+            changed[name] = _decoded_variable(xr, str(name), variable, attributes)
+        elif variable.dtype.kind == "f":
+            encoding = variable.encoding
+            packed = "scale_factor" in encoding or "add_offset" in encoding
+            fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
+            fills = [] if packed else _finite(fills)
+            if fills:
+                changed[name] = _without(variable, fills)
+    return dataset.assign(changed) if changed else dataset
+
+
+def _decoded_variable(
+    xr: Any, name: str, variable: "xarray.Variable", attributes: Attributes
+) -> "xarray.Variable":
+    """A variable decoded by xarray; fill values are compared in the type of the numbers."""
+    variable = variable.copy(deep=False)
+    for key in ("_FillValue", "missing_value"):
+        if key in attributes:
+            fills = np.asarray(attributes[key])
+            if fills.dtype.kind in "fiu":
+                variable.attrs[key] = fills.astype(variable.dtype)
+                variable.attrs[key] = variable.attrs[key][()]
+    encoding, variable.encoding = variable.encoding, {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", xr.SerializationWarning)
+        result = xr.conventions.decode_cf_variable(name, variable, decode_timedelta=False)
+    result.encoding = {**encoding, **result.encoding}
+    return result
+
+
+def _finite(values: Sequence[object]) -> list[float]:
+    numbers = [np.asarray(value).ravel() for value in values if value is not None]
+    return [
+        float(n) for entry in numbers if entry.dtype.kind in "fiu" for n in entry if np.isfinite(n)
+    ]
+
+
+def _without(variable: "xarray.Variable", fills: Sequence[float]) -> "xarray.Variable":
+    """A variable of floats with NaN in the place of some values."""
+    valid = np.ones((), dtype=bool)
+    for fill in fills:
+        valid = valid & (variable != np.asarray(fill).astype(variable.dtype))
+    result = variable.where(valid)
+    result.attrs, result.encoding = variable.attrs, variable.encoding
+    return result
+
+
+_CORE = 0.9  # the share of the other values, in the middle, whose extent counts
+_LEAST_VALUES = 10  # different ones: of fewer, a value is not far from the others by mistake
+
+
+def warn_of_sentinels(parts: Sequence[Observations]) -> None:
+    """Warn of a value that repeats, and is farther from all others than the extent of these, as
+    999 among velocities: it may mean that nothing was observed.
+
+    The extent is that of the middle 90 % of the other values, which one of them does not change.
+    """
+    columns: dict[object, list[np.ndarray]] = {}
+    for part in parts:
+        for name, values in _by_component(part):
+            columns.setdefault(name, []).append(values)
+    pooled = [np.concatenate(values) for values in columns.values()]
+    cells = np.concatenate(pooled) if pooled else np.empty(0)
+    for values in pooled:
+        for value in _isolated(values):
+            count = int((cells == value).sum())
+            if count > 1:
+                warnings.warn(
+                    f"the value {value:.12g} is in the observations {count} times, far from all "
+                    "others: it may stand for missing values. If so, replace it by NaN and call "
+                    "with missing='mask', y[y == value] = nan, or drop these observations; in a "
+                    "Dataset, set the attribute _FillValue",
+                    DataWarning,
+                    stacklevel=3,
+                )
+                return
+
+
+def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:
+    """The smallest and largest values whose distance from all others is larger than the extent of
+    the middle of these."""
+    distinct = np.unique(values[np.isfinite(values)])
+    if len(distinct) <= _LEAST_VALUES:
+        return
+    # Several such values may be there: those that are known do not count among the others.
+    low, high = 0, len(distinct)
+    while high - low > _LEAST_VALUES:
+        inner = distinct[low:high]
+        ends = np.quantile(inner[1:-1], [0.5 - _CORE / 2, 0.5 + _CORE / 2])
+        extent = (ends[1] - ends[0]) / _CORE
+        if inner[1] - inner[0] > extent and inner[1] - inner[0] >= inner[-1] - inner[-2]:
+            yield float(inner[0])
+            low += 1
+        elif inner[-1] - inner[-2] > extent:
+            yield float(inner[-1])
+            high -= 1
+        else:
+            return
+
+
+def warn_of_values(parts: Sequence[Observations]) -> None:
+    """Warn of observed values that may be none: repeated extremes, and values that never change."""
+    warn_of_sentinels(parts)
+    warn_of_stuck(parts)
+
+
+_REPEATED = 5  # observations: so many equal ones are no chance
+
+
+def warn_of_stuck(parts: Sequence[Observations]) -> None:
+    """Warn of an instrument whose values never change: a component that has one value in at least 5
+    observations of a group, while others vary. Zeros do not count: they may be conditions at a wall
+    or shore, and a constant height."""
+    groups: dict[tuple[str, object], list[Tensor]] = {}
+    for part in parts:
+        label = part.key.label
+        for name, values in _by_component(part):
+            groups.setdefault((label, name), []).append(values)
+    columns = {key: np.concatenate(pieces) for key, pieces in groups.items()}
+    same = {key: bool((values == values[0]).all()) for key, values in columns.items()}
+    if all(same.values()):
+        return  # all observations are equal, which has another warning
+    for (label, name), values in columns.items():
+        if len(values) < _REPEATED or not same[label, name] or values[0] == 0:
+            continue
+        of = "" if label == DEFAULT else f" of the group {label!r}"
+        component = "" if name == "along" else f" as component {name}"
+        warnings.warn(
+            f"all {len(values)} observations{of} have the value {values[0]:.6g}{component}: an "
+            "instrument whose values never change may have failed; drop these observations, or set "
+            "the values to NaN and call with missing='mask'",
+            DataWarning,
+            stacklevel=3,
+        )
+        return
+
+
+def _by_component(part: Observations) -> Iterator[tuple[object, Float[np.ndarray, "n"]]]:
+    """The values of observations by component; of those along directions, as one."""
+    names = getattr(part.pattern, "columns", ("along",))
+    for name, values in zip(names, part.y.T, strict=True):
+        yield name, values.detach().cpu().double().numpy()
+
+
+# Positions that do not determine derivatives.
+
+
+_FLAT = 1e-3  # the extent along a direction over the largest: less is none
+
+
+def directions_across(x: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+    """Orthonormal directions in which points do not extend: across a line or a plane that all lie
+    on, or all directions for a single place."""
+    centred = (x - x.mean(0)).double().cpu()
+    _, sizes, axes = torch.linalg.svd(centred, full_matrices=len(centred) < centred.shape[-1])
+    sizes = torch.nn.functional.pad(sizes, (0, len(axes) - len(sizes)))
+    scale = x.abs().max().clamp_min(torch.finfo(torch.float64).tiny).cpu() * len(x) ** 0.5
+    flat = sizes <= torch.maximum(_FLAT * sizes.max(), 1e-12 * scale)
+    return axes[flat]
+
+
+def place_in_words(across: int, dims: int) -> str:
+    """Where all points lie, if they do not extend in some directions."""
+    return {0: "at one place", 1: "on one line", 2: "on one plane"}.get(
+        dims - across, f"on a set of {dims - across} dimensions"
+    )
