@@ -159,7 +159,7 @@ def picture(rows):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"seeds": (200, 3), "most": (10_000, 1000), "dims": (3, 2)}
+    sizes = {"seeds": (200, 2), "most": (10_000, 1000), "dims": (3, 2)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     dims = [num_dims for num_dims in DIMS if num_dims <= arguments.dims]
     numbers = [number for number in NUMBERS if number <= arguments.most]

@@ -1,6 +1,6 @@
 """Brault et al. 2016, Figure 3: the test error on handwritten digits against the frequencies.
 
-    python benchmarks brault_figure3 [--seeds 5] [--training 1000] [--smoke]
+    python benchmarks brault_figure3 [--seeds 5] [--training 1000] [--test 4000] [--smoke]
 
 Errors in percent on 4000 digits after N = 1000 for training (100 of each class), with simplex codes
 of 10 classes, images in [−1, 1]^784 and k(δ) = exp(−‖δ‖²/(2σ²)), σ = 20, as in the paper. λ, here
@@ -88,13 +88,14 @@ def picture(rows):
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"seeds": (5, 2), "training": (1000, 100), "most": (4096, 16)}
+    sizes = {"seeds": (5, 2), "training": (1000, 100), "test": (4000, 200), "most": (4096, 16)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     numbers = [LEAST * 2**k for k in range(20) if LEAST * 2**k <= arguments.most]
     X, y = digits()
     errors = {}
     for seed in range(arguments.seeds):
-        split = train_test_split(X, y, train_size=arguments.training, stratify=y, random_state=seed)
+        numbers_of = {"train_size": arguments.training, "test_size": arguments.test}
+        split = train_test_split(X, y, **numbers_of, stratify=y, random_state=seed)
         for method, D, classifier in classifiers(numbers, seed):
             errors.setdefault((method, D), []).append(error(method, classifier, split))
     rows = Rows()

@@ -214,7 +214,7 @@ def picture(rows, curves, lag):
 
 @torch.no_grad()
 def main(words: Sequence[str] | None = None) -> None:
-    arguments = Sizes(__file__, __doc__, seeds=(400, 5), most=(1024, 128)).parse_args(words)
+    arguments = Sizes(__file__, __doc__, seeds=(400, 2), most=(1024, 128)).parse_args(words)
     numbers = [number for number in NUMBERS if number <= arguments.most]
     generator = torch.Generator().manual_seed(0)
     lag = 2 * torch.rand(DIMS, generator=generator, dtype=torch.float64) - 1

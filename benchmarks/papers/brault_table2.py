@@ -1,6 +1,6 @@
 """Brault et al. 2016, Table 2: time of the products with feature maps against D and p.
 
-    python benchmarks brault_table2 [--most 16384] [--rounds 5] [--smoke] [--output FOLDER]
+    python benchmarks brault_table2 [--most 16384] [--points 1000] [--rounds 5] [--smoke]
 
 P = Φ(x), P* = Φ(x)ᵀ and P*P (one after the other) of `ORFFKernel.feature_operator`, for the
 decomposable (rank p), curl-free and divergence-free kernel of a Gaussian k with d = p inputs, and
@@ -37,7 +37,7 @@ import gp_orff
 
 OUTPUTS, FREQUENCIES = 4, 2048  # where the other one varies
 LEAST, MOST_OUTPUTS = 1024, 16
-POINTS = {1: 8, 1000: 1}  # number of points: factor of D
+FACTORS = (8, 1)  # of D, at one point and at many
 SPACING = 0.25  # of the grid
 PAPER = {  # operations for one point, and the exponents of D and of p of the largest term, p′ = p
     "decomposable": {
@@ -79,17 +79,17 @@ def timed(name: str, rule, points: int, dims: int, rounds: int) -> Iterator[dict
         yield {"kernel": name, "product": product, "points": points, "seconds/point": taken}
 
 
-def random_rows(name: str, most: int, rounds: int) -> Iterator[dict]:
+def random_rows(name: str, most: int, points: int, rounds: int) -> Iterator[dict]:
     numbers = [2**k for k in range(30) if LEAST <= 2**k <= most]
     outputs = [2**k for k in range(1, 10) if 2**k <= min(MOST_OUTPUTS, most / LEAST * 2)]
     sizes = [("D", D, OUTPUTS) for D in numbers] + [("p", FREQUENCIES, p) for p in outputs]
-    for points, factor in POINTS.items():
+    for number, factor in zip((1, points), FACTORS, strict=True):
         for against, D, p in sizes:
-            for row in timed(name, gp_orff.MonteCarlo(factor * D), points, p, rounds):
+            for row in timed(name, gp_orff.MonteCarlo(factor * D), number, p, rounds):
                 yield {"against": against, "D": factor * D, "p": p, **row}
 
 
-def other_rows(rounds: int) -> Iterator[dict]:
+def other_rows(points: int, rounds: int) -> Iterator[dict]:
     """Grid and quadrature of about the same number of frequencies, at many points."""
     radius = (2 * FREQUENCIES / math.pi) ** 0.5  # of the disc of nodes, in spacings
     rules = [
@@ -100,7 +100,7 @@ def other_rows(rounds: int) -> Iterator[dict]:
     for rule in rules:
         for name, make in KERNELS.items():
             D = gp_orff.ORFFKernel(make(2), rule).frequencies[0].num_frequencies
-            for row in timed(name, rule, max(POINTS), 2, rounds):
+            for row in timed(name, rule, points, 2, rounds):
                 yield {"rule": type(rule).__name__, "D": D, **row}
 
 
@@ -108,25 +108,25 @@ def selected(rows: Sequence[dict], what: dict) -> list[dict]:
     return [row for row in rows if all(row[key] == value for key, value in what.items())]
 
 
-def exponents(rows: Sequence[dict]) -> Iterator[dict]:
+def exponents(rows: Sequence[dict], points: int) -> Iterator[dict]:
     for name in KERNELS:
         for product, (operations, *expected) in PAPER[name].items():
             for against, paper in zip(("D", "p"), expected, strict=True):
                 row = {"kernel": name, "product": product, "against": against}
                 slopes = {}
-                for points in POINTS:
-                    own = selected(rows, {**row, "points": points})
+                for number in (1, points):
+                    own = selected(rows, {**row, "points": number})
                     sizes, taken = ([r[key] for r in own] for key in (against, "seconds/point"))
-                    slopes[f"N = {points}"] = np.polyfit(np.log(sizes), np.log(taken), 1)[0].item()
+                    slopes[f"N = {number}"] = np.polyfit(np.log(sizes), np.log(taken), 1)[0].item()
                 yield {**row, "paper": paper, **slopes, "operations": operations}
 
 
-def picture(rows):
+def picture(rows, number):
     figure, axes = pictures.panels(2, 3, sharey="row")
     for row_of_axes, against in zip(axes, ("D", "p"), strict=True):
         for ax, product in zip(row_of_axes, ("P", "P*", "P*P"), strict=True):
             for name, (colour, marker) in STYLES.items():
-                for points, kind in zip(POINTS, ("--", "-"), strict=True):
+                for points, kind in zip((1, number), ("--", "-"), strict=True):
                     what = {"kernel": name, "product": product, "against": against}
                     own = selected(rows, {**what, "points": points})
                     sizes, taken = ([r[key] for r in own] for key in (against, "seconds/point"))
@@ -156,17 +156,17 @@ def picture(rows):
 
 @torch.no_grad()
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"most": (16384, 2048), "rounds": (5, 1)}
+    sizes = {"most": (16384, 2048), "points": (1000, 50), "rounds": (5, 1)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     torch.set_num_threads(1)
     rows, others, slopes = Rows(), Rows(), Rows()
     for name in KERNELS:
-        for row in random_rows(name, arguments.most, arguments.rounds):
+        for row in random_rows(name, arguments.most, arguments.points, arguments.rounds):
             rows.add(**row)
-    for row in other_rows(arguments.rounds):
+    for row in other_rows(arguments.points, arguments.rounds):
         others.add(**row)
-    for row in exponents(rows):
+    for row in exponents(rows, arguments.points):
         slopes.add(**row)
-    pictures.save_picture(arguments, picture(rows))
+    pictures.save_picture(arguments, picture(rows, arguments.points))
     kept = {"p": OUTPUTS, "D": FREQUENCIES, "rounds": arguments.rounds}
     save(arguments, {**kept, "exponents": slopes, "times": rows, "rules": others})

@@ -322,7 +322,8 @@ def ratio_of_variances(samples, number, at, at_twice):
 NOISE = 1 + 2 * math.sqrt(2 / SEEDS)  # of a ratio of variances, two standard errors
 
 
-@pytest.mark.parametrize("num_dims", [8, 64, 1000])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_dims", [8, 64, 256])
 @pytest.mark.parametrize("name", KERNELS)
 def test_fastfood_is_unbiased_with_a_variance_near_that_of_independent_frequencies(name, num_dims):
     build, trained, kappa = KERNELS[name]
@@ -383,6 +384,7 @@ def test_the_bias_of_orthogonal_directions_is_that_of_the_docstring(num_dims, co
     assert stderr.max() < 0.003
 
 
+@pytest.mark.slow
 def test_fourier_directions_are_wrong_along_an_axis():
     """All entries have similar size: J₀(√2 r) for most coordinates, cos r for the first, up to
     O(1/d); in directions with many coordinates, the kernel."""

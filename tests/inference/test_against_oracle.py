@@ -143,6 +143,7 @@ def derivatives(profile, tau, order):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
 def test_jets_are_torchs_derivatives_of_textbook_kernels(name):
     tau, ell = np.random.default_rng(0).normal(size=(6, 2)), tensor(ELL)

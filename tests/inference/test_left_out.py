@@ -241,6 +241,7 @@ def potential_given_its_gradient(k, x, y, noise, xs, reference):
     return oracles.condition(prior, cross, noisy, y.flatten())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.05, 0.25, 0.5, 0.69, 1.0, 1.01, 2.0, 8.3, 100.0, 1e6])
 def test_potentials_under_rational_quadratic_kernels(alpha):
     """S(0) is infinite for α ≤ 1. Against dense algebra: 1e-2 of a standard deviation with a

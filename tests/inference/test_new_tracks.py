@@ -51,12 +51,18 @@ def densities(oracle, same, present, u):
     return torch.stack(evidence), torch.stack(information)
 
 
-CASES = [("exact", 0.0), ("exact", 4.0), ("grid", 0.0), ("monte_carlo", 4.0)]
+CASES = [
+    ("exact", 0.0, "timed"),
+    ("exact", 4.0, "directed"),
+    ("exact", 4.0, "prior"),
+    ("grid", 0.0, "timed"),
+    ("grid", 0.0, "directed"),
+    ("monte_carlo", 4.0, "timed"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["timed", "directed", "prior"])
-@pytest.mark.parametrize(("rule", "span"), CASES)
+@pytest.mark.parametrize(("rule", "span", "kind"), CASES)
 @torch.no_grad()
 def test_the_variance_of_new_tracks_is_that_of_dense_integrals(rule, span, kind):
     """Quantiles of readings, by sums over 500 values of log V; the range of 64 values leaves out
@@ -121,21 +127,18 @@ def test_offsets_that_are_known_well_have_students_distribution(tracks, long):
 
 @pytest.mark.slow
 def test_intervals_on_a_fourth_track_cover():
-    """200 times three tracks: within three standard errors of 95 %. At the variance of largest
-    evidence they cover less than 0.9. The mean of three offsets is known to a third of v."""
-    inside, plug_in = [], []
-    for seed in range(200):
+    """80 times three tracks: within three standard errors of 95 %, which are 0.06. At the variance
+    of largest evidence they would cover 0.88, the probability of |t| < 1.96 under 4 degrees of
+    freedom. The mean of three offsets is known to a third of v."""
+    inside = []
+    for seed in range(80):
         model, offsets = along(3, seed=10 * seed, offset=1.0)
         new = draw(1, P, seed=10 * seed + 5) - offsets.mean(0)
-        squares = (offsets - offsets.mean(0)).square().sum().item()
         found = learned(model)
         upper = found.quantile(0.975, torch.zeros(1).double()) * math.sqrt(4 / 3)
         inside.append((new.abs() < upper).double().mean().item())
-        largest = 1.96 * math.sqrt(squares / 4 * 4 / 3)
-        plug_in.append((new.abs() < largest).double().mean().item())
-    error = np.std(inside) / math.sqrt(200)
+    error = np.std(inside) / math.sqrt(80)
     assert abs(np.mean(inside) - 0.95) < 3 * error
-    assert np.mean(plug_in) < 0.9
 
 
 @pytest.mark.parametrize("time", [0.3, 3.0, 300.0])

@@ -618,6 +618,7 @@ def test_leave_one_out_is_refused_where_only_some_vectors_are_several_readings()
         model.leave_one_out(x, y, variances=variances, missing="mask")
 
 
+@pytest.mark.slow
 def test_new_groups_along_directions_have_tails_too():
     """One radial number in ten is wrong, and gets a small weight; the scale is in units of y."""
     x, y, _, bad = with_outliers(60)

@@ -117,6 +117,7 @@ def problem(points=150, seed=0):
     return x, gradient + 0.3 * draw(points, 2, seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["curl_free", "helmholtz", "multitask", "time"])
 def test_a_grid_is_the_exact_kernel(name):
     """Evidence, mean and variance, at a tolerance of 1e-7, or what 6000 features reach in time."""
@@ -148,9 +149,10 @@ def test_a_grid_is_the_exact_kernel(name):
         assert torch.allclose(exact, grid, rtol=error, atol=error * exact.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continued", [False, True])
 def test_gradients_agree_with_differences(continued):
-    x, y = problem(60)
+    x, y = problem(25)
     leaf = learned(seed=1)
     leaf.continued = continued
     kernel = ScaleKernel(gp_orff.CurlFreeKernel(leaf, num_dims=2)).double()
@@ -266,6 +268,7 @@ def test_positions_without_extent_are_refused(name):
         assert torch.equal(value, after[key]) if torch.is_tensor(value) else value == after[key]
 
 
+@pytest.mark.slow
 def test_one_input_may_lack_extent():
     x, y = uniform(100, 2), 0.1 * draw(100, 2)
     x[:, 1] = 2.0

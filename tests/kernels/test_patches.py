@@ -187,6 +187,7 @@ def test_parallel_edges_are_one_axis():
     np.testing.assert_allclose(own.density(middle), counts, atol=0.05)  # five standard errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor, tuple, list])
 def test_arguments_are_plain_values(kind, tmp_path):
     """Of any kind, copied; in a file and out of it."""

@@ -335,8 +335,8 @@ def test_a_graph_of_tasks_helps_where_outputs_are_missing():
 def test_fits_do_not_depend_on_units():
     """Of a trained root, and of a fixed one, whose kernel gets an outputscale."""
     _, x, y, _, _ = tied(points=12)
-    y = y.nan_to_num(0.0)
-    for own in (nn.Parameter(draw(6, 2, seed=4)), draw(6, 2, seed=4)):
+    y = y[:, :3].nan_to_num(0.0)
+    for own in (nn.Parameter(draw(3, 2, seed=4)), draw(3, 2, seed=4)):
         evidences, sizes = [], []
         for length, unit in ((1.0, 1.0), (1e4, 1e-5)):
             copy = nn.Parameter(own.detach().clone()) if isinstance(own, nn.Parameter) else own
@@ -361,12 +361,13 @@ def test_the_variance_is_that_of_the_root_or_of_the_base_kernel(trained):
     assert torch.equal(kernel.root, 2 * matrix if trained else matrix)
 
 
+@pytest.mark.slow
 def test_a_trained_root_is_found():
     """Three outputs of one signal: strengths up to their sign, and the names in the report."""
-    x = uniform(60, 2)
+    x = uniform(30, 2)
     signal = torch.sin(2 * x[:, :1]) * torch.cos(2 * x[:, 1:])
     strengths = torch.tensor([[1.0, -2.0, 0.5]]).double()
-    y = signal * strengths + 0.05 * draw(60, 3)
+    y = signal * strengths + 0.05 * draw(30, 3)
     start = nn.Parameter(torch.ones(3, 1))
     model = gp_orff.VectorFieldGP(gp_orff.SeparableKernel(RBFKernel(), start))
     assert torch.equal(start, torch.ones(3, 1))

@@ -31,6 +31,7 @@ def density(kernel, omega):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SPECTRA))
 @pytest.mark.parametrize("num_dims", [1, 2])
 def test_density_is_the_fourier_transform_of_the_kernel(name, num_dims):
@@ -330,6 +331,7 @@ def kernel_of_others(base, members):
     return gpytorch.kernels.MultitaskKernel(Mine(ard_num_dims=2), num_tasks=2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 @pytest.mark.parametrize(
     ("base", "members"),

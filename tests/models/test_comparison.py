@@ -15,7 +15,7 @@ from tests.support.fields import conditioned, curl_free, features_of, flow
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:lengthscale is less:gp_orff.DataWarning")
 @pytest.mark.parametrize(
-    ("points", "rule"), [(80, None), (250, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
+    ("points", "rule"), [(60, None), (130, gp_orff.Auto(exact_values=0))], ids=["exact", "grid"]
 )
 def test_the_kernel_that_made_the_field_wins(points, rule):
     x, y, _ = flow(points)

@@ -1,7 +1,6 @@
 """Posteriors of few readings: mixtures over what these leave open of the hyperparameters."""
 
 import copy
-import itertools
 import math
 import pickle
 import warnings
@@ -238,26 +237,27 @@ def scalar_posteriors(x, y, xs, priors, steps=25, factor=None):
     """Mixture of the posteriors on a grid of logarithms of lengthscale, variance and noise, with
     numpy alone: probabilities, means and variances at xs. `priors`: their medians and widths;
     `factor`: multiplies the density."""
-    h = np.ones_like(y)
     axes = [np.log(m) + w * np.linspace(-4, 4, steps) for m, w in priors]
-    logs, means, variances = [], [], []
-    for u in itertools.product(*axes):
-        length, variance, noise = np.exp(u)
-        k = variance * np.exp(-0.5 * ((x - x.T) / length) ** 2)
-        cross = variance * np.exp(-0.5 * ((x - xs.T) / length) ** 2)
-        root = np.linalg.cholesky(k + (noise + 1e-12 * variance) * np.eye(len(x)))
-        solved = np.linalg.solve(root, np.hstack([y, h, cross]))
-        a, b, c = solved[:, :1], solved[:, 1:2], solved[:, 2:]
-        information = (b.T @ b)[0, 0]
-        mean = (b.T @ a)[0, 0] / information
-        rest, absorbed = a - b * mean, 1 - (c.T @ b)[:, 0]
-        log = -0.5 * (rest.T @ rest)[0, 0] - np.log(np.diag(root)).sum() - 0.5 * np.log(information)
-        scores = [(v - np.log(m)) / w for v, (m, w) in zip(u, priors, strict=True)]
-        logs.append(log - 0.5 * np.square(scores).sum() + (0.0 if factor is None else factor(*u)))
-        means.append((c.T @ rest)[:, 0] + mean)
-        variances.append(variance - (c * c).sum(0) + absorbed**2 / information)
-    weights = np.exp(np.array(logs) - max(logs))
-    return weights / weights.sum(), np.array(means), np.array(variances)
+    u = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+    length, variance, noise = np.exp(u).T[:, :, None, None]
+    k = variance * np.exp(-0.5 * ((x - x.T) / length) ** 2)
+    cross = variance * np.exp(-0.5 * ((x - xs.T) / length) ** 2)
+    root = np.linalg.cholesky(k + (noise + 1e-12 * variance) * np.eye(len(x)))
+    sides = np.broadcast_to(np.hstack([y, np.ones_like(y)]), (len(u), len(x), 2))
+    solved = np.linalg.solve(root, np.concatenate([sides, cross], axis=-1))
+    a, b, c = solved[..., :1], solved[..., 1:2], solved[..., 2:]
+    information = (b * b).sum((1, 2))
+    mean = (b * a).sum((1, 2)) / information
+    rest, absorbed = a - b * mean[:, None, None], 1 - (c * b).sum(1)
+    logs = -0.5 * (rest * rest).sum((1, 2)) - 0.5 * np.log(information)
+    logs -= np.log(np.diagonal(root, axis1=1, axis2=2)).sum(-1)
+    medians, widths = np.array(priors).T
+    logs -= 0.5 * np.square((u - np.log(medians)) / widths).sum(-1)
+    logs += 0.0 if factor is None else factor(*u.T)
+    means = (c * rest).sum(1) + mean[:, None]
+    variances = variance[..., 0] - (c * c).sum(1) + absorbed**2 / information[:, None]
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum(), means, variances
 
 
 def scalar_priors(x, y):
@@ -436,6 +436,7 @@ def test_updates_integrate_over_the_new_data_too():
     assert np.abs(np.log(field.variance(XS)[:, 0].sqrt().numpy() / sd)).max() < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [10, 20])
 def test_matrices_of_outputs_keep_draws_about_the_fit(points):
     """They have no weak prior: the fit is as before, and integration takes 32 draws if asked."""
@@ -563,16 +564,14 @@ def test_densities_and_intervals_of_a_posterior():
     with gp_orff.settings.check_calibration(False):
         field = model.fit(x, y, progress=False).posterior()
     xs, values = uniform(3, 2, seed=4), 9 + draw(3, 2, seed=5)
-    members = model.state.snapshot(model.mean).sample.members
+    members = [
+        (own.weight, own.distribution.mean(xs), own.distribution.blocks(xs))
+        for own in model.state.snapshot(model.mean).sample.members
+    ]
     for n in range(3):
         density = sum(
-            own.weight
-            * scipy.stats.multivariate_normal.pdf(
-                values[n],
-                own.distribution.mean(xs)[n],
-                own.distribution.blocks(xs)[n],
-            )
-            for own in members
+            weight * scipy.stats.multivariate_normal.pdf(values[n], mean[n], blocks[n])
+            for weight, mean, blocks in members
         )
         assert field.log_density(xs, values)[n].item() == pytest.approx(np.log(density), abs=1e-8)
     low, high = field.confidence_region(xs, 0.8)
@@ -674,12 +673,12 @@ def test_a_symbol_in_the_place_of_a_level_is_refused():
 @pytest.mark.parametrize("known", [True, False])
 def test_errors_are_drawn_from_their_posterior(known):
     """Rasmussen & Williams 2006, eq. 2.42: with P = S⁻¹, or less what an unknown mean takes, the
-    errors have the mean NPy and the covariance N − NPN; five standard errors of 20 000 draws."""
+    errors have the mean NPy and the covariance N − NPN; five standard errors of 5000 draws."""
     root, noise = torch.randn(6, 6).double().tril(), torch.diag(torch.rand(6).double() + 0.1)
     y, constants = torch.randn(6).double(), torch.eye(2).double().repeat(3, 1)
     generator, mean = np.random.default_rng(0), torch.zeros(2).double() if known else None
     prior, draws = root @ root.mT, []
-    for _ in range(20_000):
+    for _ in range(5_000):
         normal = torch.from_numpy(generator.standard_normal((2, 6)))
         priors = prior, noise, root @ normal[0], noise.sqrt() @ normal[1]
         draws.append(drawn_errors(y, *priors, constants, mean))
@@ -689,7 +688,7 @@ def test_errors_are_drawn_from_their_posterior(known):
         taken = inverse @ constants
         inverse = inverse - taken @ torch.linalg.solve(constants.mT @ taken, taken.mT)
     covariance = noise - noise @ inverse @ noise
-    error = covariance.diagonal().sqrt() / math.sqrt(20_000)
+    error = covariance.diagonal().sqrt() / math.sqrt(5_000)
     assert ((draws.mean(0) - noise @ inverse @ y).abs() < 5 * error).all()
     spread = error[:, None] * covariance.diagonal().sqrt()
     assert ((draws.mT.cov() - covariance).abs() < 10 * spread).all()
@@ -725,6 +724,7 @@ def test_weights_are_drawn_from_their_posterior():
     assert ((model.posterior().mean(x) - expected).abs() > 4.5 * error).any()
 
 
+@pytest.mark.slow
 def test_weights_of_chunks_are_those_of_arrays():
     """Of two groups, whose observations come in another order than that of the covariance."""
     x, y = problem(24)
@@ -743,6 +743,7 @@ def test_weights_of_chunks_are_those_of_arrays():
     torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_output_that_is_not_observed_is_integrated_under_heavy_tails_too():
     x, y = problem(20)
     y[3] += 2.0
@@ -784,6 +785,7 @@ def test_moments_can_be_changed_in_place(fitted):
     assert field.variance(xs).equal(before)
 
 
+@pytest.mark.slow
 def test_models_are_copied_after_a_posterior():
     """What a posterior keeps to compute its members later is plain, too."""
     x = uniform(30, 2)

@@ -53,6 +53,7 @@ def test_every_group_has_a_floor_of_its_own():
     assert (model.posterior().variance(XS) > 0).all()
 
 
+@pytest.mark.slow
 def test_noise_that_is_there_is_learned():
     y = swirl(X) + 1e-3 * draw(40, 2)  # a thousandth: the floor is ten times less
     model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
@@ -60,6 +61,7 @@ def test_noise_that_is_there_is_learned():
     assert model.likelihood.noise.item() == pytest.approx(1e-6, rel=0.7)
 
 
+@pytest.mark.slow
 def test_a_noise_at_its_floor_leaves_standard_errors_to_others():
     x = 3 * unit_cube(130)
     kernel = gp_orff.CurlFreeKernel(num_dims=2).double()

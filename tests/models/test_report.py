@@ -163,17 +163,17 @@ def test_what_represents_the_kernel(rule, method):
 
 @pytest.mark.slow
 def test_actions_are_told_apart():
-    (x, y), gauge = readings(40), gp_orff.Component([1.0, 0.0])
+    (x, y), gauge = readings(125), gp_orff.Component([1.0, 0.0])
     model = gp_orff.VectorFieldGP(curl_free())
     assert (model.report.action, model.report.held) == ("not fitted", "nothing")
     assert str(model.report) == "not fitted: call fit(x, y) or condition(x, y)"
     assert model.condition(x, y).report.action == "conditioned"
     assert model.update(x[:5], y[:5]).report.action == "updated"
-    assert model.report.points == 45
+    assert model.report.points == 130
     model.observe(x[:5], torch.zeros(5), gauge, noise=1.0)
     assert (model.report.action, model.report.observed) == ("observed", {"Component": 5})
-    assert model.report.numbers == 95
-    assert model.fit(progress=False).report.action == "fitted"
+    assert model.report.numbers == 265
+    assert model.fit(progress=False, warm_start=True).report.action == "fitted"
     assert str(model.update(x[:5], y[:5]).report).startswith("updated after a fit in")
 
 
@@ -212,6 +212,7 @@ def test_what_is_not_known_is_none_in_a_log():
     json.dumps(empty, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_arrays_have_a_standard_error_for_each_number():
     x, y = readings(60)
     likelihood = MultitaskGaussianLikelihood(2, has_global_noise=False)
@@ -293,10 +294,10 @@ def test_a_grid_has_those_of_the_exact_kernel(fit):
 
 @pytest.mark.slow
 def test_standard_errors_are_the_scatter_of_estimates():
-    """Of log ℓ and log noise over 40 fields: the sample sd of 40 numbers has a standard error of
-    1/√80 = 0.11, their mean one of 1/√40 = 0.16; three of them each."""
+    """Of log ℓ and log noise over 20 fields: the sample sd of 20 numbers has a standard error of
+    1/√40 = 0.16, their mean one of 1/√20 = 0.22; three of them each."""
     scores = []
-    for seed in range(40):
+    for seed in range(20):
         with ONE_THREAD:
             model = fitted(*readings(60, seed=seed), mean=gpytorch.means.ZeroMean())
         truth = {"lengthscale": 0.4, "noise": 0.01}
@@ -309,10 +310,11 @@ def test_standard_errors_are_the_scatter_of_estimates():
         )
     scores = np.array(scores)
     assert np.isfinite(scores).all()
-    assert (np.abs(scores.mean(0)) < 3 * 0.16).all()
-    assert (np.abs(scores.std(0) - 1) < 3 * 0.11).all()
+    assert (np.abs(scores.mean(0)) < 3 * 0.22).all()
+    assert (np.abs(scores.std(0) - 1) < 3 * 0.16).all()
 
 
+@pytest.mark.slow
 def test_what_was_not_learned_has_none():
     x, y = readings(60)
     kernel = curl_free()
@@ -326,6 +328,7 @@ def test_what_was_not_learned_has_none():
     assert all(math.isnan(errors[name]) for name in ("outputscale", "lengthscale", "noise"))
 
 
+@pytest.mark.slow
 def test_what_the_data_do_not_tell_has_none():
     """A noise at the smallest value it may have, the longest lengthscale, rotations of a factor."""
     x = uniform(60)
@@ -339,6 +342,7 @@ def test_what_the_data_do_not_tell_has_none():
     assert longest.hyperparameters["noise"].standard_error > 0  # with the lengthscale held
 
 
+@pytest.mark.slow
 def test_every_group_has_a_noise_and_its_standard_error():
     """Of 120 numbers of known field the relative error of a variance is √(2/120) = 0.13; the field
     takes some of them up."""
@@ -417,6 +421,7 @@ def test_standard_errors_wait_until_they_are_asked_for(monkeypatch):
 # --- files -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, WITHOUT_EXACT])
 def test_a_file_keeps_the_report(rule, tmp_path):
     model = fitted(*readings(60), rule)
@@ -497,6 +502,7 @@ def test_long_passes_say_how_far_they_are(kind, monkeypatch):
     assert (copied, len(sys.stderr.getvalue())) == (45, told)
 
 
+@pytest.mark.slow
 def test_a_comparison_says_which_kernel_comes_next(monkeypatch):
     x, y = readings(40)
     kernels = {"short": curl_free(0.2), "long": curl_free(0.8)}

@@ -66,9 +66,7 @@ RULES = {
 }
 LEARNS = [  # that are seen to go on learning after they were loaded
     ("constrained", "exact"),
-    ("lcm", "exact"),
     ("constrained", "grid"),
-    ("helmholtz", "grid"),
     ("separable", "budget"),
 ]
 
@@ -176,6 +174,7 @@ def test_a_model_without_data_is_kept(tmp_path):
     assert loaded.report.action == "not fitted"
 
 
+@pytest.mark.slow
 def test_a_file_is_small_and_plain(tmp_path):
     x, y, _ = flow(20_000)
     model = gp_orff.VectorFieldGP(curl_free(0.3)).condition(x, y)

@@ -131,6 +131,7 @@ def numbers(model):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT, gp_orff.QuasiMonteCarlo(128)])
 def test_a_fit_finds_the_field(rule):
     """Against the truth: error bars that cover it, and the noise that was added."""
@@ -274,7 +275,7 @@ def test_what_a_budget_cuts_is_returned():
 
 @pytest.mark.slow
 def test_frozen_parameters_priors_and_warm_starts():
-    x, y, _ = flow(200)
+    x, y, _ = flow(100)
     kernel = curl_free(0.37)
     kernel.base_kernel.base_kernel.raw_lengthscale.requires_grad_(False)
     model = fitted(x, y, gp_orff.Auto(), kernel)
@@ -295,6 +296,7 @@ def test_frozen_parameters_priors_and_warm_starts():
     assert evaluations[0] < evaluations[1]
 
 
+@pytest.mark.slow
 def test_constraints_hold_during_a_fit():
     x, y, _ = flow(200)
     kernel = curl_free()
@@ -304,6 +306,7 @@ def test_constraints_hold_during_a_fit():
     assert 0.5 <= numbers(model)[0] <= 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, 0, 1])
 def test_likelihoods_of_tasks(rank):
     options = {"has_task_noise": rank is not None, "rank": rank or 0}
@@ -334,6 +337,7 @@ def test_other_means_are_taken_as_they_are():
     )
 
 
+@pytest.mark.slow
 def test_one_output_and_arrays():
     x, y, _ = flow(120)
     model = gp_orff.VectorFieldGP(ScaleKernel(RBFKernel(ard_num_dims=2)))
@@ -515,24 +519,22 @@ def test_a_grid_by_hand_refuses_what_it_cannot_serve():
         hermite.mean(9.0 * torch.ones(1, 2))
 
 
-@pytest.mark.slow
-def test_models_and_posteriors_pickle():
+def test_models_and_posteriors_pickle(of_sixty):
     import pickle
 
-    x, y, _ = flow(100)
-    for rule in (gp_orff.Auto(), WITHOUT_EXACT):
-        model = fitted(x, y, rule)
+    x, y, fit = of_sixty
+    for model in (fit, conditioned(curl_free(0.3), x, y, WITHOUT_EXACT)):
         field, again = model.posterior(), pickle.loads(pickle.dumps(model))
         assert torch.equal(again.posterior().mean(x), field.mean(x))
         stored = pickle.loads(pickle.dumps(field))
         assert torch.equal(stored.variance(2 * x), field.variance(2 * x))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [gp_orff.Auto(), WITHOUT_EXACT])
-def test_everything_comes_in_the_type_of_the_points(rule):
-    x, y, _ = flow(100)
-    field = fitted(x, y, rule).posterior()
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_everything_comes_in_the_type_of_the_points(rule, of_sixty):
+    x, y, fit = of_sixty
+    model = fit if rule == "exact" else conditioned(curl_free(0.3), x, y, WITHOUT_EXACT)
+    field = model.posterior()
     joint = field(x[:3].float())
     values = [joint.mean, joint.variance, joint.covariance_matrix, joint.rsample()]
     values += [field.mean(x[:3].float()), field.variance(x[:3].float())]

@@ -9,6 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import gpytorch
+import pytest
 
 import gp_orff
 from gp_orff.kernels.spectra import RadialKernel
@@ -170,6 +171,7 @@ def test_no_zip_ends_with_the_shortest():
     ]
 
 
+@pytest.mark.slow
 def test_importing_warns_of_nothing_and_leaves_extras_alone():
     """Not of what linear_operator does while it is imported, of any category."""
     code = (

@@ -95,6 +95,7 @@ def error(found, expected, y):
     return np.sqrt(np.mean((found - expected) ** 2)) / y.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_squares_against_the_normal_equations(name):
     kernel, data, alpha = PROBLEMS[name]
@@ -104,6 +105,7 @@ def test_squares_against_the_normal_equations(name):
     assert model.n_iter_ <= 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["field", "scalar"])
 def test_huber_against_full_batches(name):
     kernel, data, alpha = PROBLEMS[name]

@@ -41,7 +41,7 @@ def save_picture(arguments: Namespace, figure: Figure) -> None:
         path = (arguments.output / arguments.benchmark).with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)
         buffer = BytesIO()
-        figure.savefig(buffer, dpi=150)
+        figure.savefig(buffer, dpi=30 if arguments.smoke else 150)
         Image.open(buffer).convert("RGB").quantize(COLOURS).save(path, optimize=True)
         print(f"figure: {path}")
     plt.close(figure)
