@@ -83,7 +83,7 @@ def test_features_are_the_exact_kernel(kernel, d):
     built = helmholtz(d, kernel)
     rule = gp_orff.Grid(
         domain=((0, 2),) * d,
-        tolerance=1e-7 if smooth else 1e-6,
+        tolerance=1e-8 if smooth else 1e-6,
         lengthscale_range=(1, 1),
         max_features=None if smooth else 3000,
     )
