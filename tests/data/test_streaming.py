@@ -36,6 +36,7 @@ def compare(model, expected, atol=1e-9, xs=None):
     assert abs(difference) < atol * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_updates_are_one_pass(rule):
     """In ten chunks, from the exact kernel to a grid where the rule says so."""

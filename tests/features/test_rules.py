@@ -106,6 +106,7 @@ def test_separable_kernels_are_unbiased(rule):
     assert is_unbiased(samples, kernel(*pair(2)).to_dense())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_shared_frequencies_of_a_linear_model_of_coregionalisation(rule):
     """Unbiased, on half the frequencies of two kernels side by side, with smaller errors."""
@@ -125,6 +126,7 @@ def test_shared_frequencies_of_a_linear_model_of_coregionalisation(rule):
         assert (shared - exact).square().mean() < (apart - exact).square().mean()
 
 
+@pytest.mark.slow
 def test_products_with_time_are_unbiased():
     space = gp_orff.DivergenceFreeKernel(base("rbf", 2), num_dims=2, active_dims=(0, 1))
     time = base("matern32", 1)

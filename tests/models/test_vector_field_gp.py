@@ -518,6 +518,7 @@ def test_a_grid_by_hand_refuses_what_it_cannot_serve():
         hermite.mean(9.0 * torch.ones(1, 2))
 
 
+@pytest.mark.slow
 def test_models_and_posteriors_pickle(of_sixty):
     import pickle
 
