@@ -133,20 +133,6 @@ def test_workers_share_the_cores_for_this_call_only(pool):
     assert [pool.submit(num_threads).result() for _ in range(4)] == before
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.slow
-def test_tasks_keep_the_memory_of_arrays(dask):
-    """Dask has its workers return each freed array to the system, which costs time."""
-    inside, outside = (
-        dask.submit(pages_of_arrays, context, pure=False).result()
-        for context in (kept_memory, None)
-    )
-    assert outside > 200 * 256 / 2  # half of the pages of all arrays, 4 KiB each
-    assert inside < outside / 4
-
-
->>>>>>> h-suite
 class Counting(ThreadPoolExecutor):
     """Counts the tasks that are submitted and not yet collected."""
 
