@@ -6,6 +6,7 @@ CONTRIBUTING.md has the list.
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,9 @@ def common_units(
                 raise ValueError(
                     f"expected the components {list(names)} of a vector in one unit, got "
                     f"{names[0]!r} in {given[names[0]]!r} and {name!r} in {given[name]!r}, of "
-                    "which one cannot be converted to the other; convert the numbers, and correct "
-                    f"the attribute: dataset[{name!r}].attrs['units'] = {given[names[0]]!r}"
+                    "which one cannot be converted to the other, or is not understood; convert "
+                    "the numbers, and correct the attribute: "
+                    f"dataset[{name!r}].attrs['units'] = {given[names[0]]!r}"
                 )
     return wanted
 
@@ -105,7 +107,8 @@ def noise_factor(noise: object, y: object) -> float:
     if factors is None:
         raise ValueError(
             f"expected noise= as variances in {str(parsed**2)!r}, the square of the unit of y, got "
-            f"{given!r}; of standard errors s, give numpy.asarray(s)**2"
+            f"{given!r}; of standard errors s, give numpy.asarray(s)**2; if they are variances, "
+            "correct the attribute `units`, or give numpy.asarray(noise)"
         )
     return factors[0]
 
@@ -207,37 +210,49 @@ def check_noise(name: str, values: Float[np.ndarray, "n"]) -> None:
 # Values that mean "missing".
 
 
-_PACKED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+_FILLS = ("_FillValue", "missing_value")
+_PACKED = (*_FILLS, "scale_factor", "add_offset")
 
 
-def decoded(dataset: "xarray.Dataset") -> "xarray.Dataset":
-    """The Dataset with packed numbers, missing values and times decoded, if attributes say that
-    they are not; values that the encoding calls missing become NaN too."""
-    xr = optional("xarray", "xarray")
+def decoded(dataset: "xarray.Dataset", names: Sequence[str]) -> "xarray.Dataset":
+    """The Dataset with packed numbers, missing values and times of some variables decoded, if
+    attributes say that they are not; values that the encoding calls missing become NaN too.
+
+    Numbers stay as they are where they are floats with a `scale_factor`, which usually have been
+    scaled already, and times whose unit or calendar xarray does not decode to datetimes.
+    """
     changed = {}
-    for name, variable in dataset.variables.items():
-        attributes = {key: variable.attrs[key] for key in _PACKED if key in variable.attrs}
-        dated = " since " in str(variable.attrs.get("units", ""))
-        if variable.dtype.kind in "iuf" and (attributes or dated):
-            changed[name] = _decoded_variable(xr, str(name), variable, attributes)
+    for name in names:
+        variable = dataset.variables[name]
+        if variable.dtype.kind in "iuf" and " since " in str(variable.attrs.get("units", "")):
+            changed[name] = _as_times(name, variable)
+        elif variable.dtype.kind in "iu" and any(key in variable.attrs for key in _PACKED):
+            changed[name] = _decoded_variable(name, variable)
         elif variable.dtype.kind == "f":
             encoding = variable.encoding
             packed = "scale_factor" in encoding or "add_offset" in encoding
-            fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
-            fills = [] if packed else _finite(fills)
-            if fills:
+            places = [variable.attrs] if packed else [variable.attrs, encoding]
+            if fills := _finite([own.get(key) for own in places for key in _FILLS]):
                 changed[name] = _without(variable, fills)
     return dataset.assign(changed) if changed else dataset
 
 
-def _decoded_variable(
-    xr: Any, name: str, variable: "xarray.Variable", attributes: Attributes
-) -> "xarray.Variable":
+def _as_times(name: str, variable: "xarray.Variable") -> "xarray.Variable":
+    """Numbers since a date as datetimes, if xarray has these for their unit and calendar."""
+    try:
+        result = _decoded_variable(name, variable)
+    except (ValueError, OverflowError):  # months, or another unit
+        return variable
+    return result if result.dtype.kind == "M" else variable
+
+
+def _decoded_variable(name: str, variable: "xarray.Variable") -> "xarray.Variable":
     """A variable decoded by xarray; fill values are compared in the type of the numbers."""
+    xr = optional("xarray", "xarray")
     variable = variable.copy(deep=False)
-    for key in ("_FillValue", "missing_value"):
-        if key in attributes:
-            fills = np.asarray(attributes[key])
+    for key in _FILLS:
+        if key in variable.attrs:
+            fills = np.asarray(variable.attrs[key])
             if fills.dtype.kind in "fiu":
                 variable.attrs[key] = fills.astype(variable.dtype)
                 variable.attrs[key] = variable.attrs[key][()]
@@ -280,21 +295,21 @@ def warn_of_sentinels(parts: Sequence[Observations]) -> None:
     for part in parts:
         for name, values in _by_component(part):
             columns.setdefault(name, []).append(values)
-    pooled = [np.concatenate(values) for values in columns.values()]
-    cells = np.concatenate(pooled) if pooled else np.empty(0)
-    for values in pooled:
-        for value in _isolated(values):
-            count = int((cells == value).sum())
-            if count > 1:
-                warnings.warn(
-                    f"the value {value:.12g} is in the observations {count} times, far from all "
-                    "others: it may stand for missing values. If so, replace it by NaN and call "
-                    "with missing='mask', y[y == value] = nan, or drop these observations; in a "
-                    "Dataset, set the attribute _FillValue",
-                    DataWarning,
-                    stacklevel=3,
-                )
-                return
+    counts: Counter[float] = Counter()
+    for values in map(np.concatenate, columns.values()):
+        for value in _isolated(values):  # in another component it may be one of many
+            counts[value] += int((values == value).sum())
+    for value, count in counts.items():
+        if count > 1:
+            warnings.warn(
+                f"the value {value:.12g} is in the observations {count} times, far from all "
+                "others: it may stand for missing values. If so, replace it by NaN and call "
+                "with missing='mask', y[y == value] = nan, or drop these observations; in a "
+                "Dataset, set the attribute _FillValue",
+                DataWarning,
+                stacklevel=3,
+            )
+            return
 
 
 def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:

@@ -1,5 +1,6 @@
 """Units of data as of the CF conventions, converted by pint."""
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -35,12 +36,15 @@ def _registry() -> Any:
 
 @cache
 def _root(symbol: str) -> tuple[float, float, frozenset[tuple[str, float]]] | None:
-    """Factor and offset that bring numbers in a unit to base units, and their powers."""
+    """Factor and offset that bring numbers in a unit to base units, and their powers; None for
+    units that are not known, and for logarithmic ones, such as dB."""
     registry = _registry()
     try:
         unit = registry.parse_units(symbol)
-        zero, one = (registry.Quantity(n, unit).to_root_units() for n in (0.0, 1.0))
+        zero, one, two = (registry.Quantity(n, unit).to_root_units() for n in (0.0, 1.0, 2.0))
     except Exception:  # pint raises errors of many classes for texts that are no units
+        return None
+    if not math.isclose(two.magnitude - one.magnitude, one.magnitude - zero.magnitude):
         return None
     powers = frozenset((name, float(power)) for name, power in one.unit_items())
     return one.magnitude - zero.magnitude, zero.magnitude, powers

@@ -21,8 +21,8 @@ from gp_orff.fitting.search import MOST_EVALUATIONS, Search, admissible
 from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import Inference, Posterior
-from gp_orff.inference.representation import FINE_FACTOR, Representation
+from gp_orff.inference.features import FeatureInference, Inference, Posterior
+from gp_orff.inference.representation import Representation
 from gp_orff.inference.robust import (
     Distances,
     StudentTNoise,
@@ -67,7 +67,7 @@ def restore(kernel: Kernel) -> None:
 # 3. Both repeat until a round gains less than a threshold of the ELBO (`maximise`).
 #
 # The first rounds run on a subset from several starting values, because without weights the
-# evidence may be largest for a field that passes through the outliers (`start_among_outliers`).
+# evidence may be largest for a field that passes through the outliers (`_start_among_outliers`).
 # Then plans take over, each of which refreshes the weights of its rows. At the end the weights of
 # all data are iterated to convergence (`EStep.converged`), accelerated by extrapolation (`climb`).
 
@@ -308,15 +308,17 @@ def maximise(
         trainer.search(search, inference(data), name, evaluations=evaluations, **options)
         return data
     e_step, previous = e_step_of(trainer), -np.inf
-    options = {"trust_factor": FINE_FACTOR, **options}
     restore(trainer.kernel)
     with trainer.journal.stage(name):
         for _ in range(rounds):
             data = e_step.learned(data.unweighted(), inference(data))
-            before, few = search.evaluations, min(_EVALUATIONS, evaluations)
-            trainer.search(search, inference(data), name, evaluations=few, **options)
+            made, before = inference(data), search.evaluations
+            few = min(_EVALUATIONS, evaluations)
+            trainer.search(search, made, name, evaluations=few, **options)
             evaluations -= search.evaluations - before
-            if search.value - previous < _ROUND or evaluations < 1:
+            if isinstance(made, FeatureInference) and made.stale(trainer.kernel, e_step.noises):
+                search.settled = False  # after several rounds, each within the range of one
+            if not search.settled or search.value - previous < _ROUND or evaluations < 1:
                 break
             previous = search.value
     return data

@@ -237,8 +237,9 @@ class Coordinate:
     def allows_each(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
         """Whether the constraint allows each value."""
         low, high = self._bounds
-        above = torch.isfinite(values) if low is None else values > low
-        return above if high is None else above & (values < high)
+        allowed = torch.isfinite(values)
+        allowed = allowed if low is None else allowed & (values > low)
+        return allowed if high is None else allowed & (values < high)
 
     @property
     def is_logarithm(self) -> bool:

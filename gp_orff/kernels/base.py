@@ -94,12 +94,13 @@ def _check_arguments(cls: type, args: Sequence[object], kwargs: Sequence[str]) -
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
     ]
     missing = [name for name in required if name not in kwargs]
+    example = (missing or named or ["num_dims"])[0]
     several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     if (len(args) > most and not several) or (args and missing):
         raise TypeError(
             f"{cls.__name__} expects {', '.join(named)} by name, got {len(args)} arguments without "
             f"names{f', no {missing[0]}' if missing else ''}; for instance "
-            f"{cls.__name__}(..., {(missing or named or ['num_dims'])[0]}=2)"
+            f"{cls.__name__}(..., {example}={2 if example.startswith('num') else '...'})"
         )
 
 

@@ -318,7 +318,7 @@ class Columns:
 
     def prepared(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
         """These columns of a Dataset, decoded where they are not, in the units of `units`."""
-        dataset = decoded(dataset[self.names])
+        dataset = decoded(dataset[self.names], self.names)
         changed = {}
         for name, wanted in self.units.items():
             variable = dataset.variables[name]

@@ -16,6 +16,7 @@ from gp_orff.data.dataset import Data
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
 from gp_orff.kernels.tree import space_of, terms
+from gp_orff.models.cross_validation import lengthscales_of
 from gp_orff.models.sample_paths import Summary
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import (
@@ -151,13 +152,16 @@ class NamedSymbols(ABC):
 
 
 def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
-    """Directions of space in which all points are at one place: the data say nothing of derivatives
-    along them. None under a harmonic kernel, and with observations of symbols, which do."""
+    """Directions of space in which all points are at one place, in lengthscales: the data say
+    nothing of derivatives along them. None under a harmonic kernel, and with observations of symbols, which do."""
     columns = list(space_of(kernel, data.num_inputs))
+    lengths = torch.from_numpy(lengthscales_of(kernel, data.num_inputs))[columns]
+    lengths = torch.where((lengths > 0) & lengths.isfinite(), lengths, 1.0)
     harmonic = any(term.factor.decays for term in terms(kernel))
     if harmonic or data.symbol_data:
         return torch.empty(0, len(columns), dtype=torch.float64)
-    return directions_across(torch.cat([part.x for part in data.survey.sample])[:, columns])
+    x = torch.cat([part.x for part in data.survey.sample])[:, columns].cpu()
+    return torch.nn.functional.normalize(directions_across(x / lengths) / lengths, dim=-1)
 
 
 def note_of_places(kernel: Kernel, data: Data) -> str:

@@ -240,7 +240,8 @@ def describe(module: Module) -> dict:
     try:
         _require(len(set(map(id, parameters))) == len(parameters))  # none in two places of the tree
         recipe = _recipe(module)
-    except _Unknown:
+        _build_recipe(recipe).double().load_state_dict(module.state_dict())
+    except (_Unknown, TypeError, ValueError, RuntimeError):  # what another class raises
         recipe = None
     return {
         "name": type(module).__name__,

@@ -461,3 +461,40 @@ def test_features_can_be_traced():
 def test_mistaken_calls_name_the_right_one(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_flat_ocean_extends_in_depth():
+    """By eight lengthscales, though by a thousandth of its width; under a common one it does not."""
+    x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).double()
+    x = x * torch.tensor([2e6, 2e6, 800.0])
+    y = draw(60, 3)
+    for lengths, flat in (([3e5, 3e5, 100.0], False), ([3e5, 3e5, 3e5], True)):
+        base = gpytorch.kernels.RBFKernel(ard_num_dims=3)
+        base.lengthscale = torch.tensor(lengths)
+        held = gp_orff.VectorFieldGP(gp_orff.SeparableKernel(base, torch.eye(3))).condition(x, y)
+        assert ("all points lie on one plane" in str(held.report)) == flat
+        assert bool(caught(lambda held=held: held.posterior().jacobian(x[:2]))) == flat
+
+
+def test_values_of_other_components_are_no_sentinels():
+    """A gust of w that u and v often have."""
+    y = (2 * draw(200, 3, seed=3)).mul(10).round().div(10)
+    y[:, 2] *= 0.01
+    y[:5, 0], y[7, 2] = 3.0, 3.0
+    assert not caught(lambda: warn_of_sentinels([observations(y)]))
+
+
+@pytest.mark.parametrize("along", [False, True])
+def test_residuals_of_neighbours_are_about_the_mean(along):
+    """A large mean, which observations along directions see by many factors, is no correlation."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(150, 2, generator=generator).double() * torch.tensor([1.0, 100.0])
+    y = 1e4 + 0.1 * torch.randn(150, 2, generator=generator).double()
+    options, values = {}, y
+    if along:
+        u = torch.nn.functional.normalize(draw(150, 2, seed=2), dim=-1)
+        options, values = {"directions": u}, (u * y).sum(-1)
+    held = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+    held.kernel.kernels[0].base_kernel.base_kernel.lengthscale = 10.0
+    held.condition(x, values, **options)
+    assert correlation_of_residuals(held.state, held.mean) is None

@@ -401,3 +401,31 @@ def test_single_components_become_observations_along_directions():
     np.testing.assert_allclose(options["noise"], 0.1 / scale**2, rtol=1e-9)
     model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
     assert model.condition(x, y, **options).posterior().mean(torch.zeros(1, 2)).isfinite().all()
+
+
+@pytest.mark.parametrize("units", [("1", "dB"), ("W", "dBm"), ("1", "Np")])
+def test_logarithmic_units_are_not_scaled(units):
+    """Decibels are no multiples of a ratio: v keeps its numbers, beside a u of another kind."""
+    data = table(units).rename(u="cloud", v="reflectivity")
+    read(data, ["cloud", "reflectivity"])
+    plain = read(data.drop_attrs(), ["cloud", "reflectivity"])
+    assert torch.equal(read(data, ["cloud", "reflectivity"])["y"], plain["y"])
+
+
+@pytest.mark.parametrize("units", ["months since 1950-01-01", "days since 2000-01-01"])
+def test_times_that_xarray_has_no_dates_for_stay_numbers(units):
+    """Of a month no length is known, and of a calendar without leap days no datetime."""
+    time = xr.Variable("o", np.arange(float(N)), {"units": units, "calendar": "noleap"})
+    data = table(places=("km", "km")).assign_coords(t=time, scalar=xr.Variable((), 1, time.attrs))
+    found = labelled.readings(data, ["u", "v"], ["x", "y", "t"])
+    assert found["x"][:, 2].tolist() == list(range(N))
+
+
+def test_floats_that_are_scaled_already():
+    """Their attributes were copied from the packed integers; missing values are missing still."""
+    data = table()
+    data["u"].attrs |= {"scale_factor": 0.01, "add_offset": 5.0, "_FillValue": data["u"].values[3]}
+    found = read(data, missing="mask")["y"][:, 0]
+    expected = data["u"].values.copy()
+    expected[3] = np.nan
+    np.testing.assert_array_equal(found.numpy(), expected)

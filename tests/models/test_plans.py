@@ -9,8 +9,10 @@ import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
-from gp_orff.fitting import plans
+from gp_orff.data.reading import Options
+from gp_orff.fitting import plans, strategy
 from gp_orff.fitting.journal import Journal, Progress
+from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.representation import Representation
 from tests.support.fields import draw, swirl
@@ -138,3 +140,26 @@ def test_a_plan_of_poor_data_is_a_clear_error():
     y[3] = float("nan")
     with pytest.raises(ValueError, match="missing"):
         model_of().plan(x, y)
+
+
+def test_rounds_with_weights_leave_a_lattice_that_no_longer_serves():
+    """From a lengthscale three times too long, rounds of EM go on to lattices for where they are;
+    on the first one they would end at half of the lengthscale, and 3900 nats below."""
+    x, y = readings(500)
+    y[::20] += 4.0
+    ended = []
+    for factor in (1.0, 3.0):
+        likelihood = gp_orff.MultitaskStudentTLikelihood(2)
+        model = model_of(likelihood=likelihood).double()
+        parts = model.kernel, {"": model.likelihood}, None, gp_orff.Auto(exact_values=100)
+        data = model.copied(x, y, Options())
+        trainer, data = trainer_of(*parts, data, Progress())
+        search, data = strategy._started(trainer, data, False)
+        (base,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
+        base.lengthscale = factor * base.lengthscale
+        representation = Representation.of(*parts[:2], parts[3], data)
+        (plan,) = (own for own in plans.plans_of(trainer, representation) if own.name == "fine grid")
+        plan.search(trainer.new_search(), 100)
+        ended.append((base.lengthscale.item(), trainer.value(plan.inference())))
+    assert ended[1][0] == pytest.approx(ended[0][0], rel=0.05)
+    assert ended[1][1] == pytest.approx(ended[0][1], abs=1.0)

@@ -348,7 +348,10 @@ def test_what_a_recipe_cannot_say_is_asked_for(tmp_path):
         base = RBFKernel()
         return MultitaskKernel(base, num_tasks=2) + gp_orff.CurlFreeKernel(base, num_dims=2)
 
-    for build in (own_transform, shared):
+    def periodic():  # its lengthscale has another shape than its arguments say
+        return gp_orff.SeparableKernel(gpytorch.kernels.PeriodicKernel(), torch.eye(2)).double()
+
+    for build in (own_transform, shared, periodic):
         torch.manual_seed(0)  # gpytorch starts task covariances at random
         model = gp_orff.VectorFieldGP(build(), frequencies=gp_orff.MonteCarlo(8)).condition(x, y)
         model.save(tmp_path / "model.pt")
