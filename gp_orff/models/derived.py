@@ -153,7 +153,8 @@ class NamedSymbols(ABC):
 
 def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
     """Directions of space in which all points are at one place, in lengthscales: the data say
-    nothing of derivatives along them. None under a harmonic kernel, and with observations of symbols, which do."""
+    nothing of derivatives along them. None under a harmonic kernel, and with observations of
+    symbols, which do."""
     columns = list(space_of(kernel, data.num_inputs))
     lengths = torch.from_numpy(lengthscales_of(kernel, data.num_inputs))[columns]
     lengths = torch.where((lengths > 0) & lengths.isfinite(), lengths, 1.0)

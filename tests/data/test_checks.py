@@ -464,7 +464,7 @@ def test_mistaken_calls_name_the_right_one(call, error, message):
 
 
 def test_a_flat_ocean_extends_in_depth():
-    """By eight lengthscales, though by a thousandth of its width; under a common one it does not."""
+    """By eight lengthscales, though by a thousandth of its width; under one for all it does not."""
     x = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)).double()
     x = x * torch.tensor([2e6, 2e6, 800.0])
     y = draw(60, 3)

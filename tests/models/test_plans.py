@@ -154,11 +154,12 @@ def test_rounds_with_weights_leave_a_lattice_that_no_longer_serves():
         parts = model.kernel, {"": model.likelihood}, None, gp_orff.Auto(exact_values=100)
         data = model.copied(x, y, Options())
         trainer, data = trainer_of(*parts, data, Progress())
-        search, data = strategy._started(trainer, data, False)
+        _, data = strategy._started(trainer, data, False)
         (base,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
         base.lengthscale = factor * base.lengthscale
         representation = Representation.of(*parts[:2], parts[3], data)
-        (plan,) = (own for own in plans.plans_of(trainer, representation) if own.name == "fine grid")
+        every = {own.name: own for own in plans.plans_of(trainer, representation)}
+        plan = every["fine grid"]
         plan.search(trainer.new_search(), 100)
         ended.append((base.lengthscale.item(), trainer.value(plan.inference())))
     assert ended[1][0] == pytest.approx(ended[0][0], rel=0.05)
