@@ -187,22 +187,34 @@ def test_parallel_edges_are_one_axis():
     np.testing.assert_allclose(own.density(middle), counts, atol=0.05)  # five standard errors
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [np.asarray, torch.tensor, tuple, list])
-def test_arguments_are_plain_values(kind, tmp_path):
-    """Of any kind, copied; in a file and out of it."""
+KINDS = [np.asarray, torch.tensor, tuple, list]
+
+
+def given_as(kind):
+    """Symbols whose arguments are of a kind."""
+    numbers, path = kind([0.5, 0.25]), kind([[0.0, 0.0], [0.5, 0.25]])
+    given = [Component(numbers), BoxAverage(numbers), BoxAverage(np.float64(0.3))]
+    given += [LineIntegral(path), Flux(path), Potential(numbers), gp_orff.StreamFunction(numbers)]
+    return [*given, Component(kind([1.0, 0, 0, 0])) @ Jacobian(np.int64(2))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_are_plain_values(kind):
+    """Of any kind, copied."""
     numbers = kind([0.5, 0.25])
     assert Component(numbers).direction == (0.5, 0.25) == BoxAverage(numbers).widths
     assert BoxAverage(np.float64(0.5)) == BoxAverage(torch.tensor(0.5)) == BoxAverage(0.5)
-    path = kind([[0.0, 0.0], [0.5, 0.25]])
-    given = [Component(numbers), BoxAverage(numbers), BoxAverage(np.float64(0.3))]
-    given += [LineIntegral(path), Flux(path), Potential(numbers), gp_orff.StreamFunction(numbers)]
-    given += [Component(kind([1.0, 0, 0, 0])) @ Jacobian(np.int64(2))]
+    assert [repr(own) for own in given_as(kind)] == [repr(own) for own in given_as(list)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [np.asarray, torch.tensor])
+def test_arguments_are_plain_values_in_files(kind, tmp_path):
     rng = np.random.default_rng(0)
     x, xs = (torch.from_numpy(rng.uniform(size=(n, 2))) for n in (6, 3))
     kernel = ScaleKernel(gp_orff.CurlFreeKernel(num_dims=2))
     model = gp_orff.VectorFieldGP(kernel).condition(x, torch.from_numpy(rng.normal(size=(6, 2))))
-    for symbol in given:
+    for symbol in given_as(kind):
         q = symbol.num_outputs(2)
         model.observe(xs, torch.zeros(3, q), symbol, noise=0.1)
     model.save(tmp_path / "model.pt")
