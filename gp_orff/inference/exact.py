@@ -412,7 +412,7 @@ class ExactInference(Inference):
         return Tiles.of([*self._merged[0], *(part.means for part in self.data.tracks)])
 
     def of(self, data):
-        return replace(self, data=data)
+        return self if data is self.data else replace(self, data=data)
 
     def prepare(self) -> None:
         _ = self.observed

@@ -323,7 +323,7 @@ class FeatureInference(Inference):
         )
 
     def of(self, data):
-        return replace(self, data=data, known=None)
+        return self if data is self.data else replace(self, data=data, known=None)
 
     def prepare(self) -> None:
         if self.has_shared_columns:

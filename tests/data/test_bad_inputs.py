@@ -21,7 +21,7 @@ def fitted(rule):
     return model.condition(X, Y).update(X[:4], Y[:4], group="radar")
 
 
-RULES = {"exact": None, "grid": gp_orff.Grid(spacing=1.0, cutoff=4.0)}
+RULES = {"exact": None, "grid": gp_orff.Grid(spacing=1.0, cutoff=12.0)}
 
 
 def state(model):

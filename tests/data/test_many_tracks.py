@@ -14,7 +14,7 @@ from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.track_reading import along_tracks
 from gp_orff.data.tracks import BlockNoise, BlockTimes, WhitenedGram, averaged, batches_of
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.fitting import plans
+from gp_orff.fitting import plans, strategy
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference import features
 from gp_orff.inference import features as iterative
@@ -251,6 +251,7 @@ def test_searches_may_take_a_sample_of_many_blocks(monkeypatch):
 
     monkeypatch.setattr(plans, "lattices_of", recorded)
     monkeypatch.setattr(Trainer, "search", lambda self, search, *given, **options: search)
+    monkeypatch.setattr(strategy, "best_start", Trainer.new_search)
     model = model_with(frequencies=gp_orff.Auto(exact_values=100))
     with gp_orff.settings.check_calibration(False):
         model.fit(x, y, track=label, time=times, progress=False)

@@ -211,6 +211,7 @@ def test_leaving_one_out_is_conditioning_on_the_others(rule, weighted):
         assert found.log_density[i] == pytest.approx(density, abs=100 * atol)
 
 
+@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 @pytest.mark.parametrize("count", [6, 90], ids=["dual", "primal"])
 def test_what_a_grid_leaves_out_is_noise_of_each_reading(count):
     """On a grid that leaves a tenth of the variance out, against models of the others."""
