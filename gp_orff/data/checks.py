@@ -232,7 +232,7 @@ def decoded(dataset: "xarray.Dataset", names: Sequence[str]) -> "xarray.Dataset"
             encoding = variable.encoding
             packed = "scale_factor" in encoding or "add_offset" in encoding
             places = [variable.attrs] if packed else [variable.attrs, encoding]
-            if fills := _finite([own.get(key) for own in places for key in _FILLS]):
+            if fills := _finite([place.get(key) for place in places for key in _FILLS]):
                 changed[name] = _without(variable, fills)
     return dataset.assign(changed) if changed else dataset
 

@@ -44,8 +44,10 @@ def best_start(trainer: Trainer) -> Search:
     spread = trainer.starting_subset(SUBSET_VALUES)
     many = trainer.has_many
     held = trainer.curves.held() if many else nullcontext()
-    with held, trainer.journal.stage(f"starting values, {spread.survey.num_points} points"):
+    name = f"starting values, {spread.survey.num_points} points"
+    with held, trainer.journal.stage(name) as stage:
         search = _screened_search(trainer, spread)
+        stage.nats_per_number = search.value
         if not many:
             return search
         search = _over_short_distances(trainer, search)

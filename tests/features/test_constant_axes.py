@@ -207,7 +207,7 @@ def test_predictions_in_the_plane_and_off_it():
         assert torch.allclose(summed.variance(points), exact.variance(points), rtol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
+@pytest.mark.filterwarnings("ignore:the truncated variance of the given grid", "ignore:all points")
 @pytest.mark.parametrize("symbol", [gp_orff.Divergence(), gp_orff.Jacobian()])
 def test_symbols_take_the_whole_lattice(symbol):
     x, at = plane(40), plane(5, seed=4)

@@ -432,9 +432,10 @@ def test_shallow_sources_are_learned_from_every_few_readings(monkeypatch):
 
     monkeypatch.setattr(strategy, "learned_from_kept", spied)
     monkeypatch.setattr(representation, "MOST_EXACT", 100)
+    monkeypatch.setattr(representation, "MOST_TRAINING", 100)
 
     def fitted(chosen, values):
-        rule = gp_orff.Auto(max_features=values, exact_values=values)
+        rule = gp_orff.Auto(exact_values=values)
         model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(1), frequencies=rule)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of little data for so much

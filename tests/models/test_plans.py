@@ -10,8 +10,9 @@ from gpytorch.kernels import MaternKernel, RBFKernel
 
 import gp_orff
 from gp_orff.data.reading import Options
-from gp_orff.fitting import plans, strategy
+from gp_orff.fitting import plans
 from gp_orff.fitting.journal import Journal, Progress
+from gp_orff.fitting.robust_em import start_with_weights
 from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.representation import Representation
@@ -154,7 +155,7 @@ def test_rounds_with_weights_leave_a_lattice_that_no_longer_serves():
         parts = model.kernel, {"": model.likelihood}, None, gp_orff.Auto(exact_values=100)
         data = model.copied(x, y, Options())
         trainer, data = trainer_of(*parts, data, Progress())
-        _, data = strategy._started(trainer, data, False)
+        data = start_with_weights(trainer, data, warm_start=False)
         (base,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
         base.lengthscale = factor * base.lengthscale
         representation = Representation.of(*parts[:2], parts[3], data)
