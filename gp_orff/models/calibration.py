@@ -185,6 +185,8 @@ _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
 _FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
 _HALF_WIDTH = float(scipy.special.ndtri(0.5 + 0.5 * LEVEL))  # of an interval, over sd
+_RARE = 1e-5  # likewise, of what few fits have: blocks that lie well beside one that does not
+_OF_STUDENT_T = 0.1  # outliers, which Student-t noise is made for
 _MIDDLE = 0.5 * float(scipy.special.ndtri(0.75))  # half of the median of |z|, over its sd
 _SHARE_OF_MIDDLE = float(2 * scipy.special.ndtr(_MIDDLE) - 1)
 _TINY = 1e-12  # a probability: normal scores are finite
@@ -231,8 +233,8 @@ class Calibration:
     noise_kept: bool = False  # as given with the readings, without a factor that is learned
 
     @classmethod
-    def of(cls, blocks: Iterable[Iterable[Tested]]) -> "Calibration | None":
-        """From the parts of every block; None without any."""
+    def of(cls, blocks: Iterable[Iterable[Tested]], outliers: float = 0.0) -> "Calibration | None":
+        """From the parts of every block; None without any. A share of `outliers` is no fault."""
         numbers = count = spread = 0.0
         scores = []
         for parts in blocks:
@@ -248,7 +250,8 @@ class Calibration:
             return None
         z = torch.cat(scores).abs()
         inside = int((z <= _HALF_WIDTH).sum())
-        central = int((z < _MIDDLE * z.square().mean().sqrt()).sum())
+        usual = z[z <= z.quantile(1 - outliers)]
+        central = int((z < _MIDDLE * usual.square().mean().sqrt()).sum())
         return cls(inside, int(numbers), int(count), numbers**2 / spread, central=central)
 
     @property
@@ -271,7 +274,7 @@ class Calibration:
         """What to do about observations of very different noise; empty where there are none."""
         rest = 1 - self.central / self.numbers
         scarce = self.independent < _FEWEST_NUMBERS
-        if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _CHANCE:
+        if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _RARE:
             return ""
         return (
             f"{self.central} of {self.numbers} numbers that were left out are within a third of "
@@ -346,17 +349,18 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     data, rows = state.data, _rows(state)
     count = _FEW_BLOCKS if rows > _MANY_ROWS else _BLOCKS
+    outliers = _OF_STUDENT_T if state.e_step.heavy_tailed else 0.0
     if not isinstance(data, Dataset) or data.symbol_data:
         return None
     if not data.tracks and (rows > _MOST or not _in_memory(data)):
-        return Calibration.of(_left_out_of_surroundings(state, prior_mean))
+        return Calibration.of(_left_out_of_surroundings(state, prior_mean), outliers)
     if rows > _MOST:
         return None
     if data.tracks:
         chosen = [_some(held, count) for held in state.data.tracks if len(held.tracks) > 1]
         found = Calibration.of(_left_out_tracks(state, chosen))
         return found and replace(found, blocks=sum(len(part.tracks) for part in chosen))
-    return Calibration.of(_left_out_blocks(state, prior_mean, count))
+    return Calibration.of(_left_out_blocks(state, prior_mean, count), outliers)
 
 
 def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterator[Iterator[Tested]]:
@@ -462,7 +466,7 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
     for part in data.survey.sample:
         rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:_SAMPLED]
         part = part.take(rows.to(part.x.device))
-        mean = snapshot.field().distribution.mean(part.x) + snapshot.constant
+        mean = snapshot.field().distribution.mean(part.x)
         residual = (part.y - part.apply(mean)).cpu().numpy()
         first, second = _neighbours(part.x[:, space].cpu().numpy() / extents.clip(min=_TINY))
         scores = _normal_scores(residual)

@@ -207,11 +207,10 @@ def test_they_stay_with_the_model(rule, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::gp_orff.DataWarning")  # few numbers
 @pytest.mark.parametrize("rule", ["exact", "grid"])
 def test_they_stay_with_a_model_that_learns(rule):
     """Hyperparameters are those of the largest evidence of all observations."""
-    model = observing(ALGEBRAS[rule], ["component", "gauge"], points=15)
+    model = observing(ALGEBRAS[rule], ["component", "gauge"], points=125)
     before = model.log_marginal_likelihood().item()
     model.fit(progress=False, warm_start=True)
     assert model.report.observed == {"Component": 5, "Potential": 5}

@@ -36,6 +36,7 @@ def compare(model, expected, atol=1e-9, xs=None):
     assert abs(difference) < atol * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_updates_are_one_pass(rule):
     """In ten chunks, from the exact kernel to a grid where the rule says so."""
@@ -76,12 +77,12 @@ def test_statistics_of_few_readings_of_a_rough_field():
 @pytest.mark.slow
 def test_reading_by_reading():
     """A robot's loop, beyond the number of pieces that are joined, and out of the first box."""
-    x, y, _ = flow(560)
+    x, y, _ = flow(200)
     x, order = x.sort(dim=0)[0], x[:, 0].argsort()
     y = y[order]
     expected = conditioned(curl_free(0.4), x, y, None, noise=0.01)
-    model = conditioned(curl_free(0.4), x[:400], y[:400], None, noise=0.01)
-    for i in range(400, 560):
+    model = conditioned(curl_free(0.4), x[:150], y[:150], None, noise=0.01)
+    for i in range(150, 200):
         model.update(x[i : i + 1], y[i : i + 1])
         if i % 20 == 0:
             model.posterior().mean(x[i : i + 1])
@@ -118,9 +119,9 @@ def test_chunks_and_memory_maps_are_arrays(rule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["auto", "monte_carlo"])
 def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
-    x, y, _ = flow(300)
+    x, y, _ = flow(130)
     results = []
-    for data in ((x, y), ([(x[:120], y[:120]), (x[120:], y[120:])],)):
+    for data in ((x, y), ([(x[:50], y[:50]), (x[50:], y[50:])],)):
         model = gp_orff.VectorFieldGP(curl_free(0.4), frequencies=RULES[rule](x))
         with gp_orff.settings.check_calibration(False):  # few random features are overconfident
             model.fit(*data, progress=False)
@@ -316,13 +317,13 @@ def test_random_features_without_data_keep_their_hyperparameters():
 
 @pytest.mark.slow
 def test_learning_again_from_what_is_held():
-    x, y, _ = flow(300)
+    x, y, _ = flow(130)
     model, expected = (
         gp_orff.VectorFieldGP(curl_free(), frequencies=gp_orff.Auto(exact_values=0))
         for _ in range(2)
     )
-    model.fit(x[:200], y[:200], progress=False)
-    model.update(x[200:], y[200:]).fit(progress=False)
+    model.fit(x[:90], y[:90], progress=False)
+    model.update(x[90:], y[90:]).fit(progress=False)
     expected.fit(x, y, progress=False)
     for a, b in zip(model.kernel.parameters(), expected.kernel.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # the same steps, but for rounding

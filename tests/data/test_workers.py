@@ -1,4 +1,7 @@
-"""Passes over chunks on the workers of executors: the same sums, whatever happens to them."""
+"""Passes over chunks on the workers of executors: the same sums, whatever happens to them.
+
+Tests that need processes of their own are slow: each process imports PyTorch.
+"""
 
 import copy
 import multiprocessing
@@ -99,6 +102,7 @@ def test_every_engine_gives_the_same_sums(executor):
     np.testing.assert_allclose(group.cross.numpy(), wave.T @ y, rtol=0, atol=1e-10 * len(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
 def test_posteriors_are_those_of_one_process(executor):
     one, other = model().condition(*readings()), model()
@@ -122,6 +126,7 @@ def test_a_fit_on_workers_is_that_of_one_process(pool):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_workers_share_the_cores_for_this_call_only(pool):
     before = [pool.submit(num_threads).result() for _ in range(4)]
     conditioned().statistics_of(chunks(1000), executor=pool)
@@ -156,6 +161,7 @@ def test_few_tasks_are_in_flight():
     assert 3 < executor.most <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["pool", "dask"], indirect=True)
 def test_warnings_of_workers_reach_the_caller(executor):
     """Once each, and through the filters of the caller."""
@@ -174,6 +180,7 @@ def test_warnings_of_workers_reach_the_caller(executor):
         held.statistics_of(parts, executor=executor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["threads", "pool"], indirect=True)
 def test_a_chunk_that_fails_is_tried_again(executor, tmp_path):
     """And not the other chunks of its task, of which each has three here."""
@@ -186,6 +193,7 @@ def test_a_chunk_that_fails_is_tried_again(executor, tmp_path):
     assert times_read(log) == [2] * 50  # once for the survey, once for the statistics
 
 
+@pytest.mark.slow
 def test_a_chunk_that_fails_for_good_is_named(pool, tmp_path):
     held = conditioned()
     parts = chunks(500)
@@ -204,6 +212,7 @@ def test_a_chunk_that_fails_for_good_is_named(pool, tmp_path):
     assert torch.equal(held.posterior().mean(XS), before)
 
 
+@pytest.mark.slow
 def test_a_broken_pool_goes_on_with_another(pool, tmp_path):
     """Chunks that are in the checkpoint are not read again."""
     (log := tmp_path / "log").mkdir()
@@ -225,6 +234,7 @@ def test_a_broken_pool_goes_on_with_another(pool, tmp_path):
     require_equal(found, held.statistics_of(*readings()))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_of_a_cluster_costs_its_chunk_only(dask, tmp_path):
     parts = chunks(500)
     parts[3] = Fails(parts[3], tmp_path / "marks", times=1, error=None)
@@ -383,6 +393,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         held.statistics_of(parts, checkpoint=path)
 
 
+@pytest.mark.slow
 def test_bad_executors_and_chunks_are_refused_at_once(pool):
     held, parts = conditioned(), chunks(500)
     with pytest.raises(TypeError, match="Executor, got str"):
@@ -422,6 +433,7 @@ def test_statistics_travel_as_bytes():
         one.all_reduce()
 
 
+@pytest.mark.slow
 def test_statistics_add_up_over_processes(pool, tmp_path):
     held, (x, y) = conditioned(), readings()
     parts = [held.statistics_of(x[i::2], y[i::2]).to_bytes() for i in (0, 1)]
@@ -430,6 +442,7 @@ def test_statistics_add_up_over_processes(pool, tmp_path):
         require_equal(FieldStatistics.from_bytes(future.result()), held.statistics_of(x, y))
 
 
+@pytest.mark.slow
 def test_blocks_of_a_cross_validation_are_shared(pool):
     x, y = readings(240)
     held = model().condition(x, y)
@@ -440,6 +453,7 @@ def test_blocks_of_a_cross_validation_are_shared(pool):
         assert other.blocks[name].rmse == pytest.approx(block.rmse, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_groups_gaps_and_tracks_come_back_whole(pool):
     """A group of its own, a component that is missing, and a track that goes on in later chunks."""
     x, y = readings(300)

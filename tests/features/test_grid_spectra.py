@@ -70,6 +70,7 @@ def test_the_tail_of_a_spectral_mixture(tilt):
         assert lost == pytest.approx(share, rel=0.05)  # the cells the edge cuts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rbf", "matern32", "matern52", "rq", "spectral_mixture"])
 def test_correlations_bound_the_kernel(name):
     """Beyond the lag of a share, no block of the kernel is larger; the bound is sharp."""

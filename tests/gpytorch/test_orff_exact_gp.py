@@ -288,6 +288,7 @@ def test_priors_and_constraints_are_those_of_the_kernel():
         potential.initialize(lengthscale=5.0)
 
 
+@pytest.mark.slow
 def test_training_raises_the_evidence_and_predictions_follow():
     """train → eval → train: caches never outlive the hyperparameters they were made with."""
     case = CASES["curl_free"]()

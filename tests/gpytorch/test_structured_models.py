@@ -329,6 +329,7 @@ SOLVERS = [(solver, gp_orff.Fastfood) for solver in ("cholesky", "stein", "lsmr"
 SOLVERS += [("auto", rule) for rule in STRUCTURED_RULES.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("solver", "rule"), SOLVERS)
 def test_regressions(solver, rule):
     x, y = X.numpy(), Y.numpy()

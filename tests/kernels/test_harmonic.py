@@ -214,6 +214,7 @@ def test_bad_input():
         harmonic()(points(3)[:, :2]).to_dense()
 
 
+@pytest.mark.slow
 def test_the_field_of_magnetised_blocks_is_continued_upward():
     """Blocks of magpylib under ground, whose field is a closed form of its own."""
     random = np.random.default_rng(1)

@@ -83,7 +83,7 @@ def test_features_are_the_exact_kernel(kernel, d):
     built = helmholtz(d, kernel)
     rule = gp_orff.Grid(
         domain=((0, 2),) * d,
-        tolerance=1e-7 if smooth else 1e-6,
+        tolerance=1e-8 if smooth else 1e-6,
         lengthscale_range=(1, 1),
         max_features=None if smooth else 3000,
     )
@@ -420,6 +420,7 @@ def test_the_parts_of_a_helmholtz_kernel(rule):
             field.part(wrong)
 
 
+@pytest.mark.slow
 def test_features_that_truncate_much_say_so():
     """A vector potential of a rough field; of a smooth one the grid is as good (below). What a grid
     of most features lacks is the same under twice the noise, of which it is half the share."""
@@ -548,6 +549,7 @@ def test_a_symbol_of_ones_own():
         torch.testing.assert_close(one.covariance_matrix, other.covariance_matrix)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [RBFKernel, lambda: MaternKernel(nu=2.5)], ids=["rbf", "matern"])
 def test_derivatives_of_kernels(kernel):
     """Against automatic differentiation of the formula, up to the fourth."""

@@ -21,6 +21,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rule", ALGEBRAS)
 def test_paths_have_the_law_of_the_posterior(rule, kernel):
@@ -118,6 +119,7 @@ def test_pathwise_variance_does_not_starve():
     assert starved.sample_paths(200, seed=0)(far).var(0).mean() < 0.6 * prior
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [MaternKernel(nu=2.5), RQKernel(alpha=1.0)])
 def test_paths_between_dense_readings_spread(base):
     """Almost no noise: what is left of a rough field has 4e-4 of the prior's variance. Frequencies
@@ -153,6 +155,7 @@ def test_outside_the_grid_paths_say_so():
         field.sample_paths(0)
 
 
+@pytest.mark.slow
 def test_paths_of_parts_by_the_remedy_that_is_told():
     """Also of a rough kernel, whose grids are so large that `Auto` takes the exact kernel."""
     x, y = uniform(60, 2), uniform(60, 2, seed=1)

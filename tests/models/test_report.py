@@ -214,7 +214,7 @@ def test_what_is_not_known_is_none_in_a_log():
 
 @pytest.mark.slow
 def test_arrays_have_a_standard_error_for_each_number():
-    x, y = readings(60)
+    x, y = readings(125)
     likelihood = MultitaskGaussianLikelihood(2, has_global_noise=False)
     kernel = ScaleKernel(gp_orff.CurlFreeKernel(RBFKernel(ard_num_dims=2), num_dims=2))
     model = gp_orff.VectorFieldGP(kernel, likelihood=likelihood).fit(x, y, progress=False)
@@ -299,7 +299,7 @@ def test_standard_errors_are_the_scatter_of_estimates():
     scores = []
     for seed in range(20):
         with ONE_THREAD:
-            model = fitted(*readings(60, seed=seed), mean=gpytorch.means.ZeroMean())
+            model = fitted(*readings(125, seed=seed), mean=gpytorch.means.ZeroMean())
         truth = {"lengthscale": 0.4, "noise": 0.01}
         found = {name: model.report.hyperparameters[name] for name in truth}
         scores.append(
@@ -316,7 +316,7 @@ def test_standard_errors_are_the_scatter_of_estimates():
 
 @pytest.mark.slow
 def test_what_was_not_learned_has_none():
-    x, y = readings(60)
+    x, y = readings(125)
     kernel = curl_free()
     kernel.base_kernel.base_kernel.raw_lengthscale.requires_grad_(False)
     model = fitted(x, y, kernel=kernel)
@@ -390,7 +390,7 @@ def test_what_was_learned_on_subsets_has_none(fit, monkeypatch):
 
 @pytest.mark.slow
 def test_a_report_stays_true_of_the_model_as_it_was():
-    x, y = readings(60)
+    x, y = readings(125)
     model = fitted(x, y)
     other, report = deepcopy(model), model.report
     expected = other.report.to_dict()
@@ -424,7 +424,7 @@ def test_standard_errors_wait_until_they_are_asked_for(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, WITHOUT_EXACT])
 def test_a_file_keeps_the_report(rule, tmp_path):
-    model = fitted(*readings(60), rule)
+    model = fitted(*readings(125), rule)
     model.save(tmp_path / "model.pt")
     loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
     before, after = model.report, loaded.report

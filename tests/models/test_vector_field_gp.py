@@ -167,7 +167,7 @@ def test_a_grid_finds_what_the_exact_kernel_finds():
 def test_units_do_not_matter(rule):
     """x·10⁵ and y·10⁻⁶: the same fit to 1e-6 (the same steps, but for rounding). Random features
     whose frequencies move have steps that rounding changes: the ends are within 0.01 nats."""
-    x, y, _ = flow(100, extent=0.5)
+    x, y, _ = flow(125, extent=0.5)
     here, there = fitted(x, y, rule), fitted(1e5 * x, 1e-6 * y, rule)
     ell, scale, noise = numbers(here)
     expected = [1e5 * ell, 1e-12 * 1e10 * scale, 1e-12 * noise]
@@ -275,7 +275,7 @@ def test_what_a_budget_cuts_is_returned():
 
 @pytest.mark.slow
 def test_frozen_parameters_priors_and_warm_starts():
-    x, y, _ = flow(100)
+    x, y, _ = flow(125)
     kernel = curl_free(0.37)
     kernel.base_kernel.base_kernel.raw_lengthscale.requires_grad_(False)
     model = fitted(x, y, gp_orff.Auto(), kernel)
@@ -519,6 +519,7 @@ def test_a_grid_by_hand_refuses_what_it_cannot_serve():
         hermite.mean(9.0 * torch.ones(1, 2))
 
 
+@pytest.mark.slow
 def test_models_and_posteriors_pickle(of_sixty):
     import pickle
 

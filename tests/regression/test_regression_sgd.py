@@ -244,6 +244,7 @@ def test_points_without_a_label_are_left_out():
     )
 
 
+@pytest.mark.slow
 def test_combinations_of_outputs():
     x, y = field_data()
     c = np.array([[1.0, 2.0]])
