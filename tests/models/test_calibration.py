@@ -229,12 +229,12 @@ def test_a_block_is_predicted_from_the_readings_around_it(along, monkeypatch):
 
 @pytest.mark.parametrize("trials", [1, 5, 10, 40])
 def test_chances_are_binomial_and_monotonic_between_integers(trials):
-    """9.99 numbers are as good as 10: rounded down, 7 of 10 small scores would be no chance."""
+    """9.99 numbers are as good as 10: rounded down, 9 of 10 small scores would be no chance."""
     for count in range(trials + 1):
         calibration = Calibration(count, trials, 1, float(trials))
         binomial = scipy.stats.binom.cdf(count, trials, 0.95)
         assert calibration.chance == pytest.approx(binomial, rel=1e-6)
         a, b = (Calibration(count, trials, 1, trials + d).chance for d in (0.01, -0.01))
         assert max(a, b) == pytest.approx(calibration.chance, rel=0.1)
-    assert not Calibration(10, 10, 2, 9.99, central=7).note_of_outliers
-    assert Calibration(10, 10, 2, 9.99, central=8).note_of_outliers
+    assert not Calibration(10, 10, 2, 9.99, central=9).note_of_outliers
+    assert Calibration(10, 10, 2, 9.99, central=10).note_of_outliers
