@@ -64,7 +64,9 @@ class Radial(Spectrum):
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         """E ω_i², (*b, d); the coordinates are uncorrelated."""
-        moment = torch.as_tensor(self.moment(1, num_dims)).to(self.lengthscale)
+        # A number as float64: by default it would become float32.
+        moment = torch.as_tensor(self.moment(1, num_dims), dtype=torch.float64)
+        moment = moment.to(self.lengthscale)
         variance = moment.unsqueeze(-1) / num_dims / self.lengthscale.square()
         return variance.expand(*variance.shape[:-1], num_dims).squeeze(-2)
 
