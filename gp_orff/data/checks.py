@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.units import Unit, change, optional, unit_of
+from gp_orff.data.units import Unit, change, optional, unit_of, units_of_columns
+from gp_orff.data.validation import as_matrix, as_real
 
 if TYPE_CHECKING:
     import xarray
@@ -111,6 +113,94 @@ def noise_factor(noise: object, y: object) -> float:
             "correct the attribute `units`, or give numpy.asarray(noise)"
         )
     return factors[0]
+
+
+@dataclass(frozen=True)
+class ColumnUnits:
+    """The units of points, observations and times of tracks that a model was given, column by
+    column; empty where they are not known."""
+
+    x: tuple[str | None, ...] = ()
+    y: tuple[str | None, ...] = ()
+    time: tuple[str | None, ...] = ()
+
+    @classmethod
+    def of(cls, x: object, y: object, time: object = None) -> "ColumnUnits":
+        """Those of arrays; of chunks x without y, those of the first."""
+        if y is not None:
+            return cls(*map(units_of_columns, (x, y, time)))
+        first = x[0] if isinstance(x, list | tuple) and len(x) else x
+        if isinstance(first, tuple | list):
+            return cls.of(*first[:2]) if len(first) > 1 else cls()
+        if isinstance(first, Mapping):
+            return cls.of(first.get("x"), first.get("y", ()), first.get("time"))
+        units = getattr(first, "units", None)
+        return units if isinstance(units, cls) else cls()
+
+    @property
+    def stated(self) -> bool:
+        """Whether one of the units is known."""
+        return any(unit is not None for unit in (*self.x, *self.y, *self.time))
+
+    def convert(
+        self, x: object, y: object, noise: object, time: object
+    ) -> tuple[object, object, object, object]:
+        """Arrays brought to these units, where theirs are known and are others; noise with y.
+
+        Raises:
+            ValueError: a unit that cannot be converted, or one noise variance for components that
+                are multiplied by different factors.
+        """
+        factor = _factors(y, self.y, "y")[0]
+        if not np.all(factor == 1.0) and noise is not None:
+            noise = noise_factor(noise, y) * as_real(noise, "noise")
+            factors = torch.from_numpy(factor)
+            if noise.dim() < 2 and len(set(factor.tolist())) > 1:
+                raise ValueError(
+                    f"expected noise of shape {(*noise.shape, len(factor))}, since components are "
+                    "converted by different factors to the units that the model was fitted to, got "
+                    f"{tuple(noise.shape)}; give a variance for each component"
+                )
+            variances = factors**2 if noise.dim() == 2 else factors[0] ** 2
+            noise = noise * (factors.outer(factors) if noise.dim() == 3 else variances)
+        return _in_units(x, self.x, "x"), _in_units(y, self.y, "y"), noise, _in_time(time, self)
+
+
+def _factors(
+    values: object, wanted: tuple[str | None, ...], name: str
+) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+    """Factors and offsets that bring columns to units; components along directions to that of all
+    components, if they have one."""
+    given, pairs = units_of_columns(values), []
+    if len(given) != len(wanted) and len(set(wanted)) == 1:
+        wanted = wanted[:1] * len(given)
+    if len(given) != len(wanted) or not wanted:
+        return np.ones(1), np.zeros(1)
+    for column, (old, new) in enumerate(zip(given, wanted, strict=True)):
+        pairs.append((1.0, 0.0) if None in (old, new) else change(old, new))
+        if pairs[-1] is None:
+            raise ValueError(
+                f"expected column {column} of {name} in {new!r}, as in the data that the model was "
+                f"fitted to, got {old!r}, which cannot be converted; read the data with the same "
+                "project=, time_unit= and epoch= as those, or correct the attribute `units`"
+            )
+    factor, offset = np.array(pairs).T
+    return factor, offset
+
+
+def _in_units(values: object, wanted: tuple[str | None, ...], name: str) -> object:
+    """Values with columns in other units; the values themselves where they are in these."""
+    factor, offset = _factors(values, wanted, name)
+    if (factor == 1.0).all() and (offset == 0.0).all():
+        return values
+    matrix = as_matrix(values, f"{name} (N, k)") * torch.from_numpy(factor)
+    return matrix + torch.from_numpy(offset)
+
+
+def _in_time(time: object, units: ColumnUnits) -> object:
+    """Times (N,) in other units."""
+    converted = _in_units(time, units.time, "time")
+    return time if converted is time else converted.squeeze(-1).numpy()
 
 
 # Which component of a vector a variable is, and along which direction a coordinate runs.

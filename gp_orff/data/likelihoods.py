@@ -449,7 +449,8 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     where the map is worse, and its error bars are too small.
 
     Calling this likelihood on a distribution, as other gpytorch models do, adds Gaussian noise of
-    the same covariance, νΣ/(ν−2), which tells nothing of ν.
+    the same covariance, νΣ/(ν−2), which tells nothing of ν. An `ExactGP` with a kernel of this
+    package refuses it.
 
     Args:
         num_tasks: p, the number of outputs.

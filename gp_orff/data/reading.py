@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.data.checks import noise_factor
+from gp_orff.data.checks import ColumnUnits, noise_factor
 from gp_orff.data.likelihoods import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
@@ -73,6 +73,14 @@ class Options:
             track=cut(self.track),
             time=cut(self.time),
         )
+
+
+def in_units(
+    units: ColumnUnits, x: object, y: object, options: Options
+) -> tuple[object, object, Options]:
+    """Arguments of `fit` in the units of a model, as far as both are known."""
+    x, y, noise, time = units.convert(x, y, options.noise, options.time)
+    return x, y, replace(options, noise=noise, time=time)
 
 
 def read(x: object, y: object, num_outputs: int, options: Options) -> list[Observations]:

@@ -10,9 +10,10 @@ from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import ColumnUnits
 from gp_orff.data.observations import Observations
 from gp_orff.data.passes import Show, Work, fold, loaded, naming, num_points, silent
-from gp_orff.data.reading import Options, chunks, read, unpack, warn_of_positions
+from gp_orff.data.reading import Options, chunks, in_units, read, unpack, warn_of_positions
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.track_reading import TrackObservations, check_time, readings_along, split
 from gp_orff.data.validation import is_single
@@ -118,9 +119,10 @@ class ChunkReader:
 
     reader: Reader
     options: Options
+    units: ColumnUnits
 
     def __call__(self, chunk: object) -> Parts:
-        x, y, options = unpack(chunk, self.options)
+        x, y, options = in_units(self.units, *unpack(chunk, self.options))
         for part in chunks(x, y, options):
             if len(part[0]):  # a block of land has no readings
                 warn_of_positions(part[0])
@@ -135,6 +137,7 @@ class Chunks:
     chunks: Iterable
     options: Options
     show: Show = silent
+    units: ColumnUnits = field(default_factory=ColumnUnits)
 
     def __post_init__(self):
         if isinstance(self.chunks, Mapping):
@@ -178,7 +181,7 @@ class Chunks:
 
     @property
     def _read(self) -> ChunkReader:
-        return ChunkReader(self.reader, self.options)
+        return ChunkReader(self.reader, self.options, self.units)
 
 
 @dataclass(frozen=True)

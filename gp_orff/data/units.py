@@ -2,11 +2,15 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 _DEGREE = re.compile("degrees?(_?(east|north|E|N|true))?$")
 _TOKEN = re.compile(
@@ -175,3 +179,63 @@ def unit_of(values: object) -> str | None:
     else:  # of astropy
         unit = getattr(values, "unit", None) if hasattr(values, "to_value") else None
     return None if unit is None else str(unit)
+
+
+# Arrays that say in which units their columns are.
+
+
+class UnitArray(np.ndarray):
+    """An array with the units of its columns; those of rows of it are the same.
+
+    What arithmetic makes of it, or columns of it, are arrays without units; so is the array itself
+    once other values than NaN were assigned.
+
+    Example:
+        >>> from gp_orff.data.units import UnitArray
+        >>> x = UnitArray.of([[1.0, 2.0], [3.0, 4.0]], ["km", "m"])
+        >>> x[:1].units, (1000 * x).units, x[:, 0].units
+        (('km', 'm'), None, None)
+    """
+
+    units: tuple[str | None, ...] | None = None
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, "N ..."], units: Iterable[str | None]) -> "UnitArray":
+        """An array (N, k) of k units, or (N,) of one."""
+        result = np.asarray(values).view(cls)
+        result.units = tuple(units)
+        return result
+
+    def __getitem__(self, key):
+        result = super().__getitem__(key)
+        if isinstance(result, UnitArray) and not isinstance(key, tuple):
+            result.units = self.units if result.ndim == self.ndim else None
+        return result
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        if not np.isnan(value).all():
+            self.units = None
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
+        plain = [np.asarray(a) if isinstance(a, UnitArray) else a for a in inputs]
+        if out:
+            kwargs["out"] = tuple(np.asarray(a) if isinstance(a, UnitArray) else a for a in out)
+            for a in out:
+                if isinstance(a, UnitArray):
+                    a.units = None
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        return out[0] if len(out) == 1 else result
+
+    def __reduce__(self):
+        return UnitArray.of, (np.asarray(self), self.units or ())
+
+
+def units_of_columns(values: object) -> tuple[str | None, ...]:
+    """The unit of each column, as far as values have some; one for all of those of xarray, pint or
+    astropy."""
+    if isinstance(values, UnitArray):
+        return values.units or ()
+    unit = unit_of(values)
+    shape = getattr(values, "shape", ())
+    return () if unit is None else (unit,) * (shape[1] if len(shape) > 1 else 1)

@@ -4,9 +4,9 @@ import warnings
 
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
 from jaxtyping import Float
@@ -23,9 +23,10 @@ from gp_orff.exact_gp.operators import (
     posterior_covariance,
 )
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.exact_gp.parts import check_mean, check_parts
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
-from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
+from gp_orff.kernels.base import FieldKernel, WrapperKernel
 from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
@@ -37,24 +38,14 @@ class _VectorPredictionStrategy(DefaultPredictionStrategy):
     """gpytorch's exact prediction, with the variance that missing components leave.
 
     gpytorch predicts the mean from the components that were observed, but the variance as if all
-    had been observed. It ignores the noise of a `FixedNoiseGaussianLikelihood` if there are several
-    outputs, which is an error here.
+    had been observed.
 
     Raises:
-        NotImplementedError: a `FixedNoiseGaussianLikelihood` with several outputs.
-        TypeError: complex targets.
+        NotImplementedError, TypeError, ValueError: as `check_parts`.
     """
 
     def __init__(self, train_inputs, train_prior_dist, train_labels, likelihood, *args, **kwargs):
-        vectors = isinstance(train_prior_dist, MultitaskMultivariateNormal)
-        if vectors and isinstance(likelihood, FixedNoiseGaussianLikelihood):
-            raise NotImplementedError(
-                "an ExactGP with several outputs expects one noise for all vectors, such as that "
-                f"of a MultitaskGaussianLikelihood, got {type(likelihood).__name__}, whose noise "
-                "gpytorch ignores; give known noise to "
-                "gp_orff.VectorFieldGP(kernel).fit(x, y, noise=noise)"
-            )
-        as_real_tensor(train_labels, "the targets of ExactGP")
+        check_parts(train_prior_dist, train_labels, likelihood)
         super().__init__(train_inputs, train_prior_dist, train_labels, likelihood, *args, **kwargs)
 
     def exact_predictive_covar(self, test_test_covar, test_train_covar):
@@ -176,11 +167,12 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return mean, posterior_covariance(x, plus_white(posterior, delta))
 
 
-# Prediction strategies of our kernels, and two methods of gpytorch that are replaced.
+# Prediction strategies of our kernels, and three methods of gpytorch that are replaced.
 #
-# gpytorch has no hook for sums and products of our kernels. Models without a kernel of this package
-# are not affected: each replacement first looks for such a kernel, and otherwise does what gpytorch
-# does.
+# gpytorch has no hook for sums and products of our kernels, and none that sees the parts of a model
+# in training, of which it takes some that are wrong without an error (see `check_parts`). Models
+# without a kernel of this package are not affected: each replacement first looks for such a kernel,
+# and otherwise does what gpytorch does.
 
 
 def _is_features(kernel: Kernel) -> bool:
@@ -234,6 +226,25 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
+_gpytorch_call = ExactGP.__call__
+
+
+def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
+    """The distribution at some inputs, of a model whose parts fit each other."""
+    if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
+        return _gpytorch_call(self, *args, **kwargs)
+    try:
+        result = _gpytorch_call(self, *args, **kwargs)
+    except RuntimeError as error:
+        if args and "mean" in str(error):
+            check_mean(self, args[0], error)
+        raise
+    if self.training and settings.debug.on():  # in which all inputs are those of training
+        check_parts(result, self.train_targets, self.likelihood)
+    return result
+
+
 for kind in (WrapperKernel, AdditiveKernel, FieldKernel):
     kind.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product
+ExactGP.__call__ = _call

@@ -1,5 +1,6 @@
 """Base classes of the kernels of this package, and Cholesky factors with jitter."""
 
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from inspect import signature
@@ -16,6 +17,22 @@ from torch.autograd.function import once_differentiable
 # Base class of kernels that contain other kernels; checks of inputs.
 
 
+def _refuse_lengthscale(kernel: Kernel, value: object) -> None:
+    """Raise RuntimeError, as gpytorch does, for a lengthscale that is to be set on a kernel that
+    has none; the message says where the lengthscales inside are."""
+    inside = [name for name, part in kernel.named_modules() if getattr(part, "has_lengthscale", 0)]
+    paths = [re.sub(r"\.(\d+)", r"[\1]", f"kernel.{name}.lengthscale") for name in inside]
+    others = [name.replace("raw_", "") for name, _ in kernel.named_parameters()]
+    remedy = f"set {' and '.join(paths)}" if paths else f"its parameters are {', '.join(others)}"
+    raise RuntimeError(
+        "expected the lengthscale of a scalar kernel inside, got one for "
+        f"{type(kernel).__name__}, which has none; {remedy}"
+    )
+
+
+NO_LENGTHSCALE = property(lambda kernel: None, _refuse_lengthscale)
+
+
 class FieldKernel(Kernel):
     """A kernel of vector fields with parameters of its own, not those of a scalar kernel.
 
@@ -23,6 +40,7 @@ class FieldKernel(Kernel):
     """
 
     amplitude: str
+    lengthscale = NO_LENGTHSCALE
 
     def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
         """Values of the parameters that are lengths, by name, for `lengths` along the inputs."""
@@ -35,6 +53,8 @@ class WrapperKernel(Kernel):
     gpytorch indexes and expands every buffer of a kernel as if it were batched, even `active_dims`
     and frequencies. This class indexes and expands only the kernels inside.
     """
+
+    lengthscale = NO_LENGTHSCALE
 
     def __new__(cls, *args, **kwargs):
         """A new kernel; a TypeError for arguments that belong to a kernel inside."""

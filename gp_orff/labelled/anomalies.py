@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.polynomial import chebyshev
 
+from gp_orff.data.units import UnitArray
 from gp_orff.labelled.attributes import as_dataset, conversion, named, optional
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.labelled.reading import readings
@@ -95,7 +96,8 @@ def total_field(
     )
     field = _main_field(x, plane, _moment(date))
     directions = field / np.linalg.norm(field, axis=-1, keepdims=True)
-    return x, y[:, 0], {**(options[0] if options else {}), "directions": directions}, plane
+    y = UnitArray.of(y[:, 0], y.units)
+    return x, y, {**(options[0] if options else {}), "directions": directions}, plane
 
 
 def _in_km(dataset: "xarray.Dataset", name: str) -> "xarray.Variable":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 _UNITS = ("W", "D", "h", "m", "s", "ms", "us", "ns")  # of a fixed length
-_UNIX = "1970-01-01"
+EPOCH = "1970-01-01"
 
 
 def as_dataset(dataset: object) -> "xarray.Dataset":
@@ -63,7 +63,7 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
     if unit not in _UNITS:
         raise ValueError(f"expected a time_unit among {', '.join(_UNITS)}, got {unit!r}")
     if values.dtype.kind == "M":
-        seconds = _seconds(values, np.datetime64(_UNIX if epoch is None else epoch))
+        seconds = _seconds(values, np.datetime64(EPOCH if epoch is None else epoch))
         return seconds / (np.timedelta64(1, unit) / np.timedelta64(1, "s"))
     if values.dtype.kind == "m":
         return values / np.timedelta64(1, unit)

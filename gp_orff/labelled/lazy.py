@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gp_orff.data.checks import ColumnUnits
 from gp_orff.data.passes import naming
 from gp_orff.labelled.attributes import optional
 from gp_orff.labelled.plane import LocalPlane
@@ -38,6 +39,11 @@ class File:
                 dataset, self.columns.plane
             )  # raises where it cannot be read
             return self.columns.chunk(self.columns.prepared(dataset).load())
+
+    @property
+    def units(self) -> ColumnUnits:
+        """The units of what is read, whatever those of the file are."""
+        return self.columns.column_units
 
     def __repr__(self) -> str:
         return f"the file {self.path}"

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from gp_orff.data.checks import (
+    ColumnUnits,
     check_noise,
     check_noise_order,
     check_order,
@@ -20,8 +21,9 @@ from gp_orff.data.checks import (
     vectors_of,
 )
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.units import change
+from gp_orff.data.units import UnitArray, change
 from gp_orff.labelled.attributes import (
+    EPOCH,
     as_dataset,
     degree_columns,
     floats,
@@ -62,18 +64,15 @@ class Blocks:
 
     dataset: "xarray.Dataset"
     read: Callable[["xarray.Dataset"], dict[str, np.ndarray]]
+    units: ColumnUnits  # of every block
 
     @classmethod
-    def of(
-        cls,
-        dataset: "xarray.Dataset",
-        names: Sequence[str],
-        read: Callable[["xarray.Dataset"], dict[str, np.ndarray]],
-    ) -> "Blocks | None":
-        """The blocks of these variables; None if they are in memory, or are not Dask arrays."""
-        if all(dataset.variables[name].chunks is None for name in names):
+    def of(cls, dataset: "xarray.Dataset", columns: "Columns") -> "Blocks | None":
+        """The blocks of these columns; None if they are in memory, or are not Dask arrays."""
+        if all(dataset.variables[name].chunks is None for name in columns.names):
             return None
-        return cls(dataset[list(names)].drop_attrs().unify_chunks(), read)
+        plain = dataset[columns.names].drop_attrs().unify_chunks()
+        return cls(plain, columns.chunk, columns.column_units)
 
     def __len__(self) -> int:
         return prod(len(sizes) for sizes in self._chunks.values())
@@ -118,8 +117,9 @@ def readings(
     the coordinates that they point along: u, v with lon, lat; standard names are checked.
 
     Numbers of one kind come in the unit of the first variable, or coordinate, that has one, by the
-    attributes `units`; noise in its square. Packed and missing values are decoded where attributes
-    say that they are not.
+    attributes `units`; noise in its square. x and y say in which units they are, and a model keeps
+    these: data of other units are converted when they come to it, or refused. Packed and missing
+    values are decoded where attributes say that they are not.
 
     Of a Dataset of Dask arrays nothing is loaded: the first value are chunks for `model.fit`, one
     for each block, that hold the options too, so that `fit(*readings(...))` works as before;
@@ -188,7 +188,7 @@ def readings(
     columns.check(dataset)
     columns = columns.with_units_of(dataset, project)
     dataset = columns.prepared(dataset)
-    blocks = Blocks.of(dataset, columns.names, columns.chunk)
+    blocks = Blocks.of(dataset, columns)
     if blocks is not None:
         return _of_chunks(columns, blocks, dataset, project)
     x, y, options = columns.read(dataset)
@@ -197,10 +197,11 @@ def readings(
         raise ValueError(f"expected observations of {names}, got nothing but NaN")
     if project is None:
         check_units(columns.attributes(dataset))
+        x, y, options = columns.with_units(x, y, options)
         return (x, y, options) if options else (x, y)
     positions = columns.degrees(dataset)
     columns = replace(columns, plane=plane_of(project, x[:, positions]), positions=positions)
-    x, y, options = columns.in_the_plane(x, y, options)
+    x, y, options = columns.with_units(*columns.in_the_plane(x, y, options))
     return (x, y, options, columns.plane) if options else (x, y, columns.plane)
 
 
@@ -214,7 +215,7 @@ def _of_chunks(
     positions = columns.degrees(dataset)
     columns = replace(columns, plane=plane_of(project, columns.corners(dataset, positions)))
     columns = replace(columns, positions=positions)
-    return replace(blocks, read=columns.chunk), columns.plane
+    return replace(blocks, read=columns.chunk, units=columns.column_units), columns.plane
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ class Columns:
     plane: LocalPlane | None = None
     positions: tuple[int, int] = ()  # of longitude and latitude among the coordinates
     units: Mapping[str, str] = field(default_factory=dict)  # that the numbers are brought to
+    dates: tuple[str, ...] = ()  # names of coordinates that are dates
 
     @classmethod
     def of(
@@ -298,7 +300,8 @@ class Columns:
             units |= {n: "degree" for n in angles if is_angle(of[n].get("units"))}
             coordinates = {n: entry for n, entry in coordinates.items() if n not in angles}
         # A time that xarray decodes becomes a number in `time_unit`.
-        dated = [n for n, entry in coordinates.items() if " since " in str(entry.get("units"))]
+        positions = named(dataset, [*self.coordinates, *self.along.values()])
+        dated = [name for name, variable in positions.items() if _is_date(variable)]
         units |= common_units({n: entry for n, entry in coordinates.items() if n not in dated})
         units |= {
             name: str(of[name]["units"])
@@ -314,7 +317,7 @@ class Columns:
             wanted = variance_unit(name, unit, pair, both) if alike and None not in both else None
             if wanted is not None:
                 units[name] = wanted
-        return replace(self, units=units)
+        return replace(self, units=units, dates=tuple(dated))
 
     def prepared(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
         """These columns of a Dataset, decoded where they are not, in the units of `units`."""
@@ -408,7 +411,43 @@ class Columns:
         x, y, options = self.read(dataset)
         if self.plane is not None and len(x):
             x, y, options = self.in_the_plane(x, y, options)
+        x, y, options = self.with_units(x, y, options)
         return {"x": x, "y": y, **options}
+
+    @property
+    def column_units(self) -> ColumnUnits:
+        """The units of x, y and times, as far as attributes say them; of positions in a plane with
+        the plane, of dates with the epoch."""
+        x = [self._unit_of(name) for name in self.coordinates]
+        for position in self.positions if self.plane is not None else ():
+            x[position] = f"km in {self.plane.crs}"
+        y = [self.units.get(name) for name in self.variables]
+        time = [self._unit_of(self.along["time"])] if "time" in self.along else []
+        return ColumnUnits(tuple(x), tuple(y), tuple(time))
+
+    def _unit_of(self, name: str) -> str | None:
+        if name not in self.dates:
+            return self.units.get(name)
+        epoch = np.datetime64(EPOCH if self.epoch is None else self.epoch, "s")
+        return f"{self.time_unit} since {epoch}"
+
+    def with_units(
+        self,
+        x: Float[np.ndarray, "N d"],
+        y: Float[np.ndarray, "N p"],
+        options: dict[str, np.ndarray],
+    ) -> tuple[UnitArray, UnitArray, dict[str, np.ndarray]]:
+        """Arrays that say in which units they are, so that a model keeps these."""
+        units = self.column_units
+        if "time" in options:
+            options = {**options, "time": UnitArray.of(options["time"], units.time)}
+        of_y = units.y if y.ndim > 1 else units.y[:1]
+        return UnitArray.of(x, units.x), UnitArray.of(y, of_y), options
+
+
+def _is_date(variable: "xarray.Variable") -> bool:
+    """Whether numbers become dates, or are some."""
+    return variable.dtype.kind == "M" or " since " in str(variable.attrs.get("units", ""))
 
 
 def check_ragged(dataset: "xarray.Dataset", name: str, dims: tuple[str, ...]) -> None:

@@ -320,9 +320,11 @@ class Calibration:
 
 
 def _chance(share: float, independent: float, expected: float) -> float:
-    """The probability of a share, or a smaller one, of so many independent numbers."""
-    trials = max(int(independent), 1)
-    return float(scipy.special.bdtr(np.floor(share * trials), trials, expected))
+    """The probability of a share, or a smaller one, of so many independent numbers: the binomial
+    distribution, and between its integers the incomplete beta function that equals it there."""
+    trials = max(independent, 1.0)
+    count = min(share * trials, trials - 1e-9)
+    return float(scipy.special.betainc(trials - count, count + 1, 1 - expected))
 
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:

@@ -2,9 +2,10 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
 
@@ -15,7 +16,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import warn_of_sentinels, warn_of_values
+from gp_orff.data.checks import ColumnUnits, warn_of_sentinels, warn_of_values
 from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
@@ -23,7 +24,7 @@ from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
 from gp_orff.data.passes import on_workers
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
-from gp_orff.data.reading import Options, has_no_rows
+from gp_orff.data.reading import Options, has_no_rows, in_units
 from gp_orff.data.sites import Repeats
 from gp_orff.data.sources import Arrays, Chunks, InMemory, Reader, base_means, is_constant
 from gp_orff.data.statistics import FieldStatistics
@@ -163,6 +164,7 @@ class VectorFieldGP(torch.nn.Module):
         self.frequencies = frequencies
         self.likelihoods = NamedLikelihoods()  # of groups with a name
         self._assigned: ModelState | None = None
+        self._units = ColumnUnits()  # of the data that it was fitted to, as far as they are known
         self._learned: Float[Tensor, "k"] | None = None  # hyperparameters of a fit with weak priors
         given = next(kernel.parameters(), None)  # the amplitude, which may be new, is the first
         self.to("cpu" if given is None else given.device, torch.float64)
@@ -262,14 +264,17 @@ class VectorFieldGP(torch.nn.Module):
         if x is None:
             data = self._held.data
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
+            units = nullcontext()
             scale_noise = scale_noise or None  # as before
         else:
             options = Options(
                 variances, noise, scale_noise, directions, group, missing, merge, track, time
             )
             read = partial(self._counted_once, x, y, options, learning=True)
+            units = self._keeping_units(x, y, options, anew=not warm_start)
         start = perf_counter()
         with (
+            units,
             chosen_threads(measure=True) as threads,
             shown(progress) as display,
             restored_on_failure(self),
@@ -330,7 +335,9 @@ class VectorFieldGP(torch.nn.Module):
     def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
 
-        The observations replace all data held, including those of `observe`.
+        The observations replace all data held, including those of `observe`. If their units are
+        known, as those of `gp_orff.labelled` or of pint, and were known in the fit, they are
+        converted to the units of the fit. So are those of `update`.
 
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
@@ -338,7 +345,8 @@ class VectorFieldGP(torch.nn.Module):
             options: arguments of `fit` that describe the data, from `variances` to `time`.
 
         Raises:
-            TypeError, ValueError: as for `fit`; statistics with other frequencies.
+            TypeError, ValueError: as for `fit`; statistics with other frequencies; units that
+                cannot be converted.
             RuntimeError: statistics are given to a model without data.
         """
         if isinstance(x, FieldStatistics):
@@ -348,13 +356,14 @@ class VectorFieldGP(torch.nn.Module):
             )
             representation = self._representation_of(data)
             return self._assign_with_posterior(self._condition_state(representation))
-        data, notes = without_far_points(
-            self._counted_once(x, y, Options(**options)), self.frequencies
-        )
-        representation = self._representation_of(data)
-        e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
-        representation = e_step.converged(representation)
-        return self._assign_with_posterior(self._condition_state(representation, notes))
+        choice = Options(**options)
+        with self._keeping_units(x, y, choice):
+            data = self._counted_once(x, y, choice)
+            data, notes = without_far_points(data, self.frequencies)
+            representation = self._representation_of(data)
+            e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
+            representation = e_step.converged(representation)
+            return self._assign_with_posterior(self._condition_state(representation, notes))
 
     @on_workers
     @chosen_threads()
@@ -385,11 +394,13 @@ class VectorFieldGP(torch.nn.Module):
             return self._assign(replace(new, mean=state.mean, history=history))
         if y is not None and has_no_rows(x, y):
             return self._assign(state.skipping())
-        try:
-            new = self.copied(x, y, Options(**options))
-        except NoObservations:
-            return self._assign(state.skipping())
-        return self._assign(state.updated(new))
+        choice = Options(**options)
+        with self._keeping_units(x, y, choice):
+            try:
+                new = self.copied(x, y, choice)
+            except NoObservations:
+                return self._assign(state.skipping())
+            return self._assign(state.updated(new))
 
     @chosen_threads()
     def observe(
@@ -696,6 +707,7 @@ class VectorFieldGP(torch.nn.Module):
             "mean": describe(self.mean),
             "frequencies": describe_rule(self.frequencies),
             "fit": None if self._assigned is None else pack_state(self.state),
+            "units": asdict(self._units),
         }
         storage.write(path, _KIND, content)
 
@@ -742,6 +754,7 @@ class VectorFieldGP(torch.nn.Module):
         )
         for label, description in content["likelihoods"].items():
             model.likelihoods[label] = build(description, None, "likelihood")
+        model._units = ColumnUnits(**content.get("units", {}))
         if content["fit"] is not None:
             parts = model.kernel, model._every_likelihood, model.frequencies
             model._assign(unpack_state(content["fit"], *parts))
@@ -782,13 +795,34 @@ class VectorFieldGP(torch.nn.Module):
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
         reader = Reader(self.kernel, self.mean, self.num_outputs)
-        chunked = y is None
-        source = Chunks(reader, x, options, show_pass) if chunked else Arrays(reader, x, y, options)
+        units = self._units_of(x, y, options)
+        if y is None:
+            source = Chunks(reader, x, options, show_pass, units)
+        else:
+            source = Arrays(reader, *in_units(units, x, y, options))
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
         data = Dataset.of(source, num_points, spans)
         if learning:
             check_repeated(data.tracks)
         return data
+
+    def _units_of(self, x: object, y: object, options: Options) -> ColumnUnits:
+        """The units that data are brought to: those of the model, or else those of the data."""
+        return self._units if self._units.stated else ColumnUnits.of(x, y, options.time)
+
+    @contextmanager
+    def _keeping_units(
+        self, x: object, y: object, options: Options, anew: bool = False
+    ) -> Iterator[None]:
+        """Keep the units that data are brought to, unless the block raises; `anew`: theirs."""
+        before = self._units
+        self._units = ColumnUnits() if anew else before
+        self._units = self._units_of(x, y, options)
+        try:
+            yield
+        except BaseException:
+            self._units = before
+            raise
 
     def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """The data that `x`, `y` and `options` describe, with a copy of small arrays, which the
@@ -819,6 +853,7 @@ class VectorFieldGP(torch.nn.Module):
         """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
         if not data.tracks:
             return []
+        x, y, options = in_units(self._units_of(x, y, options), x, y, options)
         spans = {part.key.label: part.span for part in data.tracks}
         plain = self._read(x, y, replace(options, track=None, time=None))
         return [

@@ -25,6 +25,9 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from gp_orff.data.checks import warn_of_sentinels
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import DEFAULT, Components, GroupKey
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.chunked import Box, box_of, in_words, union
@@ -514,6 +517,8 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 f"expected y with {self._num_targets} columns, as before, got {targets.shape[-1]}"
             )
         self._num_targets, self._is_vector = targets.shape[-1], is_vector
+        every = GroupKey(DEFAULT, Components.every(self._num_targets))
+        warn_of_sentinels([Observations(every, x, targets)])
         return x, targets
 
     def _assign(self, fitted: Fitted) -> None:

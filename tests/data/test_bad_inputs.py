@@ -13,6 +13,7 @@ from tests.support.fields import curl_free, directions, flow
 N = 24
 X, Y, _ = flow(N)
 XS = torch.zeros(1, 2).double()
+pytestmark = pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 
 
 def fitted(rule):

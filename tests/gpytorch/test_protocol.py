@@ -3,7 +3,9 @@
 import gpytorch
 import pytest
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
 from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
+from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.warnings import PerformanceWarning
 
 import gp_orff
@@ -329,8 +331,14 @@ def test_a_likelihood_for_another_number_of_outputs_is_refused(num_tasks, task_n
     ).double()
     model = model_for(CASES["helmholtz"](), 150, {})
     model.likelihood = likelihood
-    with pytest.raises(ValueError, match=r"kernel has 2 outputs.*expected num_tasks=2"):
+    with pytest.raises(ValueError, match=r"likelihood for the 2 outputs.*num_tasks=2"):
         evidence(model)
+    covariance = model.covar_module(*model.train_inputs).evaluate_kernel()
+    zeros = torch.zeros(150, num_tasks).double()
+    nothing = MultitaskMultivariateNormal(zeros, ZeroLinearOperator(*2 * (zeros.numel(),)))
+    noise = likelihood(nothing).lazy_covariance_matrix
+    with pytest.raises(ValueError, match=r"kernel has 2 outputs.*expected num_tasks=2"):
+        covariance + noise
 
 
 @pytest.mark.parametrize("regime", POINTS)

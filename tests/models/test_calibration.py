@@ -113,9 +113,9 @@ def test_predictions_of_a_block_have_the_covariance_of_the_rest(algebra, along):
 
 def test_a_note_needs_few_inside_and_little_chance():
     """By the binomial distribution of as many independent numbers."""
-    few = Calibration(inside=80, numbers=100, blocks=5, independent=12.6)
-    assert few.chance == pytest.approx(scipy.stats.binom.cdf(9, 12, 0.95))
-    assert not few.note  # one in fifty would be as bad
+    few = Calibration(inside=80, numbers=100, blocks=5, independent=10.0)
+    assert few.chance == pytest.approx(scipy.stats.binom.cdf(8, 10, 0.95))
+    assert not few.note  # one in twelve would be as bad
     assert Calibration(80, 100, 5, 60.0).note
     assert not Calibration(860, 1000, 5, 1000.0).note  # above 0.85
     assert Calibration(840, 1000, 5, 1000.0).note
@@ -225,3 +225,16 @@ def test_a_block_is_predicted_from_the_readings_around_it(along, monkeypatch):
     covariance = prior[asked][:, asked] - gain @ prior[learned][:, asked]
     torch.testing.assert_close(found.mean.flatten(), expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found.joint(), covariance, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("trials", [1, 5, 10, 40])
+def test_chances_are_binomial_and_monotonic_between_integers(trials):
+    """9.99 numbers are as good as 10: rounded down, 9 of 10 small scores would be no chance."""
+    for count in range(trials + 1):
+        calibration = Calibration(count, trials, 1, float(trials))
+        binomial = scipy.stats.binom.cdf(count, trials, 0.95)
+        assert calibration.chance == pytest.approx(binomial, rel=1e-6)
+        a, b = (Calibration(count, trials, 1, trials + d).chance for d in (0.01, -0.01))
+        assert max(a, b) == pytest.approx(calibration.chance, rel=0.1)
+    assert not Calibration(10, 10, 2, 9.99, central=9).note_of_outliers
+    assert Calibration(10, 10, 2, 9.99, central=10).note_of_outliers

@@ -189,3 +189,12 @@ def test_eigenvectors_are_as_precise_as_cholesky_factors(number, learn):
     rows = np.concatenate([phi, alpha**0.5 * np.eye(100)])
     theta = np.linalg.lstsq(rows, np.concatenate([y, np.zeros((100, 2))]), rcond=1e-17)[0]
     assert np.allclose(model.predict(x), phi @ theta, rtol=0, atol=1e-10)
+
+
+def test_values_that_stand_for_missing_ones():
+    """As in other readers of data; without the rows there is no warning."""
+    x, y = data()
+    y[:3] = -9999.0
+    with pytest.warns(gp_orff.DataWarning, match="the value -9999 is in the observations"):
+        ORFFRidge(rbf()).fit(x, y[:, 0])
+    ORFFRidge(rbf()).fit(x[3:], y[3:, 0])

@@ -1,0 +1,108 @@
+"""Means, targets and likelihoods of an `ExactGP`, which have to fit its kernel."""
+
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+)
+from gpytorch.means import Mean
+from gpytorch.models import ExactGP
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.likelihoods import HeavyTails
+from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.tree import num_outputs
+
+
+def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likelihood) -> None:
+    """Refuse targets and likelihoods that do not fit the prior distribution of an `ExactGP`.
+
+    gpytorch takes targets of shape (p, N) in a wrong order, ignores the noise of a
+    `FixedNoiseGaussianLikelihood` if there are several outputs, and takes Student-t noise for
+    Gaussian; likelihoods of another number of outputs end in errors of shapes.
+
+    Raises:
+        NotImplementedError: noise that differs from vector to vector, or is not Gaussian.
+        TypeError: complex targets.
+        ValueError: targets of another shape, or a likelihood with another number of outputs.
+    """
+    as_real_tensor(targets, "the targets of ExactGP")
+    if isinstance(likelihood, HeavyTails):
+        raise NotImplementedError(
+            f"an ExactGP expects Gaussian noise, got a {type(likelihood).__name__}, whose outliers "
+            "it would not see; give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), "
+            "and call fit(x, y)"
+        )
+    shape = tuple(prior.event_shape)
+    size = prior.lazy_covariance_matrix.shape[-1]
+    if size != prior.loc.shape[-1]:
+        raise ValueError(_wrong_mean(shape, size // shape[0]))
+    p = shape[1] if len(shape) > 1 else 1
+    if p > 1 and isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        raise NotImplementedError(
+            "an ExactGP with several outputs expects one noise for all vectors, such as that "
+            f"of a MultitaskGaussianLikelihood, got {type(likelihood).__name__}, whose noise "
+            "gpytorch ignores; give known noise to "
+            "gp_orff.VectorFieldGP(kernel).fit(x, y, noise=noise)"
+        )
+    if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
+        expected = getattr(likelihood, "num_tasks", 1)
+        if expected != p:
+            several = f"MultitaskGaussianLikelihood(num_tasks={p})"
+            wanted = several if p > 1 else "GaussianLikelihood()"
+            raise ValueError(
+                f"expected a likelihood for the {p} outputs of the model, got a "
+                f"{type(likelihood).__name__} for {expected}; use gpytorch.likelihoods.{wanted}"
+            )
+    given = tuple(targets.shape)
+    if given[-len(shape) :] == shape or (p > 1 and given[-1] == shape[0] * p):  # or flattened
+        return
+    rows = "give a row with all components for each point"
+    remedy = "give y.mT" if given[-2:] == shape[::-1] and len(shape) > 1 else rows
+    raise ValueError(
+        f"an ExactGP expects targets y of shape {shape}, as its mean, got {given}; {remedy}"
+    )
+
+
+def check_mean(model: ExactGP, x: Float[Tensor, "*b n d"], error: RuntimeError) -> None:
+    """Say which mean a model needs whose `forward` has failed, if it has one mean and one kernel.
+
+    Raises:
+        ValueError: a mean, or a summand of the kernel, with another number of outputs.
+    """
+    kernels = [part for part in model.children() if isinstance(part, Kernel)]
+    means = [part for part in model.children() if isinstance(part, Mean)]
+    if len(kernels) != 1 or len(means) != 1:
+        return
+    (kernel,), (mean,) = kernels, means
+    parts = list(kernel.kernels) if isinstance(kernel, AdditiveKernel) else [kernel]
+    outputs = [num_outputs(part) for part in parts]
+    if len(set(outputs)) > 1:
+        raise ValueError(
+            f"expected summands with one number of outputs, got {outputs}; wrap scalar kernels in "
+            f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={max(outputs)})"
+        ) from error
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    shape, n, p = tuple(mean(x).shape), x.shape[-2], outputs[0]
+    shape = shape[-1:] if shape[-1] == n else shape[-2:]
+    if shape not in ((n, p), (n,) if p == 1 else ()):
+        raise ValueError(_wrong_mean(shape, p)) from error
+
+
+def _wrong_mean(shape: tuple[int, ...], p: int) -> str:
+    """The message for a mean of shape (N,) or (N, q)."""
+    if p == 1:
+        return (
+            f"expected a mean of shape {shape[:1]} for the one output of the kernel, got {shape}; "
+            "or make the scalar kernel one of vectors, "
+            f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={shape[1]})"
+        )
+    return (
+        f"expected a mean of shape {(shape[0], p)} for the {p} outputs of the kernel, in a "
+        f"MultitaskMultivariateNormal, got {shape}; use "
+        f"gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), num_tasks={p})"
+    )
