@@ -193,8 +193,8 @@ class UnitArray(np.ndarray):
     Example:
         >>> from gp_orff.data.units import UnitArray
         >>> x = UnitArray.of([[1.0, 2.0], [3.0, 4.0]], ["km", "m"])
-        >>> x[:1].units, (1000 * x).units, x[:, 0].units
-        (('km', 'm'), None, None)
+        >>> x[:1].units, x[:, 0].units, isinstance(1000 * x, UnitArray)
+        (('km', 'm'), None, False)
     """
 
     units: tuple[str | None, ...] | None = None
