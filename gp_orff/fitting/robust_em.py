@@ -73,7 +73,7 @@ def restore(kernel: Kernel) -> None:
 
 
 _ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
-_EVALUATIONS = 6  # of the search in a round
+_EVALUATIONS, _OF_A_ROUND = 6, 0.1  # of the search in a round; nats, with which it ends
 _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
@@ -308,6 +308,7 @@ def maximise(
         trainer.search(search, inference(data), name, evaluations=evaluations, **options)
         return data
     e_step, previous = e_step_of(trainer), -np.inf
+    options = {**options, "nats": _OF_A_ROUND}
     restore(trainer.kernel)
     with trainer.journal.stage(name):
         for _ in range(rounds):
