@@ -179,11 +179,12 @@ def warn_of_derivatives(symbol: Symbol, kernel: Kernel, unknown: Float[Tensor, "
     """Warn of a symbol with derivatives along directions of which the data say nothing."""
     if not len(unknown) or symbol.order < 1:
         return
-    every = terms(kernel)
+    every, unknown = terms(kernel), unknown.to(next(kernel.parameters()).device)
     if not symbol(unknown, every[0].num_outputs).abs().amax() > 0:
         return
     # A symbol that is zero for all fields with this kernel is known.
-    omega = torch.randn(8, unknown.shape[-1], generator=torch.Generator().manual_seed(0)).double()
+    generator = torch.Generator().manual_seed(0)
+    omega = torch.randn(8, unknown.shape[-1], generator=generator).to(unknown)
     images = (symbol(omega, t.num_outputs) @ t.factor(omega).to(torch.complex128) for t in every)
     if not any(image.abs().amax() > _ZERO for image in images):
         return
