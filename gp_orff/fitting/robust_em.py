@@ -325,15 +325,6 @@ def maximise(
     return data
 
 
-@torch.no_grad()
-def with_weights(trainer: Trainer, data: Dataset, known: Dataset, inference: Inference) -> Dataset:
-    """The data with the weights of a search: `known` ones, if they are of the same observations, or
-    those that the posterior of a part of the data lets expect."""
-    if known.sources is data.sources:
-        return known
-    return e_step_of(trainer).foreseen(data, inference)
-
-
 def settled(trainer: Trainer, representation: Representation) -> Representation:
     """The representation, with the weights of all data, ν and the scale of the noise converged."""
     representation = e_step_of(trainer).converged(representation, learn=True)

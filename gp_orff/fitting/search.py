@@ -613,7 +613,6 @@ class Search:
                 if damping > _MOST_DAMPING or not longest > 0:
                     break
         self.coordinates.set(point.u)
-        self.curvature = curvature / num_values
         self.gained = point.value - first.value
         return self
 

@@ -158,7 +158,7 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
     judge = trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
     for candidate, at in ((search, u), (other, other_u)):
         candidate.coordinates.set(at)
-        trainer.short_search(candidate, judge, "dense parts")
+        trainer.search(candidate, judge, "dense parts", evaluations=SHORT)
     if (other.value - search.value) * judge.num_values > _NATS_OF_A_START * trainer.num_outputs:
         return trainer.new_search()  # from there, in the ranges of all data
     search.coordinates.set(u)

@@ -17,7 +17,7 @@ from gp_orff.fitting.curves import Curves
 from gp_orff.fitting.journal import History, Journal, Progress
 from gp_orff.fitting.names import parameter_names
 from gp_orff.fitting.plans import OnLattice, Plan, climb, plans_of
-from gp_orff.fitting.robust_em import has_weights, settled, start_with_weights, with_weights
+from gp_orff.fitting.robust_em import e_step_of, has_weights, settled, start_with_weights
 from gp_orff.fitting.scoring import WeakPriors, leave_much_open
 from gp_orff.fitting.search import Search
 from gp_orff.fitting.searches import best_start
@@ -84,11 +84,14 @@ def _started(trainer: Trainer, data: Data, warm_start: bool) -> tuple[Search, Da
 
 
 def _with_weights(trainer: Trainer, data: Data, last: Plan | None) -> Data:
-    """The data, under Student-t noise with the weights of the last search."""
+    """The data, under Student-t noise with the weights of the last search: its own, if it was of
+    all observations, or those that the posterior of a part of the data lets expect."""
     if last is None or not has_weights(trainer, data):
         return data
+    if last.data.sources is data.sources:
+        return last.data
     inference = last.inference()
-    return data if inference is None else with_weights(trainer, data, last.data, inference)
+    return data if inference is None else e_step_of(trainer).foreseen(data, inference)
 
 
 def trainer_of(

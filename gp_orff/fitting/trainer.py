@@ -174,13 +174,6 @@ class Trainer:
         size = inference.size if exact else inference.num_features(self.kernel)
         return information, (inference.num_values, size)
 
-    def short_search(
-        self, search: Search, inference: Inference, name: str
-    ) -> tuple[Search, Float[np.ndarray, "k"]]:
-        """Run a search for a few evaluations; the search and the coordinates that it reached."""
-        self.search(search, inference, name, evaluations=SHORT)
-        return search, search.coordinates.get()
-
     def subset(self, numbers: int) -> Dataset:
         """About `numbers` observed values, of points at all distances from each other."""
         return self._chosen(lambda x: subset(x, self._points(numbers)))

@@ -155,10 +155,7 @@ def _of_splitter(
 
 def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
     """The largest lengthscale along each axis; 0 for kernels without any."""
-    try:
-        return lengthscales(term_spectra(kernel, num_inputs), num_inputs)
-    except NotImplementedError:
-        return np.zeros(num_inputs)
+    return np.max([np.zeros(num_inputs), *lengthscales_of_terms(kernel, num_inputs)], axis=0)
 
 
 def lengthscales_of_terms(kernel: Kernel, num_inputs: int) -> list[Float[np.ndarray, "d"]]:
