@@ -84,8 +84,8 @@ def _started(trainer: Trainer, data: Data, warm_start: bool) -> tuple[Search, Da
 
 
 def _with_weights(trainer: Trainer, data: Data, last: Plan | None) -> Data:
-    """The data, under Student-t noise with the weights of the last search: its own, if it was of
-    all observations, or those that the posterior of a part of the data lets expect."""
+    """The data, under Student-t noise with the weights of the last search: those that it has, if
+    it was of all observations, or those that the posterior of a part of the data lets expect."""
     if last is None or not has_weights(trainer, data):
         return data
     if last.data.sources is data.sources:
