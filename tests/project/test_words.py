@@ -27,7 +27,7 @@ IN_DOCSTRINGS = {
     "doubted": 0,
     "hold": 33,
     "holds": 28,
-    "own": 75,
+    "own": 74,
     "readings": 242,
     "spoiled": 0,
     "tell": 50,
