@@ -163,7 +163,28 @@ class ColumnUnits:
                 )
             variances = factors**2 if noise.dim() == 2 else factors[0] ** 2
             noise = noise * (factors.outer(factors) if noise.dim() == 3 else variances)
-        return _in_units(x, self.x, "x"), _in_units(y, self.y, "y"), noise, _in_time(time, self)
+        return (
+            in_column_units(x, self.x, "x"),
+            in_column_units(y, self.y, "y"),
+            noise,
+            _in_time(time, self),
+        )
+
+    def of_symbol(self, power: int | None, space: Sequence[int]) -> "ColumnUnits":
+        """Those of observations of a symbol, whose numbers are of the unit of y times that of x to
+        a power; not known where components, or directions of space, have different ones."""
+        lengths = {plain_unit(self.x[column]) for column in space} if self.x else set()
+        if power is None or len(set(self.y)) != 1 or len(lengths) != 1:
+            return ColumnUnits(self.x)
+        of_y, of_x = Unit.parse(self.y[0]), Unit.parse(lengths.pop())
+        if of_y is None or of_x is None:
+            return ColumnUnits(self.x)
+        return ColumnUnits(self.x, (str(of_y * of_x**power),))
+
+
+def plain_unit(unit: str | None) -> str | None:
+    """A unit without the plane of its positions."""
+    return None if unit is None else unit.split(" in ")[0]
 
 
 def _factors(
@@ -177,6 +198,8 @@ def _factors(
     if len(given) != len(wanted) or not wanted:
         return np.ones(1), np.zeros(1)
     for column, (old, new) in enumerate(zip(given, wanted, strict=True)):
+        if None not in (old, new) and " in " not in old:  # positions that do not say their plane
+            new = plain_unit(new)
         pairs.append((1.0, 0.0) if None in (old, new) else change(old, new))
         if pairs[-1] is None:
             raise ValueError(
@@ -188,7 +211,7 @@ def _factors(
     return factor, offset
 
 
-def _in_units(values: object, wanted: tuple[str | None, ...], name: str) -> object:
+def in_column_units(values: object, wanted: tuple[str | None, ...], name: str) -> object:
     """Values with columns in other units; the values themselves where they are in these."""
     factor, offset = _factors(values, wanted, name)
     if (factor == 1.0).all() and (offset == 0.0).all():
@@ -199,7 +222,7 @@ def _in_units(values: object, wanted: tuple[str | None, ...], name: str) -> obje
 
 def _in_time(time: object, units: ColumnUnits) -> object:
     """Times (N,) in other units."""
-    converted = _in_units(time, units.time, "time")
+    converted = in_column_units(time, units.time, "time")
     return time if converted is time else converted.squeeze(-1).numpy()
 
 

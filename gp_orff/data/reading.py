@@ -213,9 +213,11 @@ def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
 
 
 def has_no_rows(x: object, y: object) -> bool:
-    """Whether x and y are arrays of no rows."""
-    shapes = [getattr(values, "shape", None) for values in (x, y)]
-    return all(shape is not None and len(shape) and shape[0] == 0 for shape in shapes)
+    """Whether x and y are arrays, or lists, of no rows."""
+    return all(
+        (isinstance(values, list | tuple) or bool(getattr(values, "shape", ()))) and not len(values)
+        for values in (x, y)
+    )
 
 
 def _length(values: object, name: str) -> int:

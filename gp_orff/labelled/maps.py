@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gp_orff.data.checks import common_units, vectors_of
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.units import change
+from gp_orff.data.units import Unit, change
 from gp_orff.labelled.attributes import (
     Attributes,
     degree_columns,
@@ -100,6 +100,9 @@ def on_grid(
     wanted = {
         name: attrs.get(name, entry) if everything else entry for name, entry in units.items()
     }
+    if project is None and getattr(field, "units", ()):
+        of_inputs = zip(coords, field.units, strict=True)
+        wanted |= {name: {"units": unit} for name, unit in of_inputs if unit and Unit.parse(unit)}
     for name, unit in common_units(wanted).items():
         column = list(coords).index(name)
         axes[column] = _converted(name, axes[column], units[name], {"units": unit})

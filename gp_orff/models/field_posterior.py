@@ -10,6 +10,7 @@ from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import in_column_units
 from gp_orff.data.noise import mixture_quantile
 from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.operators import posterior_covariance
@@ -47,6 +48,8 @@ class FieldPosterior(NamedSymbols):
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
+        units: of the columns of the points, as far as they are known. Points that come with others,
+            as those of `gp_orff.labelled` or of pint, are converted.
 
     Example:
         >>> import gp_orff, torch
@@ -60,8 +63,8 @@ class FieldPosterior(NamedSymbols):
         tensor(True)
     """
 
-    def __init__(self, snapshot: Snapshot):
-        self._snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, units: Sequence[str | None] = ()):
+        self._snapshot, self.units = snapshot, tuple(units)
         self._field = snapshot.field()
         self._extended: FieldOnDomain | None = None  # for the last points outside the domain
         self._image: tuple[FieldOnDomain, Symbol, FieldOnDomain] | None = None  # the last one
@@ -278,7 +281,7 @@ class FieldPosterior(NamedSymbols):
             ValueError: the kernel is not a sum, or has no such term or several.
             NotImplementedError: features of a sum of separable kernels.
         """
-        return FieldPosterior(PartSnapshot.of(self._snapshot, name))
+        return FieldPosterior(PartSnapshot.of(self._snapshot, name), self.units)
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
         """Draw functions from the posterior; with the result, `paths(x)` is (num_paths, n, p).
@@ -299,7 +302,7 @@ class FieldPosterior(NamedSymbols):
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
         with torch.no_grad():
             paths = sample_paths(self._field, self._snapshot, num_paths, seed)
-        return SamplePaths(paths, self._snapshot)
+        return SamplePaths(paths, self._snapshot, self.units)
 
     def summarize(
         self,
@@ -410,7 +413,8 @@ class FieldPosterior(NamedSymbols):
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
         """Checked points (a point of the data if there are none), and the distribution there."""
-        points = as_places(x, self._snapshot.num_inputs).to(self._snapshot.device)
+        converted = in_column_units(x, self.units, "x") if len(x) else x
+        points = as_places(converted, self._snapshot.num_inputs).to(self._snapshot.device)
         points = points if len(points) else self._snapshot.data_point
         support = points
         if symbol is not None:

@@ -11,6 +11,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import in_column_units
 from gp_orff.data.observations import less_reference, of_constants
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand
@@ -273,6 +274,7 @@ class SamplePaths:
     Args:
         paths: draws of the field, less a mean that varies.
         snapshot: the model they come from.
+        units: of the columns of the points, as for `FieldPosterior`.
 
     Example:
         >>> import gp_orff, torch
@@ -285,8 +287,8 @@ class SamplePaths:
         (torch.Size([5, 7, 2]), torch.Size([5, 7, 2]))
     """
 
-    def __init__(self, paths: Paths, snapshot: Snapshot):
-        self._paths, self._snapshot = paths, snapshot
+    def __init__(self, paths: Paths, snapshot: Snapshot, units: Sequence[str | None] = ()):
+        self._paths, self._snapshot, self._units = paths, snapshot, units
 
     @chosen_threads()
     def __call__(
@@ -306,7 +308,7 @@ class SamplePaths:
             NotImplementedError: a symbol of paths of an exact model, or of a grid that sums the
                 frequencies along a constant input.
         """
-        points, snapshot = torch.as_tensor(x), self._snapshot
+        points, snapshot = torch.as_tensor(in_column_units(x, self._units, "x")), self._snapshot
         dtype = points.dtype if points.is_floating_point() else torch.float64
         device = points.device
         per_path = points.dim() == 3

@@ -47,7 +47,7 @@ from gp_orff.inference.left_out import (
 )
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 from gp_orff.kernels.fields import require_field_products
-from gp_orff.kernels.tree import terms
+from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models import storage
 from gp_orff.models.calibration import calibration_of, warn_of_calibration
 from gp_orff.models.cross_validation import CrossValidation, Predictor, blocks_of
@@ -415,9 +415,10 @@ class VectorFieldGP(torch.nn.Module):
 
         Q is a `Symbol`: the potential, measured by a tide gauge; the divergence, zero in a region
         without sources; the component normal to a wall, `Component(normal)`. The posterior and
-        `fit()` combine these observations with those of the field. `fit(x, y)` and
-        `condition(x, y)` discard them; `statistics` and `compare_with_exact` ignore them. Memory
-        grows with m times the number of features: use at most a few thousand observations.
+        `fit()` combine these observations with those of the field. Units that are known are
+        converted, as by `condition`. `fit(x, y)` and `condition(x, y)` discard the observations;
+        `statistics` and `compare_with_exact` ignore them. Memory grows with m times the number of
+        features: use at most a few thousand observations.
 
         Args:
             x: points (m, d).
@@ -447,6 +448,9 @@ class VectorFieldGP(torch.nn.Module):
                 "observations of symbols expect a constant mean, got "
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
+        space = space_of(self.kernel, held.data.num_inputs)
+        units = self._units.of_symbol(symbol.length_power, space)
+        x, y, noise, _ = units.convert(x, y, noise, None)
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
         key = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
         warn_of_sentinels([Observations(key, symbol_data.x, symbol_data.y)])
@@ -473,7 +477,7 @@ class VectorFieldGP(torch.nn.Module):
         tracks, take 32 draws about the learned values instead. ValueError for more than 1200
         numbers, and for features, whose hyperparameters are taken as known.
         """
-        return FieldPosterior(self._snapshot(marginalize))
+        return FieldPosterior(self._snapshot(marginalize), self._units.x)
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:

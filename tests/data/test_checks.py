@@ -158,9 +158,10 @@ def test_updates_without_observations_change_nothing():
     for more in (x[:5], torch.full_like(y[:5], torch.nan)), (x[:0], y[:0]):
         held.update(*more, missing="mask")
     held.update([(x[:0], y[:0])])
+    held.update([], [])
     assert torch.equal(held.posterior().mean(x), before)
-    assert held.report.skipped == 3
-    assert held.update(x[:5], y[:5]).report.skipped == 3
+    assert held.report.skipped == 4
+    assert held.update(x[:5], y[:5]).report.skipped == 4
 
 
 def test_along_tracks_and_on_a_grid_chunks_are_skipped_too():

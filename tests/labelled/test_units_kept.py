@@ -283,3 +283,58 @@ def test_arrays_with_units():
     y[0] = 5.0
     assert y.units is None
     assert y.tolist() == [5.0, 1.0, 2.0]
+
+
+# Places of predictions, and observations of symbols.
+
+
+def test_places_of_predictions_in_other_units():
+    model = held()
+    field, metres = model.posterior(), UnitArray.of(1000 * PLACES, ["m", "m"])
+    expected = field.divergence(PLACES)
+    for places in (metres, pint.Quantity(1000 * PLACES, "m")):
+        moments = field.mean(places), field.variance(places)
+        torch.testing.assert_close(moments, (field.mean(PLACES), field.variance(PLACES)))
+        torch.testing.assert_close(field.curl(places).mean, field.curl(PLACES).mean)
+    paths = field.sample_paths(2)
+    torch.testing.assert_close(paths(metres), paths(PLACES))
+    torch.testing.assert_close(field.divergence(metres).stddev, expected.stddev)
+
+
+def test_axes_of_a_map_in_other_units():
+    field = held().posterior()
+    km = {name: xr.DataArray([0.2, 0.5], attrs={"units": "km"}) for name in "xy"}
+    metres = {name: xr.DataArray([200.0, 500.0], attrs={"units": "m"}) for name in "xy"}
+    attrs = {"u": {"units": "m s-1"}, "v": {"units": "m s-1"}}
+    maps = [field.to_xarray(axes, attrs=attrs) for axes in (km, metres)]
+    for name in ("u", "v_sd", "vorticity"):
+        np.testing.assert_allclose(maps[0][name], maps[1][name], rtol=1e-9)
+        assert maps[0][name].attrs["units"] == maps[1][name].attrs["units"]
+    assert maps[1]["x"].attrs["units"] == "m"
+    assert maps[1]["x"].values.tolist() == [200.0, 500.0]
+    with pytest.raises(ValueError, match="expected coordinate 'x' in 'km', as the data are"):
+        field.to_xarray({**km, "x": xr.DataArray([0.2], attrs={"units": "s"})})
+
+
+def test_places_in_another_plane():
+    names = NAMES[0], ["lon", "lat"]
+    x, y, _ = readings(on_a_globe(0, 10.0), *names, project="auto")
+    field = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2)).condition(x, y)
+    field = field.posterior()
+    other, _, _ = readings(on_a_globe(1, 12.0), *names, project="auto")
+    with pytest.raises(ValueError, match=r"column 0 of x in 'km in \+proj.*with the same project="):
+        field.mean(other)
+    km = pint.Quantity(np.asarray(x), "km")  # which do not say their plane
+    torch.testing.assert_close(field.mean(km), field.mean(x))
+
+
+@pytest.mark.parametrize("symbol", [gp_orff.Divergence(), gp_orff.Component([1.0, 0.0])])
+def test_observations_of_symbols_in_other_units(symbol):
+    """Per second where the model has m/s over km, and cm/s where it has m/s."""
+    unit, factor = ("1/s", 1e-3) if symbol.length_power else ("cm/s", 100.0)
+    values = np.array([0.1, -0.2])
+    plain = held().observe(PLACES, values, symbol, noise=0.01)
+    places, given = pint.Quantity(1000 * PLACES, "m"), pint.Quantity(factor * values, unit)
+    same(held().observe(places, given, symbol, noise=0.01 * factor**2), plain)
+    with pytest.raises(ValueError, match=r"column 0 of y in .*, got 'nanotesla'"):
+        held().observe(PLACES, pint.Quantity(values, "nT"), symbol, noise=0.01)
