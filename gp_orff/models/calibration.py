@@ -4,27 +4,35 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy.spatial
 import scipy.special
 import torch
 from gpytorch.means import Mean
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Complex, Float
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
-from gp_orff.data.observations import Observations
+from gp_orff.data.noise import Noises
+from gp_orff.data.observations import Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sources import Arrays, InMemory
 from gp_orff.data.track_reading import TrackObservations
 from gp_orff.fitting.noise import is_kept
-from gp_orff.inference.along_tracks import in_components
+from gp_orff.inference.along_tracks import (
+    block_means_under,
+    in_components,
+    joint_covariance,
+    residual_of_blocks,
+)
 from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import FeatureInference, Inference, IterativeInference
 from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
+from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.tree import space_of
 from gp_orff.models.cross_validation import (
     LEVEL,
@@ -425,11 +433,125 @@ def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> F
     return (covariance / (sd.unsqueeze(-1) * sd)).fill_diagonal_(1.0)
 
 
-def warn_of_calibration(calibration: Calibration) -> None:
-    """Warn if the error bars do not hold."""
-    for note in calibration.notes:
+def warn_of_calibration(notes: Iterable[str]) -> None:
+    """Warn of what is wrong with the error bars, or with the model along tracks."""
+    for note in notes:
         text = f"{note}; gp_orff.settings.check_calibration(False) silences this check"
         warnings.warn(text, CalibrationWarning, stacklevel=2)
+
+
+# Oscillations along tracks, such as a tide that the model lacks.
+#
+# The noise along tracks, which is correlated over a time, takes up an oscillation, and the field
+# and its error bars are then wrong. Given all data, residuals r of the block means of a track have
+# the covariance C = N − S, with N of the noise and S of the field. At the frequency ω, with
+# a_b = exp(iωt_b), the ratio |aᴴr|²/(aᴴCa) has the mean 1 and is about exponential, and its sum
+# over n tracks and components has about a Gamma distribution. An oscillation is a ratio that is too
+# large for this, and for the ratios at longer and at shorter periods.
+
+
+_TRACKS = 20  # tracks that are looked at
+_SHORTEST, _LONGEST = 8, 200  # blocks of a track
+_NEIGHBOURS = 1.5  # the ratio of periods that an oscillation is compared with, at least
+
+
+class Oscillation(NamedTuple):
+    """A period along tracks at which residuals have more variance than the model explains."""
+
+    period: float
+    ratio: float  # of the variances
+
+    @property
+    def note(self) -> str:
+        """What it may be and what helps."""
+        return (
+            f"residuals along tracks oscillate with a period of about {self.period:.3g}, in units "
+            f"of time=: there they have {self.ratio:.2g} times the variance that field and noise "
+            "explain, as with a tide or an inertial oscillation that the model lacks. Subtract it "
+            "from the observations of each track first, or average these over whole periods"
+        )
+
+
+@torch.no_grad()
+def oscillation_along_tracks(state: ModelState, prior_mean: Mean) -> Oscillation | None:
+    """The most significant oscillation of residuals along tracks with times; None without any."""
+    tracks = [along for along in getattr(state.data, "tracks", ()) if along.timed]
+    if not tracks or not math.isfinite(_rows(state)):
+        return None
+    field, white = state.snapshot(prior_mean).posterior.field(fixed=False).split()
+    truncated = None if white is None else (white, white)
+    groups = (_oscillation(field, truncated, state.e_step.noises, along) for along in tracks)
+    return min(filter(None, groups), default=(0.0, None))[1]
+
+
+def _oscillation(
+    field: FieldDistribution,
+    truncated: TruncatedVariance,
+    noises: Noises,
+    along: TrackObservations,
+) -> tuple[float, Oscillation] | None:
+    """The chance of an oscillation under the model, and what it is; None of what may well be."""
+    long = [number for number, track in enumerate(along.tracks) if len(track.y) >= _SHORTEST]
+    if not long:
+        return None
+    order = torch.randperm(len(long), generator=torch.Generator().manual_seed(0)).tolist()
+    parts = []
+    for number in (long[i] for i in order[:_TRACKS]):
+        rows = torch.arange(along.blocks[number].start, along.blocks[number].stop)
+        parts.append(along.take(rows[:_LONGEST].to(along.y.device)))
+    times = [(0.5 * (part.times.first + part.times.last)).cpu() for part in parts]
+    spans = np.array([(time[-1] - time[0]).item() for time in times])
+    spacing = np.median(spans / [len(time) - 1 for time in times])
+    longest = spans.max()
+    if not spacing > 0:
+        return None
+    frequencies = np.arange(1, int(longest / spacing) + 1) / (2 * longest)
+    sums, counts = np.zeros((2, len(frequencies)))
+    for part, time, span in zip(parts, times, spans, strict=True):
+        resolved = frequencies * span >= 1  # a track resolves periods up to its duration
+        wave = torch.exp(2j * math.pi * torch.from_numpy(frequencies[resolved])[:, None] * time)
+        for ratio in ratios_of_track(field, truncated, noises, part, wave):
+            sums[resolved] += ratio.numpy()
+            counts[resolved] += 1
+    frequencies, sums, counts = (values[counts > 0] for values in (frequencies, sums, counts))
+    return _peak(frequencies, sums, counts)
+
+
+def ratios_of_track(
+    field: FieldDistribution,
+    truncated: TruncatedVariance,
+    noises: Noises,
+    part: TrackObservations,
+    wave: Complex[Tensor, "k T"],
+) -> Iterator[Float[Tensor, "k"]]:
+    """|aᴴr|²/(aᴴCa) of every component of the block means of a track, at k frequencies."""
+    residual, width = residual_of_blocks(field, part).cpu().to(wave), part.y.shape[-1]
+    seen = block_means_under(field, part)
+    latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
+    covariance = (part.noise_covariance(noises, truncated) - latent).cpu().to(wave)
+    for i in range(width):
+        of_one = covariance[i::width, i::width]
+        expected = ((wave.conj() @ of_one) * wave).sum(-1).real
+        yield (wave.conj() @ residual[:, i]).abs().square() / expected
+
+
+def _peak(
+    frequencies: Float[np.ndarray, "k"],
+    sums: Float[np.ndarray, "k"],
+    counts: Float[np.ndarray, "k"],
+) -> tuple[float, Oscillation] | None:
+    """The oscillation of the smallest chance, of sums of so many ratios."""
+    ratios, significant = sums / counts, []
+    for i, frequency in enumerate(frequencies):
+        longer = ratios[frequencies * _NEIGHBOURS <= frequency]
+        shorter = ratios[frequencies >= frequency * _NEIGHBOURS]
+        if not (len(longer) and len(shorter)):
+            continue
+        usual = max(1.0, np.median(longer), np.median(shorter))
+        chance = len(frequencies) * scipy.special.gammaincc(counts[i], sums[i] / usual)
+        if chance < _RARE:
+            significant.append((chance, -ratios[i], Oscillation(1 / frequency, ratios[i])))
+    return (min(significant)[0], min(significant)[2]) if significant else None
 
 
 # One lengthscale for axes of very different extents.

@@ -49,7 +49,11 @@ from gp_orff.inference.representation import Representation, warn_of_left_out, w
 from gp_orff.kernels.fields import require_field_products
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models import storage
-from gp_orff.models.calibration import calibration_of, warn_of_calibration
+from gp_orff.models.calibration import (
+    calibration_of,
+    oscillation_along_tracks,
+    warn_of_calibration,
+)
 from gp_orff.models.cross_validation import CrossValidation, Predictor, blocks_of
 from gp_orff.models.derived import take_heights
 from gp_orff.models.field_posterior import FieldPosterior
@@ -938,11 +942,14 @@ class VectorFieldGP(torch.nn.Module):
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if error bars do not hold on left-out blocks."""
         calibrated = check_calibration.on() and state.data.varies
-        calibration = calibration_of(state, self.mean) if calibrated else None
-        if calibration is None or not calibration.notes:
+        if not calibrated:
             return state
-        warn_of_calibration(calibration)
-        return replace(state, history=state.history.with_notes(calibration.notes))
+        calibration = calibration_of(state, self.mean)
+        oscillation = oscillation_along_tracks(state, self.mean)
+        notes = [] if calibration is None else calibration.notes
+        notes = notes if oscillation is None else [*notes, oscillation.note]
+        warn_of_calibration(notes)
+        return replace(state, history=state.history.with_notes(notes)) if notes else state
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot of the present model; sets a trained constant mean to its best value.
