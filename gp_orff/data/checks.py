@@ -20,7 +20,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import Unit, change, optional, unit_of, units_of_columns
-from gp_orff.data.validation import as_matrix, as_real
+from gp_orff.data.validation import as_real
 
 if TYPE_CHECKING:
     import xarray
@@ -216,14 +216,13 @@ def in_column_units(values: object, wanted: tuple[str | None, ...], name: str) -
     factor, offset = _factors(values, wanted, name)
     if (factor == 1.0).all() and (offset == 0.0).all():
         return values
-    matrix = as_matrix(values, f"{name} (N, k)") * torch.from_numpy(factor)
-    return matrix + torch.from_numpy(offset)
+    return as_real(values, name) * torch.from_numpy(factor) + torch.from_numpy(offset)
 
 
 def _in_time(time: object, units: ColumnUnits) -> object:
     """Times (N,) in other units."""
     converted = in_column_units(time, units.time, "time")
-    return time if converted is time else converted.squeeze(-1).numpy()
+    return time if converted is time else converted.numpy()
 
 
 # Which component of a vector a variable is, and along which direction a coordinate runs.

@@ -413,8 +413,8 @@ class FieldPosterior(NamedSymbols):
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
         """Checked points (a point of the data if there are none), and the distribution there."""
-        converted = in_column_units(x, self.units, "x") if len(x) else x
-        points = as_places(converted, self._snapshot.num_inputs).to(self._snapshot.device)
+        points = in_column_units(x, self.units, "x")
+        points = as_places(points, self._snapshot.num_inputs).to(self._snapshot.device)
         points = points if len(points) else self._snapshot.data_point
         support = points
         if symbol is not None:

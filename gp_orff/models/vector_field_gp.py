@@ -453,7 +453,7 @@ class VectorFieldGP(torch.nn.Module):
                 f"{type(self.mean).__name__}: make the trend a term of the kernel"
             )
         space = space_of(self.kernel, held.data.num_inputs)
-        units = self._units.of_symbol(symbol.length_power, space)
+        units = self._units.of_symbol(getattr(symbol, "length_power", None), space)
         x, y, noise, _ = units.convert(x, y, noise, None)
         symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
         key = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))

@@ -314,6 +314,7 @@ def test_scores_of_one_kind_do_not(scale):
     assert not calibration_of_scores(scale * heavy).note_of_outliers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robust", [False, True])
 def test_fits_among_bad_instruments_warn_and_groups_help(robust):
     """Half of the observations have a hundred times the noise of the others."""

@@ -58,6 +58,7 @@ def assert_same(model, other, rtol=1e-9):
     assert nats[0] == pytest.approx(nats[1], rel=rtol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGEBRAS)
 @pytest.mark.filterwarnings("ignore:the truncated variance of the given grid")
 def test_noise_over_weights_is_all_that_matters(name, tmp_path):

@@ -197,6 +197,7 @@ DATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DATES)
 def test_times_may_be_dates(kind):
     """As seconds, to the rounding of seconds since 1970, 2e-7; also in an update."""

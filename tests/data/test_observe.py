@@ -73,6 +73,7 @@ def test_the_exact_kernel_by_dense_algebra():
     torch.testing.assert_close(posterior(xs).covariance_matrix, expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OBSERVED)
 def test_every_algebra_is_the_exact_kernel(name):
     """Statistics and dual, on a fine grid: the field, a symbol of it, evidence; and the constant
@@ -261,6 +262,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "grid"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_observations_are_refused_and_nothing_is_lost(name, rule):

@@ -377,6 +377,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fit", "condition", "update", "statistics_of"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_readings_are_refused_and_nothing_is_lost(name, method):

@@ -45,6 +45,7 @@ def conditioned(x, y, likelihood=None, **options):
     return model.condition(x, y, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OBSERVED)
 def test_merged_records_give_what_all_records_give(kind):
     """Up to rounding: merging is exact where positions are equal."""

@@ -90,6 +90,7 @@ def test_reading_by_reading():
     assert len(model.state.data.sources) <= 33
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["auto", "monte_carlo"])
 def test_chunks_and_memory_maps_are_arrays(rule, tmp_path):
     x, y, _ = flow(2500)
@@ -130,6 +131,7 @@ def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
     assert results[0] == pytest.approx(results[1], rel=1e-6 if rule == "auto" else 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["trace", "base"])
 def test_gradients_through_a_stream_are_those_of_arrays(measure):
     """Random frequencies: the derivative is a second visit."""
@@ -355,6 +357,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["auto", "exact"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_streams_are_refused_and_nothing_is_lost(name, rule):

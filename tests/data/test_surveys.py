@@ -32,6 +32,7 @@ def model_of(side="below", rule=None):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("magnetisation", [FIELD, REMANENT])
 @pytest.mark.parametrize("side", ["below", "above"])
 def test_dipoles_are_reduced_to_the_pole(side, magnetisation):
@@ -149,6 +150,7 @@ def test_the_report_tells_the_limit_of_waves():
     assert "within 4096 features" in model.state.representation.reason
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no observation depends on the constant mean")
 def test_lines_with_offsets_are_levelled():
     """Lines of a total field, each with an offset of half the anomaly's standard deviation: their

@@ -30,6 +30,7 @@ from tests.support.tracks import (
 CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timed", "along paths", "directed", "known noise"])
 @pytest.mark.parametrize(("rule", "span"), CASES)
 def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, kind):

@@ -326,6 +326,7 @@ def exit_code(method, *arguments, **options):
     return process.exitcode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, None])
 def test_an_interrupted_pass_goes_on(error, tmp_path):
     """Stopped or killed at ten places, in both kinds of passes, and resumed: each chunk counts

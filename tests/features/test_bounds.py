@@ -335,6 +335,7 @@ def not_more(sample, value):
     return sample.mean() <= value * (1 + 1e-9) + 5 * sample.std() / len(sample) ** 0.5
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "measure"), SAMPLED)
 def test_constants_hold_for_a_sample(name, measure):
@@ -440,6 +441,7 @@ def exact(kernel, num_dims, lags, estimates):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_200_draws_stay_below_every_bound(name, measure):
@@ -450,6 +452,7 @@ def test_200_draws_stay_below_every_bound(name, measure):
         assert found[theorem] <= bound.error(NUMBER), theorem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "measure", "number"),
     [

@@ -71,6 +71,7 @@ CASES_OF_BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "direction", "num_blocks", "rows"), CASES_OF_BLOCKS)
 @pytest.mark.parametrize("s", [0.05, 1.0, 4.0, 30.0])
 def test_400_seeds_stay_below_the_bound(s, m, direction, num_blocks, rows):

@@ -44,6 +44,7 @@ def close(found, expected):
     return (found - expected).abs().max() <= 1e-12 * max(1.0, expected.abs().max().item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CASES)
 def test_products_of_features_are_the_kernel(name, rule):
@@ -60,6 +61,7 @@ def test_products_of_features_are_the_kernel(name, rule):
     assert close(gram(kernel, x, x), kernel(x).to_dense())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRIDS)
 def test_products_of_features_of_a_grid_lack_what_it_truncates(name):
     """Of different sets the kernel; of one set the kernel less one block for every point."""

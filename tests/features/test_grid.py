@@ -104,6 +104,7 @@ def test_a_kernel_tree_that_has_no_grid(name):
         on_large_grid(CASES[name]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in CASES if n not in NO_GRID])
 def test_every_kernel_tree_on_a_grid_is_its_exact_kernel(name):
     """Within what the grid says it truncates and aliases, for every pair of points."""
@@ -125,6 +126,7 @@ def test_every_kernel_tree_on_a_grid_is_its_exact_kernel(name):
     assert (zero - exact[:p, :p]).abs().max() <= (aliased + 1e-9) * size  # what is cut is back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", [4, 100])
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NO_GRID])
 def test_inside_exact_gp_it_is_dense_algebra(name, regime):
@@ -199,6 +201,7 @@ def random_problem(seed):
     return kernel, grid, d
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_the_truncated_variance_is_never_negative(seed):
     """Also at lengthscales the grid was not built for."""

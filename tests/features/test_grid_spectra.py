@@ -56,6 +56,7 @@ def test_tails_are_integrals_of_the_density(name, num_dims):
             assert outside / (outside + inside) == pytest.approx(share, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tilt", [0, 1])
 def test_the_tail_of_a_spectral_mixture(tilt):
     """By the density on a fine lattice."""

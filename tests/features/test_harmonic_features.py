@@ -117,6 +117,7 @@ def arguments(pattern, x, y):
     return y, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_evidence_and_posterior_are_those_of_the_exact_kernel(pattern):
     """The grid truncates less than 1e-8 of the variance, and N·p/σ² = 10⁴ multiplies that."""
@@ -228,6 +229,7 @@ def test_a_fit_update_and_file(tmp_path):
     assert (up < 0.2 * model.posterior().variance(x[:5] + torch.tensor([0.0, 0.0, 1.0]))).all()
 
 
+@pytest.mark.slow
 def test_sample_paths_have_the_moments_of_the_posterior():
     """Within 5/√M standard deviations for M = 1000, by features and under the exact kernel."""
     (x, y), z = field_data(60), points(4, seed=4)

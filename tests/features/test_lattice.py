@@ -99,6 +99,7 @@ def test_a_batch_is_a_loop(size):
         torch.testing.assert_close(shared[i], phi_i.adjoint(x[0], y[i]), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_derivatives_of_transforms(size):
     phi, x = columns((2, 1)), draw(12, 2)
     y, w = draw(12, 2, seed=1).requires_grad_(), draw(phi.num_columns, 2, seed=2).requires_grad_()

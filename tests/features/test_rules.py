@@ -58,6 +58,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "num_dims"),
     [("monte_carlo", 2), ("monte_carlo", 5), *((rule, 3) for rule in RULES)],
@@ -71,6 +72,7 @@ def test_field_kernels_are_unbiased(field, spectrum, measure, rule, num_dims):
     assert not is_unbiased(samples, 1.25 * kernel(*pair(num_dims)).to_dense())  # it can fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_dims", [1, 2, 3, 5])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("spectrum", list(SPECTRA))

@@ -140,6 +140,7 @@ def test_unbiased(name, measure):
     assert not is_unbiased(samples, 1.4 * exact.to_dense())  # it can fail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [name for name in RULES if name != "monte_carlo"])
 @pytest.mark.parametrize("name", ["helmholtz", "coregionalisation"])
 def test_unbiased_with_frequencies_that_depend_on_each_other(name, rule):

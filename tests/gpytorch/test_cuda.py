@@ -91,6 +91,7 @@ def test_a_model_is_where_its_kernel_is(device):
         assert of(x[:4].to(device)).variance.device.type == device
 
 
+@pytest.mark.slow
 def test_robust_noise_statistics_and_scores(device):
     x, y, _ = flow(700)
     y[:50] += 5.0

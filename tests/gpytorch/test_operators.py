@@ -180,6 +180,7 @@ def test_scaling_features_of_a_separable_kernel():
     torch.testing.assert_close(kernel(x).to_dense(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", POINTS)
 @pytest.mark.parametrize("noise", ["global", "rank_1_and_global"])
 def test_samples_of_observations_have_their_full_variance(regime, noise):

@@ -50,6 +50,7 @@ def most_general(name):
     return "full_rank" if OUTPUTS[name] > 1 else "global"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", POINTS)
 @pytest.mark.parametrize(
     ("name", "noise"),
@@ -92,6 +93,7 @@ def test_equals_dense_algebra(name, regime, noise):
     assert (posterior.covariance_matrix - covariance).abs().max() <= 1e-9 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", CASES)
@@ -187,6 +189,7 @@ def test_other_sums_keep_gpytorchs_strategy():
     torch.testing.assert_close(posterior.covariance_matrix, cov)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["helmholtz", "separable", "scalar"])
 @pytest.mark.parametrize("regime", POINTS)
 @pytest.mark.parametrize("test_points", [5, 400], ids=["few", "many"])

@@ -77,6 +77,7 @@ def test_fantasies_equal_a_refit(kernel, regime):
             ).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [*EXACT, *ORFF])
 @pytest.mark.parametrize("regime", POINTS)
 def test_batches_of_fantasies_equal_a_loop(kernel, regime):

@@ -86,6 +86,7 @@ def gp(kernel, points):
 each_rule = pytest.mark.parametrize("rule", STRUCTURED_RULES.values(), ids=STRUCTURED_RULES)
 
 
+@pytest.mark.slow
 @each_rule
 @pytest.mark.parametrize("points", [5, 60])  # numbers against 20 features of a term or more
 @pytest.mark.parametrize("name", KERNELS)
@@ -221,6 +222,7 @@ def numbers(model, at):
     return [field.mean(at), field.variance(at), path, *(value for own in every for value in own)]
 
 
+@pytest.mark.slow
 @each_rule
 @pytest.mark.parametrize("number", [20, 200])  # fewer and more features than the 160 numbers
 def test_models_of_fields(number, rule):
@@ -270,6 +272,7 @@ def test_a_posterior_of_few_features_warns():
         model.condition(X, Y).posterior().mean(X[:3])
 
 
+@pytest.mark.slow
 @each_rule
 def test_chunks_of_uneven_size_and_updates(rule):
     at = fields.uniform(5, 2, seed=3)
@@ -291,6 +294,7 @@ def test_chunks_of_uneven_size_and_updates(rule):
             torch.testing.assert_close(found.variance(at), expected.variance(at))
 
 
+@pytest.mark.slow
 @each_rule
 @pytest.mark.parametrize("held", ["data", "statistics"])
 def test_files(held, rule, tmp_path):

@@ -121,6 +121,7 @@ def many(kernel, size=3):
     return with_parameters(kernel, raw, torch.Size([size])), alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BATCHED)
 def test_batches_of_kernels_are_what_each_is_alone(name, kind):
@@ -144,6 +145,7 @@ def test_batches_of_kernels_are_what_each_is_alone(name, kind):
     assert factor.shape[0] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("field", "num_dims"), [(FIELDS[0], 2), (FIELDS[1], 3), (FIELDS[2], 2)])

@@ -86,6 +86,7 @@ def columns_at(phi, point):
     return [p.cos() for p in phases] + [p.sin() for p in phases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [2, 60], ids=["dual", "primal"])
 @pytest.mark.parametrize("name", EXPANSIONS)
 def test_evidence_and_posterior_equal_dense_algebra(name, points):
@@ -173,6 +174,7 @@ def test_rows_beside_statistics_are_all_rows(name):
     torch.testing.assert_close(one[0].covariance(xs), other[0].covariance(xs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPANSIONS)
 @pytest.mark.parametrize("points", [3, 20], ids=["dual", "primal"])
 def test_evidence_gradients(name, points):

@@ -89,6 +89,7 @@ def gradients(inference, kernel, noises):
     return evidence, value.item(), torch.autograd.grad(value, leaves)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_block_of_all_features_is_the_dense_algebra(name, kind):
     kernel, data, draws, noises = problem(name, kind, **SMALL)

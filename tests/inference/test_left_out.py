@@ -198,6 +198,7 @@ def test_the_field_itself_lacks_its_truncated_variance(name):
 GRIDS = [name for name in registry.CASES if name not in registry.NO_GRID]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRIDS)
 def test_what_a_grid_holds_term_by_term_is_what_its_features_hold(name):
     """Values and gradients, and parts of a sum lack what the whole does."""

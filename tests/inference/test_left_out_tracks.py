@@ -113,6 +113,7 @@ CASES += [
 CASES += [("exact", 0.0, False, True, GIVEN), ("monte_carlo", 0.0, False, True, ALONG)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "span", "whole", "timed", "kind"), CASES)
 def test_readings_are_predicted_by_the_rest(rule, span, whole, timed, kind):
     """Tracks left out whole, and parts of tracks whose rest tells their offset."""
@@ -143,6 +144,7 @@ SINGLE = [(rule, span, PLAIN) for rule in RULES for span in (0.0, 4.0)]
 SINGLE += [("exact", 4.0, ALONG | GIVEN), ("grid", 4.0, ALONG), ("monte_carlo", 0.0, GIVEN)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "span", "kind"), SINGLE)
 def test_one_reading_is_predicted_by_all_others(rule, span, kind, monkeypatch):
     """From the mean of the others of its block, whose error it shares, and all other blocks."""

@@ -252,6 +252,7 @@ def dense_em(x, y, prior, noise, deg_free):
     return weights, mean, covariance.diagonal().reshape(count, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("deg_free", "seed"), [(2.5, 1), (4.0, 0)])
 def test_weights_settle(rule, deg_free, seed):
@@ -426,6 +427,7 @@ def with_update(rule, repeated=False):
     return model, x, y, torch.cat(model.state.data.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_leave_one_out_after_an_update_uses_the_weights_that_are_held(rule):
     """Against dense conditioning on the others, for all readings and for some in another order."""

@@ -53,6 +53,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("level", [0.0, 290.0, 1e4])
 @pytest.mark.parametrize("file", [False, True])

@@ -40,6 +40,7 @@ def by_mpmath(num_dims, s, order):
         return float(value * mpmath.mpf(-0.25) ** order / mpmath.rf(b - order, order))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("num_dims", DIMENSIONS)
 def test_equals_mpmath(num_dims, order):
@@ -116,6 +117,7 @@ def sum_of_points(power, num_dims, number, seed=1):
     return np.linalg.norm(g.sum(0), axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_dims", [1, 2, 3, 16, 500])
 @pytest.mark.parametrize("power", [1, 2, 6])
 def test_radii_are_norms_of_sums(power, num_dims):
@@ -165,6 +167,7 @@ def is_unbiased(samples, exact):
     return bool((error.abs() <= 5 * stderr + 1e-12).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("power", "num_dims"), [(1, 2), (2, 1), (3, 5), (4, 20)])
 def test_random_features_are_unbiased(power, num_dims, rule):
@@ -313,6 +316,7 @@ def test_terms_of_a_linear_model_of_coregionalisation_are_drawn_apart():
     assert (orff(X).to_dense() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*poorly:gp_orff.DataWarning")
 @pytest.mark.parametrize("rule", [gp_orff.Auto(), gp_orff.Fastfood(64)])
 def test_models_of_fields(rule, tmp_path):

@@ -285,6 +285,7 @@ def test_products_equal_dense_algebra(budget, monkeypatch):
     assert phi.moments(x.float(), y.float())[0].dtype == torch.float64
 
 
+@pytest.mark.slow
 def test_products_are_differentiable_twice(monkeypatch):
     monkeypatch.setitem(chunked._CHUNK_BYTES, "cpu", 8 * 6 * 2)
     x, y, w = draw(3, 3), draw(3, 1, seed=1).requires_grad_(), draw(6, 1, seed=2).requires_grad_()
@@ -353,6 +354,7 @@ CELLS += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "d", "rule", "measure"), CELLS)
 def test_the_mean_over_seeds_is_the_exact_kernel(name, d, rule, measure):
     """Within five standard errors, of 50 seeds of 128 columns."""

@@ -45,6 +45,7 @@ def with_echo(k, r, delay):
     return 0.5 * k(r) + 0.25 * (k(r + delay) + k(r - delay))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [6.0, 24.0, 40.0, 80.0, 200.0])
 @pytest.mark.parametrize("name", BASES)
 def test_echoes_at_long_lags(name, delay):

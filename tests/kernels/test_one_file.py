@@ -136,6 +136,7 @@ def test_grids_reach_their_tolerance(field):
     assert error.abs().max() < 1e-5 * exact.abs().max()
 
 
+@pytest.mark.slow
 def test_models_fit_and_are_saved(tmp_path):
     """The lengthscale of data drawn from the kernel, and a file whose reader is given the class."""
     x = draw(60, DIMS)

@@ -74,6 +74,7 @@ def log_density(alpha, radius, num_dims):
         return start + top + mpmath.log(total / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_dims", [1, 2, 3])
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_the_density_is_a_bessel_function(alpha, num_dims):
@@ -283,6 +284,7 @@ def on_a_grid(kind, num_dims, alpha, **options):
     return kernel, gp_orff.ORFFKernel(kernel, grid, num_dims=num_dims)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "num_dims", "alpha"), TABLE)
 def test_a_grid_is_the_exact_kernel(kind, num_dims, alpha):
     """Evidence to 1e-3 nats a number, standard deviations to 1e-2: what `benchmarks/` has for 400
@@ -295,6 +297,7 @@ def test_a_grid_is_the_exact_kernel(kind, num_dims, alpha):
     assert ((own - sd).abs() / sd).max() < 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 2.0, 1e6])
 def test_accuracy_foretells_the_error_of_the_kernel(kind, alpha):

@@ -292,6 +292,7 @@ SYMBOLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_posteriors_of_symbols_equal_those_of_the_known_kernel(name):
     """A sum of a field and a separable kernel, as spectral matrices and as themselves."""
@@ -547,6 +548,7 @@ SIGNATURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures(name):
     make, num_dims, tolerance = SIGNATURES[name]

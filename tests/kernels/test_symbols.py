@@ -32,6 +32,7 @@ from tests.support.fields import ALGEBRAS, conditioned, draw, helmholtz, model_o
 pytestmark = pytest.mark.usefixtures("no_check_of_random_features")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 3])
 @pytest.mark.parametrize("rule", ALGEBRAS)
 def test_means_are_those_of_autograd(rule, d):
@@ -240,6 +241,7 @@ def test_space_and_time(rule):
     torch.testing.assert_close(field.divergence(xs).variance, wanted, rtol=tolerance, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nu", [1.5, 2.5, None])
 def test_integrals_of_rough_and_of_long_exact_fields(nu):
     """Over many lengthscales and of kernels with a kink: a circulation of a curl-free field is
@@ -358,6 +360,7 @@ def _tasks():
     return MultitaskKernel(RBFKernel(), num_tasks=2, rank=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("rule", ["exact", "grid"])
 def test_parts_follow_the_expression_although_gpytorch_flattens_sums(name, rule, tmp_path):
@@ -435,6 +438,7 @@ def test_features_that_truncate_much_say_so():
     assert told(0.05) == pytest.approx(2 * told(0.1), rel=0.1)  # two digits are told
 
 
+@pytest.mark.slow
 def test_what_has_no_closed_form_takes_features():
     """Under the exact kernel of small data: a vector potential, a part of a separable kernel, an
     average of a derivative; anywhere, against a grid made for them."""

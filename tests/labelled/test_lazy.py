@@ -72,6 +72,7 @@ def test_blocks_are_read_one_by_one():
     assert repr(list(chunks)[1]) == "the block t 0:2, y 0:3, x 4:8"
 
 
+@pytest.mark.slow
 def test_a_block_travels_without_the_others(tmp_path):
     ds = currents().chunk({"t": 1, "y": 2, "x": 2})
     ds.to_zarr(tmp_path / "data.zarr", zarr_format=2)
@@ -148,6 +149,7 @@ def test_a_map_by_blocks_is_the_map():
         field.to_xarray(axes, chunks={"time": 3})
 
 
+@pytest.mark.slow
 def test_a_map_by_blocks_of_times_and_degrees(tmp_path):
     """Written to Zarr, block by block."""
     ds = currents().rename(x="lon", y="lat").isel(t=0, drop=True)

@@ -97,6 +97,7 @@ def on_epoch():
     return total_field(survey(), date=EPOCH)[2]["directions"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [

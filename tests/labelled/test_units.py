@@ -63,6 +63,7 @@ def test_powers_of_length(name):
         assert symbol.length_power == POWERS[KINDS[type(symbol).__name__]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outputs", "inputs"), PAIRS)
 def test_units_and_numbers(field, outputs, inputs):
     path = torch.tensor([[0.0, 0.0], [0.2, 0.1]])
@@ -176,6 +177,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("u", "v", "divergence", "vorticity"), NAMES)
 def test_standard_names(field, u, v, divergence, vorticity):
     attrs = attrs_of("m s-1", "km")

@@ -57,6 +57,7 @@ def same(model, other):
     torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["update", "condition"])
 @pytest.mark.parametrize("noise", NOISES)
 def test_data_in_other_units_are_converted(noise, call):
@@ -95,11 +96,13 @@ def chunks_of(kind, folder, units):
     return files(sorted(folder.glob(f"{units is None}*.nc")), *NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", "pickled", "mappings", "blocks", "files"])
 def test_chunks_in_other_units_are_converted(kind, tmp_path):
     same(*(held().update(*chunks_of(kind, tmp_path, units)) for units in (None, OTHER)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pairs", "blocks", "files"])
 def test_models_that_began_with_chunks(kind, tmp_path):
     models = []
@@ -244,6 +247,7 @@ def test_times_along_tracks():
 # Fits, and data without units.
 
 
+@pytest.mark.slow
 def test_fits_take_the_units_of_their_data_unless_they_start_warm():
     model = held().fit(*readings(dataset(1, OTHER), *NAMES), progress=False)
     anew = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))

@@ -67,6 +67,7 @@ def test_it_can_be_switched_off_and_leaves_no_half_fitted_model():
 BASES = {"smooth": RBFKernel, "rough": lambda: MaternKernel(nu=1.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "rule"), [("smooth", None), ("rough", gp_orff.Auto(exact_values=0))]
 )

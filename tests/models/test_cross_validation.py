@@ -52,6 +52,7 @@ def left_out_by_conditioning(model, x, y, labels, options):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_check_of_random_features")
 @pytest.mark.parametrize("kind", ["vectors", "weights", "gaps", "along"])
 @pytest.mark.parametrize("algebra", ALGEBRAS)
@@ -357,6 +358,7 @@ def test_copies_and_far_points_are_not_scored():
     torch.testing.assert_close(found.mean, once.mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extent", [0.1, 20.0, 200.0])
 def test_cells_are_two_lengthscales_wide(extent):
     x = (extent * uniform(20_000, 2) / 2).numpy()

@@ -24,6 +24,7 @@ RULES = {
 X, Y, _ = flow(120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["field", "separable"])
 @pytest.mark.parametrize("rule", RULES)
 def test_no_points_give_empty_results(rule, kind):

@@ -102,6 +102,7 @@ def test_as_a_dataset():
     assert dataset.attrs["level"] == 0.9
 
 
+@pytest.mark.slow
 def test_a_time_is_given():
     kernel = gp_orff.DivergenceFreeKernel(num_dims=2, active_dims=(0, 1)) * MaternKernel(
         nu=1.5, active_dims=(2,)

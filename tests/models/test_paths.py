@@ -40,6 +40,7 @@ def test_paths_have_the_law_of_the_posterior(rule, kernel):
     assert ((found - wanted) / spread).abs().max() < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["grid", "primal", "dual"])
 def test_symbols_of_paths_have_the_law_of_symbols(rule):
     """Mean and variance of every symbol against 3000 paths, within 5 standard errors."""
@@ -169,6 +170,7 @@ def test_paths_of_parts_by_the_remedy_that_is_told():
     assert part.sample_paths(2)(x).shape == (2, 60, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "grid"])
 def test_anything_nonlinear_by_paths(rule):
     """Of a linear function, what the posterior says in closed form; of the speed, its moments."""
@@ -190,6 +192,7 @@ def test_anything_nonlinear_by_paths(rule):
     assert (error < 5 * spread / 2000**0.5).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("rule", ALGEBRAS)
 def test_the_posterior_of_an_exact_gp(rule, dtype):

@@ -143,6 +143,7 @@ def test_a_plan_of_poor_data_is_a_clear_error():
         model_of().plan(x, y)
 
 
+@pytest.mark.slow
 def test_rounds_with_weights_leave_a_lattice_that_no_longer_serves():
     """From a lengthscale three times too long, rounds of EM go on to lattices for where they are;
     on the first one they would end at half of the lengthscale, and 3900 nats below."""

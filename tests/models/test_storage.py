@@ -107,6 +107,7 @@ def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path, monkeypatch):
         assert loaded.log_marginal_likelihood().item() > nats + 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in registry.CASES if name != "spectral_matrix"])
 def test_every_kernel_has_a_recipe(name, tmp_path):
     case = registry.CASES[name]()
@@ -133,6 +134,7 @@ def test_the_inputs_of_a_kernel_have_a_recipe(base):
     assert str(found) == str(dims)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["data", "statistics"])
 def test_every_kind_of_reading_is_kept(held, tmp_path, monkeypatch):
     x, y, _ = flow(500)
@@ -246,6 +248,7 @@ def test_damaged_numbers_are_noticed(saved, tmp_path):
             _load(tmp_path)
 
 
+@pytest.mark.slow
 def test_damage_elsewhere_is_noticed_or_does_no_harm(saved, tmp_path):
     """In padding, in dates of the archive."""
     _, path = saved
@@ -285,6 +288,7 @@ CUT_OFF = {  # at which call of a save, before or after it: whether the new file
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["raised", "killed"])
 @pytest.mark.parametrize("moment", CUT_OFF)
 def test_saves_that_are_cut_off_leave_a_whole_file(moment, killed, tmp_path, monkeypatch):

@@ -183,6 +183,7 @@ def test_a_fit_says_its_threads_and_puts_them_back(machine):
     assert torch.get_num_threads() == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

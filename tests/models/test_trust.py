@@ -43,6 +43,7 @@ PROBLEMS = {  # (potential, extent, noise, frequencies) → overconfident?
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("rule", RULES)
 def test_overconfidence_is_told_and_only_then(name, rule):

@@ -33,6 +33,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "points"), [("exact", 20), *((r, n) for r in RULES if r != "exact" for n in (20, 200))]
 )
@@ -367,6 +368,7 @@ def of_sixty():
     return x, y, fitted(x, y, gp_orff.Auto())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD)
 def test_bad_data_is_refused_and_nothing_is_lost(name, of_sixty):
     x, y, model = of_sixty

@@ -46,6 +46,7 @@ def emptied(page):
     return re.sub(regions, r"\1\2", page, flags=re.S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_hold_the_results(script, tmp_path, page):
     """From nothing, and again over what is there."""
@@ -555,6 +556,7 @@ def test_true_fields_meet_their_constraint(script, constraint, d):
     assert abs(zero).max() < 1e-4 * abs(jacobian).max()
 
 
+@pytest.mark.slow
 def test_generated_sets_are_sixty_of_the_sizes_that_they_name(script):
     """Those held out are at no place of a reading."""
     script("anything")  # its helpers

@@ -63,6 +63,7 @@ def random_laplacian(size, sparse):
     return sp.csr_array(matrix) if sparse else matrix.toarray()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("of_outputs", [True, False])
 def test_the_penalty_is_that_of_the_dense_features(problem, sparse, of_outputs):

@@ -65,6 +65,7 @@ def sklearns(model, x, y, alpha, at):
     return ridge.predict(features(model, at)).reshape(len(at), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1e-3, 1.0])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

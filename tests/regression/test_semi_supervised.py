@@ -86,6 +86,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_frequencies", [8, 100])  # fewer features than values, and more
 @pytest.mark.parametrize(("name", "laplacian", "combination"), CASES)
 def test_it_solves_equations_72_and_74(name, laplacian, combination, num_frequencies):
